@@ -1,0 +1,6 @@
+"""analyze: turn logs into summaries, tables and plots. `python code/analyze.py --help`"""
+
+from smoothadv.commands.analyze import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

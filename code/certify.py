@@ -1,0 +1,6 @@
+"""certify: certify a smoothed classifier on test images: a log of radii. `python code/certify.py --help`"""
+
+from smoothadv.commands.certify import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,6 @@
+"""predict: predict with a smoothed classifier, on clean or attacked images. `python code/predict.py --help`"""
+
+from smoothadv.commands.predict import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

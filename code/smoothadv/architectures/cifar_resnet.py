@@ -1,0 +1,77 @@
+"""Residual networks for 32x32 images (He et al., 2016, section 4.2): ResNet-N with N = 6k + 2."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from smoothadv.architectures import ARCHITECTURES
+from smoothadv.datasets.images import DatasetDescription
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution where the shape changes."""
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out_channels)
+        self.downsample = None
+        if stride != 1 or in_channels != out_channels:
+            self.downsample = nn.Sequential(nn.Conv2d(in_channels, out_channels, 1, stride, bias=False),
+                                            nn.BatchNorm2d(out_channels))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        return F.relu(out + (x if self.downsample is None else self.downsample(x)))
+
+
+class SmallImageResNet(nn.Module):
+    """A 3x3 stem, stages of basic blocks that halve the resolution from the second stage on, mean, linear.
+
+    ``widths`` holds a stage's channels each, ``blocks`` is the number of blocks per stage. Maps
+    [B, C, H, W] to [B, num_classes] for any H and W.
+    """
+
+    def __init__(self, in_channels: int, widths: tuple[int, ...], blocks: int, num_classes: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, widths[0], 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        channels = widths[0]
+        self._stages = []
+        for stage, width in enumerate(widths, start=1):
+            layers = OrderedDict()
+            for block in range(blocks):
+                layers[str(block)] = BasicBlock(channels, width, stride=2 if stage > 1 and block == 0 else 1)
+                channels = width
+            self.add_module(f"layer{stage}", nn.Sequential(layers))
+            self._stages.append(f"layer{stage}")
+        self.fc = nn.Linear(channels, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                # N(0, 2 / (k^2 C_out)), He et al. (2015) over the outputs.
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        for stage in self._stages:
+            x = getattr(self, stage)(x)
+        return self.fc(x.mean((2, 3)))
+
+
+def _cifar_resnet(depth: int, description: DatasetDescription) -> nn.Module:
+    return SmallImageResNet(description.image_shape[0], widths=(16, 32, 64), blocks=(depth - 2) // 6,
+                            num_classes=description.num_classes)
+
+
+for _depth in range(20, 111, 6):
+    ARCHITECTURES.register(f"cifar_resnet{_depth}")(partial(_cifar_resnet, _depth))
+# The same network; the paper's name for the one with 1,000 classes.
+ARCHITECTURES.register("imagenet32_resnet110")(partial(_cifar_resnet, 110))

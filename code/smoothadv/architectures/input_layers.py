@@ -1,0 +1,47 @@
+"""The first layer of every base classifier: noise and attacks live on [0, 1] images, before it."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from smoothadv.datasets.images import DatasetDescription
+from smoothadv.errors import UserError
+from smoothadv.registry import Registry
+
+
+class Normalize(nn.Module):
+    """(x - mean) / std per channel; both are buffers that a state dict leaves out, as the released files do."""
+
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean)[:, None, None], persistent=False)
+        self.register_buffer("std", torch.tensor(std)[:, None, None], persistent=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return (images - self.mean) / self.std
+
+
+class Center(nn.Module):
+    """x - mean per channel; a buffer that a state dict leaves out."""
+
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean)[:, None, None], persistent=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images - self.mean
+
+
+INPUT_LAYERS: Registry[type[nn.Module]] = Registry("input layer")
+INPUT_LAYERS.register("normalize")(Normalize)
+INPUT_LAYERS.register("center")(Center)
+
+
+def build_input_layer(name: str, description: DatasetDescription) -> nn.Module:
+    """The input layer ``name`` with the dataset's constants; UserError where the dataset has none."""
+    layer = INPUT_LAYERS[name]
+    if description.mean is None or description.std is None:
+        raise UserError(f"dataset '{description.name}' has no mean and standard deviation, because its train/ folder is "
+                        "missing; a checkpoint of ours brings its own, another one needs that folder")
+    return layer(description.mean, description.std)

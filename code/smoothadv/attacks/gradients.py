@@ -1,0 +1,105 @@
+"""Gradient estimators: the one thing in which attacks on a smoothed classifier differ.
+
+An estimator maps (model, points [B, ...], labels [B], noise [B, m, ...]) to an ``Estimate``: a direction
+of steepest ascent of the attacker's objective at each point, and the logits it saw on the way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """``gradient`` [B, ...] of the objective to ascend; ``logits`` [B, m, K], detached."""
+
+    gradient: torch.Tensor
+    logits: torch.Tensor
+
+
+GradientEstimator = Callable[..., Estimate]
+
+
+@contextmanager
+def frozen(model: Callable) -> Iterator[None]:
+    """Eval mode and no parameter gradients while inside; every submodule's own mode and flags afterwards."""
+    if not isinstance(model, torch.nn.Module):
+        yield
+        return
+    modes = [(module, module.training) for module in model.modules()]
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    model.eval()
+    for parameter, _ in flags:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        for parameter, requires_grad in flags:
+            parameter.requires_grad_(requires_grad)
+
+
+def no_noise(inputs: torch.Tensor) -> torch.Tensor:
+    """The "noise" of the base classifier: one copy of zeros, [B, 1, ...]."""
+    return torch.zeros_like(inputs).unsqueeze(1)
+
+
+def noisy_logits(model: Callable, points: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """Logits [B, m, K] of all m noisy copies of each point, in one batch, sample-major."""
+    copies = (points.unsqueeze(1) + noise).flatten(0, 1)
+    return model(copies).unflatten(0, noise.shape[:2])
+
+
+def log_true_probability(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """log softmax(logits)[label] of every copy: logits [B, m, K] and labels [B] give [B, m]."""
+    return F.log_softmax(logits, dim=-1).gather(-1, labels[:, None, None].expand(-1, logits.shape[1], 1)).squeeze(-1)
+
+
+def smoothed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """J = -log of the mean over copies of softmax(logits)[label]: [B, m, K] and [B] give [B] (SmoothAdv eq. 6).
+
+    In log-sum-exp form, so that it has a gradient however improbable the label is.
+    """
+    return math.log(logits.shape[1]) - torch.logsumexp(log_true_probability(logits, labels), dim=1)
+
+
+def plug_in(model: Callable, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
+    """The gradient of the plug-in loss J over the given noise: SmoothAdv's estimator (eq. 6). m = 1 is cross-entropy."""
+    with torch.enable_grad():
+        points = points.detach().requires_grad_()
+        logits = noisy_logits(model, points, noise)
+        gradient, = torch.autograd.grad(smoothed_loss(logits, labels).sum(), points)
+    return Estimate(gradient, logits.detach())
+
+
+@dataclass(frozen=True)
+class Stein:
+    """The gradient-free estimator (SmoothAdv, appendix B.1): by Stein's lemma grad G_y = E[F_y(x + d) d] / sigma^2.
+
+    Ascends -G_y: minus (1 / (m sigma^2)) sum_i F(x + d_i)_y d_i. ``sigma`` > 0 is the noise's standard
+    deviation. F is the softmax, or with ``hard`` the indicator that the base classifier answers y.
+    """
+
+    sigma: float
+    hard: bool = False
+
+    @torch.no_grad()
+    def __call__(self, model: Callable, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
+        logits = noisy_logits(model, points, noise)
+        if self.hard:
+            scores = (logits.argmax(-1) == labels[:, None]).to(noise.dtype)
+        else:
+            scores = log_true_probability(logits, labels).exp()
+        return Estimate(-stein_gradient(scores, noise, self.sigma), logits)
+
+
+def stein_gradient(scores: torch.Tensor, noise: torch.Tensor, sigma: float) -> torch.Tensor:
+    """(1 / (m sigma^2)) sum_i scores_i d_i: scores [B, m] of the noisy copies and noise [B, m, ...] give [B, ...]."""
+    return torch.einsum("bm,bm...->b...", scores, noise) / (noise.shape[1] * sigma**2)

@@ -1,0 +1,128 @@
+"""Confidence bounds, certified radii and their conversions: float64 SciPy, never torch.
+
+Notation: a smoothed classifier returned class c in ``successes`` of ``trials`` independent draws, and
+``alpha`` is the allowed probability of a false statement. Everything that becomes a radius goes through
+q = 1 - p, the probability of *not* returning c: near p = 1 a float64 p has lost the digits that matter,
+q has not.
+"""
+
+from __future__ import annotations
+
+import math
+
+from scipy import special, stats
+
+
+def _check_counts(successes: int, trials: int, alpha: float) -> None:
+    if trials < 1 or not 0 <= successes <= trials:
+        raise ValueError(f"need 0 <= successes <= trials and trials >= 1, got {successes} of {trials}")
+    if not 0 < alpha < 1:
+        raise ValueError(f"alpha must lie strictly between 0 and 1, got {alpha}")
+
+
+def lower_confidence_bound(successes: int, trials: int, alpha: float) -> float:
+    """One-sided Clopper-Pearson lower bound on a binomial probability.
+
+    The ``alpha`` quantile of Beta(successes, trials - successes + 1); 0 if there was no success and
+    alpha^(1/trials) if there was nothing else (Cohen et al., LowerConfBound, section 3.2.2).
+
+    Formal guarantee: for every p, P[bound > p] <= alpha over successes ~ Binomial(trials, p).
+    Returns a float in [0, 1). ValueError unless 0 <= successes <= trials and 0 < alpha < 1.
+    """
+    _check_counts(successes, trials, alpha)
+    if successes == 0:
+        return 0.0
+    if successes == trials:
+        return math.exp(math.log(alpha) / trials)
+    return float(special.betaincinv(successes, trials - successes + 1, alpha))
+
+
+def failure_upper_bound(successes: int, trials: int, alpha: float) -> float:
+    """Upper confidence bound on q = 1 - p, never below the exact one: ``1 - lower_confidence_bound``.
+
+    The exact bound solves P[Binomial(trials, q) <= failures] = alpha. The numeric inverse may fall short of
+    it, so q is raised until the tail probability itself, evaluated with a margin for its own rounding,
+    is at most alpha. The result exceeds the exact bound by a relative 1e-8 at most.
+
+    Returns a float in (0, 1]. ValueError unless 0 <= successes <= trials and 0 < alpha < 1.
+    """
+    _check_counts(successes, trials, alpha)
+    if successes == 0:
+        return 1.0
+    failures = trials - successes
+    if failures == 0:
+        return -math.expm1(math.log(alpha) / trials) * (1 + 1e-14)
+    q = float(special.betainccinv(failures + 1, successes, alpha))
+    step = 1e-13
+    while special.betaincc(failures + 1, successes, q) > alpha * (1 - 1e-13):
+        q = min(1.0, q * (1 + step))
+        step *= 2
+    return q
+
+
+def certified_radius(successes: int, trials: int, sigma: float, alpha: float) -> float | None:
+    """Radius sigma * Phi^-1(p_lower) of Cohen et al., Theorem 1 with p_B = 1 - p_A; None means abstain.
+
+    Formal guarantee: with probability at least 1 - alpha over the draws, the smoothed classifier returns
+    the same class everywhere in the open l2 ball of this radius. The returned float64 is never above
+    the exact value (and within 1e-8 sigma of it). Same unit as ``sigma``. Abstains where p_lower < 1/2.
+    ValueError on impossible counts, alpha outside (0, 1) or sigma <= 0.
+    """
+    if not (sigma > 0 and math.isfinite(sigma)):
+        raise ValueError(f"sigma must be a positive finite number, got {sigma}")
+    q = failure_upper_bound(successes, trials, alpha)
+    if q > 0.5:
+        return None
+    # ndtri is accurate to a few units in the last place; the factor keeps those below the exact value.
+    return max(0.0, -sigma * float(special.ndtri(q)) * (1 - 2e-15))
+
+
+def maximum_radius(trials: int, sigma: float, alpha: float) -> float:
+    """The radius that ``trials`` successes out of ``trials`` certify: sigma * Phi^-1(alpha^(1/trials)).
+
+    0 where not even that certifies.
+    """
+    return certified_radius(trials, trials, sigma, alpha) or 0.0
+
+
+def minimum_trials_to_certify(alpha: float) -> int:
+    """The smallest n for which n successes out of n certify anything: alpha^(1/n) >= 1/2."""
+    n = max(1, math.ceil(math.log(alpha) / math.log(0.5)))
+    return n if certified_radius(n, n, 1.0, alpha) is not None else n + 1
+
+
+def minimum_trials_to_predict(alpha: float) -> int:
+    """The smallest n for which n equal votes out of n are significant: 2 * 2^-n <= alpha."""
+    n = max(1, math.ceil(1 - math.log2(alpha)))
+    return n if vote_is_significant(n, 0, alpha) else n + 1
+
+
+def vote_is_significant(top: int, runner_up: int, alpha: float) -> bool:
+    """PREDICT's test (Cohen et al., section 3.2.1): two-sided, top ~ Binomial(top + runner_up, 1/2).
+
+    Formal guarantee: if the runner-up is in truth at least as probable as the top class, the answer is
+    True with probability at most alpha. ValueError unless top >= runner_up >= 0 and top >= 1.
+    """
+    if not top >= runner_up >= 0 or top < 1:
+        raise ValueError(f"need top >= runner_up >= 0 and top >= 1, got {top} and {runner_up}")
+    return stats.binomtest(top, top + runner_up, 0.5).pvalue <= alpha
+
+
+def linf_radius(l2_radius: float, dimension: int) -> float:
+    """The l_inf radius that an l2 radius implies in ``dimension`` coordinates: r / sqrt(d).
+
+    Holds because ||v||_2 <= sqrt(d) ||v||_inf (SmoothAdv, section 4.2). Same unit as ``l2_radius``.
+    """
+    return l2_radius / math.sqrt(dimension)
+
+
+def certified_accuracy_deduction(examples: int, alpha: float, rho: float) -> float:
+    """What to subtract from a measured certified accuracy so that it holds with probability 1 - rho.
+
+    Each of ``examples`` certificates is false with probability at most alpha, independently; Bernstein's
+    inequality bounds the false share: alpha + sqrt(2 alpha (1 - alpha) ln(1/rho) / N) + ln(1/rho) / (3 N)
+    (Cohen et al., appendix C, with the factor 2 that the released analysis omits). A fraction. Valid for
+    one fixed model and radius, not after a selection among several.
+    """
+    log_term = math.log(1 / rho)
+    return alpha + math.sqrt(2 * alpha * (1 - alpha) * log_term / examples) + log_term / (3 * examples)

@@ -1,0 +1,123 @@
+"""Reads and writes checkpoints: ours and the released ones of SmoothAdv and of Cohen et al.
+
+A checkpoint is a dict with at least ``epoch`` (the next one), ``arch``, ``state_dict`` and ``optimizer``, the
+released format. Ours adds what the released files leave out: the input layer with its constants, the
+dataset, the recipe and the history of the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from smoothadv.architectures import INPUT_LAYERS, get_architecture
+from smoothadv.datasets import describe_dataset
+from smoothadv.datasets.images import DatasetDescription
+from smoothadv.errors import UserError
+from smoothadv.records import write_atomically
+
+_REQUIRED = ("epoch", "arch", "state_dict")
+
+
+def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
+    """Write ``content`` atomically; its ``state_dict`` gets the keys that the released code expects."""
+    content = {**content, "state_dict": released_keys(content["state_dict"], content["arch"])}
+    write_atomically(path, lambda file: torch.save(content, file))
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """The dict in a checkpoint file, tensors on the CPU; UserError if it is missing, damaged or something else."""
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: name the checkpoint file in it, like {path / 'checkpoint.pth.tar'}")
+    if not path.is_file():
+        raise UserError(f"checkpoint {path} does not exist")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file can raise nearly anything
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"checkpoint {path} cannot be read: it is damaged or no PyTorch checkpoint of plain tensors ({reason})") from error
+    missing = [key for key in _REQUIRED if not isinstance(content, dict) or key not in content]
+    if missing:
+        raise UserError(f"checkpoint {path} lacks {', '.join(missing)}; expected a dict with epoch, arch, state_dict and optimizer")
+    return content
+
+
+def file_digest(path: str | Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def load_classifier(path: str | Path, dataset: str | DatasetDescription, input_layer: str | None = None) -> torch.nn.Module:
+    """The base classifier in a checkpoint: in eval mode, [0, 1] images [B, C, H, W] in, logits [B, K] out.
+
+    ``dataset`` is the name or description of the dataset to be classified. ``input_layer`` ("normalize" or
+    "center") must be given where the checkpoint does not record it and may be left out otherwise.
+    UserError where the file, the dataset and the input layer do not fit together.
+    """
+    return classifier_from_checkpoint(read_checkpoint(path), path, dataset, input_layer)
+
+
+def classifier_from_checkpoint(content: dict[str, Any], path: str | Path, dataset: str | DatasetDescription,
+                               input_layer: str | None = None) -> torch.nn.Module:
+    """As ``load_classifier``, for a checkpoint that was read already; ``path`` is for messages."""
+    description = describe_dataset(dataset) if isinstance(dataset, str) else dataset
+    weights = network_keys(content["state_dict"])
+    description = _with_recorded_constants(content, description)
+    model = get_architecture(content["arch"], description, recorded_input_layer(content, path, input_layer))
+    _check_fit(weights, model.state_dict(), path, content["arch"], description)
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def recorded_input_layer(content: dict[str, Any], path: str | Path, asked: str | None) -> str:
+    """The input layer of a checkpoint: what it records, else what was asked for; UserError if neither or both unlike."""
+    recorded = content.get("input_layer")
+    if recorded is None and asked is None:
+        raise UserError(
+            f"checkpoint {path} does not record its input layer, and a wrong one makes it useless: choose with --input-layer. "
+            "The released SmoothAdv models under imagenet/ and cifar10/ use 'center', but those under imagenet32/, "
+            "cifar10/finetune_cifar_from_imagenetPGD2steps/ and cifar10/self_training/ use 'normalize', as Cohen et al.'s do")
+    if recorded is not None and asked is not None and recorded != asked:
+        raise UserError(f"checkpoint {path} was trained with input layer '{recorded}', not '{asked}': leave --input-layer out")
+    return INPUT_LAYERS.require(recorded or asked)
+
+
+def released_keys(state_dict: dict[str, torch.Tensor], arch: str) -> dict[str, torch.Tensor]:
+    """Our keys as the released code has them: ImageNet's resnet50 lies in a DataParallel, so ``1.x`` is ``1.module.x``."""
+    if arch != "resnet50":
+        return state_dict
+    return {key.replace("1.", "1.module.", 1): value for key, value in state_dict.items()}
+
+
+def network_keys(state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Released keys as ours: without the ``module`` that a DataParallel, inside or outside, adds."""
+    return {".".join(part for part in key.split(".") if part != "module"): value for key, value in state_dict.items()}
+
+
+def _with_recorded_constants(content: dict[str, Any], description: DatasetDescription) -> DatasetDescription:
+    """The description with the normalization constants that the checkpoint was trained with, if it says."""
+    if "mean" not in content:
+        return description
+    return dataclasses.replace(description, mean=tuple(content["mean"]), std=tuple(content["std"]))
+
+
+def _check_fit(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], path: str | Path, arch: str,
+               description: DatasetDescription) -> None:
+    """UserError, in one line, unless the weights have the names and shapes that the architecture expects."""
+    missing, extra = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
+    if missing or extra:
+        raise UserError(f"checkpoint {path} is not a {arch}: {len(missing)} weights missing ({', '.join(missing[:2])}...), "
+                        f"{len(extra)} unknown ({', '.join(extra[:2])}...)")
+    for key, value in weights.items():
+        if value.shape != expected[key].shape:
+            raise UserError(f"checkpoint {path} does not fit dataset '{description.name}' ({description.num_classes} classes, images "
+                            f"{'x'.join(map(str, description.image_shape))}): {key} has shape {list(value.shape)}, {arch} needs {list(expected[key].shape)}")

@@ -1,0 +1,37 @@
+"""Commands, one per entry point: parse, validate, compose, run.
+
+``smoothadv NAME ...`` and ``python code/NAME.py ...`` are the same code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+COMMANDS = {
+    "train": "train a classifier under Gaussian noise (the baseline)",
+    "train_pgd": "train a classifier with SmoothAdv",
+    "certify": "certify a smoothed classifier on test images: a log of radii",
+    "predict": "predict with a smoothed classifier, on clean or attacked images",
+    "analyze": "turn logs into summaries, tables and plots",
+}
+
+
+def usage() -> str:
+    lines = [f"  {name:10s} {what}" for name, what in COMMANDS.items()]
+    return "usage: smoothadv COMMAND ...\n\ncommands:\n" + "\n".join(lines) + "\n\n`smoothadv COMMAND --help` tells a command's options."
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The console command ``smoothadv``."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(usage())
+        return 0
+    if not arguments or arguments[0] not in COMMANDS:
+        found = f"unknown command '{arguments[0]}'" if arguments else "no command given"
+        print(f"error: {found}; known: {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    # Imported only now: `smoothadv --help` must not wait for torch.
+    command = importlib.import_module(f"smoothadv.commands.{arguments[0]}")
+    return command.main(arguments[1:])

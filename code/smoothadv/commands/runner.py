@@ -1,0 +1,60 @@
+"""How every command runs: one clear line for each foreseeable error, and the exit code that goes with it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from smoothadv.errors import UserError
+
+SUCCESS, FAILURE, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that keeps help text as written, refuses abbreviations and answers errors in one line."""
+
+    def __init__(self, *, epilog: str | None = None, **options) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, epilog=epilog,
+                         allow_abbrev=False, **options)
+        self.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"error: {message} (see {self.prog} --help)\n")
+
+
+def run(parser: Parser, body: Callable[[argparse.Namespace], None], arguments: list[str] | None,
+        interrupted: str = "") -> int:
+    """Parse ``arguments`` (None: the process's), call ``body`` and turn what happens into an exit code.
+
+    0 on success, 2 on a usage error, 1 with one line on a UserError or a failing file, 130 on Ctrl-C, where
+    ``interrupted`` says how to go on. ``--debug`` adds the traceback. Any other exception is a defect
+    and propagates.
+    """
+    try:
+        body(parser.parse_args(arguments))
+        sys.stdout.flush()
+        return SUCCESS
+    except SystemExit as exit_request:  # argparse's way to end after --help or a usage error
+        return int(exit_request.code or SUCCESS)
+    except UserError as error:
+        return _failed(str(error), arguments)
+    except BrokenPipeError:
+        # The reader of our output has gone, as in `... | head`: nothing is wrong, and nobody is there to be told.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return SUCCESS
+    except OSError as error:
+        return _failed(f"{error.filename or 'input/output'}: {error.strerror or error}", arguments)
+    except KeyboardInterrupt:
+        print(f"\ninterrupted{': ' + interrupted if interrupted else ''}", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _failed(message: str, arguments: list[str] | None) -> int:
+    if "--debug" in (sys.argv if arguments is None else arguments):
+        traceback.print_exc()
+    print(f"error: {message}", file=sys.stderr)
+    return FAILURE

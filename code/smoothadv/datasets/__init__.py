@@ -1,0 +1,70 @@
+"""Datasets: [0, 1] images and integer labels, one source per file.
+
+A name is ``cifar10``, ``digits``, ..., or ``imagefolder:PATH`` where a source takes a location after the
+colon. A source registers two functions in ``DATASETS``; see ``Source``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from smoothadv.datasets.images import DatasetDescription, ImageDataset
+from smoothadv.errors import UserError
+from smoothadv.registry import Registry, discover
+
+SPLITS = ("train", "test")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a dataset comes from.
+
+    ``describe(location, data_dir)`` gives its DatasetDescription without reading all images;
+    ``load(split, location, data_dir)`` reads a split ("train" or "test"). ``location`` is what follows the
+    colon of the name, "" if nothing; a source with ``takes_location`` refuses to be without one.
+    ``data_dir`` is None where the user named none: the source then uses its default.
+    """
+
+    describe: Callable[[str, Path | None], DatasetDescription]
+    load: Callable[[str, str, Path | None], ImageDataset]
+    takes_location: bool = False
+
+
+DATASETS: Registry[Source] = Registry("dataset")
+DEFAULT_DATA_DIR = Path("data")
+
+
+def _source(name: str) -> tuple[Source, str]:
+    kind, colon, location = name.partition(":")
+    source = DATASETS[kind]
+    if source.takes_location and not location:
+        raise UserError(f"dataset '{name}' needs a folder: write {kind}:PATH")
+    if colon and not source.takes_location:
+        raise UserError(f"dataset '{name}': '{kind}' takes nothing after its name; for your own images write imagefolder:PATH")
+    return source, location
+
+
+def describe_dataset(name: str, data_dir: str | Path | None = None) -> DatasetDescription:
+    """Classes, image shape, normalization constants and training defaults of a dataset.
+
+    ``data_dir`` is where the files are or are downloaded to (default: ``data`` in the working folder; for
+    imagenet the IMAGENET_DIR variable). UserError on an unknown name or missing files.
+    """
+    source, location = _source(name)
+    return source.describe(location, Path(data_dir) if data_dir else None)
+
+
+def get_dataset(name: str, split: str, data_dir: str | Path | None = None) -> ImageDataset:
+    """The images of ``split`` ("train" or "test"); item i is (float32 [C, H, W] in [0, 1], int label), unaugmented.
+
+    ``data_dir`` as in ``describe_dataset``. UserError on unknown names, missing or malformed files.
+    """
+    if split not in SPLITS:
+        raise UserError(f"unknown split '{split}'; known: {', '.join(SPLITS)}")
+    source, location = _source(name)
+    return source.load(split, location, Path(data_dir) if data_dir else None)
+
+
+discover(__name__, __path__)

@@ -1,0 +1,31 @@
+"""CIFAR-10, downloaded by torchvision into the data folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, Source
+from smoothadv.datasets.images import CIFAR_MEAN, CIFAR_STD, CIFAR_TRAINING, DatasetDescription, InMemoryImages
+from smoothadv.errors import UserError
+
+_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_DESCRIPTION = DatasetDescription(name="cifar10", class_names=_CLASSES, image_shape=(3, 32, 32),
+                                  mean=CIFAR_MEAN, std=CIFAR_STD, defaults=CIFAR_TRAINING)
+
+
+def _load(split: str, location: str, data_dir: Path | None) -> InMemoryImages:
+    from torchvision.datasets import CIFAR10
+
+    folder = data_dir or DEFAULT_DATA_DIR
+    try:
+        raw = CIFAR10(str(folder), train=split == "train", download=True)
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"cifar10 is not in {folder} and could not be downloaded ({error}): put "
+                        f"cifar-10-python.tar.gz into {folder} or name its folder with --data-dir") from error
+    images = torch.from_numpy(raw.data).permute(0, 3, 1, 2).contiguous()
+    return InMemoryImages(images, torch.tensor(raw.targets), _DESCRIPTION)
+
+
+DATASETS.register("cifar10")(Source(describe=lambda location, data_dir: _DESCRIPTION, load=_load))

@@ -1,0 +1,119 @@
+"""Anyone's own images: PATH/train/CLASS/* and PATH/test/CLASS/*, all of one size."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from tqdm import tqdm
+
+from smoothadv.datasets import DATASETS, SPLITS, Source
+from smoothadv.datasets.images import CIFAR_TRAINING, DatasetDescription, InMemoryImages
+from smoothadv.errors import UserError
+
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+_IMAGES_FOR_CONSTANTS = 10_000
+_GREY_MODES = ("1", "L")
+
+
+def _class_folders(root: Path, split: str) -> list[str]:
+    folder = root / split
+    if not folder.is_dir():
+        return []
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _classes(root: Path) -> list[str]:
+    """The class names, which must be the same in train/ and test/ where both exist."""
+    found = {split: _class_folders(root, split) for split in SPLITS}
+    if not any(found.values()):
+        raise UserError(f"imagefolder: {root} holds neither train/CLASS/ nor test/CLASS/ folders")
+    if all(found.values()) and found["train"] != found["test"]:
+        odd = sorted(set(found["train"]) ^ set(found["test"]))
+        raise UserError(f"imagefolder: the classes of {root}/train and {root}/test differ in {', '.join(odd[:5])}")
+    return found["train"] or found["test"]
+
+
+def _files(root: Path, split: str) -> list[tuple[Path, int]]:
+    """(path, label) of the images of a split, sorted by class and name."""
+    files = [(path, label) for label, name in enumerate(_classes(root)) if (root / split / name).is_dir()
+             for path in sorted((root / split / name).iterdir()) if path.suffix.lower() in _SUFFIXES]
+    if not files:
+        raise UserError(f"imagefolder: no images under {root / split}; expected {root / split}/CLASS/ with files that "
+                        f"end in {', '.join(_SUFFIXES)}")
+    return files
+
+
+def _read(path: Path, shape: tuple[int, int, int] | None = None) -> np.ndarray:
+    """An image file as uint8 [C, H, W], of the given ``shape`` or refused."""
+    try:
+        with Image.open(path) as image:
+            array = np.asarray(_eight_bit(image, path, None if shape is None else shape[0]))
+    except OSError as error:
+        raise UserError(f"imagefolder: {path} cannot be read as an image: {error}") from error
+    array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+    if shape is not None and array.shape != shape:
+        raise UserError(f"imagefolder: {path} is {array.shape[2]}x{array.shape[1]} pixels where the first image is "
+                        f"{shape[2]}x{shape[1]}; all images must have one size")
+    return array
+
+
+def _eight_bit(image: Image.Image, path: Path, channels: int | None) -> Image.Image:
+    """The image with 8 bits per channel; grey becomes RGB among RGB images, never the other way round."""
+    if image.mode.startswith(("I", "F")):
+        raise UserError(f"imagefolder: {path} has more than 8 bits per channel (mode {image.mode}); convert it to 8 bits")
+    is_grey = image.mode in _GREY_MODES
+    if channels == 1 and not is_grey:
+        raise UserError(f"imagefolder: {path} is a colour image where the first image is grey; make them all one or the other")
+    return image.convert("L" if is_grey and channels in (None, 1) else "RGB")
+
+
+def _read_all(files: list[tuple[Path, int]], shape: tuple[int, int, int]) -> np.ndarray:
+    """All files as uint8 [N, C, H, W]; decoding releases the interpreter lock, so threads help."""
+    images = np.empty((len(files), *shape), dtype=np.uint8)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        decoded = pool.map(lambda item: _read(item[0], shape), files)
+        for index, image in enumerate(tqdm(decoded, "reading images", len(files), delay=2, disable=None)):
+            images[index] = image
+    return images
+
+
+def _constants(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Per-channel mean and standard deviation of images [N, C, H, W], on the [0, 1] scale, to 4 decimals."""
+    pixels = images.transpose(1, 0, 2, 3).reshape(images.shape[1], -1) / 255
+    # A constant channel has deviation 0, which cannot be divided by.
+    return (tuple(round(float(mean), 4) for mean in pixels.mean(1)),
+            tuple(round(float(std), 4) or 1.0 for std in pixels.std(1)))
+
+
+@cache
+def _describe(location: str, data_dir: Path | None) -> DatasetDescription:
+    root = Path(location).expanduser()
+    if not root.is_dir():
+        raise UserError(f"imagefolder: {root} is not a folder")
+    classes = _classes(root)
+    split = "train" if _class_folders(root, "train") else "test"
+    files = _files(root, split)
+    shape = _read(files[0][0]).shape
+    mean = std = None
+    if split == "train":
+        # Evenly spaced, so that every class counts; enough for 4 decimals.
+        mean, std = _constants(_read_all(files[::-(-len(files) // _IMAGES_FOR_CONSTANTS)], shape))
+    return DatasetDescription(name=f"imagefolder:{location}", class_names=tuple(classes), image_shape=shape,
+                              mean=mean, std=std, defaults=CIFAR_TRAINING)
+
+
+def _load(split: str, location: str, data_dir: Path | None) -> InMemoryImages:
+    description = _describe(location, data_dir)
+    files = _files(Path(location).expanduser(), split)
+    images = _read_all(files, description.image_shape)
+    labels = torch.tensor([label for _, label in files])
+    return InMemoryImages(torch.from_numpy(images), labels, description)
+
+
+DATASETS.register("imagefolder")(Source(describe=_describe, load=_load, takes_location=True))

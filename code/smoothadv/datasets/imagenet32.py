@@ -1,0 +1,61 @@
+"""Downsampled ImageNet, 32x32 (Chrabaszcz et al., 2017): the published pickled batches."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, Source
+from smoothadv.datasets.images import CIFAR_MEAN, CIFAR_STD, DatasetDescription, InMemoryImages, TrainingDefaults
+from smoothadv.errors import UserError
+
+_CLASSES = 1000
+_DESCRIPTION = DatasetDescription(
+    name="imagenet32", class_names=tuple(f"class {label}" for label in range(_CLASSES)), image_shape=(3, 32, 32),
+    mean=CIFAR_MEAN, std=CIFAR_STD,  # the paper's code uses CIFAR-10's, so that weights can be fine-tuned there
+    defaults=TrainingDefaults(batch=256, epochs=150, learning_rate=0.1, learning_rate_step=50))
+_FILES = {"train": [f"train_data_batch_{part}" for part in range(1, 11)], "test": ["val_data"]}
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Reads dicts, lists, numbers and NumPy arrays; a file that asks for anything else is refused."""
+
+    _ALLOWED = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode"),
+                ("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct"),
+                ("numpy.core.numeric", "_frombuffer"), ("numpy._core.numeric", "_frombuffer")}
+
+    def find_class(self, module: str, name: str):
+        if (module, name) not in self._ALLOWED:
+            raise pickle.UnpicklingError(f"it asks to load {module}.{name}, which no array needs")
+        # NumPy 2 renamed the module that NumPy 1 pickles name; each reads the other's files through this.
+        modern = module.replace("numpy.core", "numpy._core") if hasattr(np, "_core") else module
+        return super().find_class(modern, name)
+
+
+def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """One batch: images uint8 [N, 3, 32, 32] and labels 0..999, which the files number from 1."""
+    if not path.is_file():
+        raise UserError(f"imagenet32 needs the file {path}: name the folder of the published batches with --data-dir")
+    try:
+        with path.open("rb") as file:
+            batch = _ArraysOnly(file, encoding="latin1").load()
+        images = np.asarray(batch["data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
+        labels = np.asarray(batch["labels"], dtype=np.int64) - 1
+    except Exception as error:  # a damaged pickle can raise nearly anything
+        raise UserError(f"imagenet32 batch {path} cannot be read: {error}") from error
+    if len(images) != len(labels) or labels.size == 0 or labels.min() < 0 or labels.max() >= _CLASSES:
+        raise UserError(f"imagenet32 batch {path} holds {len(images)} images and {len(labels)} labels from "
+                        f"{labels.min(initial=0) + 1} to {labels.max(initial=0) + 1}; one label from 1 to {_CLASSES} per image expected")
+    return images, labels
+
+
+def _load(split: str, location: str, data_dir: Path | None) -> InMemoryImages:
+    parts = [_read((data_dir or DEFAULT_DATA_DIR) / name) for name in _FILES[split]]
+    images, labels = (np.concatenate(arrays) for arrays in zip(*parts))
+    return InMemoryImages(torch.from_numpy(images), torch.from_numpy(labels), _DESCRIPTION)
+
+
+DATASETS.register("imagenet32")(Source(describe=lambda location, data_dir: _DESCRIPTION, load=_load))

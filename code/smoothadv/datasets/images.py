@@ -1,0 +1,191 @@
+"""What every dataset provides: a description, single images, and batches for training and evaluation."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
+CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+"""Per-channel constants of the paper's code for CIFAR-10 and ImageNet32."""
+
+
+@dataclass(frozen=True)
+class TrainingDefaults:
+    """What a training run uses where its command line says nothing."""
+
+    batch: int
+    epochs: int
+    learning_rate: float
+    learning_rate_step: int
+
+
+CIFAR_TRAINING = TrainingDefaults(batch=256, epochs=150, learning_rate=0.1, learning_rate_step=50)
+"""SmoothAdv, appendix A: CIFAR-10."""
+
+
+@dataclass(frozen=True)
+class DatasetDescription:
+    """Facts about a dataset.
+
+    ``image_shape`` is (C, H, W); ``mean`` and ``std`` are per channel on images in [0, 1], None where
+    they cannot be known (an image folder without training images). Augmentation is a random crop after
+    zero padding by ``crop_padding`` pixels and, if ``horizontal_flip``, a coin toss.
+    """
+
+    name: str
+    class_names: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+    defaults: TrainingDefaults
+    crop_padding: int = 4
+    horizontal_flip: bool = True
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+
+class ImageDataset(Protocol):
+    """The interface that training, certification and prediction rely on.
+
+    Items are (float32 image [C, H, W] in [0, 1], int label) without augmentation. Batches are
+    (images [B, C, H, W], labels int64 [B]) on the device asked for.
+    """
+
+    description: DatasetDescription
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]: ...
+
+    def training_batches(self, batch_size: int, device: torch.device, generator: torch.Generator) -> Batches:
+        """One epoch, shuffled and augmented by ``generator`` (a CPU generator)."""
+
+    def evaluation_batches(self, batch_size: int, device: torch.device) -> Batches:
+        """All images in order, unaugmented."""
+
+    def fingerprint(self) -> str:
+        """A hash that changes whenever an image, a label or their order does."""
+
+
+class InMemoryImages(Dataset):
+    """Small images as one uint8 tensor [N, C, H, W]; augmented in batches on the device."""
+
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor, description: DatasetDescription) -> None:
+        assert images.dtype == torch.uint8 and images.shape[1:] == description.image_shape
+        assert labels.dtype == torch.int64 and labels.shape == images.shape[:1]
+        self.images, self.labels, self.description = images, labels, description
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.images[index].float() / 255, int(self.labels[index])
+
+    def training_batches(self, batch_size: int, device: torch.device, generator: torch.Generator) -> Batches:
+        self._move_to(device)
+        order = torch.randperm(len(self), generator=generator)
+        for indices in order.split(batch_size):
+            indices = indices.to(device)
+            images = augment(self.images[indices], self.description.crop_padding,
+                             self.description.horizontal_flip, generator)
+            yield images.float() / 255, self.labels[indices]
+
+    def evaluation_batches(self, batch_size: int, device: torch.device) -> Batches:
+        self._move_to(device)
+        for images, labels in zip(self.images.split(batch_size), self.labels.split(batch_size)):
+            yield images.float() / 255, labels
+
+    def _move_to(self, device: torch.device) -> None:
+        """Keep the whole set on the device: CIFAR-10 is 150 MB there, and no batch waits for a copy."""
+        self.images, self.labels = self.images.to(device), self.labels.to(device)
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(self.images.cpu().numpy().tobytes())
+        digest.update(self.labels.cpu().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def augment(images: torch.Tensor, crop_padding: int, horizontal_flip: bool, generator: torch.Generator) -> torch.Tensor:
+    """Random crops (zero padding on all sides) and flips of a batch [B, C, H, W], each image its own.
+
+    The random numbers come from the CPU ``generator``; the gather runs where the images are.
+    """
+    batch, _, height, width = images.shape
+    device = images.device
+    columns = torch.arange(width).expand(batch, width)
+    if horizontal_flip:
+        flip = torch.rand(batch, 1, generator=generator) < 0.5
+        columns = torch.where(flip, columns.flip(1), columns)
+    rows = torch.arange(height).expand(batch, height)
+    if crop_padding:
+        offsets = torch.randint(2 * crop_padding + 1, (2, batch, 1), generator=generator)
+        images = torch.nn.functional.pad(images, (crop_padding,) * 4)
+        rows, columns = rows + offsets[0], columns + offsets[1]
+    index = torch.arange(batch, device=device)[:, None, None]
+    # Index tensors around the channel slice put the channels last: [B, H, W, C].
+    cropped = images[index, :, rows.to(device)[:, :, None], columns.to(device)[:, None, :]]
+    return cropped.permute(0, 3, 1, 2).contiguous()
+
+
+class _WithTransform(Dataset):
+    """The files of an image folder seen through one transform."""
+
+    def __init__(self, files: list[tuple[str, int]], load, transform) -> None:
+        self.files, self.load, self.transform = files, load, transform
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        path, label = self.files[index]
+        return self.transform(self.load(path)), label
+
+
+class StreamedImages(Dataset):
+    """Images read from files by worker processes, for datasets that do not fit in memory.
+
+    ``files`` are (path, label) pairs; ``load`` reads a path as a PIL image; the two transforms give
+    float32 [C, H, W] in [0, 1].
+    """
+
+    def __init__(self, files: list[tuple[str, int]], load, training_transform, evaluation_transform,
+                 description: DatasetDescription) -> None:
+        self.description = description
+        self._training = _WithTransform(files, load, training_transform)
+        self._evaluation = _WithTransform(files, load, evaluation_transform)
+
+    def __len__(self) -> int:
+        return len(self._evaluation)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self._evaluation[index]
+
+    def training_batches(self, batch_size: int, device: torch.device, generator: torch.Generator) -> Batches:
+        return self._batches(self._training, batch_size, device, shuffle=True, generator=generator)
+
+    def evaluation_batches(self, batch_size: int, device: torch.device) -> Batches:
+        return self._batches(self._evaluation, batch_size, device)
+
+    @staticmethod
+    def _batches(images: Dataset, batch_size: int, device: torch.device, **order) -> Batches:
+        workers = min(8, os.cpu_count() or 1)
+        for batch, labels in DataLoader(images, batch_size, num_workers=workers,
+                                        pin_memory=device.type == "cuda", **order):
+            yield batch.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+
+    def fingerprint(self) -> str:
+        """Of the relative names, sizes and labels: reading all of ImageNet to start a job would take hours."""
+        digest = hashlib.sha256()
+        for path, label in self._evaluation.files:
+            name = "/".join(path.replace(os.sep, "/").split("/")[-2:])
+            digest.update(f"{name}\t{os.path.getsize(path)}\t{label}\n".encode())
+        return digest.hexdigest()

@@ -1,0 +1,13 @@
+"""The one exception for what a user can foresee and mend."""
+
+
+class UserError(Exception):
+    """Bad input: the message is ONE line that names the file, field or flag, what was found and what would do.
+
+    Commands print it as ``error: MESSAGE`` and exit with 1; anything else is a defect of this package
+    and shows its traceback.
+    """
+
+
+class NonFiniteError(UserError, ArithmeticError):
+    """A loss or a logit stopped being a finite number."""

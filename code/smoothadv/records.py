@@ -1,0 +1,272 @@
+"""Sole owner of file names, TSV columns and manifests; reads and writes every log. No torch.
+
+A log row is written whole and flushed before the next example starts; a row that a crash tore is
+dropped when the log is resumed. Beside each log lies a manifest that says what made it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from decimal import ROUND_DOWN, Context, Decimal
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+from smoothadv import __version__
+from smoothadv.errors import UserError
+
+CHECKPOINT = "checkpoint.pth.tar"
+TRAINING_LOG = "log.txt"
+ARGUMENTS = "args.json"
+
+CERTIFICATION_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time", "successes", "trials")
+"""The first six are the released columns; successes of trials estimation draws voted for the selected class."""
+PREDICTION_COLUMNS = ("idx", "label", "predict", "basePredict", "correct", "time")
+TRAINING_COLUMNS = ("epoch", "time", "lr", "epsilon", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
+"""epoch counts from 0; time in seconds; accuracies are fractions, of noisy copies classified correctly."""
+
+_PACKAGES = ("torch", "torchvision", "numpy", "scipy", "statsmodels", "pandas")
+
+
+def manifest_path(log: Path) -> Path:
+    """Where the manifest of a log lies: beside it."""
+    return log.with_name(log.name + ".manifest.json")
+
+
+def provenance() -> dict[str, Any]:
+    """Which command, versions and commit make the artefact that is about to be written."""
+    return {
+        "command": sys.argv,
+        "smoothadv": __version__,
+        "git_commit": _git_commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _installed_version(name) for name in _PACKAGES},
+    }
+
+
+def _installed_version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """The commit of the clone this package runs from, with "-dirty" if files differ from it; None outside one."""
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", str(Path(__file__).parent), *arguments], check=True,
+                              capture_output=True, text=True, timeout=10).stdout.strip()
+
+    try:
+        # An installed package may lie in some other project's repository, whose commit says nothing.
+        if not git("ls-files", Path(__file__).name):
+            return None
+        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+    """Let ``write`` fill a temporary file, then put it in the place of ``path``: readers see the old or the new one.
+
+    Creates missing folders; on any failure the old file is untouched and the temporary one removed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """``text`` as the whole of ``path``, atomically."""
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """``content`` as indented JSON, atomically."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def format_radius(radius: float) -> str:
+    """A radius >= 0 with 17 significant digits, rounded towards zero: the printed number is never the larger."""
+    digits = Context(prec=17, rounding=ROUND_DOWN).create_decimal(Decimal(radius))
+    return f"{digits:f}" if radius else "0.0"
+
+
+def tsv(columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> str:
+    """A header line and a line per row, tab-separated."""
+    columns = list(columns)
+    lines = ["\t".join(columns)] + ["\t".join(str(row[column]) for column in columns) for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def differing_fields(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """"sigma was 0.25, now 0.5; ..." for the fields in which two flat records differ, "" if none."""
+    # Through JSON, since the earlier record was: a tuple is then a list in both.
+    now = json.loads(json.dumps(now))
+    return "; ".join(f"{field} was {before.get(field)!r}, now {now.get(field)!r}"
+                     for field in {**before, **now} if before.get(field) != now.get(field))
+
+
+class ExampleLog:
+    """A TSV log with one row per example that survives being killed.
+
+    ``settings`` are the facts that decide the rows' numbers: they go into the manifest, and a log is
+    resumed only under equal ones. ``details`` go into the manifest for the reader alone. ``existing``
+    says what to do with a log that is already there: "refuse", "resume" or "overwrite".
+    """
+
+    def __init__(self, path: Path, columns: tuple[str, ...], settings: dict[str, Any], details: dict[str, Any],
+                 existing: str = "refuse") -> None:
+        self.path, self.columns = path, columns
+        self.done: set[int] = set()
+        if path.is_dir():
+            raise UserError(f"{path} is a folder: name the log file to write")
+        if path.exists() and existing == "refuse":
+            raise UserError(f"{path} exists already: add --resume to continue it or --overwrite to start it anew")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab")
+        try:
+            _lock(self._file, path)
+            if existing == "resume" and path.stat().st_size:
+                self._check_manifest(settings)
+                self.done = self._recover()
+            else:
+                self._file.truncate(0)
+                write_json(manifest_path(path), {"settings": settings, **details, **provenance()})
+            if not path.stat().st_size:
+                self._write(columns)
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Write one row, whole, to the disk."""
+        self._write(str(row[column]) for column in self.columns)
+        self.done.add(int(row["idx"]))
+
+    def _write(self, fields: Iterable[str]) -> None:
+        self._file.write(("\t".join(fields) + "\n").encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> ExampleLog:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _check_manifest(self, settings: dict[str, Any]) -> None:
+        manifest = manifest_path(self.path)
+        try:
+            before = json.loads(manifest.read_text())["settings"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"cannot resume {self.path}: its manifest {manifest} is missing or unreadable, so nothing tells "
+                            "how its rows were made; --overwrite starts anew") from error
+        difference = differing_fields(before, settings)
+        if difference:
+            raise UserError(f"cannot resume {self.path} with other settings: {difference}")
+
+    def _recover(self) -> set[int]:
+        """Drop a torn last row and return the examples that the log holds."""
+        content = self.path.read_bytes()
+        whole = content[:content.rfind(b"\n") + 1]
+        self._file.truncate(len(whole))
+        lines = whole.decode(errors="replace").splitlines()
+        if lines and tuple(lines[0].split("\t")) != self.columns:
+            raise UserError(f"cannot resume {self.path}: its columns are '{lines[0]}', expected '{' '.join(self.columns)}'")
+        done: set[int] = set()
+        for number, line in enumerate(lines[1:], start=2):
+            fields = line.split("\t")
+            if len(fields) != len(self.columns) or not fields[0].isdigit() or int(fields[0]) in done:
+                raise UserError(f"cannot resume {self.path}: line {number} is no row of this log, or its idx is there twice: '{line[:80]}'")
+            done.add(int(fields[0]))
+        return done
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    """Refuse to share the log with another process that is writing it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has no advisory locks of this kind
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise UserError(f"{path} is being written by another process: wait for it or name another file") from error
+
+
+def read_certification_log(path: Path) -> Any:
+    """A certification log as a pandas DataFrame with columns idx, label, predict, radius and correct, sorted by idx.
+
+    Reads our logs and the released ones. dtypes: int64, but radius float64. UserError, naming the file and
+    the fault, unless there are rows and every one is consistent: finite radii >= 0, one row per idx,
+    ``correct`` equal to (predict == label), abstentions (predict -1) with radius 0.
+    """
+    table = _read_log(path, "certification log", ("idx", "label", "predict", "radius", "correct"))
+    _refuse(path, table, "a radius that is negative or not finite", ~table.radius.between(0, float("inf"), inclusive="left"))
+    _refuse(path, table, "an abstention with a radius", (table.predict < 0) & (table.radius > 0))
+    return table
+
+
+def read_prediction_log(path: Path) -> Any:
+    """A prediction log as a pandas DataFrame with columns idx, label, predict and correct (int64), sorted by idx.
+
+    Reads our logs and the released ones. UserError as in ``read_certification_log``.
+    """
+    return _read_log(path, "prediction log", ("idx", "label", "predict", "correct"))
+
+
+def _read_log(path: Path, kind: str, required: tuple[str, ...]) -> Any:
+    import pandas as pd
+
+    try:
+        table = pd.read_csv(path, sep="\t", dtype=str, keep_default_na=False, quoting=3)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as a {kind}: {_one_line(error)}") from error
+    missing = [column for column in required if column not in table.columns]
+    if missing:
+        raise UserError(f"{path} is no {kind}: it lacks the column {', '.join(missing)}")
+    if table.empty:
+        raise UserError(f"{path} holds no rows yet: the {kind} has only a header")
+    try:
+        table = table[list(required)].astype({column: "float64" if column == "radius" else "int64" for column in required})
+    except (ValueError, OverflowError) as error:
+        raise UserError(f"{path} holds a field that is not a number: {_one_line(error)}") from error
+    _refuse(path, table, "an example that is there twice", table.idx.duplicated())
+    _refuse(path, table, "a 'correct' that disagrees with label and predict", table.correct != (table.predict == table.label))
+    return table.sort_values("idx", ignore_index=True)
+
+
+def _refuse(path: Path, table: Any, fault: str, rows: Any) -> None:
+    if rows.any():
+        raise UserError(f"{path} holds {fault}, first at idx {table.idx[rows].iloc[0]}")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def is_certification_log(path: Path) -> bool:
+    """Whether the file's first line is a certification log's header: what to look at in a folder of all sorts."""
+    try:
+        with path.open("rb") as file:
+            return file.readline(200).startswith(b"idx\tlabel\tpredict\tradius")
+    except OSError:
+        return False

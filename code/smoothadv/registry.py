@@ -1,0 +1,77 @@
+"""Names for components: what a command line can say, a registry can find."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from smoothadv.errors import UserError
+
+Component = TypeVar("Component")
+
+
+class UnknownNameError(UserError, KeyError):
+    """A name that no component bears; the message lists the ones that exist."""
+
+    __str__ = Exception.__str__  # KeyError would print the message's repr
+
+
+class Registry(Generic[Component]):
+    """A mapping from name to component that refuses duplicates.
+
+    ``kind`` is the word that error messages use ("attack", "dataset", ...).
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._components: dict[str, Component] = {}
+
+    def register(self, name: str) -> Callable[[Component], Component]:
+        """Decorator: enrol the decorated component under ``name``; ValueError if the name is taken."""
+
+        def enrol(component: Component) -> Component:
+            if name in self._components:
+                raise ValueError(f"{self.kind} '{name}' is already registered")
+            self._components[name] = component
+            return component
+
+        return enrol
+
+    def __getitem__(self, name: str) -> Component:
+        """The component called ``name``; UnknownNameError lists the known names."""
+        try:
+            return self._components[name]
+        except KeyError:
+            raise UnknownNameError(self._unknown(name)) from None
+
+    def require(self, name: str) -> str:
+        """``name`` itself if a component bears it, else UnknownNameError."""
+        self[name]
+        return name
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._components
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._components)
+
+    def __len__(self) -> int:
+        return len(self._components)
+
+    def _unknown(self, name: str) -> str:
+        close = difflib.get_close_matches(name, self._components, n=1)
+        hint = f" (did you mean '{close[0]}'?)" if close else ""
+        return f"unknown {self.kind} '{name}'{hint}; known: {', '.join(self._components)}"
+
+
+def discover(package: str, path: list[str]) -> None:
+    """Import every module of a package, so that each file's registrations take effect.
+
+    Called as ``discover(__name__, __path__)`` at the end of a package's ``__init__``: adding a component
+    is then adding one file.
+    """
+    for module in pkgutil.iter_modules(path):
+        importlib.import_module(f"{package}.{module.name}")

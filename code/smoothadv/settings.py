@@ -1,0 +1,105 @@
+"""Components declare their settings as dataclass fields; commands turn those into options.
+
+A component (an attack, an objective) is a frozen dataclass. Each field made by ``setting`` becomes one
+command-line option, so that a new component brings its options along in its own file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass
+from typing import Any
+
+
+def number(kind: type, description: str, accept: Callable[[Any], bool]) -> Callable[[str], Any]:
+    """An argparse type: ``kind(text)`` where finite and accepted, else an error that says ``description``."""
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and accept(value)):
+            raise argparse.ArgumentTypeError(f"'{text}' is not {description}")
+        return value
+
+    return parse
+
+
+positive_int = number(int, "a whole number of at least 1", lambda v: v >= 1)
+non_negative_int = number(int, "a whole number of at least 0", lambda v: v >= 0)
+positive_float = number(float, "a number above 0", lambda v: v > 0)
+non_negative_float = number(float, "a number of at least 0", lambda v: v >= 0)
+probability = number(float, "a probability strictly between 0 and 1", lambda v: 0 < v < 1)
+_standard_deviation = number(float, "a standard deviation between 0 and 10 on images in [0, 1], like 0.25",
+                             lambda v: 0 <= v <= 10)
+_LARGEST_L2 = 32.0
+
+
+def noise_level(text: str) -> float:
+    """argparse type: a standard deviation >= 0 on images in [0, 1]; the paper uses 0.12 to 1.0."""
+    return _standard_deviation(text)
+
+
+def positive_noise_level(text: str) -> float:
+    """argparse type: as ``noise_level``, but a smoothed classifier needs noise."""
+    value = _standard_deviation(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("'0' would smooth nothing: give the sigma of the smoothed classifier, like 0.25")
+    return value
+
+
+def perturbation_size(text: str) -> float:
+    """argparse type: an l2 norm on images in [0, 1], as a decimal (0.25) or a fraction (64/255).
+
+    A value like 64 comes from scripts that count in 1/255 or 1/256 units; it is refused with that hint.
+    """
+    numerator, slash, denominator = text.partition("/")
+    try:
+        value = float(numerator) / (float(denominator) if slash else 1.0)
+    except (ValueError, ZeroDivisionError):
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"'{text}' is not an l2 norm: write a number like 0.25 or a fraction like 64/255")
+    if value > _LARGEST_L2:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is an l2 norm on images in [0, 1], where {_LARGEST_L2:g} is already out of reach: for {text} grey "
+            f"levels write {text}/255 (or {text}/256 to match the released SmoothAdv code)")
+    return value
+
+
+def setting(default: Any = MISSING, *, help: str, parse: Callable[[str], Any] | None = None,
+            flag: str | None = None, many: bool = False) -> Any:
+    """A dataclass field that becomes an option: ``--field-name`` unless ``flag`` says otherwise.
+
+    ``parse`` turns the text into the value and raises argparse.ArgumentTypeError on a bad one; without it
+    the setting is a switch (a bool, False by default). ``many`` takes one value or more, as a list. A
+    field without default is a required option.
+    """
+    return dataclasses.field(default=default, metadata={"help": help, "parse": parse, "flag": flag, "many": many})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One declared setting of a component, as a command sees it."""
+
+    field: str
+    flag: str
+    help: str
+    parse: Callable[[str], Any] | None
+    default: Any
+    many: bool
+
+    @property
+    def required(self) -> bool:
+        return self.default is MISSING
+
+
+def settings_of(component: type) -> list[Setting]:
+    """The declared settings of a component class, in their order; fields not made by ``setting`` are left out."""
+    return [Setting(field.name, field.metadata["flag"] or "--" + field.name.replace("_", "-"),
+                    field.metadata["help"], field.metadata["parse"], field.default, field.metadata["many"])
+            for field in dataclasses.fields(component) if "help" in field.metadata]

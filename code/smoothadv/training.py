@@ -1,0 +1,193 @@
+"""Epochs, learning rate, evaluation, checkpoints and logs of a training run; names no objective."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from smoothadv.checkpoints import network_keys, read_checkpoint, save_checkpoint
+from smoothadv.datasets.images import ImageDataset
+from smoothadv.errors import NonFiniteError, UserError
+from smoothadv.noise import derive_generator, training_noise
+from smoothadv.objectives import Objective
+from smoothadv.records import CHECKPOINT, TRAINING_COLUMNS, TRAINING_LOG, differing_fields, tsv, write_text
+
+# Purposes of random streams: one stream per (seed, epoch, purpose), so that an epoch's randomness does not
+# depend on whether the run was interrupted before it.
+_DATA_ORDER, _OBJECTIVE, _EVALUATION, _LAYERS = range(4)
+_STEPS_BETWEEN_CHECKS = 50
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The optimizer and its course: SGD with momentum, the learning rate divided in steps.
+
+    ``batch`` counts images, each trained on in all of its noisy copies. Epoch e, from 0, uses
+    learning_rate * learning_rate_factor^floor(e / learning_rate_step) (SmoothAdv, appendix A).
+    """
+
+    epochs: int
+    batch: int
+    learning_rate: float
+    learning_rate_step: int
+    learning_rate_factor: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+
+    def learning_rate_at(self, epoch: int) -> float:
+        return self.learning_rate * self.learning_rate_factor ** (epoch // self.learning_rate_step)
+
+
+class RunFolder:
+    """The folder of a training run: its checkpoint, which holds the history, and the log made from it.
+
+    ``facts`` go into every checkpoint beside the state (architecture, dataset, input layer, ...);
+    ``recipe`` is the flat record of all that decides the weights: a run is resumed only under an equal
+    one. ``existing`` says what to do with a run that is already there: "refuse", "resume" or "overwrite".
+    """
+
+    def __init__(self, folder: Path, facts: dict[str, Any], recipe: dict[str, Any], existing: str = "refuse") -> None:
+        self.folder, self.facts, self.recipe = folder, facts, recipe
+        self.checkpoint = folder / CHECKPOINT
+        if self.checkpoint.exists() and existing == "refuse":
+            raise UserError(f"{folder} already holds a trained model ({CHECKPOINT}): add --resume to continue it, "
+                            "--overwrite to start anew, or name another folder")
+        self._resume = existing == "resume" and self.checkpoint.exists()
+
+    def restore(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+        """Load the last checkpoint into model and optimizer; the history of its epochs, [] for a new run."""
+        if not self._resume:
+            return []
+        content = read_checkpoint(self.checkpoint)
+        difference = differing_fields(content.get("recipe", {}), self.recipe)
+        if difference:
+            raise UserError(f"cannot resume {self.folder} with another recipe: {difference}")
+        model.load_state_dict(network_keys(content["state_dict"]))
+        optimizer.load_state_dict(content["optimizer"])
+        self._write_log(content["history"])
+        return content["history"]
+
+    def save(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, history: list[dict[str, Any]]) -> None:
+        """Checkpoint first, log second: a kill between the two loses a line that the next resume writes again."""
+        save_checkpoint(self.checkpoint, {
+            "epoch": len(history), "state_dict": model.state_dict(), "optimizer": optimizer.state_dict(),
+            "history": history, "recipe": self.recipe, **self.facts})
+        self._write_log(history)
+
+    def _write_log(self, history: list[dict[str, Any]]) -> None:
+        write_text(self.folder / TRAINING_LOG, tsv(TRAINING_COLUMNS, history))
+
+
+class _Tally:
+    """Sums of loss and hits on the device, read only now and then: reading makes the device wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._loss = torch.zeros((), dtype=torch.float64, device=device)
+        self._correct = torch.zeros((), dtype=torch.int64, device=device)
+        self._examples = 0
+
+    def add(self, mean_loss: torch.Tensor, correct: torch.Tensor, examples: int) -> None:
+        self._loss += mean_loss.detach() * examples
+        self._correct += correct
+        self._examples += examples
+
+    def means(self) -> tuple[float, float]:
+        """Mean loss and accuracy so far."""
+        return self._loss.item() / self._examples, self._correct.item() / self._examples
+
+
+def train(model: torch.nn.Module, objective: Objective, training_set: ImageDataset, test_set: ImageDataset,
+          schedule: Schedule, seed: int, device: torch.device, run: RunFolder,
+          report: Callable[[str], None] = print) -> list[dict[str, Any]]:
+    """Train ``model`` in place up to ``schedule.epochs``, from the run's last checkpoint if it is resumed.
+
+    Saves a checkpoint and the log after every epoch. Each epoch draws from streams of (seed, epoch), so that
+    a resumed run ends with the weights of an uninterrupted one on the same hardware. Returns the
+    history: one row of TRAINING_COLUMNS per epoch. NonFiniteError if the loss stops being finite.
+    """
+    model.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), schedule.learning_rate, momentum=schedule.momentum,
+                                weight_decay=schedule.weight_decay)
+    history = run.restore(model, optimizer)
+    if history:
+        report(f"resuming after epoch {len(history)} of {schedule.epochs}")
+    printed = -math.inf
+    steps = math.ceil(len(training_set) / schedule.batch)
+    with tqdm(total=schedule.epochs * steps, initial=len(history) * steps, unit="step", disable=None) as progress:
+        for epoch in range(len(history), schedule.epochs):
+            start = time.monotonic()
+            learning_rate = schedule.learning_rate_at(epoch)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            loss, accuracy = _train_epoch(model, objective, optimizer, training_set, schedule.batch, epoch, seed,
+                                          device, progress)
+            test_loss, test_accuracy = _evaluate(model, test_set, objective.noise_sd, schedule.batch, epoch, seed, device)
+            history.append({"epoch": epoch, "time": round(time.monotonic() - start, 3), "lr": learning_rate,
+                            "epsilon": objective.epsilon(epoch), "train_loss": loss, "train_accuracy": accuracy,
+                            "test_loss": test_loss, "test_accuracy": test_accuracy})
+            run.save(model, optimizer, history)
+            if time.monotonic() - printed >= _SECONDS_BETWEEN_LINES or epoch + 1 == schedule.epochs:
+                printed = time.monotonic()
+                with progress.external_write_mode():
+                    report(describe_epoch(history[-1], schedule.epochs))
+    return history
+
+
+def describe_epoch(row: dict[str, Any], epochs: int) -> str:
+    """One line for a person about a row of the history."""
+    return (f"epoch {row['epoch'] + 1:3d}/{epochs}  lr {row['lr']:.2g}  epsilon {row['epsilon']:.3g}  "
+            f"loss {row['train_loss']:.3f}  training accuracy {row['train_accuracy']:.1%}  "
+            f"test accuracy under noise {row['test_accuracy']:.1%}  {row['time']:.1f} s")
+
+
+def _train_epoch(model: torch.nn.Module, objective: Objective, optimizer: torch.optim.Optimizer,
+                 training_set: ImageDataset, batch: int, epoch: int, seed: int, device: torch.device,
+                 progress: tqdm) -> tuple[float, float]:
+    """One epoch of updates; the mean loss and accuracy over all noisy copies."""
+    model.train()
+    torch.manual_seed(derive_generator("cpu", seed, epoch, _LAYERS).initial_seed())  # for dropout and its like
+    order = derive_generator("cpu", seed, epoch, _DATA_ORDER)
+    generator = derive_generator(device, seed, epoch, _OBJECTIVE)
+    steps = math.ceil(len(training_set) / batch)
+    tally = _Tally(device)
+    for step, (images, labels) in enumerate(training_set.training_batches(batch, device, order), start=1):
+        outcome = objective(model, images, labels, epoch, generator)
+        optimizer.zero_grad(set_to_none=True)
+        outcome.loss.backward()
+        optimizer.step()
+        tally.add(outcome.loss, outcome.correct, outcome.examples)
+        progress.update()
+        if step % _STEPS_BETWEEN_CHECKS == 0 or step == steps:
+            loss, accuracy = tally.means()
+            if not math.isfinite(loss):
+                raise NonFiniteError(f"the loss stopped being finite in epoch {epoch + 1}, by step {step} of {steps}: the last "
+                                     "checkpoint is still good; try a smaller --lr or more --warmup epochs")
+            progress.set_postfix_str(f"epoch {epoch + 1}, loss {loss:.3f}, accuracy {accuracy:.1%}")
+    return loss, accuracy
+
+
+@torch.inference_mode()
+def _evaluate(model: torch.nn.Module, test_set: ImageDataset, noise_sd: float, batch: int, epoch: int, seed: int,
+              device: torch.device) -> tuple[float, float]:
+    """Loss and accuracy of the base classifier on one noisy copy of each test image; for the log, never for selection."""
+    model.eval()
+    generator = derive_generator(device, seed, epoch, _EVALUATION)
+    tally = _Tally(device)
+    for images, labels in test_set.evaluation_batches(batch, device):
+        logits = model(images + training_noise(images, 1, noise_sd, generator)[:, 0])
+        tally.add(F.cross_entropy(logits, labels), (logits.argmax(1) == labels).sum(), len(labels))
+    return tally.means()
+
+
+def recipe_of(schedule: Schedule) -> dict[str, Any]:
+    """The part of a recipe that the schedule states; the number of epochs may grow between resumes."""
+    return {key: value for key, value in asdict(schedule).items() if key != "epochs"}

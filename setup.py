@@ -1,0 +1,36 @@
+"""Installs the package under code/ and the console command `smoothadv`."""
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+
+def requirements() -> list[str]:
+    """The run-time dependencies: requirements.txt is their only list."""
+    return [line for line in (HERE / "requirements.txt").read_text().splitlines()
+            if line and not line.startswith("#")]
+
+
+def version() -> str:
+    """The version, which code/smoothadv/__init__.py alone states."""
+    for line in (HERE / "code" / "smoothadv" / "__init__.py").read_text().splitlines():
+        if line.startswith("__version__"):
+            return line.split('"')[1]
+    raise RuntimeError("code/smoothadv/__init__.py states no __version__")
+
+
+setup(
+    name="smoothadv",
+    version=version(),
+    description="Adversarially trained smoothed classifiers with provable l2 robustness",
+    long_description=(HERE / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.10",
+    package_dir={"": "code"},
+    packages=find_packages("code"),
+    install_requires=requirements(),
+    extras_require={"test": ["pytest>=7.4", "pytest-timeout>=2.2", "hypothesis>=6.90"]},
+    entry_points={"console_scripts": ["smoothadv=smoothadv.commands:main"]},
+)
