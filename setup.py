@@ -1,4 +1,5 @@
 """Installs the package under code/ and the console command `smoothadv`."""
+
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -8,8 +9,7 @@ HERE = Path(__file__).parent
 
 def requirements() -> list[str]:
     """The run-time dependencies: requirements.txt is their only list."""
-    return [line for line in (HERE / "requirements.txt").read_text().splitlines()
-            if line and not line.startswith("#")]
+    return [line for line in (HERE / "requirements.txt").read_text().splitlines() if line and not line.startswith("#")]
 
 
 def version() -> str:
@@ -31,6 +31,6 @@ setup(
     package_dir={"": "code"},
     packages=find_packages("code"),
     install_requires=requirements(),
-    extras_require={"test": ["pytest>=7.4", "pytest-timeout>=2.2", "hypothesis>=6.90"]},
+    extras_require={"test": ["pytest>=7.4", "pytest-timeout>=2.2", "pytest-xdist>=3.5", "hypothesis>=6.90"]},
     entry_points={"console_scripts": ["smoothadv=smoothadv.commands:main"]},
 )

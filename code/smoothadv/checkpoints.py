@@ -40,10 +40,14 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can raise nearly anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"checkpoint {path} cannot be read: it is damaged or no PyTorch checkpoint of plain tensors ({reason})") from error
+        raise UserError(
+            f"checkpoint {path} cannot be read: it is damaged or no PyTorch checkpoint of plain tensors ({reason})"
+        ) from error
     missing = [key for key in _REQUIRED if not isinstance(content, dict) or key not in content]
     if missing:
-        raise UserError(f"checkpoint {path} lacks {', '.join(missing)}; expected a dict with epoch, arch, state_dict and optimizer")
+        raise UserError(
+            f"checkpoint {path} lacks {', '.join(missing)}; expected a dict with epoch, arch, state_dict and optimizer"
+        )
     return content
 
 
@@ -56,7 +60,9 @@ def file_digest(path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def load_classifier(path: str | Path, dataset: str | DatasetDescription, input_layer: str | None = None) -> torch.nn.Module:
+def load_classifier(
+    path: str | Path, dataset: str | DatasetDescription, input_layer: str | None = None
+) -> torch.nn.Module:
     """The base classifier in a checkpoint: in eval mode, [0, 1] images [B, C, H, W] in, logits [B, K] out.
 
     ``dataset`` is the name or description of the dataset to be classified. ``input_layer`` ("normalize" or
@@ -66,8 +72,9 @@ def load_classifier(path: str | Path, dataset: str | DatasetDescription, input_l
     return classifier_from_checkpoint(read_checkpoint(path), path, dataset, input_layer)
 
 
-def classifier_from_checkpoint(content: dict[str, Any], path: str | Path, dataset: str | DatasetDescription,
-                               input_layer: str | None = None) -> torch.nn.Module:
+def classifier_from_checkpoint(
+    content: dict[str, Any], path: str | Path, dataset: str | DatasetDescription, input_layer: str | None = None
+) -> torch.nn.Module:
     """As ``load_classifier``, for a checkpoint that was read already; ``path`` is for messages."""
     description = describe_dataset(dataset) if isinstance(dataset, str) else dataset
     weights = network_keys(content["state_dict"])
@@ -79,20 +86,24 @@ def classifier_from_checkpoint(content: dict[str, Any], path: str | Path, datase
 
 
 def recorded_input_layer(content: dict[str, Any], path: str | Path, asked: str | None) -> str:
-    """The input layer of a checkpoint: what it records, else what was asked for; UserError if neither or both unlike."""
+    """The input layer a checkpoint records, else the one asked for; UserError if neither or if they differ."""
     recorded = content.get("input_layer")
     if recorded is None and asked is None:
         raise UserError(
-            f"checkpoint {path} does not record its input layer, and a wrong one makes it useless: choose with --input-layer. "
-            "The released SmoothAdv models under imagenet/ and cifar10/ use 'center', but those under imagenet32/, "
-            "cifar10/finetune_cifar_from_imagenetPGD2steps/ and cifar10/self_training/ use 'normalize', as Cohen et al.'s do")
+            f"checkpoint {path} does not record its input layer, and a wrong one makes it useless: choose with "
+            "--input-layer. The released SmoothAdv models under imagenet/ and cifar10/ use 'center', but those under "
+            "imagenet32/, "
+            "cifar10/finetune_cifar_from_imagenetPGD2steps/ and cifar10/self_training/ use 'normalize', as do Cohen's"
+        )
     if recorded is not None and asked is not None and recorded != asked:
-        raise UserError(f"checkpoint {path} was trained with input layer '{recorded}', not '{asked}': leave --input-layer out")
+        raise UserError(
+            f"checkpoint {path} was trained with input layer '{recorded}', not '{asked}': leave --input-layer out"
+        )
     return INPUT_LAYERS.require(recorded or asked)
 
 
 def released_keys(state_dict: dict[str, torch.Tensor], arch: str) -> dict[str, torch.Tensor]:
-    """Our keys as the released code has them: ImageNet's resnet50 lies in a DataParallel, so ``1.x`` is ``1.module.x``."""
+    """Our keys as the released code has them: its resnet50 lies in a DataParallel, so ``1.x`` is ``1.module.x``."""
     if arch != "resnet50":
         return state_dict
     return {key.replace("1.", "1.module.", 1): value for key, value in state_dict.items()}
@@ -110,14 +121,24 @@ def _with_recorded_constants(content: dict[str, Any], description: DatasetDescri
     return dataclasses.replace(description, mean=tuple(content["mean"]), std=tuple(content["std"]))
 
 
-def _check_fit(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], path: str | Path, arch: str,
-               description: DatasetDescription) -> None:
+def _check_fit(
+    weights: dict[str, torch.Tensor],
+    expected: dict[str, torch.Tensor],
+    path: str | Path,
+    arch: str,
+    description: DatasetDescription,
+) -> None:
     """UserError, in one line, unless the weights have the names and shapes that the architecture expects."""
     missing, extra = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
     if missing or extra:
-        raise UserError(f"checkpoint {path} is not a {arch}: {len(missing)} weights missing ({', '.join(missing[:2])}...), "
-                        f"{len(extra)} unknown ({', '.join(extra[:2])}...)")
+        raise UserError(
+            f"checkpoint {path} is not a {arch}: {len(missing)} weights missing ({', '.join(missing[:2])}...), "
+            f"{len(extra)} unknown ({', '.join(extra[:2])}...)"
+        )
     for key, value in weights.items():
         if value.shape != expected[key].shape:
-            raise UserError(f"checkpoint {path} does not fit dataset '{description.name}' ({description.num_classes} classes, images "
-                            f"{'x'.join(map(str, description.image_shape))}): {key} has shape {list(value.shape)}, {arch} needs {list(expected[key].shape)}")
+            raise UserError(
+                f"checkpoint {path} does not fit dataset '{description.name}' ({description.num_classes} classes, "
+                f"images {'x'.join(map(str, description.image_shape))}): {key} has shape {list(value.shape)}, "
+                f"{arch} needs {list(expected[key].shape)}"
+            )

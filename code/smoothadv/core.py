@@ -31,8 +31,9 @@ class Smooth:
         self.num_classes = num_classes
         self.sigma = sigma
 
-    def certify(self, x: torch.Tensor, n0: int, n: int, alpha: float, batch_size: int, *,
-                stream: NoiseStream | None = None) -> tuple[int, float]:
+    def certify(
+        self, x: torch.Tensor, n0: int, n: int, alpha: float, batch_size: int, *, stream: NoiseStream | None = None
+    ) -> tuple[int, float]:
         """The class at ``x`` [C, H, W] and the l2 radius within which it is certified; (ABSTAIN, 0.0) if none.
 
         ``n0`` draws select the class, ``n`` fresh ones estimate its probability, ``alpha`` is the probability
@@ -43,8 +44,17 @@ class Smooth:
         certificate = self.certificate(x, n0, n, alpha, batch_size, stream=stream)
         return certificate.prediction, certificate.radius
 
-    def certificate(self, x: torch.Tensor, n0: int, n: int, alpha: float, batch_size: int, *,
-                    stream: NoiseStream | None = None, method: str = "exact") -> Certificate:
+    def certificate(
+        self,
+        x: torch.Tensor,
+        n0: int,
+        n: int,
+        alpha: float,
+        batch_size: int,
+        *,
+        stream: NoiseStream | None = None,
+        method: str = "exact",
+    ) -> Certificate:
         """As ``certify``, with the counts behind the statement; ``method`` names a certification procedure."""
         stream = stream or self._fresh_stream(x)
 
@@ -53,8 +63,9 @@ class Smooth:
 
         return PROCEDURES[method](count_votes, sigma=self.sigma, n0=n0, n=n, alpha=alpha)
 
-    def predict(self, x: torch.Tensor, n: int, alpha: float, batch_size: int, *,
-                stream: NoiseStream | None = None) -> int:
+    def predict(
+        self, x: torch.Tensor, n: int, alpha: float, batch_size: int, *, stream: NoiseStream | None = None
+    ) -> int:
         """The smoothed classifier's class at ``x`` [C, H, W] from ``n`` draws, or ABSTAIN.
 
         Wrong with probability at most ``alpha``: the guarantee of ``certification.prediction``.
@@ -63,8 +74,7 @@ class Smooth:
         return predict_from_votes(votes[0], alpha)
 
     @torch.inference_mode()
-    def count_votes(self, x: torch.Tensor, sizes: tuple[int, ...], batch_size: int,
-                    stream: NoiseStream) -> np.ndarray:
+    def count_votes(self, x: torch.Tensor, sizes: tuple[int, ...], batch_size: int, stream: NoiseStream) -> np.ndarray:
         """Votes of the base classifier on fresh noisy copies of ``x`` [C, H, W]: int64 [len(sizes), num_classes].
 
         Row i holds sizes[i] votes. Everything stays on the stream's device until one transfer at the end.
@@ -82,16 +92,20 @@ class Smooth:
                 row += self._votes(noise.add_(x)).bincount(minlength=self.num_classes + 1)
         counts = counts.cpu().numpy()
         if counts[:, -1].any():
-            raise NonFiniteError(f"the base classifier returned logits that are not finite for {counts[:, -1].sum()} "
-                                 f"of {sum(sizes)} noisy images: its weights are broken or training diverged")
+            raise NonFiniteError(
+                f"the base classifier returned logits that are not finite for {counts[:, -1].sum()} "
+                f"of {sum(sizes)} noisy images: its weights are broken or training diverged"
+            )
         return counts[:, :-1]
 
     def _votes(self, noisy_images: torch.Tensor) -> torch.Tensor:
         """The class of each noisy image [B, C, H, W], or num_classes where a logit is not finite: int64 [B]."""
         logits = self.base_classifier(noisy_images)
         if logits.shape != (len(noisy_images), self.num_classes):
-            raise ValueError(f"the base classifier returned shape {tuple(logits.shape)} for {len(noisy_images)} images "
-                             f"and {self.num_classes} classes")
+            raise ValueError(
+                f"the base classifier returned shape {tuple(logits.shape)} for {len(noisy_images)} images "
+                f"and {self.num_classes} classes"
+            )
         return logits.argmax(1).where(logits.isfinite().all(1), self.num_classes)
 
     def _fresh_stream(self, x: torch.Tensor) -> NoiseStream:

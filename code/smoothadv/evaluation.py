@@ -21,8 +21,13 @@ def select_examples(size: int, skip: int, maximum: int | None) -> range:
     return indices if maximum is None else indices[:maximum]
 
 
-def evaluate_examples(dataset: ImageDataset, indices: Iterable[int], evaluate: Callable[[int, torch.Tensor, int], dict[str, Any]],
-                      log: ExampleLog, description: str) -> None:
+def evaluate_examples(
+    dataset: ImageDataset,
+    indices: Iterable[int],
+    evaluate: Callable[[int, torch.Tensor, int], dict[str, Any]],
+    log: ExampleLog,
+    description: str,
+) -> None:
     """Append a row to ``log`` for each index that it lacks.
 
     ``evaluate(index, image [C, H, W], label)`` returns the row's columns but for idx, label, correct and
@@ -47,4 +52,6 @@ def check_logged_examples(log: ExampleLog, indices: range) -> None:
     """UserError if a resumed log holds examples that the present --skip and --max do not select."""
     foreign = log.done.difference(indices)
     if foreign:
-        raise UserError(f"cannot resume {log.path}: it holds example {min(foreign)}, which this --skip and --max leave out")
+        raise UserError(
+            f"cannot resume {log.path}: it holds example {min(foreign)}, which this --skip and --max leave out"
+        )

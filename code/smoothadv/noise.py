@@ -47,15 +47,15 @@ class NoiseStream:
         filled = 0
         while filled < count:
             if self._left is None and count - filled >= self.BLOCK:
-                self._fill(noise[filled:filled + self.BLOCK])
+                self._fill(noise[filled : filled + self.BLOCK])
                 filled += self.BLOCK
                 continue
             if self._left is None:
                 self._left = self._fill(torch.empty((self.BLOCK, *image.shape), device=noise.device))
-            part = self._left[:count - filled]
-            noise[filled:filled + len(part)] = part
+            part = self._left[: count - filled]
+            noise[filled : filled + len(part)] = part
             filled += len(part)
-            self._left = self._left[len(part):] if len(part) < len(self._left) else None
+            self._left = self._left[len(part) :] if len(part) < len(self._left) else None
         return noise
 
     def _fill(self, block: torch.Tensor) -> torch.Tensor:

@@ -59,9 +59,15 @@ def _installed_version(package: str) -> str | None:
 
 def _git_commit() -> str | None:
     """The commit of the clone this package runs from, with "-dirty" if files differ from it; None outside one."""
+
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", str(Path(__file__).parent), *arguments], check=True,
-                              capture_output=True, text=True, timeout=10).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), *arguments],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        ).stdout.strip()
 
     try:
         # An installed package may lie in some other project's repository, whose commit says nothing.
@@ -114,11 +120,22 @@ def tsv(columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> str:
 
 
 def differing_fields(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """"sigma was 0.25, now 0.5; ..." for the fields in which two flat records differ, "" if none."""
+    """ "sigma was 0.25, now 0.5; ..." for the fields in which two records differ, "" if none."""
     # Through JSON, since the earlier record was: a tuple is then a list in both.
-    now = json.loads(json.dumps(now))
-    return "; ".join(f"{field} was {before.get(field)!r}, now {now.get(field)!r}"
-                     for field in {**before, **now} if before.get(field) != now.get(field))
+    before, now = _flat(before), _flat(json.loads(json.dumps(now)))
+    return "; ".join(
+        f"{field} was {before.get(field)!r}, now {now.get(field)!r}"
+        for field in {**before, **now}
+        if before.get(field) != now.get(field)
+    )
+
+
+def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as one, with keys like ``objective.attack.epsilon``."""
+    flat = {}
+    for key, value in record.items():
+        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+    return flat
 
 
 class ExampleLog:
@@ -129,8 +146,14 @@ class ExampleLog:
     says what to do with a log that is already there: "refuse", "resume" or "overwrite".
     """
 
-    def __init__(self, path: Path, columns: tuple[str, ...], settings: dict[str, Any], details: dict[str, Any],
-                 existing: str = "refuse") -> None:
+    def __init__(
+        self,
+        path: Path,
+        columns: tuple[str, ...],
+        settings: dict[str, Any],
+        details: dict[str, Any],
+        existing: str = "refuse",
+    ) -> None:
         self.path, self.columns = path, columns
         self.done: set[int] = set()
         if path.is_dir():
@@ -177,8 +200,10 @@ class ExampleLog:
         try:
             before = json.loads(manifest.read_text())["settings"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"cannot resume {self.path}: its manifest {manifest} is missing or unreadable, so nothing tells "
-                            "how its rows were made; --overwrite starts anew") from error
+            raise UserError(
+                f"cannot resume {self.path}: its manifest {manifest} is missing or unreadable, so nothing tells "
+                "how its rows were made; --overwrite starts anew"
+            ) from error
         difference = differing_fields(before, settings)
         if difference:
             raise UserError(f"cannot resume {self.path} with other settings: {difference}")
@@ -186,16 +211,21 @@ class ExampleLog:
     def _recover(self) -> set[int]:
         """Drop a torn last row and return the examples that the log holds."""
         content = self.path.read_bytes()
-        whole = content[:content.rfind(b"\n") + 1]
+        whole = content[: content.rfind(b"\n") + 1]
         self._file.truncate(len(whole))
         lines = whole.decode(errors="replace").splitlines()
         if lines and tuple(lines[0].split("\t")) != self.columns:
-            raise UserError(f"cannot resume {self.path}: its columns are '{lines[0]}', expected '{' '.join(self.columns)}'")
+            raise UserError(
+                f"cannot resume {self.path}: its columns are '{lines[0]}', expected '{' '.join(self.columns)}'"
+            )
         done: set[int] = set()
         for number, line in enumerate(lines[1:], start=2):
             fields = line.split("\t")
             if len(fields) != len(self.columns) or not fields[0].isdigit() or int(fields[0]) in done:
-                raise UserError(f"cannot resume {self.path}: line {number} is no row of this log, or its idx is there twice: '{line[:80]}'")
+                raise UserError(
+                    f"cannot resume {self.path}: line {number} is no row of this log, or its idx is there twice: "
+                    f"'{line[:80]}'"
+                )
             done.add(int(fields[0]))
         return done
 
@@ -220,7 +250,9 @@ def read_certification_log(path: Path) -> Any:
     ``correct`` equal to (predict == label), abstentions (predict -1) with radius 0.
     """
     table = _read_log(path, "certification log", ("idx", "label", "predict", "radius", "correct"))
-    _refuse(path, table, "a radius that is negative or not finite", ~table.radius.between(0, float("inf"), inclusive="left"))
+    _refuse(
+        path, table, "a radius that is negative or not finite", ~table.radius.between(0, float("inf"), inclusive="left")
+    )
     _refuse(path, table, "an abstention with a radius", (table.predict < 0) & (table.radius > 0))
     return table
 
@@ -246,11 +278,18 @@ def _read_log(path: Path, kind: str, required: tuple[str, ...]) -> Any:
     if table.empty:
         raise UserError(f"{path} holds no rows yet: the {kind} has only a header")
     try:
-        table = table[list(required)].astype({column: "float64" if column == "radius" else "int64" for column in required})
+        table = table[list(required)].astype(
+            {column: "float64" if column == "radius" else "int64" for column in required}
+        )
     except (ValueError, OverflowError) as error:
         raise UserError(f"{path} holds a field that is not a number: {_one_line(error)}") from error
     _refuse(path, table, "an example that is there twice", table.idx.duplicated())
-    _refuse(path, table, "a 'correct' that disagrees with label and predict", table.correct != (table.predict == table.label))
+    _refuse(
+        path,
+        table,
+        "a 'correct' that disagrees with label and predict",
+        table.correct != (table.predict == table.label),
+    )
     return table.sort_values("idx", ignore_index=True)
 
 

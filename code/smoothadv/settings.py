@@ -34,8 +34,9 @@ non_negative_int = number(int, "a whole number of at least 0", lambda v: v >= 0)
 positive_float = number(float, "a number above 0", lambda v: v > 0)
 non_negative_float = number(float, "a number of at least 0", lambda v: v >= 0)
 probability = number(float, "a probability strictly between 0 and 1", lambda v: 0 < v < 1)
-_standard_deviation = number(float, "a standard deviation between 0 and 10 on images in [0, 1], like 0.25",
-                             lambda v: 0 <= v <= 10)
+_standard_deviation = number(
+    float, "a standard deviation between 0 and 10 on images in [0, 1], like 0.25", lambda v: 0 <= v <= 10
+)
 _LARGEST_L2 = 32.0
 
 
@@ -48,7 +49,9 @@ def positive_noise_level(text: str) -> float:
     """argparse type: as ``noise_level``, but a smoothed classifier needs noise."""
     value = _standard_deviation(text)
     if value == 0:
-        raise argparse.ArgumentTypeError("'0' would smooth nothing: give the sigma of the smoothed classifier, like 0.25")
+        raise argparse.ArgumentTypeError(
+            "'0' would smooth nothing: give the sigma of the smoothed classifier, like 0.25"
+        )
     return value
 
 
@@ -63,16 +66,25 @@ def perturbation_size(text: str) -> float:
     except (ValueError, ZeroDivisionError):
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"'{text}' is not an l2 norm: write a number like 0.25 or a fraction like 64/255")
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not an l2 norm: write a number like 0.25 or a fraction like 64/255"
+        )
     if value > _LARGEST_L2:
         raise argparse.ArgumentTypeError(
-            f"'{text}' is an l2 norm on images in [0, 1], where {_LARGEST_L2:g} is already out of reach: for {text} grey "
-            f"levels write {text}/255 (or {text}/256 to match the released SmoothAdv code)")
+            f"'{text}' is an l2 norm on images in [0, 1], where {_LARGEST_L2:g} is already out of reach: for {text} "
+            f"grey levels write {text}/255 (or {text}/256 to match the released SmoothAdv code)"
+        )
     return value
 
 
-def setting(default: Any = MISSING, *, help: str, parse: Callable[[str], Any] | None = None,
-            flag: str | None = None, many: bool = False) -> Any:
+def setting(
+    default: Any = MISSING,
+    *,
+    help: str,
+    parse: Callable[[str], Any] | None = None,
+    flag: str | None = None,
+    many: bool = False,
+) -> Any:
     """A dataclass field that becomes an option: ``--field-name`` unless ``flag`` says otherwise.
 
     ``parse`` turns the text into the value and raises argparse.ArgumentTypeError on a bad one; without it
@@ -100,6 +112,15 @@ class Setting:
 
 def settings_of(component: type) -> list[Setting]:
     """The declared settings of a component class, in their order; fields not made by ``setting`` are left out."""
-    return [Setting(field.name, field.metadata["flag"] or "--" + field.name.replace("_", "-"),
-                    field.metadata["help"], field.metadata["parse"], field.default, field.metadata["many"])
-            for field in dataclasses.fields(component) if "help" in field.metadata]
+    return [
+        Setting(
+            field.name,
+            field.metadata["flag"] or "--" + field.name.replace("_", "-"),
+            field.metadata["help"],
+            field.metadata["parse"],
+            field.default,
+            field.metadata["many"],
+        )
+        for field in dataclasses.fields(component)
+        if "help" in field.metadata
+    ]

@@ -58,29 +58,45 @@ class RunFolder:
     def __init__(self, folder: Path, facts: dict[str, Any], recipe: dict[str, Any], existing: str = "refuse") -> None:
         self.folder, self.facts, self.recipe = folder, facts, recipe
         self.checkpoint = folder / CHECKPOINT
-        if self.checkpoint.exists() and existing == "refuse":
-            raise UserError(f"{folder} already holds a trained model ({CHECKPOINT}): add --resume to continue it, "
-                            "--overwrite to start anew, or name another folder")
-        self._resume = existing == "resume" and self.checkpoint.exists()
+        self._saved: dict[str, Any] | None = None
+        if not self.checkpoint.exists():
+            return
+        if existing == "refuse":
+            raise UserError(
+                f"{folder} already holds a trained model ({CHECKPOINT}): add --resume to continue it, "
+                "--overwrite to start anew, or name another folder"
+            )
+        if existing == "overwrite":
+            for name in (CHECKPOINT, TRAINING_LOG):
+                (folder / name).unlink(missing_ok=True)
+            return
+        self._saved = read_checkpoint(self.checkpoint)
+        difference = differing_fields(self._saved.get("recipe", {}), recipe)
+        if difference:
+            raise UserError(f"cannot resume {folder} with another recipe: {difference}")
 
     def restore(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-        """Load the last checkpoint into model and optimizer; the history of its epochs, [] for a new run."""
-        if not self._resume:
+        """Load a resumed run's checkpoint into model and optimizer; returns the history of its epochs, [] if new."""
+        if self._saved is None:
             return []
-        content = read_checkpoint(self.checkpoint)
-        difference = differing_fields(content.get("recipe", {}), self.recipe)
-        if difference:
-            raise UserError(f"cannot resume {self.folder} with another recipe: {difference}")
-        model.load_state_dict(network_keys(content["state_dict"]))
-        optimizer.load_state_dict(content["optimizer"])
-        self._write_log(content["history"])
-        return content["history"]
+        model.load_state_dict(network_keys(self._saved["state_dict"]))
+        optimizer.load_state_dict(self._saved["optimizer"])
+        self._write_log(self._saved["history"])
+        return self._saved["history"]
 
     def save(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, history: list[dict[str, Any]]) -> None:
         """Checkpoint first, log second: a kill between the two loses a line that the next resume writes again."""
-        save_checkpoint(self.checkpoint, {
-            "epoch": len(history), "state_dict": model.state_dict(), "optimizer": optimizer.state_dict(),
-            "history": history, "recipe": self.recipe, **self.facts})
+        save_checkpoint(
+            self.checkpoint,
+            {
+                "epoch": len(history),
+                "state_dict": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "history": history,
+                "recipe": self.recipe,
+                **self.facts,
+            },
+        )
         self._write_log(history)
 
     def _write_log(self, history: list[dict[str, Any]]) -> None:
@@ -105,9 +121,17 @@ class _Tally:
         return self._loss.item() / self._examples, self._correct.item() / self._examples
 
 
-def train(model: torch.nn.Module, objective: Objective, training_set: ImageDataset, test_set: ImageDataset,
-          schedule: Schedule, seed: int, device: torch.device, run: RunFolder,
-          report: Callable[[str], None] = print) -> list[dict[str, Any]]:
+def train(
+    model: torch.nn.Module,
+    objective: Objective,
+    training_set: ImageDataset,
+    test_set: ImageDataset,
+    schedule: Schedule,
+    seed: int,
+    device: torch.device,
+    run: RunFolder,
+    report: Callable[[str], None] = print,
+) -> list[dict[str, Any]]:
     """Train ``model`` in place up to ``schedule.epochs``, from the run's last checkpoint if it is resumed.
 
     Saves a checkpoint and the log after every epoch. Each epoch draws from streams of (seed, epoch), so that
@@ -115,8 +139,9 @@ def train(model: torch.nn.Module, objective: Objective, training_set: ImageDatas
     history: one row of TRAINING_COLUMNS per epoch. NonFiniteError if the loss stops being finite.
     """
     model.to(device)
-    optimizer = torch.optim.SGD(model.parameters(), schedule.learning_rate, momentum=schedule.momentum,
-                                weight_decay=schedule.weight_decay)
+    optimizer = torch.optim.SGD(
+        model.parameters(), schedule.learning_rate, momentum=schedule.momentum, weight_decay=schedule.weight_decay
+    )
     history = run.restore(model, optimizer)
     if history:
         report(f"resuming after epoch {len(history)} of {schedule.epochs}")
@@ -128,12 +153,24 @@ def train(model: torch.nn.Module, objective: Objective, training_set: ImageDatas
             learning_rate = schedule.learning_rate_at(epoch)
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
-            loss, accuracy = _train_epoch(model, objective, optimizer, training_set, schedule.batch, epoch, seed,
-                                          device, progress)
-            test_loss, test_accuracy = _evaluate(model, test_set, objective.noise_sd, schedule.batch, epoch, seed, device)
-            history.append({"epoch": epoch, "time": round(time.monotonic() - start, 3), "lr": learning_rate,
-                            "epsilon": objective.epsilon(epoch), "train_loss": loss, "train_accuracy": accuracy,
-                            "test_loss": test_loss, "test_accuracy": test_accuracy})
+            loss, accuracy = _train_epoch(
+                model, objective, optimizer, training_set, schedule.batch, epoch, seed, device, progress
+            )
+            test_loss, test_accuracy = _evaluate(
+                model, test_set, objective.noise_sd, schedule.batch, epoch, seed, device
+            )
+            history.append(
+                {
+                    "epoch": epoch,
+                    "time": round(time.monotonic() - start, 3),
+                    "lr": learning_rate,
+                    "epsilon": objective.epsilon(epoch),
+                    "train_loss": round(loss, 6),
+                    "train_accuracy": round(accuracy, 6),
+                    "test_loss": round(test_loss, 6),
+                    "test_accuracy": round(test_accuracy, 6),
+                }
+            )
             run.save(model, optimizer, history)
             if time.monotonic() - printed >= _SECONDS_BETWEEN_LINES or epoch + 1 == schedule.epochs:
                 printed = time.monotonic()
@@ -144,14 +181,24 @@ def train(model: torch.nn.Module, objective: Objective, training_set: ImageDatas
 
 def describe_epoch(row: dict[str, Any], epochs: int) -> str:
     """One line for a person about a row of the history."""
-    return (f"epoch {row['epoch'] + 1:3d}/{epochs}  lr {row['lr']:.2g}  epsilon {row['epsilon']:.3g}  "
-            f"loss {row['train_loss']:.3f}  training accuracy {row['train_accuracy']:.1%}  "
-            f"test accuracy under noise {row['test_accuracy']:.1%}  {row['time']:.1f} s")
+    return (
+        f"epoch {row['epoch'] + 1:3d}/{epochs}  lr {row['lr']:.2g}  epsilon {row['epsilon']:.3g}  "
+        f"loss {row['train_loss']:.3f}  training accuracy {row['train_accuracy']:.1%}  "
+        f"test accuracy under noise {row['test_accuracy']:.1%}  {row['time']:.1f} s"
+    )
 
 
-def _train_epoch(model: torch.nn.Module, objective: Objective, optimizer: torch.optim.Optimizer,
-                 training_set: ImageDataset, batch: int, epoch: int, seed: int, device: torch.device,
-                 progress: tqdm) -> tuple[float, float]:
+def _train_epoch(
+    model: torch.nn.Module,
+    objective: Objective,
+    optimizer: torch.optim.Optimizer,
+    training_set: ImageDataset,
+    batch: int,
+    epoch: int,
+    seed: int,
+    device: torch.device,
+    progress: tqdm,
+) -> tuple[float, float]:
     """One epoch of updates; the mean loss and accuracy over all noisy copies."""
     model.train()
     torch.manual_seed(derive_generator("cpu", seed, epoch, _LAYERS).initial_seed())  # for dropout and its like
@@ -169,16 +216,25 @@ def _train_epoch(model: torch.nn.Module, objective: Objective, optimizer: torch.
         if step % _STEPS_BETWEEN_CHECKS == 0 or step == steps:
             loss, accuracy = tally.means()
             if not math.isfinite(loss):
-                raise NonFiniteError(f"the loss stopped being finite in epoch {epoch + 1}, by step {step} of {steps}: the last "
-                                     "checkpoint is still good; try a smaller --lr or more --warmup epochs")
+                raise NonFiniteError(
+                    f"the loss stopped being finite in epoch {epoch + 1}, by step {step} of {steps}: the last "
+                    "checkpoint is still good; try a smaller --lr or more --warmup epochs"
+                )
             progress.set_postfix_str(f"epoch {epoch + 1}, loss {loss:.3f}, accuracy {accuracy:.1%}")
     return loss, accuracy
 
 
 @torch.inference_mode()
-def _evaluate(model: torch.nn.Module, test_set: ImageDataset, noise_sd: float, batch: int, epoch: int, seed: int,
-              device: torch.device) -> tuple[float, float]:
-    """Loss and accuracy of the base classifier on one noisy copy of each test image; for the log, never for selection."""
+def _evaluate(
+    model: torch.nn.Module,
+    test_set: ImageDataset,
+    noise_sd: float,
+    batch: int,
+    epoch: int,
+    seed: int,
+    device: torch.device,
+) -> tuple[float, float]:
+    """Loss and accuracy of the base classifier on one noisy copy of each test image: for the log, not for selection."""
     model.eval()
     generator = derive_generator(device, seed, epoch, _EVALUATION)
     tally = _Tally(device)

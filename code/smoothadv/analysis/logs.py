@@ -37,7 +37,9 @@ def _find(argument: str) -> list[Path]:
     if os.path.isdir(argument):
         found = [path for path in sorted(Path(argument).rglob("*")) if path.is_file() and is_certification_log(path)]
         if not found:
-            raise UserError(f"{argument} holds no certification log (a file that starts with idx, label, predict, radius)")
+            raise UserError(
+                f"{argument} holds no certification log (a file that starts with idx, label, predict, radius)"
+            )
         return found
     matches = sorted(glob.glob(argument, recursive=True))
     if not matches:

@@ -30,7 +30,9 @@ class CertifiedAccuracyPlot:
         for log, colour, style in zip(logs, cycle(_COLOURS), cycle(_STYLES)):
             radii, accuracies = accuracy_curve(log.table)
             # "pre": between two radii holds the accuracy of the larger one.
-            axes.step(radii, 100 * accuracies, where="pre", color=colour, linestyle=style, linewidth=1.8, label=log.name)
+            axes.step(
+                radii, 100 * accuracies, where="pre", color=colour, linestyle=style, linewidth=1.8, label=log.name
+            )
         axes.set_xlabel("l2 radius (images in [0, 1])")
         axes.set_ylabel("certified accuracy (%)")
         axes.set_xlim(left=0)

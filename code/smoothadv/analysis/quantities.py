@@ -54,5 +54,4 @@ def accuracy_curve(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     # Correct examples with R >= radii[i]: those not among the smaller ones.
     at_least = len(certified) - np.concatenate(([0], np.cumsum(counts)[:-1]))
     end = radii[-1] if len(radii) else 0.0
-    return (np.concatenate(([0.0], radii, [end])),
-            np.concatenate(([len(certified)], at_least, [0])) / len(table))
+    return (np.concatenate(([0.0], radii, [end])), np.concatenate(([len(certified)], at_least, [0])) / len(table))

@@ -16,10 +16,16 @@ from smoothadv.settings import non_negative_float, setting
 class CertifiedAccuracyTable:
     """a row per log: certified accuracy at each radius, the best of a column in bold"""
 
-    radii: list[float] | None = setting(None, many=True, parse=non_negative_float,
-                                        help="l2 radii of the columns (default: 0, 0.25, ... as far as anything is certified)")
+    radii: list[float] | None = setting(
+        None,
+        many=True,
+        parse=non_negative_float,
+        help="l2 radii of the columns (default: 0, 0.25, ... as far as anything is certified)",
+    )
 
     def __call__(self, logs: list[CertificationLog]) -> Table:
         radii = self.radii or [0.0, *default_radii([log.table for log in logs])]
-        return Table([Column("log", "l2 radius", "text"), *map(radius_column, radii)],
-                     [[log.name, *(certified_accuracy(log.table, radius) for radius in radii)] for log in logs])
+        return Table(
+            [Column("log", "l2 radius", "text"), *map(radius_column, radii)],
+            [[log.name, *(certified_accuracy(log.table, radius) for radius in radii)] for log in logs],
+        )

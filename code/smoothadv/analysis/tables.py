@@ -40,7 +40,9 @@ FORMATS: Registry[Callable[[Table], str]] = Registry("format")
 
 def radius_column(radius: float) -> Column:
     """The certified accuracy at a radius."""
-    return Column(f"{radius:g}", f"{radius:.2f}" if round(radius, 2) == radius else f"{radius:g}", "fraction", compared=True)
+    return Column(
+        f"{radius:g}", f"{radius:.2f}" if round(radius, 2) == radius else f"{radius:g}", "fraction", compared=True
+    )
 
 
 def _display(value: Value, kind: str) -> str:
@@ -66,13 +68,19 @@ def _cells(table: Table, bold: Callable[[str], str], escape: Callable[[str], str
 @FORMATS.register("markdown")
 def markdown(table: Table) -> str:
     """A pipe table, columns padded to equal width so that the source is legible too."""
-    titles = [column.title + (" (%)" if column.kind == "fraction" and not column.compared else "") for column in table.columns]
+    titles = [
+        column.title + (" (%)" if column.kind == "fraction" and not column.compared else "") for column in table.columns
+    ]
     cells = [titles, *_cells(table, lambda text: f"**{text}**", lambda text: text.replace("|", "\\|"))]
     widths = [max(len(row[index]) for row in cells) for index in range(len(titles))]
     align = [str.ljust if column.kind == "text" else str.rjust for column in table.columns]
-    lines = ["| " + " | ".join(pad(text, width) for pad, text, width in zip(align, row, widths)) + " |" for row in cells]
-    rule = "|".join("-" * (width + 2) if column.kind == "text" else "-" * (width + 1) + ":"
-                    for column, width in zip(table.columns, widths))
+    lines = [
+        "| " + " | ".join(pad(text, width) for pad, text, width in zip(align, row, widths)) + " |" for row in cells
+    ]
+    rule = "|".join(
+        "-" * (width + 2) if column.kind == "text" else "-" * (width + 1) + ":"
+        for column, width in zip(table.columns, widths)
+    )
     return "\n".join([lines[0], f"|{rule}|", *lines[1:]]) + "\n"
 
 
@@ -83,13 +91,29 @@ def latex(table: Table) -> str:
     titles = [_latex_escape(column.title) for column in table.columns]
     rows = _cells(table, lambda text: rf"\textbf{{{text}}}", _latex_escape)
     body = [" & ".join(row) + r" \\" for row in rows]
-    return "\n".join([rf"\begin{{tabular}}{{{alignment}}}", r"\toprule", " & ".join(titles) + r" \\", r"\midrule",
-                      *body, r"\bottomrule", r"\end{tabular}"]) + "\n"
+    return (
+        "\n".join(
+            [
+                rf"\begin{{tabular}}{{{alignment}}}",
+                r"\toprule",
+                " & ".join(titles) + r" \\",
+                r"\midrule",
+                *body,
+                r"\bottomrule",
+                r"\end{tabular}",
+            ]
+        )
+        + "\n"
+    )
 
 
 def _latex_escape(text: str) -> str:
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-               **{character: "\\" + character for character in "&%$#_{}"}}
+    special = {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        **{character: "\\" + character for character in "&%$#_{}"},
+    }
     return "".join(special.get(character, character) for character in text)
 
 

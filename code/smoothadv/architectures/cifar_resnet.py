@@ -24,8 +24,9 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(out_channels)
         self.downsample = None
         if stride != 1 or in_channels != out_channels:
-            self.downsample = nn.Sequential(nn.Conv2d(in_channels, out_channels, 1, stride, bias=False),
-                                            nn.BatchNorm2d(out_channels))
+            self.downsample = nn.Sequential(
+                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
+            )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = F.relu(self.bn1(self.conv1(x)))
@@ -67,8 +68,9 @@ class SmallImageResNet(nn.Module):
 
 
 def _cifar_resnet(depth: int, description: DatasetDescription) -> nn.Module:
-    return SmallImageResNet(description.image_shape[0], widths=(16, 32, 64), blocks=(depth - 2) // 6,
-                            num_classes=description.num_classes)
+    return SmallImageResNet(
+        description.image_shape[0], widths=(16, 32, 64), blocks=(depth - 2) // 6, num_classes=description.num_classes
+    )
 
 
 for _depth in range(20, 111, 6):

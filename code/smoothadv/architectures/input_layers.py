@@ -42,6 +42,8 @@ def build_input_layer(name: str, description: DatasetDescription) -> nn.Module:
     """The input layer ``name`` with the dataset's constants; UserError where the dataset has none."""
     layer = INPUT_LAYERS[name]
     if description.mean is None or description.std is None:
-        raise UserError(f"dataset '{description.name}' has no mean and standard deviation, because its train/ folder is "
-                        "missing; a checkpoint of ours brings its own, another one needs that folder")
+        raise UserError(
+            f"dataset '{description.name}' has no mean and standard deviation, because its train/ folder is "
+            "missing; a checkpoint of ours brings its own, another one needs that folder"
+        )
     return layer(description.mean, description.std)

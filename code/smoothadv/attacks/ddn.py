@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.geometry import l2_norm, per_example, perturbed, project_ball, project_box, quantize, unit
 from smoothadv.attacks.gradients import GradientEstimator, frozen, no_noise, noisy_logits, plug_in
-from smoothadv.settings import number, positive_float, positive_int, setting
+from smoothadv.settings import number, positive_float, setting
 
 _levels = number(int, "a number of grey levels of at least 2, like 256", lambda v: v >= 2)
 _unit_interval = number(float, "a number strictly between 0 and 1, like 0.05", lambda v: 0 < v < 1)
@@ -36,25 +36,35 @@ class DDN:
     estimator: GradientEstimator = plug_in
     targeted: bool = False
     initial_norm: float = setting(1.0, flag="--init-norm-DDN", parse=positive_float, help="l2 norm at DDN's first step")
-    gamma: float = setting(0.05, flag="--gamma-DDN", parse=_unit_interval, help="DDN's relative change of norm per step")
-    quantization_levels: int | None = setting(None, flag="--levels-DDN", parse=_levels,
-                                              help="round DDN's iterates to this many grey levels (default: none)")
+    gamma: float = setting(
+        0.05, flag="--gamma-DDN", parse=_unit_interval, help="DDN's relative change of norm per step"
+    )
+    quantization_levels: int | None = setting(
+        None, flag="--levels-DDN", parse=_levels, help="round DDN's iterates to this many grey levels (default: none)"
+    )
     evaluate_last: bool = setting(False, flag="--evaluate-last-DDN", help="let DDN's last update compete as well")
 
     def __post_init__(self) -> None:
         if not self.epsilon >= 0 or self.num_steps < 1:
             raise ValueError(f"DDN needs epsilon >= 0 and num_steps >= 1, got {self.epsilon} and {self.num_steps}")
 
-    def __call__(self, model: Callable, inputs: torch.Tensor, labels: torch.Tensor,
-                 noise: torch.Tensor | None = None, generator: torch.Generator | None = None) -> torch.Tensor:
+    def __call__(
+        self,
+        model: Callable,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        noise: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> torch.Tensor:
         if self.epsilon == 0:
             return inputs.detach()
         noise = no_noise(inputs) if noise is None else noise
         with frozen(model):
             return perturbed(inputs, project_ball(self._closest(model, inputs, labels, noise), self.epsilon))
 
-    def _closest(self, model: Callable, inputs: torch.Tensor, labels: torch.Tensor,
-                 noise: torch.Tensor) -> torch.Tensor:
+    def _closest(
+        self, model: Callable, inputs: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
+    ) -> torch.Tensor:
         """The shortest adversarial iterate of each example, 0 where there was none: [B, ...]."""
         sign = -1 if self.targeted else 1
         v, best = torch.zeros_like(inputs), torch.zeros_like(inputs)
@@ -83,13 +93,17 @@ class DDN:
         return 0.01 + 0.495 * (1 + math.cos(math.pi * k / (self.num_steps - 1)))
 
     def _adversarial(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Whether the majority of copies errs (or, targeted, obeys): [B, m, K] and [B] give bool [B]; ties go to the smaller class."""
+        """Whether the majority of copies errs (or, targeted, obeys): [B, m, K] and [B] give bool [B].
+
+        Ties go to the smaller class.
+        """
         votes = F.one_hot(logits.argmax(-1), logits.shape[-1]).sum(1)
         return (votes.argmax(-1) == labels) if self.targeted else (votes.argmax(-1) != labels)
 
 
-def _keep_shorter(adversarial: torch.Tensor, v: torch.Tensor, best: torch.Tensor,
-                  best_norm: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _keep_shorter(
+    adversarial: torch.Tensor, v: torch.Tensor, best: torch.Tensor, best_norm: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The shorter of v and best where v is adversarial, else best; with its norm [B]."""
     norm = l2_norm(v)
     better = adversarial & (norm < best_norm)

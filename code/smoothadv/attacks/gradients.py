@@ -71,11 +71,11 @@ def smoothed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def plug_in(model: Callable, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
-    """The gradient of the plug-in loss J over the given noise: SmoothAdv's estimator (eq. 6). m = 1 is cross-entropy."""
+    """The gradient of the plug-in loss J over the given noise (SmoothAdv, eq. 6); m = 1 is cross-entropy."""
     with torch.enable_grad():
         points = points.detach().requires_grad_()
         logits = noisy_logits(model, points, noise)
-        gradient, = torch.autograd.grad(smoothed_loss(logits, labels).sum(), points)
+        (gradient,) = torch.autograd.grad(smoothed_loss(logits, labels).sum(), points)
     return Estimate(gradient, logits.detach())
 
 

@@ -26,15 +26,23 @@ class PGD:
     num_steps: int
     estimator: GradientEstimator = plug_in
     targeted: bool = False
-    step_size: float | None = setting(None, parse=positive_float, help="l2 length of a PGD step (default: 2 epsilon / T)")
+    step_size: float | None = setting(
+        None, parse=positive_float, help="l2 length of a PGD step (default: 2 epsilon / T)"
+    )
     random_start: bool = setting(False, help="start PGD at a uniform point of the epsilon ball, not at the image")
 
     def __post_init__(self) -> None:
         if not self.epsilon >= 0 or self.num_steps < 1:
             raise ValueError(f"PGD needs epsilon >= 0 and num_steps >= 1, got {self.epsilon} and {self.num_steps}")
 
-    def __call__(self, model: Callable, inputs: torch.Tensor, labels: torch.Tensor,
-                 noise: torch.Tensor | None = None, generator: torch.Generator | None = None) -> torch.Tensor:
+    def __call__(
+        self,
+        model: Callable,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        noise: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> torch.Tensor:
         if self.epsilon == 0:
             return inputs.detach()
         noise = no_noise(inputs) if noise is None else noise

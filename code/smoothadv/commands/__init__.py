@@ -19,7 +19,11 @@ COMMANDS = {
 
 def usage() -> str:
     lines = [f"  {name:10s} {what}" for name, what in COMMANDS.items()]
-    return "usage: smoothadv COMMAND ...\n\ncommands:\n" + "\n".join(lines) + "\n\n`smoothadv COMMAND --help` tells a command's options."
+    return (
+        "usage: smoothadv COMMAND ...\n\ncommands:\n"
+        + "\n".join(lines)
+        + "\n\n`smoothadv COMMAND --help` tells a command's options."
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -24,15 +25,25 @@ _EXAMPLES = """examples:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog="analyze", epilog=_EXAMPLES, description="Turn certification logs, ours or released ones, into summaries, "
-                    "tables and plots. Accuracies are percent in markdown and latex, fractions in csv and json.")
+    parser = Parser(
+        prog="analyze",
+        epilog=_EXAMPLES,
+        description="Turn certification logs, ours or released ones, into summaries, "
+        "tables and plots. Accuracies are percent in markdown and latex, fractions in csv and json.",
+    )
     subparsers = parser.add_subparsers(dest="analysis", required=True, metavar="ANALYSIS")
     for name in ANALYSES:
         what = ANALYSES[name].__doc__
-        command = subparsers.add_parser(name, prog=f"analyze {name}", help=what, description=what[0].upper() + what[1:] + ".")
+        command = subparsers.add_parser(
+            name, prog=f"analyze {name}", help=what, description=what[0].upper() + what[1:] + "."
+        )
         command.add_argument("logs", metavar="LOG", nargs="+", help="files, folders (searched throughout) or globs")
-        command.add_argument("-o", "--output", metavar="FILE", type=Path, help="file to write (default: standard output for tables)")
-        command.add_argument("--format", choices=list(FORMATS), help="of a table (default: markdown, or what FILE's ending says)")
+        command.add_argument(
+            "-o", "--output", metavar="FILE", type=Path, help="file to write (default: standard output for tables)"
+        )
+        command.add_argument(
+            "--format", choices=list(FORMATS), help="of a table (default: markdown, or what FILE's ending says)"
+        )
         add_settings(command, settings_of(ANALYSES[name]))
     return run(parser, lambda options: _analyze(parser, options), arguments)
 
@@ -67,5 +78,5 @@ def _write_figure(parser: Parser, figure: Figure, options: argparse.Namespace) -
         path = stem.with_name(f"{stem.name}.{kind}")
         # No date in the file: the same logs give the same bytes.
         metadata = {"CreationDate": None} if kind == "pdf" else None
-        write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=200, metadata=metadata))
+        write_atomically(path, partial(figure.savefig, format=kind, dpi=200, metadata=metadata))
         print(f"wrote {path}")

@@ -26,27 +26,53 @@ _EXAMPLES = """examples:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog="certify", epilog=_EXAMPLES, description="Certify a smoothed classifier (Cohen et al., 2019): for each "
-                    "image a class and an l2 radius within which it cannot change, or an abstention.")
+    parser = Parser(
+        prog="certify",
+        epilog=_EXAMPLES,
+        description="Certify a smoothed classifier (Cohen et al., 2019): for each "
+        "image a class and an l2 radius within which it cannot change, or an abstention.",
+    )
     add_smoothing(parser, outfile="log to write (TSV)", n=100_000, n_help="draws that estimate the class's probability")
     parser.add_argument("--N0", type=positive_int, default=100, help="draws that select the class (default: 100)")
-    parser.add_argument("--method", type=name_in(PROCEDURES), default="exact", metavar="NAME",
-                        help=f"certification procedure, one of {', '.join(PROCEDURES)} (default: exact)")
-    return run(parser, _certify, arguments,
-               interrupted="every finished example is in the log; run the same command with --resume to continue")
+    parser.add_argument(
+        "--method",
+        type=name_in(PROCEDURES),
+        default="exact",
+        metavar="NAME",
+        help=f"certification procedure, one of {', '.join(PROCEDURES)} (default: exact)",
+    )
+    return run(
+        parser,
+        _certify,
+        arguments,
+        interrupted="every finished example is in the log; run the same command with --resume to continue",
+    )
 
 
 def _certify(options: argparse.Namespace) -> None:
     if maximum_radius(options.N, options.sigma, options.alpha) == 0:
-        warn(f"--N {options.N} can certify nothing at --alpha {options.alpha:g}, every image will abstain: "
-             f"at least --N {minimum_trials_to_certify(options.alpha)} is needed")
+        warn(
+            f"--N {options.N} can certify nothing at --alpha {options.alpha:g}, every image will abstain: "
+            f"at least --N {minimum_trials_to_certify(options.alpha)} is needed"
+        )
     job = prepare(options)
 
     def certify(index: int, image: torch.Tensor, label: int) -> dict[str, Any]:
-        certificate = job.smooth.certificate(image.to(job.device), options.N0, options.N, options.alpha, job.batch,
-                                             stream=job.noise.stream(index, job.device), method=options.method)
-        return {"predict": certificate.prediction, "radius": certificate.radius,
-                "successes": certificate.successes, "trials": certificate.trials}
+        certificate = job.smooth.certificate(
+            image.to(job.device),
+            options.N0,
+            options.N,
+            options.alpha,
+            job.batch,
+            stream=job.noise.stream(index, job.device),
+            method=options.method,
+        )
+        return {
+            "predict": certificate.prediction,
+            "radius": certificate.radius,
+            "successes": certificate.successes,
+            "trials": certificate.trials,
+        }
 
     with job.open_log(options, CERTIFICATION_COLUMNS, {"N0": options.N0, "method": options.method}) as log:
         evaluate_examples(job.dataset, job.indices, certify, log, "certifying")
@@ -55,6 +81,10 @@ def _certify(options: argparse.Namespace) -> None:
 
 def _summarise(options: argparse.Namespace) -> None:
     table = read_certification_log(options.outfile)
-    accuracies = ", ".join(f"{certified_accuracy(table, radius):.1%} at {radius:g}" for radius in default_radii([table])[:5])
-    print(f"{options.outfile}: {len(table)} examples, certified accuracy {accuracies}; "
-          f"average certified radius {average_certified_radius(table):.3f}")
+    accuracies = ", ".join(
+        f"{certified_accuracy(table, radius):.1%} at {radius:g}" for radius in default_radii([table])[:5]
+    )
+    print(
+        f"{options.outfile}: {len(table)} examples, certified accuracy {accuracies}; "
+        f"average certified radius {average_certified_radius(table):.3f}"
+    )

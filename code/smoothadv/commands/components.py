@@ -32,13 +32,21 @@ def add_settings(parser: argparse._ActionsContainer, settings: Iterable[Setting]
     option leaves no trace there, so that what was given can be told from defaults.
     """
     for setting in {setting.flag: setting for setting in settings}.values():
-        default = f" (default: {setting.default})" if setting.default not in (None, False) and not setting.required else ""
+        default = (
+            f" (default: {setting.default})" if setting.default not in (None, False) and not setting.required else ""
+        )
         kind: dict[str, Any] = {"action": "store_true"}
         if setting.parse is not None:
             kind = {"type": setting.parse, "metavar": setting.field.split("_")[-1].upper()}
         if setting.many:
             kind["nargs"] = "+"
-        parser.add_argument(setting.flag, dest=setting.flag, default=argparse.SUPPRESS, help=setting.help.replace("%", "%%") + default, **kind)
+        parser.add_argument(
+            setting.flag,
+            dest=setting.flag,
+            default=argparse.SUPPRESS,
+            help=setting.help.replace("%", "%%") + default,
+            **kind,
+        )
 
 
 def compose(parser: Parser, component: type, options: argparse.Namespace, name: str, **given: Any) -> Any:
@@ -58,8 +66,9 @@ def compose(parser: Parser, component: type, options: argparse.Namespace, name: 
         parser.error(str(error))
 
 
-def refuse_foreign_settings(parser: Parser, options: argparse.Namespace, declared: Iterable[type], chosen: Iterable[type],
-                            names: str) -> None:
+def refuse_foreign_settings(
+    parser: Parser, options: argparse.Namespace, declared: Iterable[type], chosen: Iterable[type], names: str
+) -> None:
     """A usage error if an option was given that only components other than the ``chosen`` ones read."""
     readable = {setting.flag for component in chosen for setting in settings_of(component)}
     for component in declared:
@@ -70,11 +79,15 @@ def refuse_foreign_settings(parser: Parser, options: argparse.Namespace, declare
 
 def describe(component: Any) -> str:
     """A component and its settings as a person would read them, without those left at None or False."""
+
     def text(record: Any) -> str:
         if not isinstance(record, dict):
             return str(record)
-        said = [f"{field}={text(value)}" for field, value in record.items()
-                if field != "name" and value is not None and value is not False]
+        said = [
+            f"{field}={text(value)}"
+            for field, value in record.items()
+            if field != "name" and value is not None and value is not False
+        ]
         return f"{record['name']}({', '.join(said)})"
 
     return text(settings_record(component))
@@ -83,7 +96,9 @@ def describe(component: Any) -> str:
 def settings_record(component: Any) -> dict[str, Any]:
     """A component's class and field values as plain JSON values, nested components included."""
     if dataclasses.is_dataclass(component):
-        fields = {field.name: settings_record(getattr(component, field.name)) for field in dataclasses.fields(component)}
+        fields = {
+            field.name: settings_record(getattr(component, field.name)) for field in dataclasses.fields(component)
+        }
         return {"name": type(component).__name__, **fields}
     return component.__name__ if callable(component) else component
 

@@ -28,23 +28,38 @@ _EXAMPLES = """examples:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(prog="predict", epilog=_EXAMPLES, description="Predict with a smoothed classifier (Cohen et al., 2019), or "
-                    "abstain; with --attack, on images attacked through the plug-in gradient (Salman et al., 2019).")
+    parser = Parser(
+        prog="predict",
+        epilog=_EXAMPLES,
+        description="Predict with a smoothed classifier (Cohen et al., 2019), or "
+        "abstain; with --attack, on images attacked through the plug-in gradient (Salman et al., 2019).",
+    )
     add_smoothing(parser, outfile="log to write (TSV)", n=100_000, n_help="draws per prediction")
     add_attack(parser)
-    parser.add_argument("--num-noise-vec", type=positive_int, default=None, metavar="M",
-                        help="noise draws that the attack averages over (default: 1; paper: up to 512)")
+    parser.add_argument(
+        "--num-noise-vec",
+        type=positive_int,
+        default=None,
+        metavar="M",
+        help="noise draws that the attack averages over (default: 1; paper: up to 512)",
+    )
     parser.add_argument("--base-attack", action="store_true", help="attack the base classifier, without noise")
-    return run(parser, lambda options: _predict(parser, options), arguments,
-               interrupted="every finished example is in the log; run the same command with --resume to continue")
+    return run(
+        parser,
+        lambda options: _predict(parser, options),
+        arguments,
+        interrupted="every finished example is in the log; run the same command with --resume to continue",
+    )
 
 
 def _predict(parser: Parser, options: argparse.Namespace) -> None:
     attack = _compose_attack(parser, options)
     copies = options.num_noise_vec or 1
     if options.N < minimum_trials_to_predict(options.alpha):
-        warn(f"--N {options.N} can decide nothing at --alpha {options.alpha:g}, every image will abstain: "
-             f"at least --N {minimum_trials_to_predict(options.alpha)} is needed")
+        warn(
+            f"--N {options.N} can decide nothing at --alpha {options.alpha:g}, every image will abstain: "
+            f"at least --N {minimum_trials_to_predict(options.alpha)} is needed"
+        )
     job = prepare(options)
 
     def predict(index: int, image: torch.Tensor, label: int) -> dict[str, Any]:
@@ -53,21 +68,31 @@ def _predict(parser: Parser, options: argparse.Namespace) -> None:
             image = _attacked(job, attack, image, label, index, copies, options)
         with torch.inference_mode():
             base = int(job.smooth.base_classifier(image.unsqueeze(0)).argmax())
-        prediction = job.smooth.predict(image, options.N, options.alpha, job.batch,
-                                        stream=job.noise.stream(index, job.device))
+        prediction = job.smooth.predict(
+            image, options.N, options.alpha, job.batch, stream=job.noise.stream(index, job.device)
+        )
         return {"predict": prediction, "basePredict": base}
 
-    settings = {"attack": attack and settings_record(attack), "num_noise_vec": copies if attack else None,
-                "base_attack": options.base_attack}
+    settings = {
+        "attack": attack and settings_record(attack),
+        "num_noise_vec": copies if attack else None,
+        "base_attack": options.base_attack,
+    }
     with job.open_log(options, PREDICTION_COLUMNS, settings) as log:
         evaluate_examples(job.dataset, job.indices, predict, log, "predicting")
     table = read_prediction_log(options.outfile)
-    print(f"{options.outfile}: {len(table)} examples, accuracy {table.correct.mean():.1%}, "
-          f"abstained {(table.predict == ABSTAIN).mean():.1%}")
+    print(
+        f"{options.outfile}: {len(table)} examples, accuracy {table.correct.mean():.1%}, "
+        f"abstained {(table.predict == ABSTAIN).mean():.1%}"
+    )
 
 
 def _compose_attack(parser: Parser, options: argparse.Namespace) -> Attack | None:
-    given = given_attack_flags(options) + ["--num-noise-vec"] * (options.num_noise_vec is not None) + ["--base-attack"] * options.base_attack
+    given = (
+        given_attack_flags(options)
+        + ["--num-noise-vec"] * (options.num_noise_vec is not None)
+        + ["--base-attack"] * options.base_attack
+    )
     if "--attack" not in options:
         if given:
             parser.error(f"{given[0]} is only read together with --attack: add --attack NAME or leave it out")
@@ -77,8 +102,15 @@ def _compose_attack(parser: Parser, options: argparse.Namespace) -> Attack | Non
     return compose_attack(parser, options, 0.0 if options.base_attack else options.sigma)
 
 
-def _attacked(job: SmoothingJob, attack: Attack, image: torch.Tensor, label: int, index: int, copies: int,
-              options: argparse.Namespace) -> torch.Tensor:
+def _attacked(
+    job: SmoothingJob,
+    attack: Attack,
+    image: torch.Tensor,
+    label: int,
+    index: int,
+    copies: int,
+    options: argparse.Namespace,
+) -> torch.Tensor:
     """The adversarial image [C, H, W]; its noise is drawn apart from the prediction's, which must be fresh."""
     noise = None
     if not options.base_attack:

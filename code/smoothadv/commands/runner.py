@@ -18,16 +18,20 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that keeps help text as written, refuses abbreviations and answers errors in one line."""
 
     def __init__(self, *, epilog: str | None = None, **options) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, epilog=epilog,
-                         allow_abbrev=False, **options)
-        self.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error")
+        super().__init__(
+            formatter_class=argparse.RawDescriptionHelpFormatter, epilog=epilog, allow_abbrev=False, **options
+        )
+        self.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+        )
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"error: {message} (see {self.prog} --help)\n")
 
 
-def run(parser: Parser, body: Callable[[argparse.Namespace], None], arguments: list[str] | None,
-        interrupted: str = "") -> int:
+def run(
+    parser: Parser, body: Callable[[argparse.Namespace], None], arguments: list[str] | None, interrupted: str = ""
+) -> int:
     """Parse ``arguments`` (None: the process's), call ``body`` and turn what happens into an exit code.
 
     0 on success, 2 on a usage error, 1 with one line on a UserError or a failing file, 130 on Ctrl-C, where

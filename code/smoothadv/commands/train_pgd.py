@@ -15,5 +15,11 @@ _EXAMPLES = """examples:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return train_command("train_pgd", "Train a classifier with SmoothAdv (Salman et al., 2019): attack the smoothed "
-                         "classifier, train on the attacked noisy images.", _EXAMPLES, "smoothadv", arguments)
+    return train_command(
+        "train_pgd",
+        "Train a classifier with SmoothAdv (Salman et al., 2019): attack the smoothed "
+        "classifier, train on the attacked noisy images.",
+        _EXAMPLES,
+        "smoothadv",
+        arguments,
+    )

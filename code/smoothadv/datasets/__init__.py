@@ -42,7 +42,9 @@ def _source(name: str) -> tuple[Source, str]:
     if source.takes_location and not location:
         raise UserError(f"dataset '{name}' needs a folder: write {kind}:PATH")
     if colon and not source.takes_location:
-        raise UserError(f"dataset '{name}': '{kind}' takes nothing after its name; for your own images write imagefolder:PATH")
+        raise UserError(
+            f"dataset '{name}': '{kind}' takes nothing after its name; for your own images write imagefolder:PATH"
+        )
     return source, location
 
 

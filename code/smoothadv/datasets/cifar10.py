@@ -11,8 +11,14 @@ from smoothadv.datasets.images import CIFAR_MEAN, CIFAR_STD, CIFAR_TRAINING, Dat
 from smoothadv.errors import UserError
 
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_DESCRIPTION = DatasetDescription(name="cifar10", class_names=_CLASSES, image_shape=(3, 32, 32),
-                                  mean=CIFAR_MEAN, std=CIFAR_STD, defaults=CIFAR_TRAINING)
+_DESCRIPTION = DatasetDescription(
+    name="cifar10",
+    class_names=_CLASSES,
+    image_shape=(3, 32, 32),
+    mean=CIFAR_MEAN,
+    std=CIFAR_STD,
+    defaults=CIFAR_TRAINING,
+)
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> InMemoryImages:
@@ -22,8 +28,10 @@ def _load(split: str, location: str, data_dir: Path | None) -> InMemoryImages:
     try:
         raw = CIFAR10(str(folder), train=split == "train", download=True)
     except (OSError, RuntimeError) as error:
-        raise UserError(f"cifar10 is not in {folder} and could not be downloaded ({error}): put "
-                        f"cifar-10-python.tar.gz into {folder} or name its folder with --data-dir") from error
+        raise UserError(
+            f"cifar10 is not in {folder} and could not be downloaded ({error}): put "
+            f"cifar-10-python.tar.gz into {folder} or name its folder with --data-dir"
+        ) from error
     images = torch.from_numpy(raw.data).permute(0, 3, 1, 2).contiguous()
     return InMemoryImages(images, torch.tensor(raw.targets), _DESCRIPTION)
 

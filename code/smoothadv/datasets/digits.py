@@ -13,10 +13,15 @@ from smoothadv.datasets.images import DatasetDescription, InMemoryImages, Traini
 
 _TEST_SHARE = 0.2
 _DESCRIPTION = DatasetDescription(
-    name="digits", class_names=tuple("0123456789"), image_shape=(1, 8, 8),
-    mean=(0.3054,), std=(0.3753,),  # of the training split, over all pixels
+    name="digits",
+    class_names=tuple("0123456789"),
+    image_shape=(1, 8, 8),
+    mean=(0.3054,),
+    std=(0.3753,),  # of the training split, over all pixels
     defaults=TrainingDefaults(batch=128, epochs=60, learning_rate=0.1, learning_rate_step=20),
-    crop_padding=0, horizontal_flip=False)
+    crop_padding=0,
+    horizontal_flip=False,
+)
 
 
 @cache
@@ -34,7 +39,7 @@ def _arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     is_test = np.zeros(len(labels), dtype=bool)
     for label in range(10):
         members = np.flatnonzero(labels == label)
-        is_test[members[len(members) - round(_TEST_SHARE * len(members)):]] = True
+        is_test[members[len(members) - round(_TEST_SHARE * len(members)) :]] = True
     return images, labels, is_test
 
 

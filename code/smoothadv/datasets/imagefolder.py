@@ -41,11 +41,18 @@ def _classes(root: Path) -> list[str]:
 
 def _files(root: Path, split: str) -> list[tuple[Path, int]]:
     """(path, label) of the images of a split, sorted by class and name."""
-    files = [(path, label) for label, name in enumerate(_classes(root)) if (root / split / name).is_dir()
-             for path in sorted((root / split / name).iterdir()) if path.suffix.lower() in _SUFFIXES]
+    files = [
+        (path, label)
+        for label, name in enumerate(_classes(root))
+        if (root / split / name).is_dir()
+        for path in sorted((root / split / name).iterdir())
+        if path.suffix.lower() in _SUFFIXES
+    ]
     if not files:
-        raise UserError(f"imagefolder: no images under {root / split}; expected {root / split}/CLASS/ with files that "
-                        f"end in {', '.join(_SUFFIXES)}")
+        raise UserError(
+            f"imagefolder: no images under {root / split}; expected {root / split}/CLASS/ with files that "
+            f"end in {', '.join(_SUFFIXES)}"
+        )
     return files
 
 
@@ -58,18 +65,24 @@ def _read(path: Path, shape: tuple[int, int, int] | None = None) -> np.ndarray:
         raise UserError(f"imagefolder: {path} cannot be read as an image: {error}") from error
     array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
     if shape is not None and array.shape != shape:
-        raise UserError(f"imagefolder: {path} is {array.shape[2]}x{array.shape[1]} pixels where the first image is "
-                        f"{shape[2]}x{shape[1]}; all images must have one size")
+        raise UserError(
+            f"imagefolder: {path} is {array.shape[2]}x{array.shape[1]} pixels where the first image is "
+            f"{shape[2]}x{shape[1]}; all images must have one size"
+        )
     return array
 
 
 def _eight_bit(image: Image.Image, path: Path, channels: int | None) -> Image.Image:
     """The image with 8 bits per channel; grey becomes RGB among RGB images, never the other way round."""
     if image.mode.startswith(("I", "F")):
-        raise UserError(f"imagefolder: {path} has more than 8 bits per channel (mode {image.mode}); convert it to 8 bits")
+        raise UserError(
+            f"imagefolder: {path} has more than 8 bits per channel (mode {image.mode}); convert it to 8 bits"
+        )
     is_grey = image.mode in _GREY_MODES
     if channels == 1 and not is_grey:
-        raise UserError(f"imagefolder: {path} is a colour image where the first image is grey; make them all one or the other")
+        raise UserError(
+            f"imagefolder: {path} is a colour image where the first image is grey; make them all one or the other"
+        )
     return image.convert("L" if is_grey and channels in (None, 1) else "RGB")
 
 
@@ -87,8 +100,10 @@ def _constants(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]
     """Per-channel mean and standard deviation of images [N, C, H, W], on the [0, 1] scale, to 4 decimals."""
     pixels = images.transpose(1, 0, 2, 3).reshape(images.shape[1], -1) / 255
     # A constant channel has deviation 0, which cannot be divided by.
-    return (tuple(round(float(mean), 4) for mean in pixels.mean(1)),
-            tuple(round(float(std), 4) or 1.0 for std in pixels.std(1)))
+    return (
+        tuple(round(float(mean), 4) for mean in pixels.mean(1)),
+        tuple(round(float(std), 4) or 1.0 for std in pixels.std(1)),
+    )
 
 
 @cache
@@ -103,9 +118,15 @@ def _describe(location: str, data_dir: Path | None) -> DatasetDescription:
     mean = std = None
     if split == "train":
         # Evenly spaced, so that every class counts; enough for 4 decimals.
-        mean, std = _constants(_read_all(files[::-(-len(files) // _IMAGES_FOR_CONSTANTS)], shape))
-    return DatasetDescription(name=f"imagefolder:{location}", class_names=tuple(classes), image_shape=shape,
-                              mean=mean, std=std, defaults=CIFAR_TRAINING)
+        mean, std = _constants(_read_all(files[:: -(-len(files) // _IMAGES_FOR_CONSTANTS)], shape))
+    return DatasetDescription(
+        name=f"imagefolder:{location}",
+        class_names=tuple(classes),
+        image_shape=shape,
+        mean=mean,
+        std=std,
+        defaults=CIFAR_TRAINING,
+    )
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> InMemoryImages:

@@ -13,10 +13,14 @@ from smoothadv.errors import UserError
 _CLASSES = 1000
 _CROP, _RESIZE = 224, 256
 _DESCRIPTION = DatasetDescription(
-    name="imagenet", class_names=tuple(f"class {label}" for label in range(_CLASSES)),
-    image_shape=(3, _CROP, _CROP), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225),
+    name="imagenet",
+    class_names=tuple(f"class {label}" for label in range(_CLASSES)),
+    image_shape=(3, _CROP, _CROP),
+    mean=(0.485, 0.456, 0.406),
+    std=(0.229, 0.224, 0.225),
     # SmoothAdv, appendix A: ImageNet.
-    defaults=TrainingDefaults(batch=400, epochs=90, learning_rate=0.1, learning_rate_step=30))
+    defaults=TrainingDefaults(batch=400, epochs=90, learning_rate=0.1, learning_rate_step=30),
+)
 
 
 @cache
@@ -25,15 +29,19 @@ def _files(folder: Path) -> list[tuple[str, int]]:
     from torchvision.datasets import ImageFolder
 
     if not folder.is_dir():
-        raise UserError(f"imagenet needs the folder {folder}: set IMAGENET_DIR or --data-dir to the folder that "
-                        "holds train/ and val/ with one folder per class")
+        raise UserError(
+            f"imagenet needs the folder {folder}: set IMAGENET_DIR or --data-dir to the folder that "
+            "holds train/ and val/ with one folder per class"
+        )
     try:
         found = ImageFolder(str(folder))
     except FileNotFoundError as error:
         raise UserError(f"imagenet folder {folder}: {' '.join(str(error).split())}") from error
     if len(found.classes) != _CLASSES:
-        raise UserError(f"imagenet folder {folder} holds {len(found.classes)} class folders, not {_CLASSES}: the labels "
-                        "would be wrong (for a subset of classes use imagefolder:PATH)")
+        raise UserError(
+            f"imagenet folder {folder} holds {len(found.classes)} class folders, not {_CLASSES}: the labels "
+            "would be wrong (for a subset of classes use imagefolder:PATH)"
+        )
     return found.samples
 
 
@@ -42,11 +50,13 @@ def _load(split: str, location: str, data_dir: Path | None) -> StreamedImages:
     from torchvision.datasets.folder import pil_loader
 
     root = data_dir or Path(os.environ.get("IMAGENET_DIR") or DEFAULT_DATA_DIR / "imagenet")
-    training = transforms.Compose([transforms.RandomResizedCrop(_CROP), transforms.RandomHorizontalFlip(),
-                                   transforms.ToTensor()])
+    training = transforms.Compose(
+        [transforms.RandomResizedCrop(_CROP), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+    )
     evaluation = transforms.Compose([transforms.Resize(_RESIZE), transforms.CenterCrop(_CROP), transforms.ToTensor()])
-    return StreamedImages(_files(root / ("train" if split == "train" else "val")), pil_loader,
-                          training, evaluation, _DESCRIPTION)
+    return StreamedImages(
+        _files(root / ("train" if split == "train" else "val")), pil_loader, training, evaluation, _DESCRIPTION
+    )
 
 
 DATASETS.register("imagenet")(Source(describe=lambda location, data_dir: _DESCRIPTION, load=_load))

@@ -14,18 +14,28 @@ from smoothadv.errors import UserError
 
 _CLASSES = 1000
 _DESCRIPTION = DatasetDescription(
-    name="imagenet32", class_names=tuple(f"class {label}" for label in range(_CLASSES)), image_shape=(3, 32, 32),
-    mean=CIFAR_MEAN, std=CIFAR_STD,  # the paper's code uses CIFAR-10's, so that weights can be fine-tuned there
-    defaults=TrainingDefaults(batch=256, epochs=150, learning_rate=0.1, learning_rate_step=50))
+    name="imagenet32",
+    class_names=tuple(f"class {label}" for label in range(_CLASSES)),
+    image_shape=(3, 32, 32),
+    mean=CIFAR_MEAN,
+    std=CIFAR_STD,  # the paper's code uses CIFAR-10's, so that weights can be fine-tuned there
+    defaults=TrainingDefaults(batch=256, epochs=150, learning_rate=0.1, learning_rate_step=50),
+)
 _FILES = {"train": [f"train_data_batch_{part}" for part in range(1, 11)], "test": ["val_data"]}
 
 
 class _ArraysOnly(pickle.Unpickler):
     """Reads dicts, lists, numbers and NumPy arrays; a file that asks for anything else is refused."""
 
-    _ALLOWED = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode"),
-                ("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct"),
-                ("numpy.core.numeric", "_frombuffer"), ("numpy._core.numeric", "_frombuffer")}
+    _ALLOWED = {
+        ("numpy", "ndarray"),
+        ("numpy", "dtype"),
+        ("_codecs", "encode"),
+        ("numpy.core.multiarray", "_reconstruct"),
+        ("numpy._core.multiarray", "_reconstruct"),
+        ("numpy.core.numeric", "_frombuffer"),
+        ("numpy._core.numeric", "_frombuffer"),
+    }
 
     def find_class(self, module: str, name: str):
         if (module, name) not in self._ALLOWED:
@@ -47,8 +57,11 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     except Exception as error:  # a damaged pickle can raise nearly anything
         raise UserError(f"imagenet32 batch {path} cannot be read: {error}") from error
     if len(images) != len(labels) or labels.size == 0 or labels.min() < 0 or labels.max() >= _CLASSES:
-        raise UserError(f"imagenet32 batch {path} holds {len(images)} images and {len(labels)} labels from "
-                        f"{labels.min(initial=0) + 1} to {labels.max(initial=0) + 1}; one label from 1 to {_CLASSES} per image expected")
+        raise UserError(
+            f"imagenet32 batch {path} holds {len(images)} images and {len(labels)} labels from "
+            f"{labels.min(initial=0) + 1} to {labels.max(initial=0) + 1}; "
+            f"expected one label from 1 to {_CLASSES} per image"
+        )
     return images, labels
 
 

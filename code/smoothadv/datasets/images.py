@@ -95,8 +95,9 @@ class InMemoryImages(Dataset):
         order = torch.randperm(len(self), generator=generator)
         for indices in order.split(batch_size):
             indices = indices.to(device)
-            images = augment(self.images[indices], self.description.crop_padding,
-                             self.description.horizontal_flip, generator)
+            images = augment(
+                self.images[indices], self.description.crop_padding, self.description.horizontal_flip, generator
+            )
             yield images.float() / 255, self.labels[indices]
 
     def evaluation_batches(self, batch_size: int, device: torch.device) -> Batches:
@@ -157,8 +158,14 @@ class StreamedImages(Dataset):
     float32 [C, H, W] in [0, 1].
     """
 
-    def __init__(self, files: list[tuple[str, int]], load, training_transform, evaluation_transform,
-                 description: DatasetDescription) -> None:
+    def __init__(
+        self,
+        files: list[tuple[str, int]],
+        load,
+        training_transform,
+        evaluation_transform,
+        description: DatasetDescription,
+    ) -> None:
         self.description = description
         self._training = _WithTransform(files, load, training_transform)
         self._evaluation = _WithTransform(files, load, evaluation_transform)
@@ -178,8 +185,9 @@ class StreamedImages(Dataset):
     @staticmethod
     def _batches(images: Dataset, batch_size: int, device: torch.device, **order) -> Batches:
         workers = min(8, os.cpu_count() or 1)
-        for batch, labels in DataLoader(images, batch_size, num_workers=workers,
-                                        pin_memory=device.type == "cuda", **order):
+        for batch, labels in DataLoader(
+            images, batch_size, num_workers=workers, pin_memory=device.type == "cuda", **order
+        ):
             yield batch.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
     def fingerprint(self) -> str:

@@ -34,13 +34,15 @@ class Objective(Protocol):
 
     def epsilon(self, epoch: int) -> float: ...
 
-    def __call__(self, model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, epoch: int,
-                 generator: torch.Generator) -> Outcome:
+    def __call__(
+        self, model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, epoch: int, generator: torch.Generator
+    ) -> Outcome:
         """Images [B, C, H, W] in [0, 1] and labels int64 [B]; all randomness comes from ``generator``."""
 
 
-def noisy_cross_entropy(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor,
-                        noise: torch.Tensor) -> Outcome:
+def noisy_cross_entropy(
+    model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
+) -> Outcome:
     """The mean cross-entropy over all copies images[b] + noise[b, i]: noise is [B, m, C, H, W].
 
     Pseudocode 1 of SmoothAdv: the m copies of an image form one batch of B * m, each with the image's label.

@@ -10,7 +10,7 @@ import torch
 from smoothadv.attacks import Attack
 from smoothadv.noise import training_noise
 from smoothadv.objectives import OBJECTIVES, Outcome, noisy_cross_entropy
-from smoothadv.settings import non_negative_int, noise_level, positive_int, setting
+from smoothadv.settings import noise_level, non_negative_int, positive_int, setting
 
 
 @OBJECTIVES.register("smoothadv")
@@ -24,17 +24,23 @@ class SmoothAdv:
     """
 
     attack: Attack
-    noise_sd: float = setting(flag="--noise", parse=noise_level, help="standard deviation of the Gaussian noise on "
-                              "images in [0, 1] (paper: 0.12, 0.25, 0.5, 1.0)")
-    num_noise_vec: int = setting(1, parse=positive_int, help="m, the noise draws per image in attack and update (paper: 1 to 8)")
+    noise_sd: float = setting(
+        flag="--noise",
+        parse=noise_level,
+        help="standard deviation of the Gaussian noise on images in [0, 1] (paper: 0.12, 0.25, 0.5, 1.0)",
+    )
+    num_noise_vec: int = setting(
+        1, parse=positive_int, help="m, the noise draws per image in attack and update (paper: 1 to 8)"
+    )
     warmup: int = setting(10, parse=non_negative_int, help="epochs over which epsilon grows from 0 to its full value")
 
     def epsilon(self, epoch: int) -> float:
         """epsilon * min(1, epoch / warmup), epochs counted from 0 (SmoothAdv, appendix A)."""
         return self.attack.epsilon * (min(1.0, epoch / self.warmup) if self.warmup else 1.0)
 
-    def __call__(self, model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, epoch: int,
-                 generator: torch.Generator) -> Outcome:
+    def __call__(
+        self, model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, epoch: int, generator: torch.Generator
+    ) -> Outcome:
         noise = training_noise(images, self.num_noise_vec, self.noise_sd, generator)
         attack = dataclasses.replace(self.attack, epsilon=self.epsilon(epoch))
         adversarial = attack(model, images, labels, noise, generator)

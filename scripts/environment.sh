@@ -1,0 +1,50 @@
+# Sourced by the other scripts: enters the clone, makes .venv there if there is none, installs into it what
+# requirements.txt asks for, and activates it. Set PYTHON to choose the interpreter (3.10 or newer).
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+fail() {
+    echo "error: $*" >&2
+    exit 1
+}
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    fail "no Python 3.10 or newer found (tried ${PYTHON:-python3, python3.13 ... python3.10}); set PYTHON=/path/to/python"
+}
+
+make_venv() {
+    local python
+    python=$(find_python) || exit 1
+    echo "== making .venv with $("$python" --version)"
+    rm -rf .venv
+    # Debian splits venv into a package of its own; virtualenv from PyPI does the same work without it.
+    "$python" -m venv .venv >/dev/null 2>&1 && return
+    rm -rf .venv
+    local tools
+    tools=$(mktemp -d)
+    "$python" -m pip install --quiet --target "$tools" virtualenv >/dev/null 2>&1 \
+        && PYTHONPATH="$tools" "$python" -m virtualenv --quiet .venv \
+        || fail "$python has neither venv nor pip; on Debian and Ubuntu: apt install python3-venv"
+    rm -rf "$tools"
+}
+
+install_requirements() {
+    local wanted
+    wanted=$(cat requirements.txt setup.py pyproject.toml | cksum)
+    if [ "$(cat .venv/installed 2>/dev/null)" != "$wanted" ]; then
+        echo "== installing smoothadv and what it needs into .venv (minutes, PyTorch is large)"
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test]"
+        echo "$wanted" >.venv/installed
+    fi
+}
+
+.venv/bin/python -c '' 2>/dev/null || make_venv
+install_requirements
+export PATH="$PWD/.venv/bin:$PATH"

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Runs the tests; installs what they need first. Arguments go to pytest: bash scripts/test.sh tests/test_core.py -x
+set -euo pipefail
+source "$(dirname "$0")/environment.sh"
+
+# Two processes of one thread each: most of the time goes into commands that start anew, which share no work.
+export OMP_NUM_THREADS=1
+exec python -m pytest -n 2 --dist loadscope "$@"
