@@ -9,6 +9,7 @@ within the l2 distance ``epsilon`` and detached from any graph. ``noise`` [B, m,
 over which the smoothed classifier is averaged, the same in every step; None attacks the base classifier.
 Where the gradient comes from is the attack's ``estimator`` (``attacks.gradients``). The model is attacked
 in eval mode with frozen parameters and gets its modes back. ``generator`` feeds an attack's own randomness.
+``gradient_attack.GradientAttack`` does what is common to all of that.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ import torch
 from torch.nn import functional as F
 
 from smoothadv.attacks import ATTACKS
-from smoothadv.attacks.geometry import l2_norm, per_example, perturbed, project_ball, project_box, quantize, unit
-from smoothadv.attacks.gradients import GradientEstimator, frozen, no_noise, noisy_logits, plug_in
+from smoothadv.attacks.geometry import l2_norm, per_example, project_box, quantize, unit
+from smoothadv.attacks.gradient_attack import GradientAttack
+from smoothadv.attacks.gradients import noisy_logits
 from smoothadv.settings import number, positive_float, setting
 
 _levels = number(int, "a number of grey levels of at least 2, like 256", lambda v: v >= 2)
@@ -20,21 +21,16 @@ _unit_interval = number(float, "a number strictly between 0 and 1, like 0.05", l
 
 @ATTACKS.register("DDN")
 @dataclass(frozen=True)
-class DDN:
+class DDN(GradientAttack):
     """The closest adversarial example among T iterates, brought back into the ball of radius ``epsilon``.
 
     The direction follows the gradient with cosine-annealed steps; the norm shrinks by ``gamma`` while the
     example is adversarial and grows while it is not. Adversarial means that the majority of the m noisy
     copies is not classified as the label (``targeted``: is). Where no iterate was adversarial the
     clean input is returned. ``quantization_levels`` rounds every iterate to that many grey levels, as the
-    released code does with 256; the final projection is then followed by no rounding, so that
-    ||v|| <= epsilon holds.
+    released code does with 256; nothing is rounded after the final projection, so that ||v|| <= epsilon holds.
     """
 
-    epsilon: float
-    num_steps: int
-    estimator: GradientEstimator = plug_in
-    targeted: bool = False
     initial_norm: float = setting(1.0, flag="--init-norm-DDN", parse=positive_float, help="l2 norm at DDN's first step")
     gamma: float = setting(
         0.05, flag="--gamma-DDN", parse=_unit_interval, help="DDN's relative change of norm per step"
@@ -44,29 +40,14 @@ class DDN:
     )
     evaluate_last: bool = setting(False, flag="--evaluate-last-DDN", help="let DDN's last update compete as well")
 
-    def __post_init__(self) -> None:
-        if not self.epsilon >= 0 or self.num_steps < 1:
-            raise ValueError(f"DDN needs epsilon >= 0 and num_steps >= 1, got {self.epsilon} and {self.num_steps}")
-
-    def __call__(
+    def perturbation(
         self,
         model: Callable,
         inputs: torch.Tensor,
         labels: torch.Tensor,
-        noise: torch.Tensor | None = None,
-        generator: torch.Generator | None = None,
+        noise: torch.Tensor,
+        generator: torch.Generator | None,
     ) -> torch.Tensor:
-        if self.epsilon == 0:
-            return inputs.detach()
-        noise = no_noise(inputs) if noise is None else noise
-        with frozen(model):
-            return perturbed(inputs, project_ball(self._closest(model, inputs, labels, noise), self.epsilon))
-
-    def _closest(
-        self, model: Callable, inputs: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
-    ) -> torch.Tensor:
-        """The shortest adversarial iterate of each example, 0 where there was none: [B, ...]."""
-        sign = -1 if self.targeted else 1
         v, best = torch.zeros_like(inputs), torch.zeros_like(inputs)
         worst_norm = l2_norm(torch.maximum(inputs, 1 - inputs))
         best_norm = worst_norm
@@ -75,7 +56,7 @@ class DDN:
             estimate = self.estimator(model, inputs + v, labels, noise)
             adversarial = self._adversarial(estimate.logits, labels)
             best, best_norm = _keep_shorter(adversarial, v, best, best_norm)
-            v = v + sign * self._step_length(k) * unit(estimate.gradient)
+            v = v + self.direction * self._step_length(k) * unit(estimate.gradient)
             norm = torch.minimum(norm * torch.where(adversarial, 1 - self.gamma, 1 + self.gamma), worst_norm)
             v = project_box(inputs, unit(v) * per_example(norm, v))
             if self.quantization_levels is not None:

@@ -38,11 +38,6 @@ def project_ball(v: torch.Tensor, epsilon: float) -> torch.Tensor:
     return v * per_example(torch.where(norm > epsilon, epsilon / norm.clamp_min(1e-38), 1.0), v)
 
 
-def perturbed(x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """x + v, detached; the clamp only catches the sum's last rounding."""
-    return (x + v).clamp(0, 1).detach()
-
-
 def uniform_in_ball(x: torch.Tensor, epsilon: float, generator: torch.Generator | None) -> torch.Tensor:
     """A perturbation for each x [B, ...], uniform in the l2 ball of radius ``epsilon``."""
     direction = unit(torch.empty_like(x).normal_(generator=generator))

@@ -8,52 +8,39 @@ from dataclasses import dataclass
 import torch
 
 from smoothadv.attacks import ATTACKS
-from smoothadv.attacks.geometry import perturbed, project_ball, project_box, uniform_in_ball, unit
-from smoothadv.attacks.gradients import GradientEstimator, frozen, no_noise, plug_in
+from smoothadv.attacks.geometry import project_ball, project_box, uniform_in_ball, unit
+from smoothadv.attacks.gradient_attack import GradientAttack
 from smoothadv.settings import positive_float, setting
 
 
 @ATTACKS.register("PGD")
 @dataclass(frozen=True)
-class PGD:
+class PGD(GradientAttack):
     """T steps of length ``step_size`` along the unit gradient, each followed by clipping to [0, 1] and the ball.
 
     v <- ball(box(v + step unit(grad J))), v = 0 at first; the step is 2 epsilon / T. ``targeted`` descends
     J instead, towards the labels given. A zero gradient leaves the example where it is.
     """
 
-    epsilon: float
-    num_steps: int
-    estimator: GradientEstimator = plug_in
-    targeted: bool = False
     step_size: float | None = setting(
         None, parse=positive_float, help="l2 length of a PGD step (default: 2 epsilon / T)"
     )
     random_start: bool = setting(False, help="start PGD at a uniform point of the epsilon ball, not at the image")
 
-    def __post_init__(self) -> None:
-        if not self.epsilon >= 0 or self.num_steps < 1:
-            raise ValueError(f"PGD needs epsilon >= 0 and num_steps >= 1, got {self.epsilon} and {self.num_steps}")
-
-    def __call__(
+    def perturbation(
         self,
         model: Callable,
         inputs: torch.Tensor,
         labels: torch.Tensor,
-        noise: torch.Tensor | None = None,
-        generator: torch.Generator | None = None,
+        noise: torch.Tensor,
+        generator: torch.Generator | None,
     ) -> torch.Tensor:
-        if self.epsilon == 0:
-            return inputs.detach()
-        noise = no_noise(inputs) if noise is None else noise
         step = 2 * self.epsilon / self.num_steps if self.step_size is None else self.step_size
-        sign = -1 if self.targeted else 1
         v = torch.zeros_like(inputs)
         if self.random_start:
             v = project_box(inputs, uniform_in_ball(inputs, self.epsilon, generator))
-        with frozen(model):
-            for _ in range(self.num_steps):
-                gradient = self.estimator(model, inputs + v, labels, noise).gradient
-                v = project_box(inputs, v + sign * step * unit(gradient))
-                v = project_ball(v, self.epsilon)
-        return perturbed(inputs, v)
+        for _ in range(self.num_steps):
+            gradient = self.estimator(model, inputs + v, labels, noise).gradient
+            v = project_box(inputs, v + self.direction * step * unit(gradient))
+            v = project_ball(v, self.epsilon)
+        return v

@@ -14,7 +14,7 @@ from smoothadv.commands.components import name_in, warn
 from smoothadv.commands.runner import Parser, run
 from smoothadv.commands.smoothing import add_smoothing, prepare
 from smoothadv.evaluation import evaluate_examples
-from smoothadv.records import CERTIFICATION_COLUMNS, read_certification_log
+from smoothadv.records import CERTIFICATION_COLUMNS, format_radius, read_certification_log
 from smoothadv.settings import positive_int
 
 _EXAMPLES = """examples:
@@ -69,7 +69,7 @@ def _certify(options: argparse.Namespace) -> None:
         )
         return {
             "predict": certificate.prediction,
-            "radius": certificate.radius,
+            "radius": format_radius(certificate.radius),
             "successes": certificate.successes,
             "trials": certificate.trials,
         }

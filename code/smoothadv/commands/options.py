@@ -12,7 +12,7 @@ from smoothadv.attacks.gradients import GradientEstimator, Stein, plug_in
 from smoothadv.commands.components import add_settings, compose, name_in, refuse_foreign_settings
 from smoothadv.commands.runner import Parser
 from smoothadv.datasets import DATASETS, SPLITS
-from smoothadv.settings import non_negative_int, perturbation_size, positive_int, settings_of
+from smoothadv.settings import Setting, non_negative_int, positive_int, settings_of
 
 
 def add_dataset(parser: Parser) -> None:
@@ -86,81 +86,49 @@ def _maximum(text: str) -> int | None:
     return None if text == "-1" else positive_int(text)
 
 
-ATTACK_FLAGS = ("--attack", "--epsilon", "--num-steps", "--no-grad-attack", "--hard-no-grad-attack")
+_NO_GRADIENT = {
+    "--no-grad-attack": "estimate gradients without gradients (SmoothAdv, appendix B.1)",
+    "--hard-no-grad-attack": "as --no-grad-attack, from the base classifier's decisions alone",
+}
 
 
 def add_attack(parser: Parser) -> None:
-    """--attack, what all attacks share, and the settings of each."""
+    """--attack, where its gradients come from, and the settings of each attack."""
     group = parser.add_argument_group("attack")
-    group.add_argument(
-        "--attack",
-        dest="--attack",
-        type=name_in(ATTACKS),
-        default=argparse.SUPPRESS,
-        metavar="NAME",
-        help=f"one of {', '.join(ATTACKS)}",
-    )
-    group.add_argument(
-        "--epsilon",
-        dest="--epsilon",
-        type=perturbation_size,
-        default=argparse.SUPPRESS,
-        metavar="E",
-        help="l2 norm of the attack on images in [0, 1], like 0.25 or 64/255",
-    )
-    group.add_argument(
-        "--num-steps",
-        dest="--num-steps",
-        type=positive_int,
-        default=argparse.SUPPRESS,
-        metavar="T",
-        help="steps of the attack (paper: 1 to 10 in training, 20 in evaluation)",
-    )
-    group.add_argument(
-        "--no-grad-attack",
-        dest="--no-grad-attack",
-        action="store_true",
-        default=argparse.SUPPRESS,
-        help="estimate gradients without gradients (SmoothAdv, appendix B.1)",
-    )
-    group.add_argument(
-        "--hard-no-grad-attack",
-        dest="--hard-no-grad-attack",
-        action="store_true",
-        default=argparse.SUPPRESS,
-        help="as --no-grad-attack, from the base classifier's decisions alone",
-    )
-    add_settings(group, [setting for name in ATTACKS for setting in settings_of(ATTACKS[name])])
+    names = ", ".join(ATTACKS)
+    group.add_argument("--attack", type=name_in(ATTACKS), metavar="NAME", help=f"one of {names} (default: none)")
+    add_settings(group, _attack_settings())
+    for flag, what in _NO_GRADIENT.items():
+        group.add_argument(flag, dest=flag, action="store_true", default=argparse.SUPPRESS, help=what)
+
+
+def _attack_settings() -> list[Setting]:
+    return [setting for name in ATTACKS for setting in settings_of(ATTACKS[name])]
 
 
 def compose_attack(parser: Parser, options: argparse.Namespace, noise_sd: float) -> Attack:
     """The attack that the options describe; a usage error where something is missing or contradictory."""
-    for flag in ("--attack", "--epsilon", "--num-steps"):
-        if flag not in options:
-            parser.error(f"an attack needs {flag}: --attack {{{','.join(ATTACKS)}}} --epsilon E --num-steps T")
-    name = getattr(options, "--attack")
-    refuse_foreign_settings(parser, options, [ATTACKS[other] for other in ATTACKS], [ATTACKS[name]], f"--attack {name}")
-    return compose(
-        parser,
-        ATTACKS[name],
-        options,
-        f"--attack {name}",
-        epsilon=getattr(options, "--epsilon"),
-        num_steps=getattr(options, "--num-steps"),
-        estimator=_estimator(parser, options, noise_sd),
-    )
+    if options.attack is None:
+        parser.error(
+            f"an attack is needed: --attack NAME --epsilon E --num-steps T, where NAME is {', '.join(ATTACKS)}"
+        )
+    chosen, name = ATTACKS[options.attack], f"--attack {options.attack}"
+    refuse_foreign_settings(parser, options, [ATTACKS[other] for other in ATTACKS], [chosen], name)
+    return compose(parser, chosen, options, name, estimator=_estimator(parser, options, noise_sd))
 
 
 def _estimator(parser: Parser, options: argparse.Namespace, noise_sd: float) -> GradientEstimator:
-    hard = "--hard-no-grad-attack" in options
-    if not hard and "--no-grad-attack" not in options:
+    given = [flag for flag in _NO_GRADIENT if flag in options]
+    if not given:
         return plug_in
     if noise_sd == 0:
-        parser.error("a gradient-free attack estimates from noise: it needs --noise above 0")
-    return Stein(noise_sd, hard)
+        parser.error(f"{given[0]} estimates from noise: it needs a noise level above 0, and no --base-attack")
+    return Stein(noise_sd, hard="--hard-no-grad-attack" in given)
 
 
 def given_attack_flags(options: argparse.Namespace) -> list[str]:
-    """The attack options on the command line, in the order of the help text."""
-    own = [setting.flag for name in ATTACKS for setting in settings_of(ATTACKS[name])]
-    return [flag for flag in (*ATTACK_FLAGS, *own) if flag in options]
+    """The attack options on the command line: what a command that makes no attack must refuse."""
+    flags = ["--attack"] * (options.attack is not None)
+    return flags + [
+        flag for flag in (*(setting.flag for setting in _attack_settings()), *_NO_GRADIENT) if flag in options
+    ]

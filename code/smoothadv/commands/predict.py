@@ -93,7 +93,7 @@ def _compose_attack(parser: Parser, options: argparse.Namespace) -> Attack | Non
         + ["--num-noise-vec"] * (options.num_noise_vec is not None)
         + ["--base-attack"] * options.base_attack
     )
-    if "--attack" not in options:
+    if options.attack is None:
         if given:
             parser.error(f"{given[0]} is only read together with --attack: add --attack NAME or leave it out")
         return None

@@ -184,7 +184,8 @@ class StreamedImages(Dataset):
 
     @staticmethod
     def _batches(images: Dataset, batch_size: int, device: torch.device, **order) -> Batches:
-        workers = min(8, os.cpu_count() or 1)
+        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        workers = min(8, usable)
         for batch, labels in DataLoader(
             images, batch_size, num_workers=workers, pin_memory=device.type == "cuda", **order
         ):
