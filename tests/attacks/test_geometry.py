@@ -1,0 +1,181 @@
+"""What holds for every registered attack: the ball, the pixel box, its noise, its target and the model's state."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from smoothadv.attacks import ATTACKS
+from smoothadv.attacks.geometry import l2_norm, project_ball, project_box, unit
+from smoothadv.attacks.gradients import Stein, plug_in
+from smoothadv.settings import settings_of
+from support.models import ConstantClassifier, Recorder, linear_classifier, network_with_state, random_linear_classifier
+
+every_attack = pytest.mark.parametrize("attack", [ATTACKS[name] for name in ATTACKS], ids=list(ATTACKS))
+reproducible = settings(deadline=None, derandomize=True, max_examples=100)
+CLASSES = 3
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def switches(attack: type) -> list[str]:
+    """The attack's own settings that are on or off."""
+    return [setting.field for setting in settings_of(attack) if setting.parse is None]
+
+
+def classifier(kind: str, dimension: int) -> torch.nn.Module:
+    if kind == "constant":
+        return ConstantClassifier(1, CLASSES)
+    model = random_linear_classifier(dimension, CLASSES, seed=7)
+    if kind == "saturated":  # every softmax is 0 or 1 in float32
+        with torch.no_grad():
+            model[1].weight.mul_(1e5)
+    return model
+
+
+@st.composite
+def situations(draw):
+    """Images [B, C, H, W], among them black and white ones, labels, noise or none, and a classifier."""
+    batch, shape = draw(st.integers(1, 4)), draw(st.sampled_from([(1, 1, 2), (3, 4, 4), (1, 5, 3)]))
+    source = generator(draw(st.integers(0, 100)))
+    images = torch.rand(batch, *shape, generator=source)
+    if draw(st.booleans()):
+        images = images.round()
+    labels = torch.randint(CLASSES, (batch,), generator=source)
+    copies = draw(st.sampled_from([None, 1, 2, 5]))
+    noise = None if copies is None else 0.5 * torch.randn(batch, copies, *shape, generator=source)
+    kind = draw(st.sampled_from(["linear", "constant", "saturated"]))
+    return images, labels, noise, classifier(kind, images[0].numel())
+
+
+@every_attack
+@reproducible
+@given(situations(), st.floats(0.01, 4), st.integers(1, 5), st.data())
+def test_result_is_an_image_within_epsilon_and_reproducible(attack, situation, epsilon, steps, data):
+    images, labels, noise, model = situation
+    options = {name: data.draw(st.booleans(), name) for name in switches(attack)}
+    estimator = data.draw(st.sampled_from([plug_in, Stein(0.5), Stein(0.5, hard=True)]))
+    attack = attack(epsilon, steps, estimator=estimator, targeted=data.draw(st.booleans()), **options)
+    given_arguments = [None if tensor is None else tensor.clone() for tensor in (images, labels, noise)]
+
+    attacked = attack(model, images, labels, noise, generator(1))
+
+    assert attacked.shape == images.shape and attacked.dtype == images.dtype and not attacked.requires_grad
+    assert ((0 <= attacked) & (attacked <= 1)).all()
+    # In float64, or the norm's own rounding would count; 1e-6 is the rounding of 48 pixels of a float32 image.
+    assert (attacked.double() - images.double()).flatten(1).norm(dim=1).max() <= epsilon * (1 + 1e-5) + 1e-6
+    assert torch.equal(attack(model, images, labels, noise, generator(1)), attacked)
+    for tensor, before in zip((images, labels, noise), given_arguments):
+        assert tensor is before is None or torch.equal(tensor, before)
+
+
+@every_attack
+@pytest.mark.parametrize("targeted, sign", [(False, -1), (True, 1)])
+@pytest.mark.parametrize("label", [0, 1])
+def test_labels_are_left_or_where_targeted_approached(attack, targeted, sign, label):
+    # On the boundary, with the attacked class on the right side by a hair's breadth.
+    weight = torch.tensor([3.0, 4.0])
+    x = torch.full((1, 2), 0.5)
+    towards_label = weight / 5 * (1 if label == 1 else -1)
+    side = 1 if (label == 1) != targeted else -1
+    attacked = attack(0.25, 5, targeted=targeted)(
+        linear_classifier(weight, -3.5 + side * 1e-3, torch.float32), x, torch.tensor([label])
+    )
+    assert ((attacked - x) @ towards_label).item() * sign > 0.01
+
+
+@every_attack
+def test_examples_of_a_batch_do_not_influence_each_other(attack):
+    images, labels = torch.rand(4, 1, 3, 3, generator=generator(0)), torch.tensor([0, 1, 2, 0])
+    noise = 0.5 * torch.randn(4, 3, 1, 3, 3, generator=generator(1))
+    model = random_linear_classifier(9, CLASSES, seed=2)
+    together = attack(0.5, 4)(model, images, labels, noise)
+    assert (together != images).any()
+    for b in range(4):
+        alone = attack(0.5, 4)(model, images[b : b + 1], labels[b : b + 1], noise[b : b + 1])
+        torch.testing.assert_close(together[b : b + 1], alone)
+
+
+@every_attack
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_is_attacked_in_eval_mode_and_left_as_it_was(attack, training):
+    network = network_with_state()
+    recorder = Recorder(network).train(training)
+    network[3].bias.requires_grad_(False)
+    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    attack(0.5, 3)(recorder, torch.rand(2, 1, 4, 4), torch.tensor([0, 1]), torch.randn(2, 2, 1, 4, 4))
+    assert recorder.modes and not any(recorder.modes)
+    assert all(module.training == training for module in recorder.modules())
+    assert [parameter.requires_grad for parameter in network.parameters()] == [True, True, True, False]
+    assert all(parameter.grad is None for parameter in network.parameters())
+    assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
+
+
+class Failing(torch.nn.Module):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        raise KeyError("in the model")
+
+
+@every_attack
+def test_a_model_that_fails_is_left_as_it_was(attack):
+    model = torch.nn.Sequential(network_with_state(), Failing()).train()
+    with pytest.raises(KeyError, match="in the model"):
+        attack(0.5, 3)(model, torch.rand(2, 1, 4, 4), torch.tensor([0, 1]))
+    assert all(module.training for module in model.modules())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@every_attack
+def test_no_noise_is_an_attack_on_the_base_classifier(attack):
+    images, labels = torch.rand(3, 1, 2, 2, generator=generator(0)), torch.tensor([0, 1, 2])
+    model = random_linear_classifier(4, CLASSES, seed=1)
+    zeros = torch.zeros(3, 1, 1, 2, 2)
+    assert torch.equal(attack(0.5, 3)(model, images, labels), attack(0.5, 3)(model, images, labels, zeros))
+
+
+@every_attack
+def test_epsilon_and_steps_can_be_replaced(attack):
+    # The objectives do so in every epoch.
+    changed = dataclasses.replace(attack(0.5, 3), epsilon=0.0)
+    images = torch.rand(2, 1, 2, 2)
+    assert torch.equal(changed(random_linear_classifier(4, CLASSES, seed=1), images, torch.tensor([0, 1])), images)
+
+
+vectors = st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=3).map(lambda values: torch.tensor([values]))
+scales = st.sampled_from([1e-30, 1e-20, 1.0, 1e20, 1e30])
+
+
+@reproducible
+@given(vectors, scales)
+def test_unit_has_norm_one_at_every_scale_and_leaves_zero_alone(v, scale):
+    v = v * scale
+    length = v.double().norm().item()
+    expected = v.double() / length if v.any() else torch.zeros_like(v).double()
+    torch.testing.assert_close(unit(v).double(), expected, rtol=1e-5, atol=1e-6)
+    assert l2_norm(v).item() == pytest.approx(length, rel=1e-5, abs=1e-44)  # subnormal
+
+
+def test_norms_are_taken_over_all_dimensions_of_each_example():
+    v = torch.rand(2, 3, 4, 5, generator=generator(0))
+    expected = (v**2).sum((1, 2, 3)).sqrt()
+    torch.testing.assert_close(l2_norm(v), expected)
+    torch.testing.assert_close(unit(v), v / expected[:, None, None, None])
+
+
+@reproducible
+@given(vectors, st.floats(0.001, 3))
+def test_ball_projection_shortens_what_is_too_long_and_nothing_else(v, epsilon):
+    length = v.norm().item()
+    projected = project_ball(v, epsilon)
+    torch.testing.assert_close(projected, v if length <= epsilon else v * (epsilon / length), rtol=1e-5, atol=1e-7)
+
+
+@reproducible
+@given(vectors, st.sampled_from([0.1, 1.0, 5.0]), st.integers(0, 100))
+def test_box_projection_is_the_nearest_perturbation_that_keeps_an_image(v, scale, seed):
+    x, v = torch.rand(1, 3, generator=generator(seed)), v * scale
+    expected = [min(max(value, -pixel), 1 - pixel) for value, pixel in zip(v[0].tolist(), x[0].tolist())]
+    torch.testing.assert_close(project_box(x, v)[0], torch.tensor(expected), rtol=1e-5, atol=1e-6)

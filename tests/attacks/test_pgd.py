@@ -1,0 +1,125 @@
+"""PGD on linear classifiers, whose worst perturbation is known, and its steps one by one."""
+
+import pytest
+import torch
+from scipy.stats import kstest
+from smoothadv.attacks.gradients import Stein
+from smoothadv.attacks.pgd import PGD
+from support.models import POINT, WEIGHT, ConstantClassifier, Recorder, linear_classifier
+
+UNIT_WEIGHT = torch.tensor(WEIGHT, dtype=torch.float64) / 5
+
+
+def batch(*values: float) -> torch.Tensor:
+    """One example: [1, d]"""
+    return torch.tensor([values], dtype=torch.float64)
+
+
+def gaussian(copies: int, like: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    """Noise of standard deviation 0.5 for inputs [B, ...]: [B, copies, ...]"""
+    shape = (len(like), copies, *like.shape[1:])
+    return 0.5 * torch.randn(shape, dtype=like.dtype, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("copies", [None, 1, 2, 8])
+@pytest.mark.parametrize("steps", [1, 2, 3, 7, 20])
+@pytest.mark.parametrize("label, targeted, sign", [(1, False, -1), (0, False, 1), (1, True, 1), (0, True, -1)])
+def test_moves_straight_away_from_the_label_of_a_linear_classifier(copies, steps, label, targeted, sign):
+    x = batch(*POINT) if sign < 0 else batch(0.5, 0.5)  # no pixel is clipped
+    noise = None if copies is None else gaussian(copies, x)
+    attacked = PGD(0.25, steps, targeted=targeted)(linear_classifier(), x, torch.tensor([label]), noise)
+    torch.testing.assert_close(attacked - x, sign * 0.25 * UNIT_WEIGHT[None], rtol=1e-9, atol=1e-12)
+
+
+# Clip first, then scale. After one step of length 1 along (1, 0, 1) / sqrt(2) the first pixel is clipped to 0.05 and
+# the vector is scaled to 0.5; many steps approach the optimum (0.05, 0, 0.497494).
+@pytest.mark.parametrize(
+    "steps, expected, rounding",
+    [(1, (0.035267, 0.0, 0.498755), 1e-6), (100, (0.0493, 0.0, 0.49756), 5e-5)],
+)
+def test_clips_pixels_before_scaling_into_the_ball(steps, expected, rounding):
+    x = batch(0.95, 0.5, 0.05)
+    attacked = PGD(0.5, steps)(linear_classifier((-1.0, 0.0, -1.0), 0.0), x, torch.tensor([1]))
+    torch.testing.assert_close(attacked - x, batch(*expected), rtol=0, atol=rounding)
+
+
+@pytest.mark.parametrize("answer", [0, 1])
+def test_a_zero_gradient_is_no_reason_to_move(answer):
+    x = batch(0.2, 0.7)
+    attacked = PGD(0.25, 4)(ConstantClassifier(answer, 2), x, torch.tensor([1]), gaussian(2, x))
+    assert torch.equal(attacked, x)
+
+
+@pytest.mark.parametrize("margin", [1e3, 1e6])
+def test_a_saturated_softmax_still_has_a_direction(margin):
+    # The label has a probability that underflows a float32: its logarithm has a gradient all the same.
+    x = torch.tensor([POINT])
+    model = linear_classifier((3.0, 4.0), -5.0 - margin, torch.float32)
+    attacked = PGD(0.25, 2)(model, x, torch.tensor([1]), gaussian(3, x))
+    torch.testing.assert_close(attacked - x, -0.25 * UNIT_WEIGHT[None].float(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("steps, step_size, expected", [(4, None, 0.125), (2, None, 0.25), (4, 0.01, 0.01)])
+def test_a_step_is_two_epsilon_over_the_number_of_steps_unless_stated(steps, step_size, expected):
+    x, recorder = batch(*POINT), Recorder(linear_classifier())
+    PGD(0.25, steps, step_size=step_size)(recorder, x, torch.tensor([1]))
+    assert len(recorder.batches) == steps
+    assert torch.equal(recorder.batches[0], x)
+    assert (recorder.batches[1] - x).norm().item() == pytest.approx(expected)
+
+
+def test_every_step_sees_the_same_noise():
+    x, recorder = batch(*POINT), Recorder(linear_classifier())
+    noise = gaussian(5, x)
+    PGD(0.25, 4)(recorder, x, torch.tensor([1]), noise)
+    points = torch.stack(recorder.batches) - noise[0]
+    assert len(points) == 4
+    # Without its noise each of the five copies is at the same point, which moves from step to step.
+    torch.testing.assert_close(points, points[:, :1].expand_as(points))
+    assert (points[1:, 0] - points[:-1, 0]).norm(dim=1)[:2].min() > 0.1
+
+
+def random_perturbations(seed: int, count: int = 2_000) -> torch.Tensor:
+    """What a random start of norm up to 0.4 gives where no gradient moves it and no pixel is clipped: [count, 3]"""
+    x = torch.full((count, 3), 0.5)
+    attack = PGD(0.4, 1, random_start=True)
+    generator = torch.Generator().manual_seed(seed)
+    return attack(ConstantClassifier(0, 2), x, torch.zeros(count, dtype=torch.int64), generator=generator) - x
+
+
+def test_a_random_start_is_uniform_in_the_ball():
+    # Uniform in d = 3 dimensions: (norm / epsilon)^3 is uniform in [0, 1], and so is any coordinate's share of the
+    # norm in [-1, 1]. Each Kolmogorov-Smirnov test raises a false alarm with probability 1e-6 over the seeds.
+    v = random_perturbations(seed=0)
+    share = (v.norm(dim=1) / 0.4).numpy()
+    assert kstest(share**3, "uniform").pvalue > 1e-6
+    assert kstest((v[:, 0] / v.norm(dim=1)).numpy(), "uniform", (-1, 2)).pvalue > 1e-6
+    # The control: a uniform norm, which crowds the centre.
+    assert kstest(share, "uniform").pvalue < 1e-6
+
+
+def test_a_random_start_comes_from_the_generator():
+    assert torch.equal(random_perturbations(seed=1), random_perturbations(seed=1))
+    assert not torch.equal(random_perturbations(seed=1), random_perturbations(seed=2))
+
+
+@pytest.mark.parametrize("targeted, sign", [(False, -1), (True, 1)])
+@pytest.mark.parametrize("hard", [False, True])
+def test_the_gradient_free_attack_obeys_the_target(targeted, sign, hard):
+    x = batch(0.4, 0.4)
+    model = linear_classifier(bias=-2.8)  # on the boundary
+    noise = gaussian(2_000, x)
+    attacked = PGD(0.25, 5, estimator=Stein(0.5, hard), targeted=targeted)(model, x, torch.tensor([1]), noise)
+    cosine = torch.cosine_similarity(attacked - x, sign * UNIT_WEIGHT[None]).item()
+    assert cosine > 0.98
+
+
+def test_epsilon_zero_changes_nothing():
+    x = batch(*POINT)
+    assert torch.equal(PGD(0.0, 3, random_start=True)(linear_classifier(), x, torch.tensor([1])), x)
+
+
+@pytest.mark.parametrize("epsilon, steps", [(-0.1, 2), (float("nan"), 2), (0.25, 0), (0.25, -1)])
+def test_meaningless_settings_are_refused(epsilon, steps):
+    with pytest.raises(ValueError, match="epsilon"):
+        PGD(epsilon, steps)

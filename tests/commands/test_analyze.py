@@ -1,0 +1,233 @@
+"""analyze from end to end on small logs written by hand: values, formats, figures, and how logs are found."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import io
+import json
+import math
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.commands import ENVIRONMENT, call, script
+
+# Ours: full precision, further columns after the released ones. 3 of 6 correct, 1 of 6 abstains.
+OURS = """idx\tlabel\tpredict\tradius\tcorrect\ttime\tsuccesses\ttrials
+0\t3\t3\t0.25\t1\t0:00:00.080910\t98\t100
+1\t8\t-1\t0.0\t0\t0:00:00.078819\t46\t100
+2\t0\t0\t0.61581565369520011\t1\t0:00:00.073724\t100\t100
+3\t2\t7\t0.75\t0\t0:00:00.090568\t100\t100
+4\t1\t1\t0.12499999999999999\t1\t0:00:00.099749\t93\t100
+5\t7\t9\t0.1\t0\t0:00:00.099749\t93\t100
+"""
+# Released: six columns, few digits, gaps in idx. 3 of 4 correct, nobody abstains.
+RELEASED = """idx\tlabel\tpredict\tradius\tcorrect\ttime
+0\t3\t3\t1.91\t1\t0:00:15
+20\t7\t7\t0.5000\t1\t0:00:15.123456
+40\t4\t2\t0.0513\t0\t0:00:15.123456
+60\t5\t5\t9.76e-05\t1\t0:00:15.123456
+"""
+SUMMARY_COLUMNS = ["log", "examples", "clean_accuracy", "average_certified_radius", "abstention_rate"]
+OURS_ROW = [3 / 6, (0.25 + 0.61581565369520011 + 0.12499999999999999) / 6, 1 / 6]
+RELEASED_ROW = [3 / 4, (1.91 + 0.5 + 9.76e-05) / 4, 0.0]
+
+
+@pytest.fixture
+def logs(workplace: Path) -> Path:
+    """The working folder, with two logs below results/."""
+    (workplace / "results/nested").mkdir(parents=True)
+    (workplace / "results/ours.tsv").write_text(OURS)
+    (workplace / "results/nested/sigma_0.25").write_text(RELEASED)
+    return workplace
+
+
+@pytest.fixture
+def analyze(logs, capsys):
+    return lambda *arguments: call(capsys, "analyze", *arguments)
+
+
+def table_of(text: str) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(text)))
+
+
+def test_summary_csv_has_the_columns_of_the_contract(analyze):
+    outcome = analyze("summary", "results", "--radii", 0.25, 0.5, "--format", "csv")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert table_of(outcome.out)[0] == [*SUMMARY_COLUMNS, "0.25", "0.5"]
+
+
+def test_summary_values_are_fractions_of_full_precision(analyze):
+    """acc(r) counts R >= r: the radius 0.25 itself counts at 0.25, the one just below 0.125 does not at 0.125."""
+    outcome = analyze("summary", "results/ours.tsv", "results/nested/*", "--radii", 0.125, 0.25, 0.5, "--format", "csv")
+    ours, released = table_of(outcome.out)[1:]
+    assert [ours[1], released[1]] == ["6", "4"]
+    assert [float(field) for field in ours[2:]] == pytest.approx([*OURS_ROW, 2 / 6, 2 / 6, 1 / 6], rel=1e-15)
+    assert [float(field) for field in released[2:]] == pytest.approx([*RELEASED_ROW, 0.5, 0.5, 0.5], rel=1e-15)
+
+
+def test_json_says_the_same_as_csv(analyze):
+    options = ["summary", "results", "--radii", 0.25]
+    header, *body = table_of(analyze(*options, "--format", "csv").out)
+    records = json.loads(analyze(*options, "--format", "json").out)
+    assert [list(record) for record in records] == [header] * 2
+    assert [[str(value) for value in record.values()] for record in records] == body
+
+
+def test_markdown_is_in_percent(analyze):
+    lines = analyze("summary", "results/ours.tsv", "--radii", 0.25, "--format", "markdown").out.splitlines()
+    header, rule, row = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    assert set("".join(rule)) == {"-", ":"}
+    percent = [name for name in header if "%" in name]
+    assert len(percent) == 2, "clean accuracy and abstention rate say their unit"
+    assert row == ["ours", "6", "50.0", "0.165", "16.7", "33.3"]
+
+
+def test_markdown_is_the_default(analyze):
+    assert analyze("table", "results").out == analyze("table", "results", "--format", "markdown").out
+
+
+def test_latex_is_a_tabular_in_percent(analyze):
+    text = analyze("table", "results", "--radii", 0, 0.25, "--format", "latex").out
+    assert text.startswith(r"\begin{tabular}{lrr}") and text.endswith("\\end{tabular}\n")
+    assert text.count(r"\\") == 3, "a line of titles and two of numbers"
+    assert r"sigma\_0.25" in text, "an underscore is special to LaTeX"
+    assert r"50.0 & 33.3 \\" in text
+
+
+def test_best_of_a_column_is_bold(analyze):
+    text = analyze("table", "results", "--radii", 0, 1, 5).out
+    released, ours = (line for line in text.splitlines() if "sigma" in line or "ours" in line)
+    assert "**75.0**" in released and "**25.0**" in released
+    assert "**" not in ours
+    assert text.count("**") == 4, "nobody is best where nothing is certified"
+
+
+def test_table_csv_has_a_column_per_radius(analyze):
+    text = analyze("table", "results", "--radii", 0, 0.25, 0.5, "--format", "csv").out
+    assert table_of(text)[0] == ["log", "0", "0.25", "0.5"]
+    assert {row[0].split("/")[-1]: [float(field) for field in row[1:]] for row in table_of(text)[1:]} == {
+        "sigma_0.25": [0.75, 0.5, 0.5],
+        "ours": [3 / 6, 2 / 6, 1 / 6],
+    }
+
+
+def test_default_radii_reach_as_far_as_anything_is_certified(analyze):
+    header = table_of(analyze("summary", "results/nested", "--format", "csv").out)[0]
+    radii = [float(name) for name in header[len(SUMMARY_COLUMNS) :]]
+    assert radii == [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75]
+
+
+@pytest.mark.parametrize(("file", "start"), [("t.md", "| "), ("t.tex", r"\begin"), ("t.csv", "log,"), ("t.json", "[")])
+def test_output_file_decides_the_format(analyze, logs, file, start):
+    outcome = analyze("summary", "results", "-o", f"new/{file}")
+    assert outcome.code == 0 and "|" not in outcome.out
+    assert (logs / "new" / file).read_text().startswith(start)
+
+
+@pytest.mark.parametrize("format", ["markdown", "latex", "csv", "json"])
+def test_output_file_holds_what_would_be_printed(analyze, logs, format):
+    printed = analyze("table", "results", "--format", format).out
+    analyze("table", "results", "--format", format, "-o", "table.txt")
+    assert (logs / "table.txt").read_text() == printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["results/ours.tsv"], ["ours"]),
+        (["results/nested/sigma_0.25"], ["sigma_0.25"]),
+        (["results"], ["nested/sigma_0.25", "ours"]),
+        (["results/*.tsv"], ["ours"]),
+        (["results/**/*"], ["nested/sigma_0.25", "ours"]),
+        (["results/ours.tsv", "results"], ["ours", "nested/sigma_0.25"]),
+    ],
+    ids=["file", "file without ending", "folder", "glob", "glob through folders", "a log named twice"],
+)
+def test_logs_are_files_folders_and_globs(analyze, arguments, names):
+    outcome = analyze("summary", *arguments, "--format", "csv")
+    assert outcome.err == ""
+    assert [row[0] for row in table_of(outcome.out)[1:]] == names
+
+
+def test_folder_is_searched_for_certification_logs_alone(analyze, logs):
+    (logs / "results/ours.tsv.manifest.json").write_text("{}")
+    (logs / "results/nested/stdout.txt").write_text("Files already downloaded and verified\n")
+    (logs / "results/predictions").write_text("idx\tlabel\tpredict\tbasePredict\tcorrect\ttime\n")
+    assert len(table_of(analyze("summary", "results", "--format", "csv").out)) == 1 + 2
+
+
+@pytest.mark.parametrize("expand", [lambda pattern: [pattern], glob.glob], ids=["quoted", "expanded by the shell"])
+def test_manifests_beside_logs_are_no_obstacle_to_globs(analyze, logs, expand):
+    """Every log of ours has one, which `logs/*` matches, too."""
+    (logs / "results/ours.tsv.manifest.json").write_text("{}")
+    outcome = analyze("summary", *expand("results/ours*"), "--format", "csv")
+    assert outcome.code == 0
+    assert [row[0] for row in table_of(outcome.out)[1:]] == ["ours"]
+
+
+def pixels(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB")).astype(int)
+
+
+@pytest.mark.parametrize("output", ["plots/curves.png", "plots/curves.pdf", "plots/curves"])
+def test_plot_writes_png_and_pdf(analyze, logs, output):
+    outcome = analyze("plot", "results", "-o", output)
+    assert outcome.code == 0 and "curves.png" in outcome.out and "curves.pdf" in outcome.out
+    assert sorted(path.name for path in (logs / "plots").iterdir()) == ["curves.pdf", "curves.png"]
+    height, width, _ = pixels(logs / "plots/curves.png").shape
+    assert width >= 1000 and height >= 600
+    document = (logs / "plots/curves.pdf").read_bytes()
+    assert document.startswith(b"%PDF-") and document.rstrip().endswith(b"%%EOF") and len(document) > 5000
+
+
+@pytest.mark.parametrize(("arguments", "curves"), [(["results/ours.tsv"], 1), (["results"], 2)])
+def test_plot_has_a_curve_of_its_own_colour_per_log(analyze, logs, arguments, curves):
+    analyze("plot", *arguments, "-o", "curves.png")
+    image = pixels(logs / "curves.png").reshape(-1, 3)
+    # Text, axes and grid are grey; a drawn line covers hundreds of pixels in exactly its colour.
+    coloured = image[image.max(1) - image.min(1) > 60]
+    colours, counts = np.unique(coloured, axis=0, return_counts=True)
+    assert len(colours[counts > 500]) == curves
+
+
+def test_plot_title_is_drawn(analyze, logs):
+    analyze("plot", "results", "-o", "without.png")
+    analyze("plot", "results", "-o", "with.png", "--title", "Digits")
+    assert not np.array_equal(pixels(logs / "with.png"), pixels(logs / "without.png"))
+
+
+def test_equal_logs_give_equal_files(analyze, logs):
+    for name in ("one", "two"):
+        analyze("plot", "results", "-o", name)
+    for kind in ("png", "pdf"):
+        assert (logs / f"one.{kind}").read_bytes() == (logs / f"two.{kind}").read_bytes()
+
+
+def test_summary_agrees_with_certify(analyze, logs, checkpoint, capsys):
+    """What certify prints at its end is what analyze reads from the log."""
+    printed = call(
+        capsys, "certify", "digits", checkpoint, 0.25, "out.tsv", "--N", 50, "--max", 10, "--device", "cpu"
+    ).out
+    (record,) = json.loads(analyze("summary", "out.tsv", "--format", "json").out)
+    assert math.isfinite(record["average_certified_radius"])
+    assert f"average certified radius {record['average_certified_radius']:.3f}" in printed
+
+
+def test_reader_that_stops_early_is_no_error(logs):
+    """As in `analyze ... | head`: the pipe is closed before anything is written."""
+    process = subprocess.Popen(
+        script("analyze", "summary", "results"),
+        cwd=logs,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 0

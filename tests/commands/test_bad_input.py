@@ -1,0 +1,197 @@
+"""What users get wrong: one line that names the fault, the right exit code, and nothing left on the disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.commands import call, snapshot
+
+USAGE, FAILURE = 2, 1
+CERTIFY = ["certify", "digits", "model.tar", "0.25", "out.tsv", "--N", "10", "--max", "1"]
+PREDICT = ["predict", "digits", "model.tar", "0.25", "out.tsv", "--N", "11", "--max", "1"]
+TRAIN = ["train", "digits", "digits_resnet8", "run", "--epochs", "1", "--noise", "0.25"]
+TRAIN_PGD = ["train_pgd", "digits", "digits_resnet8", "run", "--epochs", "1", "--noise", "0.25"]
+ATTACK = ["--attack", "PGD", "--epsilon", "0.5", "--num-steps", "2"]
+ATTACK_DDN = ["--attack", "DDN", "--epsilon", "0.5", "--num-steps", "2"]
+
+
+def replaced(command: list[str], **positions: str) -> list[str]:
+    """A command line with other positional arguments."""
+    names = {"certify": ["dataset", "checkpoint", "sigma", "outfile"], "train": ["dataset", "arch", "outdir"]}
+    names |= {"predict": names["certify"], "train_pgd": names["train"]}
+    changed = list(command)
+    for name, value in positions.items():
+        changed[1 + names[command[0]].index(name)] = value
+    return changed
+
+
+CHECKPOINTS = [
+    (replaced(CERTIFY, checkpoint="missing.tar"), FAILURE, ["missing.tar", "does not exist"]),
+    (replaced(PREDICT, checkpoint="missing.tar"), FAILURE, ["missing.tar", "does not exist"]),
+    (replaced(CERTIFY, checkpoint="corrupt.tar"), FAILURE, ["corrupt.tar", "damaged"]),
+    (replaced(CERTIFY, checkpoint="empty.tar"), FAILURE, ["empty.tar", "damaged"]),
+    (replaced(CERTIFY, checkpoint="list.tar"), FAILURE, ["list.tar", "state_dict"]),
+    (replaced(CERTIFY, checkpoint="pickle.tar"), FAILURE, ["pickle.tar"]),
+    (replaced(CERTIFY, checkpoint="folder"), FAILURE, ["folder", "checkpoint.pth.tar"]),
+    (replaced(CERTIFY, checkpoint="unknown_arch.tar"), FAILURE, ["resnet_of_mine", "digits_resnet8"]),
+    (replaced(CERTIFY, checkpoint="foreign_keys.tar"), FAILURE, ["foreign_keys.tar", "digits_resnet8", "missing"]),
+    (replaced(CERTIFY, dataset="imagefolder:images"), FAILURE, ["model.tar", "imagefolder:images", "fit"]),
+    ([*CERTIFY, "--input-layer", "center"], FAILURE, ["normalize", "center"]),
+]
+NUMBERS = [
+    *((replaced(CERTIFY, sigma=sigma), USAGE, ["SIGMA", sigma]) for sigma in ("0", "-1", "nan", "inf", "a quarter")),
+    (replaced(PREDICT, sigma="0"), USAGE, ["SIGMA", "'0'"]),
+    ([*TRAIN, "--noise", "-0.25"], USAGE, ["--noise", "-0.25"]),
+    ([*TRAIN, "--noise", "nan"], USAGE, ["--noise", "nan"]),
+    *(([*PREDICT, *ATTACK, "--epsilon", size], USAGE, ["--epsilon", size]) for size in ("-1", "1/0", "nan", "1/2/3")),
+    ([*PREDICT, *ATTACK, "--epsilon", "64"], USAGE, ["--epsilon", "64/255"]),
+    ([*TRAIN_PGD, *ATTACK, "--epsilon", "127"], USAGE, ["--epsilon", "127/255"]),
+    *(([*CERTIFY, "--alpha", alpha], USAGE, ["--alpha", alpha, "0 and 1"]) for alpha in ("0", "1", "-0.5", "x")),
+    *(([*CERTIFY, option, "0"], USAGE, [option, "'0'"]) for option in ("--max", "--skip", "--N", "--N0", "--batch")),
+    ([*CERTIFY, "--N", "1e5"], USAGE, ["--N", "1e5", "whole number"]),
+    ([*CERTIFY, "--seed", "-1"], USAGE, ["--seed", "-1"]),
+    ([*CERTIFY, "--max", "-2"], USAGE, ["--max", "-2"]),
+    ([*PREDICT, *ATTACK, "--num-steps", "0"], USAGE, ["--num-steps", "'0'"]),
+    ([*PREDICT, *ATTACK_DDN, "--gamma-DDN", "1"], USAGE, ["--gamma-DDN", "'1'"]),
+    *(([*TRAIN, option, "0"], USAGE, [option, "'0'"]) for option in ("--epochs", "--batch", "--lr", "--lr-step-size")),
+    ([*CERTIFY, "--device", "nonsense"], USAGE, ["--device", "nonsense"]),
+    ([*CERTIFY, "--device", "cuda:99"], USAGE, ["--device", "cuda:99"]),
+    (["analyze", "summary", "log.tsv", "--radii", "-1"], USAGE, ["--radii", "-1"]),
+]
+NAMES = [
+    (replaced(CERTIFY, dataset="digit"), USAGE, ["'digit'", "did you mean 'digits'", "cifar10", "imagefolder"]),
+    (replaced(CERTIFY, dataset="imagefolder"), USAGE, ["imagefolder:PATH"]),
+    (replaced(CERTIFY, dataset="digits:here"), USAGE, ["digits:here"]),
+    (replaced(TRAIN, arch="resnet"), USAGE, ["'resnet'", "digits_resnet8", "cifar_resnet110", "resnet50"]),
+    ([*PREDICT, *ATTACK, "--attack", "FGSM"], USAGE, ["'FGSM'", "PGD", "DDN"]),
+    ([*CERTIFY, "--method", "best"], USAGE, ["'best'", "exact"]),
+    ([*TRAIN, "--objective", "trades"], USAGE, ["'trades'", "gaussian", "smoothadv"]),
+    ([*CERTIFY, "--split", "validation"], USAGE, ["--split", "validation", "train", "test"]),
+    ([*CERTIFY, "--input-layer", "none"], USAGE, ["--input-layer", "normalize", "center"]),
+    (["analyze", "summaries", "log.tsv"], USAGE, ["summaries", "summary", "table", "plot"]),
+    (["analyze", "summary", "log.tsv", "--format", "xml"], USAGE, ["xml", "markdown", "latex", "csv", "json"]),
+    ([*CERTIFY, "--nois", "1"], USAGE, ["--nois"]),
+    ([*CERTIFY, "--alph", "0.01"], USAGE, ["--alph"]),  # an abbreviation may mean something else tomorrow
+]
+CONTRADICTIONS = [
+    ([*PREDICT, *ATTACK, "--gamma-DDN", "0.1"], USAGE, ["--gamma-DDN", "PGD"]),
+    ([*TRAIN_PGD, *ATTACK, "--init-norm-DDN", "1"], USAGE, ["--init-norm-DDN", "PGD"]),
+    ([*TRAIN_PGD, *ATTACK_DDN, "--random-start"], USAGE, ["--random-start", "DDN"]),
+    ([*TRAIN, *ATTACK], USAGE, ["--attack", "gaussian"]),
+    ([*TRAIN, "--epsilon", "0.5"], USAGE, ["--epsilon", "gaussian"]),
+    ([*TRAIN, "--warmup", "5"], USAGE, ["--warmup", "gaussian"]),
+    ([*TRAIN, "--num-noise-vec", "2"], USAGE, ["--num-noise-vec", "gaussian"]),
+    ([*TRAIN_PGD, *ATTACK, "--noise", "0", "--no-grad-attack"], USAGE, ["--no-grad-attack", "noise"]),
+    ([*PREDICT, "--num-noise-vec", "2"], USAGE, ["--num-noise-vec", "--attack"]),
+    ([*PREDICT, "--epsilon", "0.5"], USAGE, ["--epsilon", "--attack"]),
+    ([*PREDICT, "--base-attack"], USAGE, ["--base-attack", "--attack"]),
+    ([*PREDICT, *ATTACK, "--base-attack", "--num-noise-vec", "2"], USAGE, ["--base-attack", "--num-noise-vec"]),
+    ([*PREDICT, *ATTACK, "--base-attack", "--no-grad-attack"], USAGE, ["--base-attack"]),
+    ([*CERTIFY, "--resume", "--overwrite"], USAGE, ["--resume", "--overwrite"]),
+    (["analyze", "plot", "log.tsv", "-o", "curves.png", "--format", "csv"], USAGE, ["--format"]),
+]
+OMISSIONS = [
+    (TRAIN[:-2], USAGE, ["--noise"]),
+    ([*TRAIN_PGD[:-2], *ATTACK], USAGE, ["--noise"]),
+    ([*TRAIN_PGD, "--attack", "PGD", "--num-steps", "2"], USAGE, ["--epsilon"]),
+    ([*TRAIN_PGD, "--attack", "PGD", "--epsilon", "1"], USAGE, ["--num-steps"]),
+    (TRAIN_PGD, USAGE, ["--attack", "PGD", "DDN"]),
+    (CERTIFY[:3], USAGE, ["SIGMA", "OUTFILE"]),
+    (["analyze"], USAGE, ["ANALYSIS"]),
+    (["analyze", "summary"], USAGE, ["LOG"]),
+    (["analyze", "plot", "log.tsv"], USAGE, ["-o"]),
+]
+FILES = [
+    (replaced(CERTIFY, outfile="file/out.tsv"), FAILURE, ["file"]),
+    (replaced(PREDICT, outfile="file/deep/out.tsv"), FAILURE, ["file"]),
+    (replaced(TRAIN, outdir="file/run"), FAILURE, ["file"]),
+    (replaced(TRAIN, outdir="file"), FAILURE, ["file"]),
+    (replaced(CERTIFY, outfile="folder"), FAILURE, ["folder"]),
+    (["analyze", "summary", "log.tsv", "-o", "file/table.md"], FAILURE, ["file"]),
+    (["analyze", "summary", "log.tsv", "-o", "folder"], FAILURE, ["error: folder"]),
+    (["analyze", "plot", "log.tsv", "-o", "file/curves"], FAILURE, ["file"]),
+    (replaced(TRAIN, dataset="imagefolder:mixed"), FAILURE, ["mixed", "8x8", "6x8", "one size"]),
+    (replaced(TRAIN, dataset="imagefolder:torn"), FAILURE, ["1.png", "cannot be read"]),
+    (replaced(TRAIN, dataset="imagefolder:nowhere"), FAILURE, ["nowhere"]),
+    (replaced(TRAIN, dataset="imagefolder:folder"), FAILURE, ["folder", "train", "test"]),
+    (replaced(TRAIN, arch="resnet50"), FAILURE, ["resnet50", "3 channels"]),
+    (replaced(TRAIN, dataset="imagenet") + ["--data-dir", "nowhere"], FAILURE, ["imagenet", "nowhere"]),
+    (replaced(TRAIN, dataset="imagenet32") + ["--data-dir", "nowhere"], FAILURE, ["imagenet32", "nowhere"]),
+    (["analyze", "summary", "nowhere.tsv"], FAILURE, ["nowhere.tsv"]),
+    (["analyze", "summary", "nothing/*.tsv"], FAILURE, ["nothing/*.tsv"]),
+    (["analyze", "summary", "folder"], FAILURE, ["folder", "certification log"]),
+    (["analyze", "summary", "file"], FAILURE, ["file"]),
+    (["analyze", "summary", "corrupt.tar"], FAILURE, ["corrupt.tar"]),
+    (["analyze", "summary", "binary"], FAILURE, ["binary"]),
+    (["analyze", "summary", "header.tsv"], FAILURE, ["header.tsv", "no rows"]),
+]
+CASES = CHECKPOINTS + NUMBERS + NAMES + CONTRADICTIONS + OMISSIONS + FILES
+
+
+def write_images(folder: Path, *sizes: tuple[int, int]) -> None:
+    """A dataset of two classes; image i of each class has sizes[i] (width, height)."""
+    for split in ("train", "test"):
+        for label in ("a", "b"):
+            (folder / split / label).mkdir(parents=True)
+            for number, (width, height) in enumerate(sizes):
+                image = Image.fromarray(np.full((height, width), 100 + number, dtype=np.uint8))
+                image.save(folder / split / label / f"{number}.png")
+
+
+@pytest.fixture(scope="module")
+def place(checkpoint, tmp_path_factory) -> Path:
+    """Files of all sorts, good and bad; no case may change it."""
+    place = tmp_path_factory.mktemp("place")
+    good = torch.load(checkpoint, weights_only=True)
+    (place / "model.tar").write_bytes(checkpoint.read_bytes())
+    (place / "corrupt.tar").write_bytes(checkpoint.read_bytes()[:5000])
+    (place / "empty.tar").write_bytes(b"")
+    torch.save([1, 2, 3], place / "list.tar")
+    torch.save({**good, "optimizer": Path("code that would run")}, place / "pickle.tar")
+    torch.save({**good, "arch": "resnet_of_mine"}, place / "unknown_arch.tar")
+    torch.save({**good, "state_dict": {"fc.weight": torch.zeros(10, 64)}}, place / "foreign_keys.tar")
+    (place / "file").write_text("I am a file.\n")
+    (place / "binary").write_bytes(bytes(range(256)))
+    (place / "folder").mkdir()
+    (place / "log.tsv").write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n0\t1\t1\t0.5\t1\t0:00:01\n")
+    (place / "header.tsv").write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n")
+    write_images(place / "images", (8, 8))
+    write_images(place / "mixed", (8, 8), (6, 8))
+    write_images(place / "torn", (8, 8), (8, 8))
+    (place / "torn/train/a/1.png").write_bytes(b"\x89PNG\r\n")
+    return place
+
+
+@pytest.mark.parametrize(("command", "code", "words"), [pytest.param(*case, id=" ".join(case[0])) for case in CASES])
+def test_bad_input_gets_one_line_and_leaves_nothing(command, code, words, place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    before = snapshot(place)
+    outcome = call(capsys, *command)
+    assert snapshot(place) == before
+    assert (outcome.code, outcome.out) == (code, "")
+    assert outcome.err.startswith("error: ") and outcome.err.count("\n") == 1 and outcome.err.endswith("\n")
+    for word in words:
+        assert word in outcome.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [CERTIFY, PREDICT, [*PREDICT, *ATTACK], TRAIN, [*TRAIN_PGD, *ATTACK], [*TRAIN_PGD, *ATTACK_DDN]],
+    ids=" ".join,
+)
+def test_commands_that_the_bad_ones_are_made_from_are_good(command, place, monkeypatch, capsys, tmp_path):
+    """Otherwise the cases above might fail for another reason than the one they are about."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.tar").write_bytes((place / "model.tar").read_bytes())
+    assert call(capsys, *command, "--device", "cpu").code == 0
+
+
+def test_debug_adds_the_traceback(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    outcome = call(capsys, *replaced(CERTIFY, checkpoint="missing.tar"), "--debug")
+    assert outcome.code == FAILURE and "Traceback" in outcome.err
+    assert outcome.err.splitlines()[-1].startswith("error: ")

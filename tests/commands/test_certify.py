@@ -1,0 +1,260 @@
+"""certify from end to end: the log's columns and numbers, reproducibility, resuming, and what it refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import stats
+from support.commands import call, header, rows, snapshot, succeed, timeless
+
+RELEASED_COLUMNS = ["idx", "label", "predict", "radius", "correct", "time"]
+N, ALPHA, SIGMA, EXAMPLES = 100, 0.001, 0.5, 40
+
+
+@pytest.fixture(scope="module")
+def log(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty examples under more noise than the classifier was trained for: right, wrong and abstaining."""
+    path = tmp_path_factory.mktemp("logs") / "digits.tsv"
+    succeed("certify", "digits", checkpoint, SIGMA, path, "--N", N, "--max", EXAMPLES, "--device", "cpu")
+    return path
+
+
+@pytest.fixture
+def certify(checkpoint, workplace, capsys):
+    """Certify the shared classifier with few draws; returns what the command did."""
+
+    def run(outfile: str, *options: object, sigma: float = 0.25, model: Path = checkpoint):
+        return call(capsys, "certify", "digits", model, sigma, outfile, "--N", 20, "--device", "cpu", *options)
+
+    return run
+
+
+def test_released_columns_come_first(log):
+    assert header(log)[:6] == RELEASED_COLUMNS
+
+
+def test_rows_are_the_first_examples_in_order(log):
+    assert [row["idx"] for row in rows(log)] == [str(index) for index in range(EXAMPLES)]
+
+
+def test_correct_is_whether_the_prediction_is_the_label(log):
+    for row in rows(log):
+        assert row["correct"] == str(int(row["predict"] == row["label"]))
+    assert {row["correct"] for row in rows(log)} == {"0", "1"}, "both kinds are needed for this test to say anything"
+
+
+def test_abstentions_are_minus_one_with_radius_zero(log):
+    abstentions = [row for row in rows(log) if row["predict"] == "-1"]
+    assert abstentions, "an abstention is needed for this test to say anything"
+    for row in abstentions:
+        assert (float(row["radius"]), row["correct"]) == (0, "0")
+    for row in rows(log):
+        assert row in abstentions or (0 <= int(row["predict"]) < 10 and float(row["radius"]) >= 0)
+
+
+def test_radii_follow_from_the_counts(log):
+    """sigma * Phi^-1(p), p the Clopper-Pearson bound; or an abstention where p < 1/2. Never rounded up."""
+    for row in rows(log):
+        successes, trials = int(row["successes"]), int(row["trials"])
+        assert trials == N
+        failure = stats.beta.isf(ALPHA, trials - successes + 1, successes) if successes else 1.0
+        if failure > 0.5:
+            assert row["predict"] == "-1"
+        else:
+            exact = SIGMA * stats.norm.isf(failure)
+            assert exact * (1 - 1e-7) <= float(row["radius"]) <= exact * (1 + 1e-12)
+
+
+def test_radii_have_full_precision(log):
+    digits = [row["radius"].replace("0.", "").lstrip("0") for row in rows(log) if row["predict"] != "-1"]
+    assert min(map(len, digits)) >= 14, "17 significant digits, of which a few may be zeros at the end"
+
+
+def test_times_are_durations(log):
+    for row in rows(log):
+        hours, minutes, seconds = row["time"].split(":")
+        assert 3600 * int(hours) + 60 * int(minutes) + float(seconds) > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "indices"),
+    [
+        (["--skip", 50], range(0, 359, 50)),
+        (["--skip", 7, "--max", 3], [0, 7, 14]),
+        (["--max", 2], [0, 1]),
+        (["--skip", 100, "--max", -1], [0, 100, 200, 300]),
+        (["--skip", 100, "--max", 99], [0, 100, 200, 300]),
+        (["--split", "train", "--skip", 400], [0, 400, 800, 1200]),
+    ],
+)
+def test_skip_is_a_stride_and_max_counts_examples(certify, workplace, options, indices):
+    assert certify("out.tsv", *options).code == 0
+    assert [int(row["idx"]) for row in rows(workplace / "out.tsv")] == list(indices)
+
+
+def test_subset_has_the_rows_of_the_whole(certify, workplace):
+    """The noise of an example does not depend on which others are visited."""
+    certify("whole.tsv", "--max", 7)
+    certify("part.tsv", "--skip", 3, "--max", 3)
+    assert timeless(workplace / "part.tsv") == timeless(workplace / "whole.tsv")[::3]
+
+
+def test_seed_alone_decides_the_log(certify, workplace):
+    for name, seed in [("one", 5), ("same", 5), ("other", 6)]:
+        certify(name, "--max", 12, "--seed", seed)
+    assert timeless(workplace / "one") == timeless(workplace / "same")
+    assert timeless(workplace / "one") != timeless(workplace / "other")
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64, 1000])
+def test_batch_size_does_not_change_the_log(certify, workplace, batch):
+    """The draws are equal; a vote could only differ where two logits agree to their last digits."""
+    certify("default.tsv", "--N", 150, "--max", 4)
+    certify("other.tsv", "--N", 150, "--max", 4, "--batch", batch)
+    assert timeless(workplace / "default.tsv") == timeless(workplace / "other.tsv")
+
+
+def test_manifest_says_what_made_the_log(log, checkpoint):
+    manifest = json.loads(log.with_name("digits.tsv.manifest.json").read_text())
+    digest = hashlib.sha256(checkpoint.read_bytes()).hexdigest()
+    settings = {"dataset": "digits", "split": "test", "arch": "digits_resnet8", "input_layer": "normalize"}
+    settings |= {"sigma": SIGMA, "N0": 100, "N": N, "alpha": ALPHA, "seed": 0, "method": "exact"}
+    settings |= {"checkpoint_sha256": digest, "num_classes": 10}
+    assert settings.items() <= manifest["settings"].items()
+    assert {"dataset_fingerprint"} <= manifest["settings"].keys()
+    assert {"command", "git_commit", "python", "smoothadv", "packages"} <= manifest.keys()
+    assert (manifest["skip"], manifest["max"]) == (1, EXAMPLES)
+
+
+def test_summary_is_printed(certify):
+    outcome = certify("out.tsv", "--max", 3)
+    assert "out.tsv" in outcome.out and "3 examples" in outcome.out and outcome.err == ""
+
+
+def test_existing_log_is_not_touched_unasked(certify, workplace):
+    certify("out.tsv", "--max", 2)
+    before = snapshot(workplace)
+    outcome = certify("out.tsv", "--max", 3)
+    assert outcome.code == 1 and outcome.err.count("\n") == 1
+    for word in ("error: ", "out.tsv", "--resume", "--overwrite"):
+        assert word in outcome.err
+    assert snapshot(workplace) == before
+
+
+@pytest.mark.parametrize("option", ["--overwrite", "--resume"])
+def test_log_never_takes_the_place_of_the_checkpoint(certify, workplace, checkpoint, option):
+    model = workplace / "model.tar"
+    model.write_bytes(checkpoint.read_bytes())
+    assert certify("model.tar", "--max", 1, option, model=model).code in (1, 2)
+    assert model.read_bytes() == checkpoint.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["sigma_0.25", "log.tsv.gz", "deep/er/log.tar"])
+def test_log_may_have_any_name(certify, workplace, name):
+    assert certify(name, "--max", 1).code == 0
+    assert header(workplace / name)[:6] == RELEASED_COLUMNS
+
+
+def test_overwrite_starts_anew(certify, workplace):
+    certify("out.tsv", "--max", 4)
+    certify("fresh.tsv", "--max", 2, "--seed", 9)
+    assert certify("out.tsv", "--max", 2, "--seed", 9, "--overwrite").code == 0
+    assert timeless(workplace / "out.tsv") == timeless(workplace / "fresh.tsv")
+    assert json.loads((workplace / "out.tsv.manifest.json").read_text())["settings"]["seed"] == 9
+
+
+def test_resume_continues_with_the_rows_that_are_missing(certify, workplace):
+    certify("whole.tsv", "--max", 6)
+    certify("out.tsv", "--max", 2)
+    first = (workplace / "out.tsv").read_bytes()
+    assert certify("out.tsv", "--max", 6, "--resume", "--batch", 7).code == 0
+    assert (workplace / "out.tsv").read_bytes().startswith(first), "rows that were there are kept, not computed again"
+    assert timeless(workplace / "out.tsv") == timeless(workplace / "whole.tsv")
+
+
+def test_resume_starts_anew_where_there_is_nothing(certify, workplace):
+    assert certify("out.tsv", "--max", 2, "--resume").code == 0
+    assert len(rows(workplace / "out.tsv")) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (["--N", 30], "N was 20, now 30"),
+        (["--N0", 10], "N0"),
+        (["--alpha", 0.01], "alpha"),
+        (["--seed", 1], "seed"),
+        (["--split", "train"], "split"),
+        (["--max", 1], "example 1"),
+    ],
+)
+def test_resuming_with_other_settings_is_refused(certify, workplace, options, field):
+    certify("out.tsv", "--max", 3)
+    before = snapshot(workplace)
+    outcome = certify("out.tsv", "--resume", "--max", 5, *options)
+    assert outcome.code == 1 and outcome.err.startswith("error: ") and field in outcome.err
+    assert snapshot(workplace) == before
+
+
+def test_resuming_with_another_sigma_or_model_is_refused(certify, workplace, trained_folders):
+    certify("out.tsv", "--max", 1)
+    assert "sigma" in certify("out.tsv", "--resume", sigma=0.5).err
+    other = trained_folders["PGD"] / "checkpoint.pth.tar"
+    assert "checkpoint_sha256" in certify("out.tsv", "--resume", model=other).err
+
+
+def test_resuming_without_manifest_is_refused(certify, workplace):
+    certify("out.tsv", "--max", 2)
+    (workplace / "out.tsv.manifest.json").unlink()
+    outcome = certify("out.tsv", "--max", 3, "--resume")
+    assert outcome.code == 1 and "manifest" in outcome.err and len(rows(workplace / "out.tsv")) == 2
+
+
+@pytest.fixture
+def released(checkpoint, workplace) -> Path:
+    """The shared classifier as the released code would have saved it: four keys."""
+    content = torch.load(checkpoint, weights_only=True)
+    path = workplace / "released.pth.tar"
+    torch.save({key: content[key] for key in ("epoch", "arch", "state_dict", "optimizer")}, path)
+    return path
+
+
+def test_released_checkpoint_needs_its_input_layer(certify, workplace, released):
+    outcome = certify("out.tsv", "--max", 5, model=released)
+    assert outcome.code == 1 and not (workplace / "out.tsv").exists()
+    for word in ("--input-layer", "center", "normalize"):
+        assert word in outcome.err
+
+
+def test_released_checkpoint_certifies_like_ours(certify, workplace, released):
+    certify("ours.tsv", "--max", 5)
+    assert certify("theirs.tsv", "--max", 5, "--input-layer", "normalize", model=released).code == 0
+    assert timeless(workplace / "theirs.tsv") == timeless(workplace / "ours.tsv")
+    certify("wrong.tsv", "--max", 5, "--input-layer", "center", model=released)
+    assert timeless(workplace / "wrong.tsv") != timeless(workplace / "ours.tsv")
+
+
+@pytest.mark.parametrize(("draws", "warned"), [(9, True), (10, False)])
+def test_too_few_draws_are_warned_about(certify, draws, warned):
+    """alpha^(1/n) >= 1/2 from n = 10 on at alpha = 0.001: with fewer draws every image abstains."""
+    outcome = certify("out.tsv", "--max", 1, "--N", draws)
+    assert outcome.code == 0
+    assert (outcome.err.startswith("warning: ") and "--N 10 " in outcome.err) == warned == bool(outcome.err)
+
+
+def test_another_sigma_than_in_training_is_warned_about(certify):
+    outcome = certify("out.tsv", "--max", 1, sigma=1.0)
+    assert outcome.code == 0 and outcome.err.startswith("warning: ") and "0.25" in outcome.err
+
+
+def test_broken_weights_are_reported_not_certified(certify, workplace, checkpoint):
+    content = torch.load(checkpoint, weights_only=True)
+    content["state_dict"]["1.fc.bias"][3] = torch.nan
+    torch.save(content, "broken.pth.tar")
+    outcome = certify("out.tsv", "--max", 2, model=workplace / "broken.pth.tar")
+    assert outcome.code == 1 and "finite" in outcome.err and outcome.err.count("\n") == 1
+    assert not (workplace / "out.tsv").exists() or rows(workplace / "out.tsv") == []

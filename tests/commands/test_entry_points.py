@@ -1,0 +1,153 @@
+"""Every way into the program: scripts, console command, help texts, and the command lines of the documentation."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import smoothadv.commands
+from smoothadv.commands import COMMANDS
+from support.commands import CODE, run_process, script
+
+REPOSITORY = CODE.parent
+SCRIPTS = sorted(path.stem for path in CODE.glob("*.py"))
+
+
+def documented_commands(text: str) -> list[str]:
+    """The lines `python code/X.py ...` of a text, each joined with the lines that its backslash continues on."""
+    joined = re.sub(r"\\\n\s*", "", text)
+    return [line.strip() for line in joined.splitlines() if line.strip().startswith("python code/")]
+
+
+def help_text(name: str, monkeypatch, capsys) -> str:
+    """What `python code/NAME.py --help` prints; the script runs as __main__, in this process."""
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
+    with pytest.raises(SystemExit) as exit_request:
+        runpy.run_path(str(CODE / f"{name}.py"), run_name="__main__")
+    captured = capsys.readouterr()
+    assert (exit_request.value.code, captured.err) == (0, "")
+    return captured.out
+
+
+# What a command does first after it has validated its command line; a command that is not here stops before that.
+FIRST_STEPS = {
+    "train": "train.get_dataset",
+    "train_pgd": "train.get_dataset",
+    "certify": "certify.prepare",
+    "predict": "predict.prepare",
+    "analyze": "analyze.read_logs",
+}
+
+
+class Accepted(Exception):
+    """The command line is valid."""
+
+
+def accept(*arguments, **options):
+    raise Accepted
+
+
+def parse_only(parser, body, arguments, *more, **options):
+    parser.parse_args(arguments)
+    raise Accepted
+
+
+@pytest.fixture
+def validate(monkeypatch):
+    """Give a documented command line to its command, which goes no further than to accept it."""
+
+    def give(line: str) -> None:
+        python, path, *arguments = shlex.split(line, comments=True)
+        assert python == "python" and (REPOSITORY / path).is_file()
+        name = Path(path).stem
+        command = importlib.import_module(f"smoothadv.commands.{name}")
+        if name in FIRST_STEPS:
+            monkeypatch.setattr(f"smoothadv.commands.{FIRST_STEPS[name]}", accept)
+        else:
+            monkeypatch.setattr(command, "run", parse_only)
+        with pytest.raises(Accepted):
+            code = command.main(arguments)
+            pytest.fail(f"exit code {code}: {line}")
+
+    return give
+
+
+def test_scripts_and_console_command_have_the_same_commands():
+    assert sorted(COMMANDS) == SCRIPTS
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_script_answers_help_with_examples(name, monkeypatch, capsys):
+    text = help_text(name, monkeypatch, capsys)
+    assert text.startswith("usage: ") and "\nexamples:\n" in text
+    assert documented_commands(text), "an example is a line to copy"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_examples_of_the_help_are_valid(name, monkeypatch, capsys, validate):
+    for line in documented_commands(help_text(name, monkeypatch, capsys)):
+        assert f"code/{name}.py" in line
+        validate(line)
+
+
+DOCUMENTS = [REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/*.md"))]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_documented_commands_are_valid(document, validate):
+    for line in documented_commands(document.read_text()):
+        validate(line)
+
+
+def test_documented_commands_are_found_with_their_continuations():
+    text = "```\n$ ls\n  python code/a.py x \\\n      --y 1\npython code/b.py\n```\nNot python code/c.py here.\n"
+    assert documented_commands(text) == ["python code/a.py x --y 1", "python code/b.py"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python code/train.py digits digits_resnet8 models/x --nois 0.25",
+        "python code/train_pgd.py digits digits_resnet8 models/x --noise 0.25 --attack PGD",
+        "python code/analyze.py summry logs",
+    ],
+    ids=["misspelt option", "missing option", "misspelt subcommand"],
+)
+def test_invalid_documented_command_is_noticed(line, validate):
+    with pytest.raises(pytest.fail.Exception):
+        validate(line)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_console_command_dispatches(name, capsys):
+    assert smoothadv.commands.main([name, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: {name} ")
+
+
+@pytest.mark.parametrize("arguments", [["tarin"], []], ids=["misspelt", "nothing"])
+def test_console_command_lists_its_commands(arguments, capsys):
+    assert smoothadv.commands.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1 and captured.out == ""
+    assert all(name in captured.err for name in [*arguments, *COMMANDS])
+
+
+def test_console_help_does_not_wait_for_torch(tmp_path):
+    program = "import sys; from smoothadv.commands import main; c = main(); print('torch' in sys.modules); sys.exit(c)"
+    done = run_process([sys.executable, "-c", program, "--help"], tmp_path, PYTHONPATH=str(CODE))
+    assert (done.returncode, done.stderr) == (0, "")
+    *text, torch_was_imported = done.stdout.splitlines()
+    assert torch_was_imported == "False"
+    assert all(re.search(rf"^\s+{name}\s", "\n".join(text), re.MULTILINE) for name in COMMANDS)
+
+
+def test_script_process_ends_with_the_commands_exit_code(tmp_path):
+    done = run_process(script("analyze", "summary", "nowhere.tsv"), tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: nowhere.tsv ") and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,164 @@
+"""predict from end to end: the log, attacks that lower accuracy, reproducibility, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from smoothadv.checkpoints import load_classifier
+from smoothadv.datasets import get_dataset
+from support.commands import call, header, rows, snapshot, timeless
+
+EXAMPLES = 25
+
+
+@pytest.fixture
+def predict(checkpoint, workplace, capsys):
+    """Predict with the shared classifier and few draws; returns what the command did."""
+
+    def run(outfile: str, *options: object, sigma: float = 0.25):
+        shared = ["--N", 50, "--max", EXAMPLES, "--device", "cpu"]
+        return call(capsys, "predict", "digits", checkpoint, sigma, outfile, *shared, *options)
+
+    return run
+
+
+def attack(name: str, epsilon: object, *options: object) -> list[object]:
+    return ["--attack", name, "--epsilon", epsilon, "--num-steps", 5, *options]
+
+
+def accuracy(log, predicted: str = "predict") -> float:
+    return sum(row[predicted] == row["label"] for row in rows(log)) / len(rows(log))
+
+
+def test_columns_are_those_of_the_contract(predict, workplace):
+    assert predict("out.tsv").code == 0
+    assert header(workplace / "out.tsv") == ["idx", "label", "predict", "basePredict", "correct", "time"]
+
+
+def test_rows_are_consistent(predict, workplace):
+    predict("out.tsv", sigma=0.5)
+    table = rows(workplace / "out.tsv")
+    assert [row["idx"] for row in table] == [str(index) for index in range(EXAMPLES)]
+    assert {row["predict"] for row in table} <= {str(label) for label in range(-1, 10)}
+    assert [row["correct"] for row in table] == [str(int(row["predict"] == row["label"])) for row in table]
+    assert "-1" in {row["predict"] for row in table}, "an abstention is needed for this test to say anything"
+
+
+def test_base_prediction_is_the_classifiers_own_without_noise(predict, workplace, checkpoint):
+    predict("out.tsv")
+    images, labels = zip(*(get_dataset("digits", "test")[index] for index in range(EXAMPLES)))
+    with torch.no_grad():
+        expected = load_classifier(checkpoint, "digits")(torch.stack(images)).argmax(1)
+    table = rows(workplace / "out.tsv")
+    assert [int(row["basePredict"]) for row in table] == expected.tolist()
+    assert [int(row["label"]) for row in table] == list(labels)
+
+
+@pytest.mark.parametrize("name", ["PGD", "DDN"])
+def test_large_attack_lowers_accuracy(predict, workplace, name):
+    predict("clean.tsv")
+    assert predict("attacked.tsv", *attack(name, 2, "--num-noise-vec", 4)).code == 0
+    assert accuracy(workplace / "attacked.tsv") <= accuracy(workplace / "clean.tsv") - 0.3
+
+
+@pytest.mark.parametrize("name", ["PGD", "DDN"])
+def test_base_attack_lowers_the_base_classifiers_accuracy(predict, workplace, name):
+    predict("clean.tsv")
+    assert predict("attacked.tsv", *attack(name, 2, "--base-attack")).code == 0
+    clean, attacked = (accuracy(workplace / log, "basePredict") for log in ("clean.tsv", "attacked.tsv"))
+    assert attacked <= clean - 0.3
+
+
+def test_attack_of_size_zero_changes_nothing(predict, workplace):
+    """Not even the attack's own random numbers, drawn all the same, are taken from the prediction's."""
+    predict("clean.tsv")
+    predict("attacked.tsv", *attack("PGD", 0, "--num-noise-vec", 8, "--random-start"))
+    assert timeless(workplace / "attacked.tsv") == timeless(workplace / "clean.tsv")
+
+
+@pytest.mark.parametrize("options", [[], attack("PGD", 0.5, "--num-noise-vec", 2, "--random-start")])
+def test_seed_alone_decides_the_log(predict, workplace, options):
+    for name, seed in [("one", 5), ("same", 5), ("other", 6)]:
+        # Little noise is decisive, much is a toss-up, which shows the seed.
+        predict(name, "--max", 12, "--seed", seed, *options, sigma=0.5)
+    assert timeless(workplace / "one") == timeless(workplace / "same")
+    assert timeless(workplace / "one") != timeless(workplace / "other")
+
+
+@pytest.mark.parametrize("batch", [1, 7, 1000])
+def test_batch_size_does_not_change_the_log(predict, workplace, batch):
+    """The draws are equal; a vote could only differ where two logits agree to their last digits."""
+    predict("default.tsv", "--max", 5, *attack("PGD", "64/255"))
+    predict("other.tsv", "--max", 5, "--batch", batch, *attack("PGD", "64/255"))
+    assert timeless(workplace / "default.tsv") == timeless(workplace / "other.tsv")
+
+
+def test_skip_is_a_stride_and_max_counts_examples(predict, workplace):
+    predict("out.tsv", "--skip", 30, "--max", 4)
+    assert [row["idx"] for row in rows(workplace / "out.tsv")] == ["0", "30", "60", "90"]
+
+
+def test_manifest_tells_the_attack(predict, workplace):
+    predict("clean.tsv", "--max", 1)
+    predict("attacked.tsv", "--max", 1, *attack("DDN", "64/255", "--num-noise-vec", 3))
+    clean, attacked = (
+        json.loads((workplace / f"{name}.tsv.manifest.json").read_text())["settings"] for name in ("clean", "attacked")
+    )
+    assert clean["attack"] is None and clean["seed"] == 0 and clean["N"] == 50
+    assert attacked["num_noise_vec"] == 3
+    assert attacked["attack"]["name"] == "DDN" and attacked["attack"]["num_steps"] == 5
+    assert attacked["attack"]["epsilon"] == pytest.approx(64 / 255)
+
+
+@pytest.mark.parametrize("flag", ["--no-grad-attack", "--hard-no-grad-attack"])
+def test_gradient_free_attack_is_another_attack(predict, workplace, flag):
+    options = ["--max", 12, *attack("PGD", 1, "--num-noise-vec", 4)]
+    predict("gradient.tsv", *options)
+    assert predict("free.tsv", *options, flag).code == 0
+    manifest = json.loads((workplace / "free.tsv.manifest.json").read_text())
+    assert "Stein" in json.dumps(manifest["settings"]["attack"])
+    assert timeless(workplace / "free.tsv") != timeless(workplace / "gradient.tsv")
+
+
+def test_existing_log_is_not_touched_unasked(predict, workplace):
+    predict("out.tsv", "--max", 2)
+    before = snapshot(workplace)
+    outcome = predict("out.tsv")
+    assert outcome.code == 1 and "--resume" in outcome.err and "--overwrite" in outcome.err
+    assert snapshot(workplace) == before
+
+
+def test_resume_continues_with_the_rows_that_are_missing(predict, workplace):
+    options = attack("PGD", 0.5, "--random-start")
+    predict("whole.tsv", "--max", 6, *options)
+    predict("out.tsv", "--max", 2, *options)
+    assert predict("out.tsv", "--max", 6, "--resume", *options).code == 0
+    assert timeless(workplace / "out.tsv") == timeless(workplace / "whole.tsv")
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ([], "attack"),
+        (attack("DDN", 0.5), "attack"),
+        (attack("PGD", 0.6), "epsilon"),
+        (attack("PGD", 0.5, "--num-noise-vec", 2), "num_noise_vec"),
+        (attack("PGD", 0.5, "--base-attack"), "base_attack"),
+    ],
+)
+def test_resuming_with_another_attack_is_refused(predict, workplace, options, field):
+    predict("out.tsv", "--max", 1, *attack("PGD", 0.5))
+    before = snapshot(workplace)
+    outcome = predict("out.tsv", "--resume", *options)
+    assert outcome.code == 1 and field in outcome.err
+    assert snapshot(workplace) == before
+
+
+@pytest.mark.parametrize(("draws", "warned"), [(10, True), (11, False)])
+def test_too_few_draws_are_warned_about(predict, draws, warned):
+    """The two-sided test of n equal votes has p = 2^(1-n) <= 0.001 from n = 11 on."""
+    outcome = predict("out.tsv", "--max", 1, "--N", draws)
+    assert outcome.code == 0
+    assert (outcome.err.startswith("warning: ") and "--N 11 " in outcome.err) == warned == bool(outcome.err)

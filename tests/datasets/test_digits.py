@@ -1,0 +1,76 @@
+"""The digits are all of scikit-learn's 1,797 images, split once and for all, without loss."""
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from smoothadv.datasets import SPLITS, describe_dataset, get_dataset
+
+
+def grey_levels(dataset) -> np.ndarray:
+    """The images [N, 8, 8] on scikit-learn's scale 0..16."""
+    return np.stack([dataset[index][0].numpy()[0] for index in range(len(dataset))]) * 16
+
+
+def labels(dataset) -> np.ndarray:
+    return np.array([dataset[index][1] for index in range(len(dataset))])
+
+
+def expected_members(split: str) -> list[int]:
+    """The images of a split by their position in scikit-learn's file: of each class, the last fifth is for testing."""
+    target = load_digits().target
+    members = []
+    for label in range(10):
+        of_class = [index for index in range(len(target)) if target[index] == label]
+        tested = round(len(of_class) / 5)
+        members += of_class[-tested:] if split == "test" else of_class[:-tested]
+    return sorted(members)
+
+
+def test_all_images_are_in_one_split_and_none_in_both():
+    train, test = expected_members("train"), expected_members("test")
+    assert len(get_dataset("digits", "train")) == len(train)
+    assert len(get_dataset("digits", "test")) == len(test)
+    assert sorted(train + test) == list(range(1797))
+
+
+def test_no_image_occurs_in_both_splits():
+    contents = {split: {image.tobytes() for image in grey_levels(get_dataset("digits", split))} for split in SPLITS}
+    assert len(contents["train"]) + len(contents["test"]) == 1797
+    assert not contents["train"] & contents["test"]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_split_is_fixed_and_keeps_the_order_of_the_file(split):
+    members = expected_members(split)
+    assert labels(get_dataset("digits", split)).tolist() == load_digits().target[members].tolist()
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_17_grey_levels_survive_the_trip_through_8_bits(split):
+    levels = grey_levels(get_dataset("digits", split))
+    original = load_digits().images[expected_members(split)]
+    assert np.array_equal(np.rint(levels), original)
+    assert set(np.rint(levels).ravel()) == set(range(17))
+    # The nearest of 255 levels is at most half a level away.
+    assert np.abs(levels - original).max() <= 0.5 * 16 / 255 + 1e-6
+
+
+@pytest.mark.parametrize("label", range(10))
+def test_every_class_is_split_in_the_same_proportion(label):
+    of_train, of_test = (int((labels(get_dataset("digits", split)) == label).sum()) for split in SPLITS)
+    assert of_test / (of_train + of_test) == pytest.approx(0.2, abs=0.5 / (of_train + of_test))
+
+
+def test_documented_constants_are_those_of_the_training_images():
+    description = describe_dataset("digits")
+    pixels = grey_levels(get_dataset("digits", "train")).astype(np.float64) / 16
+    assert description.mean == (pytest.approx(pixels.mean(), abs=5e-5),)
+    assert description.std == (pytest.approx(pixels.std(), abs=5e-5),)
+
+
+def test_description_is_of_single_channel_8x8_digits_that_must_not_be_mirrored():
+    description = describe_dataset("digits")
+    assert description.image_shape == (1, 8, 8)
+    assert description.class_names == tuple("0123456789")
+    assert not description.horizontal_flip

@@ -1,0 +1,97 @@
+"""Running the commands: as processes where the process itself matters, otherwise in this one, which is far faster."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+CODE = Path(__file__).parents[2] / "code"
+# Equal on every machine: one thread and no accelerator.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+_PATIENCE_SECONDS = 120
+
+
+def script(name: str, *arguments: object) -> list[str]:
+    """The command line of an entry point, as a user of a clone types it."""
+    return [sys.executable, str(CODE / f"{name}.py"), *map(str, arguments)]
+
+
+def run_process(command: list[str], cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line to its end, with its output captured as text."""
+    return subprocess.run(
+        command, cwd=cwd, env={**ENVIRONMENT, **environment}, capture_output=True, text=True, timeout=_PATIENCE_SECONDS
+    )
+
+
+def start_process(command: list[str], cwd: Path) -> subprocess.Popen[str]:
+    """Start a command line and return at once."""
+    return subprocess.Popen(
+        command, cwd=cwd, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Return as soon as ``condition`` holds; fail if the process ends before or nothing happens for too long."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not condition():
+        assert process.poll() is None, f"ended too early: {process.communicate()}"
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.002)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left behind: its exit code and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def call(capsys, name: str, *arguments: object) -> Outcome:
+    """Run a command in this process, as ``smoothadv NAME ARGUMENTS``."""
+    capsys.readouterr()
+    code = command_main(name)([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return Outcome(code, captured.out, captured.err)
+
+
+def succeed(name: str, *arguments: object) -> None:
+    """Run a command in this process and insist that it ends well."""
+    assert command_main(name)([str(argument) for argument in arguments]) == 0
+
+
+def command_main(name: str) -> Callable[[list[str]], int]:
+    """The main function of a command."""
+    return importlib.import_module(f"smoothadv.commands.{name}").main
+
+
+def rows(log: Path) -> list[dict[str, str]]:
+    """The rows of a tab-separated log, every field as it is written."""
+    with log.open(newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t"))
+
+
+def timeless(log: Path) -> list[dict[str, str]]:
+    """The rows of a log without their times, the one column that differs between equal runs."""
+    return [{name: field for name, field in row.items() if name != "time"} for row in rows(log)]
+
+
+def header(log: Path) -> list[str]:
+    """The column names of a log, in their order."""
+    return log.read_text().splitlines()[0].split("\t")
+
+
+def snapshot(folder: Path) -> dict[str, bytes | None]:
+    """Every path below a folder with its content (None for a folder): equal before and after if nothing changed."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }

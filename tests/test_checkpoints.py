@@ -1,0 +1,203 @@
+"""Checkpoints: the released files give the released models' logits, and our own come back as they were saved."""
+
+import math
+
+import pytest
+import torch
+from support.released import (CIFAR_MEAN, CIFAR_STD, IMAGENET_MEAN, IMAGENET_STD, InputLayer, blocky_images,
+                              cifar_classifier, randomise_batch_norms, save_released_checkpoint)
+from torch import nn
+from torchvision.models import resnet50
+
+from smoothadv.architectures import get_architecture
+from smoothadv.checkpoints import load_classifier, save_checkpoint
+from smoothadv.datasets import describe_dataset
+from smoothadv.datasets.images import CIFAR_TRAINING, DatasetDescription
+from smoothadv.errors import UserError
+
+INPUT_LAYERS = ["normalize", "center"]
+
+
+@torch.inference_mode()
+def logits_of(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    return model(images)
+
+
+def assert_same_classifier(ours: nn.Module, released: nn.Module, images: torch.Tensor, unlike: nn.Module) -> None:
+    """Equal logits to 1e-4, on images that tell the classifier from ``unlike`` by a hundred times more."""
+    expected = logits_of(released, images)
+    assert (logits_of(unlike, images) - expected).abs().max() > 1e-2
+    assert (expected - expected[0]).abs().max() > 1e-2  # nor do the images all look the same to it
+    torch.testing.assert_close(logits_of(ours, images), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["today's format", "the published files' format"])
+@pytest.mark.parametrize("input_layer", INPUT_LAYERS)
+def test_released_cifar_checkpoint_gives_the_released_logits(tmp_path, input_layer, zipped):
+    released = cifar_classifier(110, 10, input_layer)
+    path = save_released_checkpoint(tmp_path / "checkpoint.pth.tar", released, "cifar_resnet110", zipped)
+    other = cifar_classifier(110, 10, "center" if input_layer == "normalize" else "normalize")
+    assert_same_classifier(load_classifier(path, "cifar10", input_layer), released, blocky_images(4), other)
+
+
+@pytest.mark.parametrize("arch, depth, dataset, classes", [
+    ("cifar_resnet20", 20, "cifar10", 10), ("imagenet32_resnet110", 110, "imagenet32", 1000)])
+def test_other_released_architectures_of_small_images_give_the_released_logits(tmp_path, arch, depth, dataset, classes):
+    released = cifar_classifier(depth, classes, "normalize")
+    path = save_released_checkpoint(tmp_path / "checkpoint.pth.tar", released, arch)
+    other = cifar_classifier(depth, classes, "normalize", seed=1)
+    assert_same_classifier(load_classifier(path, dataset, "normalize"), released, blocky_images(4), other)
+
+
+@pytest.fixture
+def released_imagenet(tmp_path):
+    """A path for a 100 MB file, which does not outlive the test."""
+    path = tmp_path / "checkpoint.pth.tar"
+    yield path
+    path.unlink()
+
+
+def imagenet_classifier(input_layer: str) -> nn.Sequential:
+    """The released ImageNet form: the input layer, then torchvision's ResNet-50 in a DataParallel."""
+    torch.manual_seed(0)
+    model = nn.Sequential(InputLayer(input_layer, IMAGENET_MEAN, IMAGENET_STD), nn.DataParallel(resnet50()))
+    randomise_batch_norms(model)
+    return model.eval()
+
+
+def test_released_imagenet_checkpoint_gives_the_released_logits(released_imagenet):
+    released = imagenet_classifier("center")
+    assert len(released.state_dict()) == 320 and "1.module.fc.bias" in released.state_dict()
+    save_released_checkpoint(released_imagenet, released, "resnet50", momentum=False)
+    ours = load_classifier(released_imagenet, "imagenet", "center")
+    assert_same_classifier(ours, released, blocky_images(2, side=64), imagenet_classifier("normalize"))
+
+
+@pytest.mark.parametrize("prefix", ["module.", ""])
+def test_data_parallel_outside_the_input_layer_is_seen_through(tmp_path, prefix):
+    released = cifar_classifier(20, 10, "normalize")
+    state = {prefix + key: value for key, value in released.state_dict().items()}
+    torch.save({"epoch": 1, "arch": "cifar_resnet20", "state_dict": state, "optimizer": {}}, tmp_path / "file")
+    other = cifar_classifier(20, 10, "normalize", seed=1)
+    ours = load_classifier(tmp_path / "file", "cifar10", "normalize")
+    assert_same_classifier(ours, released, blocky_images(4), other)
+
+
+def test_classifier_is_in_eval_mode(tmp_path):
+    path = save_released_checkpoint(tmp_path / "file", cifar_classifier(20, 10, "center").train(), "cifar_resnet20")
+    assert not any(module.training for module in load_classifier(path, "cifar10", "center").modules())
+
+
+def test_dataset_may_be_given_as_its_description(tmp_path):
+    path = save_released_checkpoint(tmp_path / "file", cifar_classifier(20, 10, "center"), "cifar_resnet20")
+    images = blocky_images(2)
+    by_name, by_description = (load_classifier(path, dataset, "center") for dataset in
+                               ("cifar10", describe_dataset("cifar10")))
+    assert torch.equal(logits_of(by_name, images), logits_of(by_description, images))
+
+
+def test_released_checkpoint_needs_an_input_layer_and_the_error_says_how_to_choose(tmp_path):
+    path = save_released_checkpoint(tmp_path / "file", cifar_classifier(20, 10, "center"), "cifar_resnet20")
+    with pytest.raises(UserError) as error:
+        load_classifier(path, "cifar10")
+    message = str(error.value)
+    assert str(path) in message and "--input-layer" in message and "\n" not in message
+    # The mapping that the authors published.
+    center, normalize = message.split("but those", 1)
+    assert "'center'" in center and "imagenet/" in center and "cifar10/" in center
+    for folder in ("imagenet32/", "cifar10/finetune_cifar_from_imagenetPGD2steps/", "cifar10/self_training/"):
+        assert folder in normalize
+    assert "'normalize'" in normalize
+
+
+def test_unknown_input_layer_lists_the_known_ones(tmp_path):
+    path = save_released_checkpoint(tmp_path / "file", cifar_classifier(20, 10, "center"), "cifar_resnet20")
+    with pytest.raises(UserError, match="'none'.*normalize, center"):
+        load_classifier(path, "cifar10", "none")
+
+
+def own_checkpoint(path, model: nn.Module, **recorded):
+    """Save a model of ours the way training does: the released entries and what only ours record."""
+    content = {"epoch": 3, "arch": "cifar_resnet20", "state_dict": model.state_dict(), "optimizer": {},
+               "input_layer": "center", "mean": list(CIFAR_MEAN), "std": list(CIFAR_STD), **recorded}
+    save_checkpoint(path, content)
+    return path
+
+
+def trained_looking(arch: str, description, input_layer: str) -> nn.Module:
+    torch.manual_seed(3)
+    model = get_architecture(arch, description, input_layer)
+    randomise_batch_norms(model)
+    return model.eval()
+
+
+@pytest.mark.parametrize("input_layer", INPUT_LAYERS)
+@pytest.mark.parametrize("asked", [None, "the same"])
+def test_own_checkpoint_comes_back_without_being_told_its_input_layer(tmp_path, input_layer, asked):
+    model = trained_looking("cifar_resnet20", "cifar10", input_layer)
+    path = own_checkpoint(tmp_path / "run" / "checkpoint.pth.tar", model, input_layer=input_layer)
+    loaded = load_classifier(path, "cifar10", asked and input_layer)
+    assert torch.equal(logits_of(loaded, blocky_images(4)), logits_of(model, blocky_images(4)))
+
+
+def test_contradicting_the_recorded_input_layer_is_refused(tmp_path):
+    path = own_checkpoint(tmp_path / "file", trained_looking("cifar_resnet20", "cifar10", "center"))
+    with pytest.raises(UserError, match="'center', not 'normalize'"):
+        load_classifier(path, "cifar10", "normalize")
+
+
+def test_recorded_constants_win_over_the_datasets(tmp_path):
+    mean, std = (0.3, 0.4, 0.6), (0.5, 0.25, 0.125)
+    model = trained_looking("cifar_resnet20", "cifar10", "normalize")
+    path = own_checkpoint(tmp_path / "file", model, input_layer="normalize", mean=list(mean), std=list(std))
+    images = blocky_images(4)
+    centered = images - torch.tensor(mean).reshape(3, 1, 1)
+    expected = logits_of(model[1], centered / torch.tensor(std).reshape(3, 1, 1))
+    assert (logits_of(model, images) - expected).abs().max() > 1e-2
+    torch.testing.assert_close(logits_of(load_classifier(path, "cifar10"), images), expected, rtol=0, atol=1e-4)
+
+
+WITHOUT_CONSTANTS = DatasetDescription("imagefolder:tests only", tuple("0123456789"), (3, 32, 32), None, None,
+                                       CIFAR_TRAINING)
+
+
+def test_own_checkpoint_brings_the_constants_that_a_dataset_lacks(tmp_path):
+    model = trained_looking("cifar_resnet20", "cifar10", "center")
+    path = own_checkpoint(tmp_path / "file", model)
+    loaded = load_classifier(path, WITHOUT_CONSTANTS)
+    assert torch.equal(logits_of(loaded, blocky_images(4)), logits_of(model, blocky_images(4)))
+
+
+def test_released_checkpoint_cannot_do_without_the_datasets_constants(tmp_path):
+    path = save_released_checkpoint(tmp_path / "file", cifar_classifier(20, 10, "center"), "cifar_resnet20")
+    with pytest.raises(UserError, match="imagefolder:tests only.*train"):
+        load_classifier(path, WITHOUT_CONSTANTS, "center")
+
+
+def test_saved_file_is_a_released_checkpoint_for_the_released_code(tmp_path):
+    model = trained_looking("cifar_resnet20", "cifar10", "center")
+    content = torch.load(own_checkpoint(tmp_path / "file", model), weights_only=True)
+    assert {"epoch", "arch", "state_dict", "optimizer"} <= content.keys()
+    released = cifar_classifier(20, 10, "center", seed=9)
+    released.load_state_dict(content["state_dict"])
+    images = blocky_images(4)
+    torch.testing.assert_close(logits_of(released, images), logits_of(model, images), rtol=0, atol=1e-4)
+
+
+def test_saved_imagenet_model_has_the_released_keys(released_imagenet):
+    ours = get_architecture("resnet50", "imagenet", "center")
+    save_checkpoint(released_imagenet, {"epoch": 1, "arch": "resnet50", "state_dict": ours.state_dict(),
+                                        "optimizer": {}, "input_layer": "center"})
+    saved = torch.load(released_imagenet, weights_only=True)["state_dict"]
+    assert saved.keys() == imagenet_classifier("center").state_dict().keys()
+    loaded = load_classifier(released_imagenet, "imagenet").state_dict()
+    assert all(torch.equal(loaded[key], value) for key, value in ours.state_dict().items())
+
+
+def test_saving_does_not_change_what_it_was_given(tmp_path):
+    model = trained_looking("cifar_resnet20", "cifar10", "center")
+    content = {"epoch": 1, "arch": "resnet50", "state_dict": model.state_dict(), "optimizer": {}, "history": [math.pi]}
+    keys = list(content["state_dict"])
+    save_checkpoint(tmp_path / "file", content)
+    assert list(content["state_dict"]) == keys
+    assert torch.load(tmp_path / "file", weights_only=True)["history"] == [math.pi]

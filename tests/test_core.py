@@ -1,0 +1,272 @@
+"""Smooth: against classifiers whose smoothed version is known exactly, and against a slow, obvious loop.
+
+Random checks have a false-alarm probability of 1e-6 over the seeds (``support.statistical_checks``).
+"""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+from smoothadv.core import Smooth
+from smoothadv.errors import NonFiniteError, UserError
+from smoothadv.noise import GaussianNoise, NoiseStream
+from support.models import (
+    BIAS,
+    DISTANCE,
+    MARGIN,
+    POINT,
+    WEIGHT,
+    ConstantClassifier,
+    IntervalClassifier,
+    Recorder,
+    SlabClassifier,
+    linear_classifier,
+    network_with_state,
+    random_linear_classifier,
+)
+from support.statistical_checks import is_binomial_count, too_many
+
+ALPHA = 1e-3
+
+
+def image(*values: float) -> torch.Tensor:
+    """[1, 1, d]"""
+    return torch.tensor([[values]], dtype=torch.float32)
+
+
+def stream(seed: int, sigma: float = 0.5) -> NoiseStream:
+    return GaussianNoise(sigma, seed).stream(0, "cpu")
+
+
+def smooth_linear(sigma: float, weight=WEIGHT, bias: float = BIAS) -> Smooth:
+    return Smooth(linear_classifier(weight, bias, torch.float32), 2, sigma)
+
+
+@pytest.mark.parametrize("sigma, p_a", [(0.25, 0.999313), (0.5, 0.945201), (1.0, 0.788145)])
+def test_votes_on_a_linear_classifier_follow_the_closed_form(sigma, p_a):
+    assert norm.cdf(MARGIN / (5 * sigma)) == pytest.approx(p_a, abs=5e-7)
+    votes = smooth_linear(sigma).count_votes(image(*POINT), (200_000,), 10_000, stream(0, sigma))[0]
+    assert votes.sum() == 200_000
+    assert is_binomial_count(votes[1], 200_000, p_a)
+    # Noise 5 % too large would be noticed.
+    assert not is_binomial_count(votes[1], 200_000, norm.cdf(MARGIN / (5 * sigma * 1.05)))
+
+
+@pytest.mark.parametrize("sigma", [0.25, 0.5, 1.0])
+def test_radius_on_a_linear_classifier_is_its_distance_for_every_sigma(sigma):
+    noise = stream(0, sigma)
+    prediction, radius = smooth_linear(sigma).certify(image(*POINT), 100, 100_000, ALPHA, 10_000, stream=noise)
+    assert prediction == 1
+    assert 0.95 * DISTANCE < radius <= DISTANCE
+
+
+# Where p = Phi(z), the expected shortfall is 3.1 standard errors of p, divided by the density phi(z): 4 % at
+# z = 0.3, 1.3 % at 1.5 and 3 % at 3. The tolerance adds 4 standard errors: false alarms 3e-5 each. Above: alpha.
+@pytest.mark.parametrize("z, tolerance", [(0.3, 0.1), (0.5, 0.06), (1, 0.035), (1.5, 0.03), (2, 0.032), (3, 0.065)])
+def test_radius_is_close_to_the_distance_at_the_sample_size_of_the_paper(z, tolerance):
+    sigma = 0.5
+    smooth = smooth_linear(sigma, weight=(1.0, 0.0), bias=0.0)
+    prediction, radius = smooth.certify(image(z * sigma, 0.0), 100, 100_000, ALPHA, 10_000, stream=stream(1, sigma))
+    assert prediction == 1
+    assert (1 - tolerance) * z * sigma <= radius <= z * sigma
+
+
+def repeated_certificates(alpha: float, repetitions: int):
+    """Certificates from 200 draws each of a linear classifier at distance 0.3, and this distance."""
+    sigma, distance = 0.5, 0.3
+    smooth = smooth_linear(sigma, weight=(0.6, 0.8), bias=-0.2)
+    x = image(0.1 + 0.6 * distance, 0.175 + 0.8 * distance)
+    noise = GaussianNoise(sigma, seed=0)
+    streams = (noise.stream(example, "cpu") for example in range(repetitions))
+    certificates = [smooth.certificate(x, 20, 200, alpha, 200, stream=each) for each in streams]
+    return certificates, distance, sigma
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 0.05])
+def test_certificates_are_false_with_probability_at_most_alpha(alpha):
+    certificates, distance, sigma = repeated_certificates(alpha, 2_000)
+    # The true class is 1, and its radius is the distance: anything else, or more, is a false statement.
+    false = sum(c.prediction == 0 or c.radius > distance for c in certificates)
+    assert not too_many(false, len(certificates), alpha)
+    assert sum(c.prediction == 1 for c in certificates) > len(certificates) / 3
+
+    estimates = [sigma * norm.ppf(c.successes / c.trials) for c in certificates]
+    assert too_many(sum(r > distance for r in estimates), len(certificates), alpha)
+
+
+def test_certificate_check_notices_a_level_that_is_too_large():
+    certificates, distance, _ = repeated_certificates(0.15, 2_000)
+    assert too_many(sum(c.radius > distance for c in certificates), len(certificates), 0.05)
+
+
+def test_predictions_on_the_boundary_are_made_with_probability_at_most_alpha():
+    smooth = smooth_linear(0.5, weight=(1.0, 0.0), bias=0.0)
+    noise = GaussianNoise(0.5, seed=0)
+
+    def answers(alpha: float) -> int:
+        streams = (noise.stream(example, "cpu") for example in range(1_000))
+        return sum(smooth.predict(image(0.0, 0.0), 201, alpha, 201, stream=each) != -1 for each in streams)
+
+    assert not too_many(answers(0.05), 1_000, 0.05)
+    assert too_many(answers(0.15), 1_000, 0.05)
+
+
+def test_predict_on_a_constant_classifier_needs_eleven_draws():
+    smooth = Smooth(ConstantClassifier(2, 4), 4, 0.25)
+    assert smooth.predict(image(0.5), 10, ALPHA, 100) == Smooth.ABSTAIN == -1
+    assert smooth.predict(image(0.5), 11, ALPHA, 100) == 2
+
+
+@pytest.mark.parametrize("sigma, cap", [(0.12, 0.4574), (0.25, 0.9529), (0.5, 1.9057), (1.0, 3.8115)])
+def test_certify_on_a_constant_classifier_gives_the_largest_radius(sigma, cap):
+    prediction, radius = Smooth(ConstantClassifier(2, 4), 4, sigma).certify(image(0.5), 100, 100_000, ALPHA, 10_000)
+    assert prediction == 2
+    assert radius == pytest.approx(cap, abs=5e-5)
+
+
+def test_certify_inside_a_slab():
+    smooth = Smooth(SlabClassifier(1.5), 2, 1.0)
+    certificate = smooth.certificate(image(0.0), 100, 100_000, ALPHA, 10_000, stream=stream(0, 1.0))
+    assert certificate.prediction == 1
+    assert is_binomial_count(certificate.successes, certificate.trials, 0.866386)
+    # 1.109467 = Phi^-1(p_A) is what the theorem can prove; the slab is robust up to 1.496578.
+    assert 0.97 * 1.109467 < certificate.radius <= 1.109467
+
+
+def test_the_radius_does_not_profit_from_a_divided_opposition():
+    # Classes of probability 0.7, 0.2 and 0.1: a two-sided bound would reach 0.683011, CERTIFY proves 0.524401.
+    smooth = Smooth(IntervalClassifier(norm.ppf(0.7), norm.ppf(0.9)), 3, 1.0)
+    prediction, radius = smooth.certify(image(0.0), 100, 100_000, ALPHA, 10_000, stream=stream(0, 1.0))
+    assert prediction == 0
+    assert 0.5 < radius <= 0.524401
+
+
+class ByDraw(torch.nn.Module):
+    """Class 0 for the first ``first`` images ever seen, class 1 afterwards."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.first, self.seen = first, 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        later = torch.arange(self.seen, self.seen + len(inputs)) >= self.first
+        self.seen += len(inputs)
+        return torch.nn.functional.one_hot(later.long(), 2).float()
+
+
+def test_the_class_is_selected_by_the_first_n0_draws_alone():
+    # Class 1 has all the votes of the estimation, but class 0 was selected.
+    certificate = Smooth(ByDraw(10), 2, 0.25).certificate(image(0.5), 10, 1_000, ALPHA, 100)
+    assert (certificate.prediction, certificate.radius) == (-1, 0.0)
+    assert (certificate.successes, certificate.trials) == (0, 1_000)
+
+
+def test_the_smaller_class_is_selected_among_ties():
+    certificate = Smooth(ByDraw(15), 2, 0.25).certificate(image(0.5), 30, 100, ALPHA, 100)
+    assert certificate.successes == 0
+
+
+@pytest.mark.parametrize(
+    "call, draws",
+    [
+        (lambda s: s.certify(image(0.5, 0.5), 30, 200, ALPHA, 64), 230),
+        (lambda s: s.predict(image(0.5, 0.5), 200, ALPHA, 64), 200),
+    ],
+)
+def test_every_vote_is_cast_on_a_fresh_draw(call, draws):
+    recorder = Recorder(ConstantClassifier(0, 2))
+    call(Smooth(recorder, 2, 0.25))
+    assert max(map(len, recorder.batches)) <= 64
+    assert len(torch.cat(recorder.batches).flatten(1).unique(dim=0)) == draws
+
+
+def slow_counts(classifier, num_classes: int, x: torch.Tensor, sizes, noise: NoiseStream) -> np.ndarray:
+    """What count_votes means: one image at a time."""
+    counts = np.zeros((len(sizes), num_classes), dtype=np.int64)
+    for row, size in enumerate(sizes):
+        for _ in range(size):
+            logits = classifier((x + noise.draw(1, x)[0]).unsqueeze(0))[0]
+            counts[row, int(logits.argmax())] += 1
+    return counts
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64, 100, 1_000])
+def test_votes_are_those_of_a_slow_loop_whatever_the_batch_size(batch_size):
+    classifier = random_linear_classifier(12, 5, seed=3)
+    x = torch.rand(3, 2, 2, generator=torch.Generator().manual_seed(4))
+    expected = slow_counts(classifier, 5, x, (37, 150, 0), stream(5))
+    votes = Smooth(classifier, 5, 0.5).count_votes(x, (37, 150, 0), batch_size, stream(5))
+    assert votes.dtype == np.int64
+    assert (votes == expected).all()
+    assert (votes.sum(1) == (37, 150, 0)).all()
+    assert (votes[1] > 0).sum() >= 3  # or the comparison would say little
+
+
+def test_the_same_stream_gives_the_same_certificate():
+    smooth = smooth_linear(0.5)
+    first, again, other = (
+        smooth.certificate(image(*POINT), 10, 500, ALPHA, 100, stream=stream(seed)) for seed in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+def test_without_a_stream_every_call_draws_afresh_from_the_global_seed():
+    smooth = smooth_linear(0.5)
+
+    def three_certificates() -> list:
+        torch.manual_seed(11)
+        return [smooth.certificate(image(*POINT), 10, 500, ALPHA, 100) for _ in range(3)]
+
+    certificates = three_certificates()
+    assert len({c.successes for c in certificates}) > 1
+    assert certificates == three_certificates()
+
+
+def test_the_image_is_left_alone():
+    x = image(*POINT)
+    smooth_linear(0.5).certify(x, 10, 100, ALPHA, 50)
+    assert torch.equal(x, image(*POINT))
+
+
+def test_the_classifier_votes_in_eval_mode():
+    network = network_with_state(num_classes=2).train()
+    before = network[0].running_mean.clone()
+    Smooth(network, 2, 0.25).predict(torch.rand(1, 4, 4), 20, ALPHA, 10)
+    assert torch.equal(network[0].running_mean, before)
+
+
+class Broken(torch.nn.Module):
+    """One logit of the images whose first pixel is above 0.5 is not a finite number."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        bad = inputs.flatten(1)[:, 0] > 0.5
+        return torch.stack([torch.ones(len(inputs)), torch.where(bad, self.value, 0.0)], dim=1)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_logits_that_are_not_finite_are_an_error_and_no_vote(value):
+    with pytest.raises(NonFiniteError, match="not finite") as caught:
+        Smooth(Broken(value), 2, 0.25).predict(image(0.5), 100, ALPHA, 10)
+    assert isinstance(caught.value, UserError)
+
+
+@pytest.mark.parametrize("classifier", [ConstantClassifier(0, 3), ConstantClassifier(0, 1), torch.nn.Flatten(0)])
+def test_outputs_of_another_shape_are_refused(classifier):
+    with pytest.raises(ValueError, match="2 classes"):
+        Smooth(classifier, 2, 0.25).predict(image(0.5), 20, ALPHA, 10)
+
+
+@pytest.mark.parametrize("num_classes, sigma", [(0, 0.25), (2, 0.0), (2, -1.0), (2, float("nan")), (2, float("inf"))])
+def test_what_cannot_be_smoothed_is_refused(num_classes, sigma):
+    with pytest.raises(ValueError, match="num_classes|sigma"):
+        Smooth(ConstantClassifier(0, 2), num_classes, sigma)
+
+
+@pytest.mark.parametrize("n0, n, batch_size", [(10, 0, 10), (10, 100, 0)])
+def test_sizes_that_mean_nothing_are_refused(n0, n, batch_size):
+    with pytest.raises(ValueError):
+        smooth_linear(0.5).certify(image(*POINT), n0, n, ALPHA, batch_size)

@@ -1,0 +1,240 @@
+"""The rules of the house: who may import whom, sizes, names, docstrings, and what an installation requires."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from support.commands import CODE, run_process
+from support.imports import cycle, forbidden_imports, graph, modules, part, reaches
+
+REPOSITORY = CODE.parent
+SOURCES = modules(CODE)
+# What all the others may import, and what these may: nothing above them.
+FOUNDATION = {"", "errors", "settings", "registry", "records", "bounds"}
+ALLOWED = {
+    "": set(),
+    "errors": set(),
+    "settings": set(),
+    "bounds": set(),
+    "registry": {"errors"},
+    "records": {"", "errors"},
+    "noise": FOUNDATION,
+    "certification": FOUNDATION,
+    "analysis": FOUNDATION,
+    "datasets": FOUNDATION,
+    "architectures": FOUNDATION | {"datasets"},
+    "attacks": FOUNDATION | {"noise"},
+    "objectives": FOUNDATION | {"attacks", "noise"},
+    "core": FOUNDATION | {"certification", "noise"},
+    "evaluation": FOUNDATION | {"core", "datasets", "noise"},
+    "checkpoints": FOUNDATION | {"architectures", "datasets"},
+    "training": FOUNDATION | {"objectives", "checkpoints", "datasets", "noise"},
+    "scripts": {"commands"},
+}
+ALLOWED["commands"] = set(ALLOWED) - {"scripts"}
+WITHOUT_TORCH = {"errors", "settings", "registry", "records", "bounds", "certification", "analysis"}
+TORCH = {"torch", "torchvision"}
+
+
+def torch_users(sources: dict[str, str]) -> list[str]:
+    """Modules that must do without torch but import it, themselves or through others."""
+    edges = graph(sources)
+    return [module for module in sources if part(module) in WITHOUT_TORCH and reaches(edges, module) & TORCH]
+
+
+def objectives_named_by_training(sources: dict[str, str]) -> set[str]:
+    return {name for name in graph(sources)["smoothadv.training"] if name.startswith("smoothadv.objectives.")}
+
+
+def with_line(module: str, line: str) -> dict[str, str]:
+    """The sources with one more line in a module."""
+    return {**SOURCES, module: f"{SOURCES[module]}\n{line}\n"}
+
+
+def test_every_part_of_the_house_has_rules():
+    assert {part(module) for module in SOURCES} <= ALLOWED.keys()
+
+
+def test_imports_follow_the_picture():
+    assert forbidden_imports(graph(SOURCES), ALLOWED) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("smoothadv.bounds", "from smoothadv.core import Smooth"),
+        ("smoothadv.settings", "import smoothadv.records"),
+        ("smoothadv.certification.exact", "from smoothadv.noise import GaussianNoise"),
+        ("smoothadv.analysis.summary", "def late():\n    from smoothadv import checkpoints"),
+        ("smoothadv.attacks.pgd", "if TYPE_CHECKING:\n    from smoothadv.objectives import Outcome"),
+        ("smoothadv.attacks.ddn", "from ..training import train"),
+        ("smoothadv.datasets.digits", "from smoothadv.commands import options"),
+        ("smoothadv.objectives.gaussian", "import importlib\nimportlib.import_module('smoothadv.training')"),
+        ("smoothadv.core", "import certify"),
+        ("train", "from smoothadv import training"),
+    ],
+)
+def test_forbidden_import_is_noticed(module, line):
+    (violation,) = forbidden_imports(graph(with_line(module, line)), ALLOWED)
+    assert violation.startswith(f"{module} imports ")
+
+
+def test_imports_have_no_cycles():
+    assert cycle(graph(SOURCES)) == []
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        with_line("smoothadv.attacks.geometry", "from smoothadv.attacks.pgd import PGD"),
+        with_line("smoothadv.errors", "def late():\n    from smoothadv import training"),
+        {"a": "import b", "b": "import c", "c": "import a"},
+    ],
+    ids=["within a part", "through many", "of three"],
+)
+def test_cycle_is_noticed(sources):
+    assert len(cycle(graph(sources))) >= 3, "the first module is named again at the end"
+
+
+def test_statistics_and_analysis_do_without_torch():
+    assert torch_users(SOURCES) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("smoothadv.bounds", "import torch.nn.functional as F"),
+        ("smoothadv.records", "def late():\n    from torch import Tensor"),
+        ("smoothadv.certification.exact", "from smoothadv.noise import GaussianNoise"),
+        ("smoothadv.registry", "import torchvision"),
+    ],
+)
+def test_torch_is_noticed(module, line):
+    assert module in torch_users(with_line(module, line))
+
+
+def test_importing_statistics_and_analysis_does_not_import_torch(tmp_path):
+    """As above, but for whatever the libraries do on their own."""
+    names = [module for module in SOURCES if part(module) in WITHOUT_TORCH]
+    program = f"import sys, {', '.join(names)}; sys.exit('torch' in sys.modules)"
+    done = run_process([sys.executable, "-c", program], tmp_path, PYTHONPATH=str(CODE))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_training_names_no_objective():
+    assert objectives_named_by_training(SOURCES) == set()
+    assert "OBJECTIVES" not in SOURCES["smoothadv.training"], "nor looks one up"
+    line = "from smoothadv.objectives.gaussian import Gaussian"
+    assert objectives_named_by_training(with_line("smoothadv.training", line)), "the check would notice it"
+
+
+def calls(source: str, *names: str) -> list[ast.Call]:
+    """The calls of ``a.b`` for names "a.b", of ``.b`` of anything for names "b"."""
+    found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return [node for node in found if any(f".{ast.unparse(node.func)}".endswith(f".{name}") for name in names)]
+
+
+def unsafe_loads(source: str) -> list[str]:
+    """Calls of torch.load that may run code from a file."""
+    return [ast.unparse(call) for call in calls(source, "torch.load") if "weights_only=True" not in ast.unparse(call)]
+
+
+def test_checkpoints_are_read_as_plain_weights():
+    assert [line for source in SOURCES.values() for line in unsafe_loads(source)] == []
+    assert any(calls(source, "torch.load") for source in SOURCES.values()), "there is something to check"
+    assert unsafe_loads("content = torch.load(path)") and unsafe_loads("torch.load(path, weights_only=False)")
+
+
+def parses_at_import(source: str) -> bool:
+    """Whether a module would read the command line as soon as it is imported."""
+    definitions = (ast.FunctionDef, ast.ClassDef)
+    main = "__name__ == '__main__'"
+    at_import = [
+        node
+        for node in ast.parse(source).body
+        if not isinstance(node, definitions) and not (isinstance(node, ast.If) and ast.unparse(node.test) == main)
+    ]
+    text = "\n".join(map(ast.unparse, at_import))
+    return bool(calls(text, "parse_args", "parse_known_args", "main")) or "sys.argv" in text
+
+
+def test_nothing_parses_arguments_at_import():
+    assert [module for module, source in SOURCES.items() if parses_at_import(source)] == []
+    assert parses_at_import("options = parser.parse_args()") and parses_at_import("raise SystemExit(main())")
+
+
+def without_docstring(source: str) -> list[str]:
+    """The module itself, and its public classes and functions, where they have no docstring."""
+    tree = ast.parse(source)
+    public = [node for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name[0] != "_"]
+    return [getattr(node, "name", "module") for node in [tree, *public] if not ast.get_docstring(node)]
+
+
+def test_everything_public_has_a_docstring():
+    assert {module: names for module, source in SOURCES.items() if (names := without_docstring(source))} == {}
+    assert without_docstring("def f(): pass\nclass _C: pass\nclass D: pass") == ["module", "f", "D"]
+
+
+def test_files_are_short():
+    sizes = {path: len(path.read_text().splitlines()) for path in CODE.rglob("*.py")}
+    assert {path: size for path, size in sizes.items() if size > 400} == {}
+    assert {path: size for path, size in sizes.items() if path.parent == CODE and size > 10} == {}, "scripts only start"
+
+
+def test_code_is_a_folder_not_a_package():
+    """`code` is a module of the standard library, which a package of that name would hide."""
+    assert not (CODE / "__init__.py").exists()
+
+
+def test_no_script_hides_an_installed_module():
+    """Running code/X.py puts code/ first on the path: a file there would be imported in a module's place."""
+    own = {path.stem if path.suffix == ".py" else path.name for path in CODE.iterdir()} - {"smoothadv"}
+    others = set(sys.stdlib_module_names) | metadata.packages_distributions().keys()
+    assert {"torch", "numpy", "code"} <= others
+    assert own & others == set()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """The metadata that an installation of this clone would have."""
+    clone = tmp_path_factory.mktemp("clone")
+    for path in REPOSITORY.iterdir():
+        if path.is_file():
+            shutil.copy(path, clone)
+    shutil.copytree(CODE, clone / "code", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    program = "from setuptools import build_meta; print(build_meta.prepare_metadata_for_build_wheel('built'))"
+    (clone / "built").mkdir()
+    done = run_process([sys.executable, "-c", program], clone)
+    assert done.returncode == 0, done.stderr
+    return clone / "built" / done.stdout.splitlines()[-1]
+
+
+def test_installation_requires_what_requirements_lists(built):
+    """requirements.txt is the only list; the extras add to it."""
+    installed = metadata.Distribution.at(built).requires or []
+    listed = [line for line in (REPOSITORY / "requirements.txt").read_text().splitlines() if line and line[0] != "#"]
+    assert sorted(line for line in installed if "extra ==" not in line) == sorted(listed)
+
+
+def test_requirements_list_what_the_code_imports():
+    """Directly, and not by the grace of another requirement."""
+    imported = {name for names in graph(SOURCES).values() for name in names} - SOURCES.keys() - sys.stdlib_module_names
+    distributions = {"sklearn": "scikit-learn", "PIL": "pillow"}
+    listed = set(re.findall(r"^[\w-]+", (REPOSITORY / "requirements.txt").read_text().lower(), re.MULTILINE))
+    assert {distributions.get(name, name) for name in imported} - listed == set()
+
+
+def test_installation_has_the_console_command_and_every_module(built):
+    distribution = metadata.Distribution.at(built)
+    (command,) = distribution.entry_points.select(group="console_scripts")
+    assert (command.name, command.value) == ("smoothadv", "smoothadv.commands:main")
+    version = re.search(r'^__version__ = "(.+)"$', SOURCES["smoothadv"], re.MULTILINE).group(1)
+    assert distribution.version == version
+    folders = {path.parent for path in (CODE / "smoothadv").rglob("*.py")}
+    assert all((folder / "__init__.py").is_file() for folder in folders), "find_packages sees only packages"

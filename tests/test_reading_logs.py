@@ -1,0 +1,201 @@
+"""Certification and prediction logs, ours and the released ones, are read exactly or refused by fault."""
+
+import pytest
+
+from smoothadv.errors import UserError
+from smoothadv.records import is_certification_log, read_certification_log, read_prediction_log
+
+RELEASED_HEADER = "idx\tlabel\tpredict\tradius\tcorrect\ttime"
+PREDICTION_HEADER = "idx\tlabel\tpredict\tbasePredict\tcorrect\ttime"
+
+CERTIFICATION_LOGS = {
+    "ours": """idx label predict radius correct time successes trials
+        0 3 3 0.95289123456789012 1 0:00:15.123456 99000 100000
+        20 7 -1 0.0 0 0:00:14.000001 40000 100000
+        40 1 2 0.12345678901234567 0 0:00:14.000001 60000 100000""",
+    "three significant digits": """idx label predict radius correct time
+        0 3 3 1.91 1 0:00:15.062345
+        20 7 -1 0.0 0 0:00:15.062345
+        40 1 2 9.76e-05 0 0:00:15.062345""",
+    "four decimals, whole seconds": """idx label predict radius correct time
+        0 3 3 1.9057 1 0:00:15
+        20 7 -1 0.0000 0 1:02:03
+        40 1 2 0.0001 0 0:00:15""",
+    "times that are bare numbers": """idx label predict radius correct time
+        0 3 3 0.5 1 15.4
+        20 7 -1 0.0 0 15
+        40 1 2 0.25 0 15.4""",
+}
+RADII = {
+    "ours": [0.95289123456789012, 0.0, 0.12345678901234567],
+    "three significant digits": [1.91, 0.0, 9.76e-05],
+    "four decimals, whole seconds": [1.9057, 0.0, 0.0001],
+    "times that are bare numbers": [0.5, 0.0, 0.25],
+}
+
+
+def write(path, text: str):
+    """Write a log given with spaces for tabs."""
+    lines = [line.strip().replace(" ", "\t") for line in text.splitlines()]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def columns_of(table) -> dict[str, list]:
+    return {column: table[column].tolist() for column in table.columns}
+
+
+@pytest.mark.parametrize("dialect", CERTIFICATION_LOGS)
+def test_certification_log_is_read_exactly(tmp_path, dialect):
+    table = read_certification_log(write(tmp_path / "sigma_0.25", CERTIFICATION_LOGS[dialect]))
+    assert columns_of(table) == {"idx": [0, 20, 40], "label": [3, 7, 1], "predict": [3, -1, 2],
+                                 "radius": RADII[dialect], "correct": [1, 0, 0]}
+    assert {column: str(dtype) for column, dtype in table.dtypes.items()} == {
+        "idx": "int64", "label": "int64", "predict": "int64", "radius": "float64", "correct": "int64"}
+
+
+def test_rows_are_sorted_by_example(tmp_path):
+    log = write(tmp_path / "log", f"{RELEASED_HEADER}\n40 1 1 0.4 1 0\n0 3 3 0.1 1 0\n100 5 5 0.9 1 0\n20 2 3 0.2 0 0")
+    table = read_certification_log(log)
+    assert columns_of(table)["idx"] == [0, 20, 40, 100]
+    assert columns_of(table)["radius"] == [0.1, 0.2, 0.4, 0.9]
+    assert table.index.tolist() == [0, 1, 2, 3]
+
+
+def test_columns_may_come_in_another_order(tmp_path):
+    log = write(tmp_path / "log", "time radius idx correct predict label\n0:00:01 0.5 7 1 3 3")
+    assert columns_of(read_certification_log(log)) == {
+        "idx": [7], "label": [3], "predict": [3], "radius": [0.5], "correct": [1]}
+
+
+def test_windows_line_ends_are_read(tmp_path):
+    (tmp_path / "log").write_bytes(f"{RELEASED_HEADER}\r\n0\t3\t3\t0.5\t1\t0:00:01\r\n".encode())
+    assert columns_of(read_certification_log(tmp_path / "log"))["radius"] == [0.5]
+
+
+GOOD = "20 7 7 0.5 1 0:00:01"
+CERTIFICATION_FAULTS = {
+    "radius below zero": ("40 1 1 -0.1 1 0:00:01", "radius.*idx 40"),
+    "infinite radius": ("40 1 1 inf 1 0:00:01", "radius.*idx 40"),
+    "radius that is no number": ("40 1 1 nan 1 0:00:01", "radius.*idx 40"),
+    "radius that is text": ("40 1 1 big 1 0:00:01", "not a number.*big"),
+    "empty radius": ("40\t1\t1\t\t1\t0:00:01", "not a number"),
+    "abstention with a radius": ("40 1 -1 0.3 0 0:00:01", "abstention.*idx 40"),
+    "one example twice": ("20 7 7 0.5 1 0:00:01", "twice.*idx 20"),
+    "one example twice with different outcomes": ("20 7 3 0.1 0 0:00:01", "twice.*idx 20"),
+    "correct without being it": ("40 1 2 0.3 1 0:00:01", "correct.*idx 40"),
+    "wrong without being it": ("40 1 1 0.3 0 0:00:01", "correct.*idx 40"),
+    "running total of correct": ("40 1 1 0.3 2 0:00:01", "correct.*idx 40"),
+    "abstention counted as correct": ("40 1 -1 0.0 1 0:00:01", "correct.*idx 40"),
+    "label that is text": ("40 cat 1 0.3 0 0:00:01", "not a number.*cat"),
+    "idx with a fraction": ("40.5 1 1 0.3 1 0:00:01", "not a number.*40.5"),
+    "torn row": ("40 1 1 0.3", "not a number"),
+    "too many fields": ("40 1 1 0.3 1 0:00:01 9 9 9", "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("row, words", CERTIFICATION_FAULTS.values(), ids=CERTIFICATION_FAULTS)
+def test_faulty_certification_log_is_refused_with_its_name_and_fault(tmp_path, row, words):
+    good = write(tmp_path / "good", f"{RELEASED_HEADER}\n{GOOD}")
+    assert len(read_certification_log(good)) == 1
+    path = write(tmp_path / "faulty", f"{RELEASED_HEADER}\n{GOOD}\n{row}")
+    with pytest.raises(UserError, match=f"faulty.*{words}") as error:
+        read_certification_log(path)
+    assert "\n" not in str(error.value)
+
+
+def test_the_first_faulty_example_is_named(tmp_path):
+    rows = "\n".join(f"{idx} 1 1 {radius} 1 0" for idx, radius in [(5, 0.1), (3, -1), (9, -2), (1, 0.2)])
+    with pytest.raises(UserError, match="idx 3"):
+        read_certification_log(write(tmp_path / "log", f"{RELEASED_HEADER}\n{rows}"))
+
+
+@pytest.mark.parametrize("column", ["idx", "label", "predict", "radius", "correct"])
+def test_missing_column_of_a_certification_log_is_named(tmp_path, column):
+    path = write(tmp_path / "log", f"{RELEASED_HEADER}\n{GOOD}".replace(column, "other"))
+    with pytest.raises(UserError, match=f"log.*lacks the column {column}"):
+        read_certification_log(path)
+
+
+@pytest.mark.parametrize("read, text", [
+    (read_certification_log, f"{RELEASED_HEADER}\n20 7 7 7 1 1 0:00:01\n40 1 1 1 1 1 0:00:01"),
+    (read_prediction_log, "idx label predict correct time\n20 7 7 7 1 0:00:01\n40 1 1 1 1 0:00:01"),
+], ids=["certification", "prediction"])
+def test_rows_with_one_field_more_than_the_header_are_not_read_shifted(tmp_path, read, text):
+    # pandas takes the first field of such rows for their name and all others for the column before theirs.
+    with pytest.raises(UserError, match="shifted"):
+        read(write(tmp_path / "shifted", text))
+
+
+@pytest.mark.parametrize("read", [read_certification_log, read_prediction_log])
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe\x00\x01\n", b"PK\x03\x04" + bytes(100)],
+                         ids=["empty", "blank", "no text", "archive"])
+def test_file_that_is_no_log_is_refused_in_one_line(tmp_path, read, content):
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(UserError, match=str(tmp_path / "file")) as error:
+        read(tmp_path / "file")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("read, header", [
+    (read_certification_log, RELEASED_HEADER), (read_prediction_log, PREDICTION_HEADER)])
+@pytest.mark.parametrize("newline", ["\n", ""])
+def test_log_without_rows_is_refused(tmp_path, read, header, newline):
+    (tmp_path / "log").write_text(header + newline)
+    with pytest.raises(UserError, match="no rows"):
+        read(tmp_path / "log")
+
+
+@pytest.mark.parametrize("read", [read_certification_log, read_prediction_log])
+def test_missing_file_and_folder_are_named(tmp_path, read):
+    for path in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(UserError, match=str(path)):
+            read(path)
+
+
+PREDICTION_LOGS = {
+    "ours and SmoothAdv's": f"{PREDICTION_HEADER}\n40 1 2 1 0 0:00:01.5\n0 3 3 5 1 0:00:02\n20 7 -1 7 0 0:00:01.5",
+    "Cohen et al.'s": "idx label predict correct time\n40 1 2 0 0:00:01.5\n0 3 3 1 0:00:02\n20 7 -1 0 0:00:01.5",
+}
+
+
+@pytest.mark.parametrize("text", PREDICTION_LOGS.values(), ids=PREDICTION_LOGS)
+def test_prediction_log_is_read_exactly_and_sorted(tmp_path, text):
+    table = read_prediction_log(write(tmp_path / "log", text))
+    assert columns_of(table) == {"idx": [0, 20, 40], "label": [3, 7, 1], "predict": [3, -1, 2], "correct": [1, 0, 0]}
+    assert {str(dtype) for dtype in table.dtypes} == {"int64"}
+
+
+@pytest.mark.parametrize("row, words", [
+    ("40 1 2 1 1 0:00:01", "correct.*idx 40"),
+    ("20 7 7 7 1 0:00:01", "twice.*idx 20"),
+    ("40 1 two 1 0 0:00:01", "not a number.*two"),
+    ("40 1", "not a number"),
+])
+def test_faulty_prediction_log_is_refused_with_its_name_and_fault(tmp_path, row, words):
+    path = write(tmp_path / "faulty", f"{PREDICTION_HEADER}\n20 7 7 7 1 0:00:01\n{row}")
+    with pytest.raises(UserError, match=f"faulty.*{words}") as error:
+        read_prediction_log(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("column", ["idx", "label", "predict", "correct"])
+def test_missing_column_of_a_prediction_log_is_named(tmp_path, column):
+    header = "\t".join("other" if name == column else name for name in PREDICTION_HEADER.split("\t"))
+    with pytest.raises(UserError, match=f"lacks the column {column}"):
+        read_prediction_log(write(tmp_path / "log", f"{header}\n20 7 7 7 1 0:00:01"))
+
+
+@pytest.mark.parametrize("text, expected", [
+    (CERTIFICATION_LOGS["ours"], True),
+    (RELEASED_HEADER, True),
+    (PREDICTION_LOGS["ours and SmoothAdv's"], False),
+    ("epoch time lr train_loss", False),
+    ("", False),
+])
+def test_certification_logs_are_told_from_other_files_by_their_header(tmp_path, text, expected):
+    assert is_certification_log(write(tmp_path / "file", text)) is expected
+
+
+def test_neither_a_missing_file_nor_a_folder_is_a_certification_log(tmp_path):
+    assert not is_certification_log(tmp_path) and not is_certification_log(tmp_path / "nowhere")

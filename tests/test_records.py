@@ -1,0 +1,188 @@
+"""What is written: files that are whole or not there, radii that are never rounded up, manifests that explain."""
+
+import errno
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from decimal import Decimal
+from importlib import metadata
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import smoothadv
+from smoothadv.records import (ExampleLog, format_radius, manifest_path, provenance, tsv, write_atomically, write_json,
+                               write_text)
+
+
+@given(st.floats(min_value=0, exclude_min=True, allow_infinity=False, allow_nan=False))
+@example(1.9057)  # the released code prints this radius as 1.91
+@example(0.1)  # as a float, a little more than a tenth
+@example(5e-324)
+@example(sys.float_info.max)
+def test_printed_radius_is_never_the_larger_and_hardly_the_smaller(radius):
+    printed, exact = Decimal(format_radius(radius)), Decimal(radius)
+    assert printed <= exact
+    assert (exact - printed) / exact < Decimal("1e-15")
+
+
+@given(st.floats(min_value=0, max_value=10))
+def test_printed_radius_reads_back_as_the_radius_or_the_float_below(radius):
+    # Within the relative error above nothing lies but the radius and its neighbours.
+    assert radius * (1 - 1e-15) <= float(format_radius(radius)) <= radius
+
+
+@given(st.floats(min_value=1e-6, max_value=1e6))
+def test_printed_radius_has_no_exponent(radius):
+    assert set(format_radius(radius)) <= set("0123456789.")
+
+
+def test_radius_of_an_abstention_is_printed_as_in_the_released_logs():
+    assert format_radius(0.0) == "0.0"
+
+
+def test_rounding_to_nearest_would_fail_the_test_of_radii():
+    # Negative control: 17 digits of the ordinary kind exceed the radius for about every second float.
+    radii = [index / 1000 for index in range(1, 1000)]
+    assert 300 < sum(Decimal(f"{radius:.17g}") > Decimal(radius) for radius in radii) < 700
+
+
+def test_table_is_a_header_and_a_line_per_row_in_the_order_of_the_columns():
+    assert tsv(("b", "a"), [{"a": 1, "b": "x"}, {"a": 2.5, "b": "y", "c": 0}]) == "b\ta\nx\t1\ny\t2.5\n"
+
+
+def test_file_is_written_whole_with_missing_folders(tmp_path):
+    path = tmp_path / "a" / "b" / "file.bin"
+    write_atomically(path, lambda file: file.write(b"\x00new"))
+    assert path.read_bytes() == b"\x00new"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_readers_see_the_old_file_until_the_new_one_is_whole(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def write(file):
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old"
+
+    write_atomically(path, write)
+    assert path.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("old", [b"old", None])
+def test_failure_midway_leaves_the_old_file_and_no_other(tmp_path, error, old):
+    path = tmp_path / "file"
+    if old:
+        path.write_bytes(old)
+
+    def write(file):
+        file.write(b"half of the n")
+        file.flush()
+        raise error
+
+    with pytest.raises(error):
+        write_atomically(path, write)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == ({"file": old} if old else {})
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_failure_of_the_disk_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, call):
+    (tmp_path / "file").write_bytes(b"old")
+
+    def fail(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(tmp_path / "file", lambda file: file.write(b"new"))
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"file": b"old"}
+
+
+def test_new_content_is_on_the_disk_before_it_takes_the_old_ones_place(tmp_path, monkeypatch):
+    calls = []
+    synchronise, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (calls.append("fsync"), synchronise(file)))
+    monkeypatch.setattr(os, "replace", lambda *paths: (calls.append("replace"), replace(*paths)))
+    write_atomically(tmp_path / "file", lambda file: file.write(b"new"))
+    assert calls[:2] == ["fsync", "replace"]
+
+
+def test_text_and_json_are_written_in_utf_8_with_a_final_newline(tmp_path):
+    write_text(tmp_path / "text", "σ = 0.25\n")
+    assert (tmp_path / "text").read_bytes() == "σ = 0.25\n".encode("utf-8")
+    write_json(tmp_path / "json", {"sigma": 0.25, "model": "modèle"})
+    assert (tmp_path / "json").read_text().endswith("}\n")
+    assert json.loads((tmp_path / "json").read_text()) == {"sigma": 0.25, "model": "modèle"}
+
+
+def test_manifest_lies_beside_the_log(tmp_path):
+    path = manifest_path(tmp_path / "sigma_0.25")
+    assert path.parent == tmp_path and path.name.startswith("sigma_0.25") and path.name.endswith(".json")
+
+
+def test_manifest_says_which_settings_command_and_versions_made_the_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["certify.py", "digits", "model with a space.tar", "0.25"])
+    with ExampleLog(tmp_path / "log", ("idx",), {"sigma": 0.25, "classes": (1, 2)}, {"device": "cpu"}):
+        manifest = json.loads(manifest_path(tmp_path / "log").read_text())
+    assert manifest["settings"] == {"sigma": 0.25, "classes": [1, 2]}
+    assert manifest["device"] == "cpu"
+    assert manifest["command"] == ["certify.py", "digits", "model with a space.tar", "0.25"]
+    assert manifest["smoothadv"] == smoothadv.__version__
+    assert manifest["python"] == platform.python_version()
+    versions = {name: metadata.version(name) for name in ("torch", "torchvision", "numpy", "scipy")}
+    assert manifest["packages"].items() >= versions.items()
+    assert "git_commit" in manifest
+
+
+def test_version_of_a_package_that_is_not_installed_is_null(monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert set(provenance()["packages"].values()) == {None}
+
+
+def git(folder, *arguments: str) -> str:
+    identity = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.org", "-c", "commit.gpgsign=false"]
+    return subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True,
+                          text=True).stdout.strip()
+
+
+@pytest.fixture
+def copied_package(tmp_path, repository):
+    """A folder that holds a copy of the package's files and is a git repository, so far without them."""
+    copy = tmp_path / "clone"
+    shutil.copytree(repository / "code" / "smoothadv", copy / "smoothadv", ignore=shutil.ignore_patterns("__pycache__"))
+    git(tmp_path, "init", "--quiet", str(copy))
+    git(copy, "commit", "--quiet", "--allow-empty", "-m", "empty")
+    return copy
+
+
+def commit_recorded_by(package_folder) -> str | None:
+    """The commit that the package in this folder records, run from elsewhere."""
+    program = "import json; from smoothadv.records import provenance; print(json.dumps(provenance()['git_commit']))"
+    environment = {**os.environ, "PYTHONPATH": str(package_folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True,
+                            env=environment, cwd=package_folder.parent).stdout
+    return json.loads(output)
+
+
+def test_manifest_records_the_commit_of_the_package_and_whether_files_differ_from_it(copied_package):
+    git(copied_package, "add", ".")
+    git(copied_package, "commit", "--quiet", "-m", "the package")
+    commit = git(copied_package, "rev-parse", "HEAD")
+    assert commit_recorded_by(copied_package) == commit
+    with (copied_package / "smoothadv" / "bounds.py").open("a") as file:
+        file.write("# changed\n")
+    assert commit_recorded_by(copied_package) == commit + "-dirty"
+
+
+def test_commit_of_a_repository_that_the_package_merely_lies_in_is_not_recorded(copied_package):
+    assert commit_recorded_by(copied_package) is None

@@ -1,0 +1,114 @@
+"""Registries: names find components, twice the same name is a defect, an unknown one lists the known ones."""
+
+import sys
+
+import pytest
+
+from smoothadv.errors import UserError
+from smoothadv.registry import Registry, UnknownNameError
+
+
+@pytest.fixture
+def colours() -> Registry:
+    registry = Registry("colour")
+    for name in ("crimson", "azure", "olive"):
+        registry.register(name)(name.upper())
+    return registry
+
+
+def test_names_find_their_components_in_the_order_of_registration(colours):
+    assert list(colours) == ["crimson", "azure", "olive"]
+    assert [colours[name] for name in colours] == ["CRIMSON", "AZURE", "OLIVE"]
+    assert len(colours) == 3
+    assert "azure" in colours and "AZURE" not in colours
+
+
+def test_register_decorates_without_changing_the_component():
+    registry = Registry("function")
+
+    @registry.register("double")
+    def double(x):
+        return 2 * x
+
+    assert registry["double"] is double and double(3) == 6
+
+
+def test_second_component_of_one_name_is_refused_and_the_first_one_stays(colours):
+    with pytest.raises(ValueError, match="colour 'azure' is already registered"):
+        colours.register("azure")("another blue")
+    assert colours["azure"] == "AZURE"
+
+
+def test_unknown_name_lists_all_known_ones_in_one_line(colours):
+    with pytest.raises(UserError) as error:
+        colours["xyz"]
+    assert str(error.value) == "unknown colour 'xyz'; known: crimson, azure, olive"
+
+
+@pytest.mark.parametrize("typo, meant", [("azur", "azure"), ("cirmson", "crimson"), ("olives", "olive")])
+def test_unknown_name_that_is_close_to_a_known_one_suggests_it(colours, typo, meant):
+    with pytest.raises(UserError, match=f"did you mean '{meant}'"):
+        colours[typo]
+
+
+def test_unknown_name_is_a_key_error_too_so_that_a_registry_is_a_mapping(colours):
+    with pytest.raises(KeyError):
+        colours["xyz"]
+    assert issubclass(UnknownNameError, UserError)
+
+
+def test_require_returns_a_known_name_and_refuses_an_unknown_one(colours):
+    assert colours.require("olive") == "olive"
+    with pytest.raises(UserError, match="unknown colour 'oliv'"):
+        colours.require("oliv")
+
+
+def test_registries_do_not_share_their_components(colours):
+    other = Registry("colour")
+    other.register("azure")("sky")
+    assert colours["azure"] == "AZURE" and len(other) == 1
+
+
+PACKAGE = """
+from smoothadv.registry import Registry, discover
+SHAPES = Registry("shape")
+discover(__name__, __path__)
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Makes an importable package ``plugins_of_a_test`` of the given files and returns its SHAPES."""
+    def make(files: dict[str, str]) -> Registry:
+        folder = tmp_path / "plugins_of_a_test"
+        folder.mkdir()
+        for name, text in {"__init__.py": PACKAGE, **files}.items():
+            (folder / name).write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        import plugins_of_a_test
+        return plugins_of_a_test.SHAPES
+
+    yield make
+    for name in [name for name in sys.modules if name.partition(".")[0] == "plugins_of_a_test"]:
+        del sys.modules[name]
+
+
+def plugin(*names: str) -> str:
+    """The text of a file that registers the names."""
+    registrations = "".join(f"SHAPES.register('{name}')('a {name}')\n" for name in names)
+    return f"from plugins_of_a_test import SHAPES\n{registrations}"
+
+
+def test_a_file_in_the_package_is_all_that_a_component_needs(package):
+    shapes = package({"round.py": plugin("circle", "oval"), "angular.py": plugin("square"), "notes.txt": "no module"})
+    assert {name: shapes[name] for name in shapes} == {"circle": "a circle", "oval": "a oval", "square": "a square"}
+
+
+def test_two_files_that_claim_one_name_cannot_be_imported(package):
+    with pytest.raises(ValueError, match="shape 'square' is already registered"):
+        package({"angular.py": plugin("square"), "boxes.py": plugin("square")})
+
+
+def test_a_file_that_cannot_be_imported_is_not_passed_over(package):
+    with pytest.raises(ZeroDivisionError):
+        package({"broken.py": "1 / 0\n", "angular.py": plugin("square")})
