@@ -1,6 +1,8 @@
 """analyze: turn logs into summaries, tables and plots. `python code/analyze.py --help`"""
 
-from smoothadv.commands.analyze import main
+import sys
+
+from smoothadv.commands import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["analyze", *sys.argv[1:]]))

@@ -1,6 +1,8 @@
 """certify: certify a smoothed classifier on test images: a log of radii. `python code/certify.py --help`"""
 
-from smoothadv.commands.certify import main
+import sys
+
+from smoothadv.commands import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["certify", *sys.argv[1:]]))

@@ -1,6 +1,8 @@
 """train: train a classifier under Gaussian noise (the baseline). `python code/train.py --help`"""
 
-from smoothadv.commands.train import main
+import sys
+
+from smoothadv.commands import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["train", *sys.argv[1:]]))

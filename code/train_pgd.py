@@ -1,6 +1,8 @@
 """train_pgd: train a classifier with SmoothAdv. `python code/train_pgd.py --help`"""
 
-from smoothadv.commands.train_pgd import main
+import sys
+
+from smoothadv.commands import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["train_pgd", *sys.argv[1:]]))

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from smoothadv.architectures import INPUT_LAYERS, get_architecture
+from smoothadv.architectures import ARCHITECTURES, INPUT_LAYERS, get_architecture
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.images import DatasetDescription
 from smoothadv.errors import UserError
 from smoothadv.records import write_atomically
+from smoothadv.registry import UnknownNameError
 
 _REQUIRED = ("epoch", "arch", "state_dict")
 
@@ -37,7 +39,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"checkpoint {path} does not exist")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickles that the next line refuses
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can raise nearly anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
@@ -48,6 +52,13 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise UserError(
             f"checkpoint {path} lacks {', '.join(missing)}; expected a dict with epoch, arch, state_dict and optimizer"
         )
+    weights = content["state_dict"]
+    if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
+        raise UserError(f"checkpoint {path}: its state_dict is no dict of tensors")
+    try:
+        ARCHITECTURES.require(content["arch"])
+    except UnknownNameError as error:
+        raise UserError(f"checkpoint {path}: {error}") from error
     return content
 
 
@@ -92,8 +103,8 @@ def recorded_input_layer(content: dict[str, Any], path: str | Path, asked: str |
         raise UserError(
             f"checkpoint {path} does not record its input layer, and a wrong one makes it useless: choose with "
             "--input-layer. The released SmoothAdv models under imagenet/ and cifar10/ use 'center', but those under "
-            "imagenet32/, "
-            "cifar10/finetune_cifar_from_imagenetPGD2steps/ and cifar10/self_training/ use 'normalize', as do Cohen's"
+            "imagenet32/, cifar10/finetune_cifar_from_imagenetPGD2steps/ and cifar10/self_training/ use 'normalize', "
+            "as do those of Cohen et al."
         )
     if recorded is not None and asked is not None and recorded != asked:
         raise UserError(

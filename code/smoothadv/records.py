@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -30,12 +31,18 @@ PREDICTION_COLUMNS = ("idx", "label", "predict", "basePredict", "correct", "time
 TRAINING_COLUMNS = ("epoch", "time", "lr", "epsilon", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
 """epoch counts from 0; time in seconds; accuracies are fractions, of noisy copies classified correctly."""
 
+_MANIFEST = ".manifest.json"
 _PACKAGES = ("torch", "torchvision", "numpy", "scipy", "statsmodels", "pandas")
 
 
 def manifest_path(log: Path) -> Path:
     """Where the manifest of a log lies: beside it."""
-    return log.with_name(log.name + ".manifest.json")
+    return log.with_name(log.name + _MANIFEST)
+
+
+def is_manifest(path: Path) -> bool:
+    """Whether the file's name is that of a manifest."""
+    return path.name.endswith(_MANIFEST)
 
 
 def provenance() -> dict[str, Any]:
@@ -168,6 +175,7 @@ class ExampleLog:
                 self._check_manifest(settings)
                 self.done = self._recover()
             else:
+                self._refuse_to_replace_other_files()
                 self._file.truncate(0)
                 write_json(manifest_path(path), {"settings": settings, **details, **provenance()})
             if not path.stat().st_size:
@@ -195,6 +203,13 @@ class ExampleLog:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _refuse_to_replace_other_files(self) -> None:
+        """--overwrite replaces logs; it must not destroy a checkpoint named by mistake."""
+        with self.path.open("rb") as file:
+            start = file.read(64)
+        if start and not start.startswith(b"idx\t"):
+            raise UserError(f"{self.path} is no log, so it is not overwritten: name another file")
+
     def _check_manifest(self, settings: dict[str, Any]) -> None:
         manifest = manifest_path(self.path)
         try:
@@ -221,7 +236,7 @@ class ExampleLog:
         done: set[int] = set()
         for number, line in enumerate(lines[1:], start=2):
             fields = line.split("\t")
-            if len(fields) != len(self.columns) or not fields[0].isdigit() or int(fields[0]) in done:
+            if len(fields) != len(self.columns) or not re.fullmatch("[0-9]+", fields[0]) or int(fields[0]) in done:
                 raise UserError(
                     f"cannot resume {self.path}: line {number} is no row of this log, or its idx is there twice: "
                     f"'{line[:80]}'"
@@ -269,9 +284,12 @@ def _read_log(path: Path, kind: str, required: tuple[str, ...]) -> Any:
     import pandas as pd
 
     try:
-        table = pd.read_csv(path, sep="\t", dtype=str, keep_default_na=False, quoting=3)
+        # Never guess compression from the name: a log may be called anything.
+        table = pd.read_csv(path, sep="\t", dtype=str, keep_default_na=False, quoting=3, compression=None)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as a {kind}: {_one_line(error)}") from error
+    if not isinstance(table.index, pd.RangeIndex):  # pandas takes a surplus first field for row names
+        raise UserError(f"{path} has rows with more fields than its header: no telling which column is which")
     missing = [column for column in required if column not in table.columns]
     if missing:
         raise UserError(f"{path} is no {kind}: it lacks the column {', '.join(missing)}")

@@ -44,8 +44,8 @@ class Registry(Generic[Component]):
         """The component called ``name``; UnknownNameError lists the known names."""
         try:
             return self._components[name]
-        except KeyError:
-            raise UnknownNameError(self._unknown(name)) from None
+        except (KeyError, TypeError):  # TypeError: a name from a file may be of any type
+            raise UnknownNameError(self._unknown(str(name))) from None
 
     def require(self, name: str) -> str:
         """``name`` itself if a component bears it, else UnknownNameError."""

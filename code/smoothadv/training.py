@@ -143,7 +143,9 @@ def train(
         model.parameters(), schedule.learning_rate, momentum=schedule.momentum, weight_decay=schedule.weight_decay
     )
     history = run.restore(model, optimizer)
-    if history:
+    if len(history) >= schedule.epochs:
+        report(f"already trained for {len(history)} epochs: nothing to do")
+    elif history:
         report(f"resuming after epoch {len(history)} of {schedule.epochs}")
     printed = -math.inf
     steps = math.ceil(len(training_set) / schedule.batch)
@@ -217,8 +219,8 @@ def _train_epoch(
             loss, accuracy = tally.means()
             if not math.isfinite(loss):
                 raise NonFiniteError(
-                    f"the loss stopped being finite in epoch {epoch + 1}, by step {step} of {steps}: the last "
-                    "checkpoint is still good; try a smaller --lr or more --warmup epochs"
+                    f"the loss stopped being finite in epoch {epoch + 1}, by step {step} of {steps}: try a "
+                    f"smaller --lr or more --warmup epochs{'; the last checkpoint is still good' if epoch else ''}"
                 )
             progress.set_postfix_str(f"epoch {epoch + 1}, loss {loss:.3f}, accuracy {accuracy:.1%}")
     return loss, accuracy

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
 from smoothadv.errors import UserError
-from smoothadv.records import is_certification_log, read_certification_log
+from smoothadv.records import is_certification_log, is_manifest, read_certification_log
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,15 @@ class CertificationLog:
     table: pd.DataFrame
 
 
-def read_logs(arguments: Iterable[str]) -> list[CertificationLog]:
+def read_logs(arguments: Sequence[str]) -> list[CertificationLog]:
     """The certification logs that files, folders (searched throughout) and globs name, in that order.
 
     UserError if an argument leads to no log, or a log is not what it should be.
     """
-    paths = list(dict.fromkeys(path for argument in arguments for path in _find(argument)))
+    paths = [path for argument in arguments for path in _find(argument) if not is_manifest(path)]
+    if not paths:
+        raise UserError(f"{' '.join(arguments)}: only manifests, no certification log")
+    paths = list(dict.fromkeys(paths))
     return [CertificationLog(name, read_certification_log(path)) for name, path in zip(_short_names(paths), paths)]
 
 
@@ -44,7 +47,9 @@ def _find(argument: str) -> list[Path]:
     matches = sorted(glob.glob(argument, recursive=True))
     if not matches:
         raise UserError(f"{argument} is no file, no folder and matches nothing")
-    return [path for match in matches for path in _find(match)]
+    # As in a folder, what is no log is passed over; but if nothing is, the first file's fault should be told.
+    files = [path for match in matches for path in _find(match)]
+    return [path for path in files if is_certification_log(path)] or files
 
 
 def _short_names(paths: list[Path]) -> list[str]:

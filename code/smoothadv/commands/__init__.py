@@ -18,6 +18,7 @@ COMMANDS = {
 
 
 def usage() -> str:
+    """The help text of the console command."""
     lines = [f"  {name:10s} {what}" for name, what in COMMANDS.items()]
     return (
         "usage: smoothadv COMMAND ...\n\ncommands:\n"
@@ -27,7 +28,7 @@ def usage() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The console command ``smoothadv``."""
+    """The console command ``smoothadv NAME ...``; what code/NAME.py runs too."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] in (["-h"], ["--help"]):
         print(usage())
@@ -36,6 +37,10 @@ def main(arguments: list[str] | None = None) -> int:
         found = f"unknown command '{arguments[0]}'" if arguments else "no command given"
         print(f"error: {found}; known: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    # Imported only now: `smoothadv --help` must not wait for torch.
-    command = importlib.import_module(f"smoothadv.commands.{arguments[0]}")
-    return command.main(arguments[1:])
+    try:
+        # Imported only now: `smoothadv --help` must not wait for torch.
+        command = importlib.import_module(f"smoothadv.commands.{arguments[0]}")
+        return command.main(arguments[1:])
+    except KeyboardInterrupt:  # while the libraries load, which takes seconds
+        print("\ninterrupted", file=sys.stderr)
+        return 130

@@ -25,6 +25,7 @@ _EXAMPLES = """examples:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """The command ``analyze``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     parser = Parser(
         prog="analyze",
         epilog=_EXAMPLES,

@@ -26,6 +26,7 @@ _EXAMPLES = """examples:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """The command ``certify``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     parser = Parser(
         prog="certify",
         epilog=_EXAMPLES,

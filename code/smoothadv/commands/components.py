@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from smoothadv.commands.runner import Parser
@@ -14,12 +14,17 @@ from smoothadv.registry import Registry
 from smoothadv.settings import Setting, settings_of
 
 
-def name_in(registry: Registry, location: bool = False):
-    """An argparse type: a name that ``registry`` knows; ``location`` allows name:LOCATION."""
+def name_in(registry: Registry) -> Callable[[str], str]:
+    """An argparse type: a name that ``registry`` knows."""
+    return name_that(registry.require)
+
+
+def name_that(check: Callable[[str], object]) -> Callable[[str], str]:
+    """An argparse type: a name that ``check`` does not answer with a UserError."""
 
     def parse(text: str) -> str:
         try:
-            registry.require(text.partition(":")[0] if location else text)
+            check(text)
         except UserError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
         return text
@@ -104,4 +109,5 @@ def settings_record(component: Any) -> dict[str, Any]:
 
 
 def warn(message: str) -> None:
+    """Tell the user, on standard error, what is allowed but probably not meant."""
     print(f"warning: {message}", file=sys.stderr)

@@ -9,18 +9,19 @@ import torch
 from smoothadv.architectures import INPUT_LAYERS
 from smoothadv.attacks import ATTACKS, Attack
 from smoothadv.attacks.gradients import GradientEstimator, Stein, plug_in
-from smoothadv.commands.components import add_settings, compose, name_in, refuse_foreign_settings
+from smoothadv.commands.components import add_settings, compose, name_in, name_that, refuse_foreign_settings
 from smoothadv.commands.runner import Parser
-from smoothadv.datasets import DATASETS, SPLITS
+from smoothadv.datasets import DATASETS, SPLITS, check_dataset_name
 from smoothadv.settings import Setting, non_negative_int, positive_int, settings_of
 
 
 def add_dataset(parser: Parser) -> None:
+    """The positional DATASET."""
     names = ", ".join(
         f"{name}:PATH" if source.takes_location else name
         for name, source in ((name, DATASETS[name]) for name in DATASETS)
     )
-    parser.add_argument("dataset", metavar="DATASET", type=name_in(DATASETS, location=True), help=f"one of {names}")
+    parser.add_argument("dataset", metavar="DATASET", type=name_that(check_dataset_name), help=f"one of {names}")
 
 
 def add_running(parser: Parser) -> None:
@@ -54,7 +55,7 @@ def add_running(parser: Parser) -> None:
 def _device(text: str) -> torch.device:
     try:
         device = torch.device(text)
-        torch.empty(0, device=device)
+        torch.Generator(device=device)  # a device without random numbers cannot smooth
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise argparse.ArgumentTypeError(
             f"'{text}' is no device of this machine: {str(error).splitlines()[0]}"
@@ -63,10 +64,12 @@ def _device(text: str) -> torch.device:
 
 
 def default_device() -> torch.device:
+    """The first CUDA device, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def add_input_layer(parser: Parser, default: str | None, help: str) -> None:
+    """--input-layer, one of the registered input layers."""
     parser.add_argument("--input-layer", choices=list(INPUT_LAYERS), default=default, help=help)
 
 

@@ -28,6 +28,7 @@ _EXAMPLES = """examples:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """The command ``predict``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     parser = Parser(
         prog="predict",
         epilog=_EXAMPLES,

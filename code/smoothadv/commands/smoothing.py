@@ -126,6 +126,4 @@ def _warn_about_mismatch(content: dict[str, Any], options: argparse.Namespace) -
     if trained_on is not None and trained_on != options.dataset:
         warn(f"{options.checkpoint} was trained on '{trained_on}', not on '{options.dataset}'")
     if trained_for is not None and trained_for != options.sigma:
-        warn(
-            f"{options.checkpoint} was trained with noise {trained_for:g}; it is being smoothed with {options.sigma:g}"
-        )
+        warn(f"{options.checkpoint} was trained with noise {trained_for}; it is being smoothed with {options.sigma}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ _EXAMPLES = """examples:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """The command ``train``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     return train_command(
         "train",
         "Train a classifier on Gaussian-augmented images (Cohen et al., 2019).",
@@ -226,9 +228,8 @@ def _announce(
 
 
 def _certify_command(options: argparse.Namespace, objective: Objective) -> str:
-    sigma = objective.noise_sd or 0.25
-    data_dir = f" --data-dir {options.data_dir}" if options.data_dir else ""
-    return (
-        f"python code/certify.py {options.dataset} {options.outdir / CHECKPOINT} {sigma:g} "
-        f"logs/{options.outdir.name}_sigma_{sigma:g}.tsv{data_dir}"
-    )
+    """The command line that certifies the trained model at the noise it was trained for."""
+    sigma = str(objective.noise_sd or 0.25)
+    words = ["python", "code/certify.py", options.dataset, str(options.outdir / CHECKPOINT), sigma]
+    words.append(f"logs/{options.outdir.name}_sigma_{sigma}.tsv")
+    return shlex.join(words + (["--data-dir", options.data_dir] if options.data_dir else []))

@@ -15,6 +15,7 @@ _EXAMPLES = """examples:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """The command ``train_pgd``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     return train_command(
         "train_pgd",
         "Train a classifier with SmoothAdv (Salman et al., 2019): attack the smoothed "

@@ -48,6 +48,11 @@ def _source(name: str) -> tuple[Source, str]:
     return source, location
 
 
+def check_dataset_name(name: str) -> None:
+    """UserError unless ``name`` is that of a registered dataset, with a location where it takes one."""
+    _source(name)
+
+
 def describe_dataset(name: str, data_dir: str | Path | None = None) -> DatasetDescription:
     """Classes, image shape, normalization constants and training defaults of a dataset.
 

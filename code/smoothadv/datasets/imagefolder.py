@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -61,8 +62,11 @@ def _read(path: Path, shape: tuple[int, int, int] | None = None) -> np.ndarray:
     try:
         with Image.open(path) as image:
             array = np.asarray(_eight_bit(image, path, None if shape is None else shape[0]))
-    except OSError as error:
-        raise UserError(f"imagefolder: {path} cannot be read as an image: {error}") from error
+    except UserError:
+        raise
+    except Exception as error:  # Pillow meets a damaged file with nearly any exception
+        reason = " ".join(str(error).split())
+        raise UserError(f"imagefolder: {path} cannot be read as an image: {reason}") from error
     array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
     if shape is not None and array.shape != shape:
         raise UserError(
@@ -106,9 +110,12 @@ def _constants(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]
     )
 
 
-@cache
 def _describe(location: str, data_dir: Path | None) -> DatasetDescription:
-    root = Path(location).expanduser()
+    return replace(_describe_folder(Path(location).expanduser().resolve()), name=f"imagefolder:{location}")
+
+
+@cache
+def _describe_folder(root: Path) -> DatasetDescription:
     if not root.is_dir():
         raise UserError(f"imagefolder: {root} is not a folder")
     classes = _classes(root)
@@ -120,7 +127,7 @@ def _describe(location: str, data_dir: Path | None) -> DatasetDescription:
         # Evenly spaced, so that every class counts; enough for 4 decimals.
         mean, std = _constants(_read_all(files[:: -(-len(files) // _IMAGES_FOR_CONSTANTS)], shape))
     return DatasetDescription(
-        name=f"imagefolder:{location}",
+        name=f"imagefolder:{root}",
         class_names=tuple(classes),
         image_shape=shape,
         mean=mean,

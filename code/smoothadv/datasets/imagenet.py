@@ -11,6 +11,7 @@ from smoothadv.datasets.images import DatasetDescription, StreamedImages, Traini
 from smoothadv.errors import UserError
 
 _CLASSES = 1000
+_FOLDERS = {"train": "train", "test": "val"}
 _CROP, _RESIZE = 224, 256
 _DESCRIPTION = DatasetDescription(
     name="imagenet",
@@ -55,7 +56,11 @@ def _load(split: str, location: str, data_dir: Path | None) -> StreamedImages:
     )
     evaluation = transforms.Compose([transforms.Resize(_RESIZE), transforms.CenterCrop(_CROP), transforms.ToTensor()])
     return StreamedImages(
-        _files(root / ("train" if split == "train" else "val")), pil_loader, training, evaluation, _DESCRIPTION
+        _files((root / ("train" if split == "train" else "val")).resolve()),
+        pil_loader,
+        training,
+        evaluation,
+        _DESCRIPTION,
     )
 
 

@@ -52,15 +52,15 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         with path.open("rb") as file:
             batch = _ArraysOnly(file, encoding="latin1").load()
-        images = np.asarray(batch["data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
+        images = np.asarray(batch["data"]).reshape(-1, 3, 32, 32)
         labels = np.asarray(batch["labels"], dtype=np.int64) - 1
     except Exception as error:  # a damaged pickle can raise nearly anything
         raise UserError(f"imagenet32 batch {path} cannot be read: {error}") from error
-    if len(images) != len(labels) or labels.size == 0 or labels.min() < 0 or labels.max() >= _CLASSES:
+    in_range = (labels >= 0) & (labels < _CLASSES)
+    if images.dtype != np.uint8 or len(images) != len(labels) or not len(labels) or not in_range.all():
         raise UserError(
-            f"imagenet32 batch {path} holds {len(images)} images and {len(labels)} labels from "
-            f"{labels.min(initial=0) + 1} to {labels.max(initial=0) + 1}; "
-            f"expected one label from 1 to {_CLASSES} per image"
+            f"imagenet32 batch {path} holds {len(images)} images of {images.dtype} and {len(labels)} labels, "
+            f"{(~in_range).sum()} of them not from 1 to {_CLASSES}; expected uint8 images with one such label each"
         )
     return images, labels
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from smoothadv.errors import UserError
 
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
@@ -110,7 +112,8 @@ class InMemoryImages(Dataset):
         self.images, self.labels = self.images.to(device), self.labels.to(device)
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(self.images.cpu().numpy().tobytes())
+        digest = hashlib.sha256(repr(tuple(self.images.shape)).encode())
+        digest.update(self.images.cpu().numpy().tobytes())
         digest.update(self.labels.cpu().numpy().tobytes())
         return digest.hexdigest()
 
@@ -148,7 +151,33 @@ class _WithTransform(Dataset):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         path, label = self.files[index]
-        return self.transform(self.load(path)), label
+        try:
+            image = self.load(path)
+        except Exception as error:  # Pillow meets a damaged file with nearly any exception
+            reason = " ".join(str(error).split())
+            raise UserError(f"{path} cannot be read as an image: {reason}") from error
+        return self.transform(image), label
+
+
+class _ErrorsAsValues(Dataset):
+    """Items, or the UserError in their place: a DataLoader would bury an exception in a worker's traceback."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int] | UserError:
+        try:
+            return self.dataset[index]
+        except UserError as error:
+            return error
+
+
+def _collate(items: list) -> list[torch.Tensor] | UserError:
+    """A batch, or the first error among its items."""
+    return next((item for item in items if isinstance(item, UserError)), None) or default_collate(items)
 
 
 class StreamedImages(Dataset):
@@ -186,10 +215,13 @@ class StreamedImages(Dataset):
     def _batches(images: Dataset, batch_size: int, device: torch.device, **order) -> Batches:
         usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         workers = min(8, usable)
-        for batch, labels in DataLoader(
-            images, batch_size, num_workers=workers, pin_memory=device.type == "cuda", **order
+        pinned = device.type == "cuda"
+        for batch in DataLoader(
+            _ErrorsAsValues(images), batch_size, num_workers=workers, pin_memory=pinned, collate_fn=_collate, **order
         ):
-            yield batch.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+            if isinstance(batch, UserError):
+                raise batch
+            yield batch[0].to(device, non_blocking=True), batch[1].to(device, non_blocking=True)
 
     def fingerprint(self) -> str:
         """Of the relative names, sizes and labels: reading all of ImageNet to start a job would take hours."""

@@ -30,6 +30,8 @@ class Outcome:
 
 
 class Objective(Protocol):
+    """What ``training`` needs of an objective; see the package's docstring."""
+
     noise_sd: float
 
     def epsilon(self, epoch: int) -> float: ...
