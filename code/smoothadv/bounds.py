@@ -86,7 +86,10 @@ def maximum_radius(trials: int, sigma: float, alpha: float) -> float:
 
 
 def minimum_trials_to_certify(alpha: float) -> int:
-    """The smallest n for which n successes out of n certify anything: alpha^(1/n) >= 1/2."""
+    """The smallest n for which n successes out of n certify anything: alpha^(1/n) >= 1/2.
+
+    Where equality holds, at alpha = 2^-n, the radius would be 0 and rounding on the safe side abstains: n + 1.
+    """
     n = max(1, math.ceil(math.log(alpha) / math.log(0.5)))
     return n if certified_radius(n, n, 1.0, alpha) is not None else n + 1
 

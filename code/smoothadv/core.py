@@ -56,6 +56,8 @@ class Smooth:
         method: str = "exact",
     ) -> Certificate:
         """As ``certify``, with the counts behind the statement; ``method`` names a certification procedure."""
+        if n0 < 1 or n < 1:
+            raise ValueError(f"n0 and n must be at least 1, got {n0} and {n}")
         stream = stream or self._fresh_stream(x)
 
         def count_votes(*sizes: int) -> np.ndarray:

@@ -202,8 +202,11 @@ def state_of(model: torch.nn.Module) -> list[bool]:
 
 
 def model_in_mixed_state() -> torch.nn.Module:
-    """Fine-tuning with a frozen first layer: modules in different modes, parameters with different flags."""
-    model = torch.nn.Sequential(network_with_state(), torch.nn.Dropout(), torch.nn.Linear(3, 3)).train()
+    """Modules in different modes, one of them under two parents, and parameters with different flags."""
+    shared = torch.nn.Dropout()
+    heads = torch.nn.Sequential(shared), torch.nn.Sequential(shared)
+    model = torch.nn.Sequential(network_with_state(), *heads).train()
+    shared.eval()
     model[0][0].eval()
     model[0][0].weight.requires_grad_(False)
     return model

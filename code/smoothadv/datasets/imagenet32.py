@@ -59,8 +59,9 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     in_range = (labels >= 0) & (labels < _CLASSES)
     if images.dtype != np.uint8 or len(images) != len(labels) or not len(labels) or not in_range.all():
         raise UserError(
-            f"imagenet32 batch {path} holds {len(images)} images of {images.dtype} and {len(labels)} labels, "
-            f"{(~in_range).sum()} of them not from 1 to {_CLASSES}; expected uint8 images with one such label each"
+            f"imagenet32 batch {path} holds {len(images)} images of {images.dtype} and {len(labels)} labels"
+            f"{f', label {labels[~in_range][0] + 1} among them' if not in_range.all() else ''}; expected uint8 images "
+            f"with one label from 1 to {_CLASSES} each"
         )
     return images, labels
 
