@@ -10,6 +10,7 @@ import mpmath
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+
 from smoothadv.bounds import (
     certified_accuracy_deduction,
     certified_radius,

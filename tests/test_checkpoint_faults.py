@@ -6,11 +6,11 @@ import pickle
 
 import pytest
 import torch
-from support.released import cifar_classifier, save_released_checkpoint
-from support.traps import Trap
 
 from smoothadv.checkpoints import file_digest, load_classifier, read_checkpoint, save_checkpoint
 from smoothadv.errors import UserError
+from support.released import cifar_classifier, save_released_checkpoint
+from support.traps import Trap
 
 
 def refusal(path, dataset: str = "cifar10") -> str:
@@ -59,7 +59,7 @@ def test_file_that_is_no_checkpoint(tmp_path, content):
 def test_truncated_file(tmp_path, zipped, share):
     path = small_checkpoint(tmp_path / "checkpoint.pth.tar", zipped)
     whole = path.read_bytes()
-    path.write_bytes(whole[:int(share * len(whole))])
+    path.write_bytes(whole[: int(share * len(whole))])
     assert "damaged" in refusal(path)
 
 
@@ -90,17 +90,25 @@ def test_missing_entry_is_named(tmp_path, key):
     assert f"lacks {key}" in refusal(path)
 
 
-@pytest.mark.parametrize("content", [{"net": {}, "epoch": 1}, [1, 2], torch.zeros(3), {}],
-                         ids=["MACER's", "list", "tensor", "nothing"])
+@pytest.mark.parametrize(
+    "content", [{"net": {}, "epoch": 1}, [1, 2], torch.zeros(3), {}], ids=["MACER's", "list", "tensor", "nothing"]
+)
 def test_something_else_saved_by_torch(tmp_path, content):
     torch.save(content, tmp_path / "checkpoint.pth.tar")
     assert "arch" in refusal(tmp_path / "checkpoint.pth.tar").partition("lacks")[2]
 
 
-@pytest.mark.parametrize("changes", [
-    {"state_dict": torch.zeros(3)}, {"state_dict": None}, {"state_dict": {"1.conv1.weight": 5}},
-    {"arch": 20}, {"arch": None},
-], ids=["weights are a tensor", "weights are None", "a weight is a number", "arch is a number", "arch is None"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"state_dict": torch.zeros(3)},
+        {"state_dict": None},
+        {"state_dict": {"1.conv1.weight": 5}},
+        {"arch": 20},
+        {"arch": None},
+    ],
+    ids=["weights are a tensor", "weights are None", "a weight is a number", "arch is a number", "arch is None"],
+)
 def test_entry_of_another_type(tmp_path, changes):
     refusal(small_checkpoint(tmp_path / "checkpoint.pth.tar", **changes))
 
@@ -146,6 +154,7 @@ def unpicklable(content: dict) -> dict:
 @pytest.fixture
 def full_disk(monkeypatch):
     """Every file is written but then turns out not to have reached the disk."""
+
     def fail(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -182,7 +191,7 @@ def test_digest_of_a_file_is_its_sha256(tmp_path):
     (tmp_path / "file").write_bytes(b"a" * 1_000_000)
     assert file_digest(tmp_path / "file") == "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"
     # Two megabytes and one byte: more than two blocks of whatever power of two.
-    (tmp_path / "file").write_bytes(b"\0" * (2 ** 21 + 1))
+    (tmp_path / "file").write_bytes(b"\0" * (2**21 + 1))
     first = file_digest(tmp_path / "file")
-    (tmp_path / "file").write_bytes(b"\0" * 2 ** 21 + b"\1")
+    (tmp_path / "file").write_bytes(b"\0" * 2**21 + b"\1")
     assert file_digest(tmp_path / "file") != first

@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-from support.released import (CIFAR_MEAN, CIFAR_STD, IMAGENET_MEAN, IMAGENET_STD, InputLayer, blocky_images,
-                              cifar_classifier, randomise_batch_norms, save_released_checkpoint)
 from torch import nn
 from torchvision.models import resnet50
 
@@ -14,6 +12,17 @@ from smoothadv.checkpoints import load_classifier, save_checkpoint
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.images import CIFAR_TRAINING, DatasetDescription
 from smoothadv.errors import UserError
+from support.released import (
+    CIFAR_MEAN,
+    CIFAR_STD,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    InputLayer,
+    blocky_images,
+    cifar_classifier,
+    randomise_batch_norms,
+    save_released_checkpoint,
+)
 
 INPUT_LAYERS = ["normalize", "center"]
 
@@ -40,8 +49,10 @@ def test_released_cifar_checkpoint_gives_the_released_logits(tmp_path, input_lay
     assert_same_classifier(load_classifier(path, "cifar10", input_layer), released, blocky_images(4), other)
 
 
-@pytest.mark.parametrize("arch, depth, dataset, classes", [
-    ("cifar_resnet20", 20, "cifar10", 10), ("imagenet32_resnet110", 110, "imagenet32", 1000)])
+@pytest.mark.parametrize(
+    "arch, depth, dataset, classes",
+    [("cifar_resnet20", 20, "cifar10", 10), ("imagenet32_resnet110", 110, "imagenet32", 1000)],
+)
 def test_other_released_architectures_of_small_images_give_the_released_logits(tmp_path, arch, depth, dataset, classes):
     released = cifar_classifier(depth, classes, "normalize")
     path = save_released_checkpoint(tmp_path / "checkpoint.pth.tar", released, arch)
@@ -91,8 +102,9 @@ def test_classifier_is_in_eval_mode(tmp_path):
 def test_dataset_may_be_given_as_its_description(tmp_path):
     path = save_released_checkpoint(tmp_path / "file", cifar_classifier(20, 10, "center"), "cifar_resnet20")
     images = blocky_images(2)
-    by_name, by_description = (load_classifier(path, dataset, "center") for dataset in
-                               ("cifar10", describe_dataset("cifar10")))
+    by_name, by_description = (
+        load_classifier(path, dataset, "center") for dataset in ("cifar10", describe_dataset("cifar10"))
+    )
     assert torch.equal(logits_of(by_name, images), logits_of(by_description, images))
 
 
@@ -118,8 +130,16 @@ def test_unknown_input_layer_lists_the_known_ones(tmp_path):
 
 def own_checkpoint(path, model: nn.Module, **recorded):
     """Save a model of ours the way training does: the released entries and what only ours record."""
-    content = {"epoch": 3, "arch": "cifar_resnet20", "state_dict": model.state_dict(), "optimizer": {},
-               "input_layer": "center", "mean": list(CIFAR_MEAN), "std": list(CIFAR_STD), **recorded}
+    content = {
+        "epoch": 3,
+        "arch": "cifar_resnet20",
+        "state_dict": model.state_dict(),
+        "optimizer": {},
+        "input_layer": "center",
+        "mean": list(CIFAR_MEAN),
+        "std": list(CIFAR_STD),
+        **recorded,
+    }
     save_checkpoint(path, content)
     return path
 
@@ -157,8 +177,9 @@ def test_recorded_constants_win_over_the_datasets(tmp_path):
     torch.testing.assert_close(logits_of(load_classifier(path, "cifar10"), images), expected, rtol=0, atol=1e-4)
 
 
-WITHOUT_CONSTANTS = DatasetDescription("imagefolder:tests only", tuple("0123456789"), (3, 32, 32), None, None,
-                                       CIFAR_TRAINING)
+WITHOUT_CONSTANTS = DatasetDescription(
+    "imagefolder:tests only", tuple("0123456789"), (3, 32, 32), None, None, CIFAR_TRAINING
+)
 
 
 def test_own_checkpoint_brings_the_constants_that_a_dataset_lacks(tmp_path):
@@ -186,8 +207,10 @@ def test_saved_file_is_a_released_checkpoint_for_the_released_code(tmp_path):
 
 def test_saved_imagenet_model_has_the_released_keys(released_imagenet):
     ours = get_architecture("resnet50", "imagenet", "center")
-    save_checkpoint(released_imagenet, {"epoch": 1, "arch": "resnet50", "state_dict": ours.state_dict(),
-                                        "optimizer": {}, "input_layer": "center"})
+    save_checkpoint(
+        released_imagenet,
+        {"epoch": 1, "arch": "resnet50", "state_dict": ours.state_dict(), "optimizer": {}, "input_layer": "center"},
+    )
     saved = torch.load(released_imagenet, weights_only=True)["state_dict"]
     assert saved.keys() == imagenet_classifier("center").state_dict().keys()
     loaded = load_classifier(released_imagenet, "imagenet").state_dict()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import norm
+
 from smoothadv.core import Smooth
 from smoothadv.errors import NonFiniteError, UserError
 from smoothadv.noise import GaussianNoise, NoiseStream

@@ -10,8 +10,11 @@ from smoothadv.errors import UserError
 from smoothadv.records import ExampleLog, manifest_path
 
 COLUMNS = ("idx", "label", "radius")
-ROWS = [{"idx": 0, "label": 3, "radius": "0.123456789"}, {"idx": 20, "label": 10, "radius": "0.0"},
-        {"idx": 40, "label": 7, "radius": "1.5"}]
+ROWS = [
+    {"idx": 0, "label": 3, "radius": "0.123456789"},
+    {"idx": 20, "label": 10, "radius": "0.0"},
+    {"idx": 40, "label": 7, "radius": "1.5"},
+]
 WHOLE = b"idx\tlabel\tradius\n0\t3\t0.123456789\n20\t10\t0.0\n40\t7\t1.5\n"
 SETTINGS = {"sigma": 0.25, "n": 1000, "digest": "abc"}
 
@@ -49,7 +52,7 @@ def test_each_row_is_in_the_file_before_the_next_example(tmp_path):
     with open_log(tmp_path / "log") as log:
         for number, row in enumerate(ROWS, start=1):
             log.append(row)
-            assert (tmp_path / "log").read_bytes() == b"".join(WHOLE.splitlines(keepends=True)[:number + 1])
+            assert (tmp_path / "log").read_bytes() == b"".join(WHOLE.splitlines(keepends=True)[: number + 1])
             assert log.done == {done["idx"] for done in ROWS[:number]}
 
 
@@ -76,15 +79,17 @@ def test_resuming_or_overwriting_nothing_starts_anew(tmp_path, existing):
     assert write_log(tmp_path / "log", existing=existing).read_bytes() == WHOLE
 
 
-def test_resumed_log_knows_its_examples_and_keeps_the_manifest_of_its_start(tmp_path):
+def test_resumed_log_knows_its_examples_and_lists_each_run_that_added_rows(tmp_path):
     write_log(tmp_path / "log", ROWS[:2])
-    manifest = manifest_path(tmp_path / "log").read_bytes()
+    with open_log(tmp_path / "log", "resume", device="idle"):
+        pass
     with open_log(tmp_path / "log", "resume", device="another") as log:
         assert log.done == {0, 20}
         log.append(ROWS[2])
         assert log.done == {0, 20, 40}
     assert (tmp_path / "log").read_bytes() == WHOLE
-    assert manifest_path(tmp_path / "log").read_bytes() == manifest
+    runs = json.loads(manifest_path(tmp_path / "log").read_text())["runs"]
+    assert runs == [{"first_row": 0}, {"first_row": 2, "device": "another"}]
 
 
 @pytest.mark.parametrize("length", range(len(WHOLE) + 1))
@@ -93,7 +98,7 @@ def test_log_cut_at_any_byte_is_resumed_to_the_whole_log(tmp_path, length):
     path.write_bytes(WHOLE[:length])
     with open_log(path, "resume") as log:
         complete = WHOLE[:length].count(b"\n") - 1
-        assert log.done == {row["idx"] for row in ROWS[:max(complete, 0)]}
+        assert log.done == {row["idx"] for row in ROWS[: max(complete, 0)]}
         for row in ROWS:
             if row["idx"] not in log.done:
                 log.append(row)
@@ -132,17 +137,20 @@ def test_log_with_other_columns_is_refused(tmp_path, header):
     assert path.read_bytes() == header
 
 
-@pytest.mark.parametrize("change, words", [
-    ({"sigma": 0.5}, "sigma was 0.25, now 0.5"),
-    ({"digest": "abd"}, "digest was 'abc', now 'abd'"),
-    ({"alpha": 0.01}, "alpha was None, now 0.01"),
-])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"sigma": 0.5}, "sigma was 0.25, now 0.5"),
+        ({"digest": "abd"}, "digest was 'abc', now 'abd'"),
+        ({"alpha": 0.01}, "alpha was None, now 0.01"),
+    ],
+)
 def test_other_settings_are_refused_with_both_values_and_only_those(tmp_path, change, words):
     write_log(tmp_path / "log", ROWS[:1])
     message = refusal(tmp_path / "log", existing="resume", settings={**SETTINGS, **change})
     assert words in message
     assert not any(f"{field} was" in message for field in SETTINGS.keys() - change.keys())
-    assert (tmp_path / "log").read_bytes() == WHOLE[:WHOLE.index(b"20\t")]
+    assert (tmp_path / "log").read_bytes() == WHOLE[: WHOLE.index(b"20\t")]
 
 
 def test_setting_that_is_gone_is_named(tmp_path):
@@ -156,7 +164,7 @@ def test_settings_compare_as_the_manifest_stores_them(tmp_path):
         open_log(tmp_path / "log", existing, {"classes": (1, 2), "sigma": 0.1 + 0.2}).close()
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{\"settings\": {\"sig", b"[]", b"{}", b"\xff\xfe"])
+@pytest.mark.parametrize("content", [None, b"", b'{"settings": {"sig', b"[]", b"{}", b"\xff\xfe"])
 def test_log_without_a_readable_manifest_cannot_be_resumed(tmp_path, content):
     path = write_log(tmp_path / "log")
     if content is None:
@@ -205,8 +213,9 @@ sys.stdin.read()
 
 def test_log_of_a_killed_process_is_locked_until_its_end_and_whole_after_it(tmp_path, repository, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(repository / "code"))
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "log")], stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE, text=True)
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path / "log")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     try:
         assert writer.stdout.readline() == "wrote\n"
         assert "another process" in refusal(tmp_path / "log", existing="resume")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import signal
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from support.commands import call, rows, run_process, script, start_process, succeed, timeless, wait_until
 from support.weights import read, same_state
 
@@ -160,12 +162,30 @@ def test_log_that_is_being_written_is_refused(checkpoint, tmp_path, capsys):
         assert outcome.code == 1 and "another process" in outcome.err and outcome.err.count("\n") == 1
 
 
+def test_folder_that_is_being_trained_into_is_refused(tmp_path, capsys):
+    folder = tmp_path / "busy"
+    command = [*TRAINING, folder, "--epochs", 1000, *RECIPE]
+    with start_process(script("train", *command), tmp_path) as process:
+        try:
+            wait_until(lambda: lines(folder / "log.txt") > 1, process)
+            outcomes = [call(capsys, "train", *command, flag) for flag in ("--resume", "--overwrite")]
+        finally:
+            process.kill()
+        process.communicate()
+    for outcome in outcomes:
+        assert outcome.code == 1 and "another process" in outcome.err and outcome.err.count("\n") == 1
+
+
 def test_killed_training_is_finished_by_resuming(three_epochs, tmp_path):
     killed = tmp_path / "killed"
     kill_at(script("train", *TRAINING, killed, "--epochs", 3, *RECIPE), tmp_path, killed / "log.txt", 0)
     assert not same_state(killed, three_epochs)
     succeed("train", *TRAINING, killed, "--epochs", 3, *RECIPE, "--resume")
     assert same_state(killed, three_epochs)
+    first, second = read(killed)["runs"]
+    assert first["first_epoch"] == 0 and 0 < second["first_epoch"] < 3
+    assert second["command"][-1] == "--resume"
+    assert json.loads((killed / "args.json").read_text())["runs"] == [first, second]
     assert timeless(killed / "log.txt") == timeless(three_epochs / "log.txt")
     assert [row["epoch"] for row in rows(killed / "log.txt")] == ["0", "1", "2"]
 

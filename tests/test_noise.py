@@ -8,7 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from smoothadv.noise import GaussianNoise, NoiseStream, derive_generator, training_noise
+
+from smoothadv.noise import GaussianNoise, NoiseStream, Purpose, derive_generator, training_noise
 from support.statistical_checks import are_uncorrelated, is_gaussian_sample
 
 IMAGE = torch.zeros(3, 4, 5)
@@ -69,6 +70,11 @@ def test_equal_keys_give_equal_draws():
 def test_another_seed_example_or_purpose_gives_unrelated_draws(other):
     key = {"seed": 1, "example": 0, "purpose": 0}
     assert are_uncorrelated(draws(1_000, **key), draws(1_000, **{**key, **other}))
+
+
+def test_each_use_of_randomness_has_a_purpose_of_its_own():
+    """Aliases of an IntEnum would share their streams: a training epoch and a certified image, say."""
+    assert len(Purpose) == len(Purpose.__members__) == len({int(purpose) for purpose in Purpose})
 
 
 def test_exchanged_keys_give_different_draws():

@@ -48,10 +48,20 @@ def columns_of(table) -> dict[str, list]:
 @pytest.mark.parametrize("dialect", CERTIFICATION_LOGS)
 def test_certification_log_is_read_exactly(tmp_path, dialect):
     table = read_certification_log(write(tmp_path / "sigma_0.25", CERTIFICATION_LOGS[dialect]))
-    assert columns_of(table) == {"idx": [0, 20, 40], "label": [3, 7, 1], "predict": [3, -1, 2],
-                                 "radius": RADII[dialect], "correct": [1, 0, 0]}
+    assert columns_of(table) == {
+        "idx": [0, 20, 40],
+        "label": [3, 7, 1],
+        "predict": [3, -1, 2],
+        "radius": RADII[dialect],
+        "correct": [1, 0, 0],
+    }
     assert {column: str(dtype) for column, dtype in table.dtypes.items()} == {
-        "idx": "int64", "label": "int64", "predict": "int64", "radius": "float64", "correct": "int64"}
+        "idx": "int64",
+        "label": "int64",
+        "predict": "int64",
+        "radius": "float64",
+        "correct": "int64",
+    }
 
 
 def test_rows_are_sorted_by_example(tmp_path):
@@ -65,7 +75,12 @@ def test_rows_are_sorted_by_example(tmp_path):
 def test_columns_may_come_in_another_order(tmp_path):
     log = write(tmp_path / "log", "time radius idx correct predict label\n0:00:01 0.5 7 1 3 3")
     assert columns_of(read_certification_log(log)) == {
-        "idx": [7], "label": [3], "predict": [3], "radius": [0.5], "correct": [1]}
+        "idx": [7],
+        "label": [3],
+        "predict": [3],
+        "radius": [0.5],
+        "correct": [1],
+    }
 
 
 def test_windows_line_ends_are_read(tmp_path):
@@ -117,10 +132,14 @@ def test_missing_column_of_a_certification_log_is_named(tmp_path, column):
         read_certification_log(path)
 
 
-@pytest.mark.parametrize("read, text", [
-    (read_certification_log, f"{RELEASED_HEADER}\n20 7 7 7 1 1 0:00:01\n40 1 1 1 1 1 0:00:01"),
-    (read_prediction_log, "idx label predict correct time\n20 7 7 7 1 0:00:01\n40 1 1 1 1 0:00:01"),
-], ids=["certification", "prediction"])
+@pytest.mark.parametrize(
+    "read, text",
+    [
+        (read_certification_log, f"{RELEASED_HEADER}\n20 7 7 7 1 1 0:00:01\n40 1 1 1 1 1 0:00:01"),
+        (read_prediction_log, "idx label predict correct time\n20 7 7 7 1 0:00:01\n40 1 1 1 1 0:00:01"),
+    ],
+    ids=["certification", "prediction"],
+)
 def test_rows_with_one_field_more_than_the_header_are_not_read_shifted(tmp_path, read, text):
     # pandas takes the first field of such rows for their name and all others for the column before theirs.
     with pytest.raises(UserError, match="shifted"):
@@ -128,8 +147,11 @@ def test_rows_with_one_field_more_than_the_header_are_not_read_shifted(tmp_path,
 
 
 @pytest.mark.parametrize("read", [read_certification_log, read_prediction_log])
-@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe\x00\x01\n", b"PK\x03\x04" + bytes(100)],
-                         ids=["empty", "blank", "no text", "archive"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\n", b"\xff\xfe\x00\x01\n", b"PK\x03\x04" + bytes(100)],
+    ids=["empty", "blank", "no text", "archive"],
+)
 def test_file_that_is_no_log_is_refused_in_one_line(tmp_path, read, content):
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(UserError, match=str(tmp_path / "file")) as error:
@@ -137,8 +159,9 @@ def test_file_that_is_no_log_is_refused_in_one_line(tmp_path, read, content):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("read, header", [
-    (read_certification_log, RELEASED_HEADER), (read_prediction_log, PREDICTION_HEADER)])
+@pytest.mark.parametrize(
+    "read, header", [(read_certification_log, RELEASED_HEADER), (read_prediction_log, PREDICTION_HEADER)]
+)
 @pytest.mark.parametrize("newline", ["\n", ""])
 def test_log_without_rows_is_refused(tmp_path, read, header, newline):
     (tmp_path / "log").write_text(header + newline)
@@ -166,12 +189,15 @@ def test_prediction_log_is_read_exactly_and_sorted(tmp_path, text):
     assert {str(dtype) for dtype in table.dtypes} == {"int64"}
 
 
-@pytest.mark.parametrize("row, words", [
-    ("40 1 2 1 1 0:00:01", "correct.*idx 40"),
-    ("20 7 7 7 1 0:00:01", "twice.*idx 20"),
-    ("40 1 two 1 0 0:00:01", "not a number.*two"),
-    ("40 1", "not a number"),
-])
+@pytest.mark.parametrize(
+    "row, words",
+    [
+        ("40 1 2 1 1 0:00:01", "correct.*idx 40"),
+        ("20 7 7 7 1 0:00:01", "twice.*idx 20"),
+        ("40 1 two 1 0 0:00:01", "not a number.*two"),
+        ("40 1", "not a number"),
+    ],
+)
 def test_faulty_prediction_log_is_refused_with_its_name_and_fault(tmp_path, row, words):
     path = write(tmp_path / "faulty", f"{PREDICTION_HEADER}\n20 7 7 7 1 0:00:01\n{row}")
     with pytest.raises(UserError, match=f"faulty.*{words}") as error:
@@ -186,13 +212,16 @@ def test_missing_column_of_a_prediction_log_is_named(tmp_path, column):
         read_prediction_log(write(tmp_path / "log", f"{header}\n20 7 7 7 1 0:00:01"))
 
 
-@pytest.mark.parametrize("text, expected", [
-    (CERTIFICATION_LOGS["ours"], True),
-    (RELEASED_HEADER, True),
-    (PREDICTION_LOGS["ours and SmoothAdv's"], False),
-    ("epoch time lr train_loss", False),
-    ("", False),
-])
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        (CERTIFICATION_LOGS["ours"], True),
+        (RELEASED_HEADER, True),
+        (PREDICTION_LOGS["ours and SmoothAdv's"], False),
+        ("epoch time lr train_loss", False),
+        ("", False),
+    ],
+)
 def test_certification_logs_are_told_from_other_files_by_their_header(tmp_path, text, expected):
     assert is_certification_log(write(tmp_path / "file", text)) is expected
 

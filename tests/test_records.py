@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from importlib import metadata
 
@@ -15,8 +16,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import smoothadv
-from smoothadv.records import (ExampleLog, format_radius, manifest_path, provenance, tsv, write_atomically, write_json,
-                               write_text)
+from smoothadv.records import (
+    ExampleLog,
+    format_radius,
+    manifest_path,
+    provenance,
+    tsv,
+    write_atomically,
+    write_json,
+    write_text,
+)
 
 
 @given(st.floats(min_value=0, exclude_min=True, allow_infinity=False, allow_nan=False))
@@ -116,7 +125,7 @@ def test_new_content_is_on_the_disk_before_it_takes_the_old_ones_place(tmp_path,
 
 def test_text_and_json_are_written_in_utf_8_with_a_final_newline(tmp_path):
     write_text(tmp_path / "text", "σ = 0.25\n")
-    assert (tmp_path / "text").read_bytes() == "σ = 0.25\n".encode("utf-8")
+    assert (tmp_path / "text").read_bytes() == "σ = 0.25\n".encode()
     write_json(tmp_path / "json", {"sigma": 0.25, "model": "modèle"})
     assert (tmp_path / "json").read_text().endswith("}\n")
     assert json.loads((tmp_path / "json").read_text()) == {"sigma": 0.25, "model": "modèle"}
@@ -127,18 +136,24 @@ def test_manifest_lies_beside_the_log(tmp_path):
     assert path.parent == tmp_path and path.name.startswith("sigma_0.25") and path.name.endswith(".json")
 
 
-def test_manifest_says_which_settings_command_and_versions_made_the_log(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["certify.py", "digits", "model with a space.tar", "0.25"])
+def test_manifest_says_which_settings_made_the_log_and_which_run(tmp_path):
     with ExampleLog(tmp_path / "log", ("idx",), {"sigma": 0.25, "classes": (1, 2)}, {"device": "cpu"}):
         manifest = json.loads(manifest_path(tmp_path / "log").read_text())
     assert manifest["settings"] == {"sigma": 0.25, "classes": [1, 2]}
-    assert manifest["device"] == "cpu"
-    assert manifest["command"] == ["certify.py", "digits", "model with a space.tar", "0.25"]
-    assert manifest["smoothadv"] == smoothadv.__version__
-    assert manifest["python"] == platform.python_version()
+    assert manifest["runs"] == [{"first_row": 0, "device": "cpu"}]
+
+
+def test_provenance_is_command_versions_and_start(monkeypatch):
+    command = ["certify.py", "digits", "model with a space.tar", "0.25"]
+    monkeypatch.setattr(sys, "argv", command)
+    record = provenance()
+    assert record["command"] == command and provenance(["certify", "x"])["command"] == ["certify", "x"]
+    assert record["smoothadv"] == smoothadv.__version__
+    assert record["python"] == platform.python_version()
     versions = {name: metadata.version(name) for name in ("torch", "torchvision", "numpy", "scipy")}
-    assert manifest["packages"].items() >= versions.items()
-    assert "git_commit" in manifest
+    assert record["packages"].items() >= versions.items()
+    assert "git_commit" in record
+    assert abs(datetime.now(timezone.utc) - datetime.fromisoformat(record["started"])) < timedelta(minutes=1)
 
 
 def test_version_of_a_package_that_is_not_installed_is_null(monkeypatch):
@@ -151,8 +166,9 @@ def test_version_of_a_package_that_is_not_installed_is_null(monkeypatch):
 
 def git(folder, *arguments: str) -> str:
     identity = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.org", "-c", "commit.gpgsign=false"]
-    return subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True,
-                          text=True).stdout.strip()
+    return subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 @pytest.fixture
@@ -169,8 +185,14 @@ def commit_recorded_by(package_folder) -> str | None:
     """The commit that the package in this folder records, run from elsewhere."""
     program = "import json; from smoothadv.records import provenance; print(json.dumps(provenance()['git_commit']))"
     environment = {**os.environ, "PYTHONPATH": str(package_folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True,
-                            env=environment, cwd=package_folder.parent).stdout
+    output = subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=package_folder.parent,
+    ).stdout
     return json.loads(output)
 
 

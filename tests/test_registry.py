@@ -79,6 +79,7 @@ discover(__name__, __path__)
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """Makes an importable package ``plugins_of_a_test`` of the given files and returns its SHAPES."""
+
     def make(files: dict[str, str]) -> Registry:
         folder = tmp_path / "plugins_of_a_test"
         folder.mkdir()
@@ -86,6 +87,7 @@ def package(tmp_path, monkeypatch):
             (folder / name).write_text(text)
         monkeypatch.syspath_prepend(tmp_path)
         import plugins_of_a_test
+
         return plugins_of_a_test.SHAPES
 
     yield make

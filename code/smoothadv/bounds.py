@@ -13,11 +13,16 @@ import math
 from scipy import special, stats
 
 
+def check_alpha(alpha: float) -> None:
+    """ValueError unless 0 < alpha < 1."""
+    if not 0 < alpha < 1:
+        raise ValueError(f"alpha must lie strictly between 0 and 1, got {alpha}")
+
+
 def _check_counts(successes: int, trials: int, alpha: float) -> None:
     if trials < 1 or not 0 <= successes <= trials:
         raise ValueError(f"need 0 <= successes <= trials and trials >= 1, got {successes} of {trials}")
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha must lie strictly between 0 and 1, got {alpha}")
+    check_alpha(alpha)
 
 
 def lower_confidence_bound(successes: int, trials: int, alpha: float) -> float:

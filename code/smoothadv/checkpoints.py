@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,7 @@ def classifier_from_checkpoint(
     """As ``load_classifier``, for a checkpoint that was read already; ``path`` is for messages."""
     description = describe_dataset(dataset) if isinstance(dataset, str) else dataset
     weights = network_keys(content["state_dict"])
+    _check_recorded_images(content, path, description)
     description = _with_recorded_constants(content, description)
     model = get_architecture(content["arch"], description, recorded_input_layer(content, path, input_layer))
     _check_fit(weights, model.state_dict(), path, content["arch"], description)
@@ -123,6 +125,22 @@ def released_keys(state_dict: dict[str, torch.Tensor], arch: str) -> dict[str, t
 def network_keys(state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Released keys as ours: without the ``module`` that a DataParallel, inside or outside, adds."""
     return {".".join(part for part in key.split(".") if part != "module"): value for key, value in state_dict.items()}
+
+
+def _check_recorded_images(content: dict[str, Any], path: str | Path, description: DatasetDescription) -> None:
+    """UserError if the checkpoint says that it was trained on images of another shape or on other classes."""
+    for field, found in (("image_shape", description.image_shape), ("classes", description.class_names)):
+        recorded = content.get(field)
+        if recorded is not None and list(recorded) != list(found):
+            raise UserError(
+                f"checkpoint {path} does not fit dataset '{description.name}': it was trained with {field} "
+                f"{_shortened(recorded)}, the dataset has {_shortened(found)}"
+            )
+
+
+def _shortened(values: Sequence[Any]) -> str:
+    text = ", ".join(map(str, values[:12]))
+    return f"[{text}, ... ({len(values)} in all)]" if len(values) > 12 else f"[{text}]"
 
 
 def _with_recorded_constants(content: dict[str, Any], description: DatasetDescription) -> DatasetDescription:

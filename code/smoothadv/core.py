@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from smoothadv.bounds import check_alpha
 from smoothadv.certification import ABSTAIN, PROCEDURES, Certificate
 from smoothadv.certification.prediction import predict_from_votes
 from smoothadv.errors import NonFiniteError
@@ -56,8 +57,9 @@ class Smooth:
         method: str = "exact",
     ) -> Certificate:
         """As ``certify``, with the counts behind the statement; ``method`` names a certification procedure."""
-        if n0 < 1 or n < 1:
-            raise ValueError(f"n0 and n must be at least 1, got {n0} and {n}")
+        if n0 < 1 or n < 1 or batch_size < 1:
+            raise ValueError(f"n0, n and batch_size must be at least 1, got {n0}, {n} and {batch_size}")
+        check_alpha(alpha)
         stream = stream or self._fresh_stream(x)
 
         def count_votes(*sizes: int) -> np.ndarray:
@@ -72,6 +74,9 @@ class Smooth:
 
         Wrong with probability at most ``alpha``: the guarantee of ``certification.prediction``.
         """
+        if n < 1 or batch_size < 1:
+            raise ValueError(f"n and batch_size must be at least 1, got {n} and {batch_size}")
+        check_alpha(alpha)
         votes = self.count_votes(x, (n,), batch_size, stream or self._fresh_stream(x))
         return predict_from_votes(votes[0], alpha)
 
@@ -91,7 +96,9 @@ class Smooth:
         for row, size in zip(counts, sizes):
             for start in range(0, size, batch_size):
                 noise = stream.draw(min(batch_size, size - start), x)
-                row += self._votes(noise.add_(x)).bincount(minlength=self.num_classes + 1)
+                votes = self._votes(noise.add_(x))
+                # Not bincount: on CUDA it waits for the device.
+                row.scatter_add_(0, votes, torch.ones_like(votes))
         counts = counts.cpu().numpy()
         if counts[:, -1].any():
             raise NonFiniteError(

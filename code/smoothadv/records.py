@@ -12,7 +12,8 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timezone
 from decimal import ROUND_DOWN, Context, Decimal
 from importlib import metadata
 from pathlib import Path
@@ -45,10 +46,11 @@ def is_manifest(path: Path) -> bool:
     return path.name.endswith(_MANIFEST)
 
 
-def provenance() -> dict[str, Any]:
-    """Which command, versions and commit make the artefact that is about to be written."""
+def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
+    """Which command (default: the process's), versions and commit make the artefact that is about to be written."""
     return {
-        "command": sys.argv,
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": list(sys.argv if command is None else command),
         "smoothadv": __version__,
         "git_commit": _git_commit(),
         "python": platform.python_version(),
@@ -65,7 +67,7 @@ def _installed_version(package: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """The commit of the clone this package runs from, with "-dirty" if files differ from it; None outside one."""
+    """The commit of the clone this package runs from; "-dirty" if files differ or are new; None outside one."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(
@@ -80,7 +82,7 @@ def _git_commit() -> str | None:
         # An installed package may lie in some other project's repository, whose commit says nothing.
         if not git("ls-files", Path(__file__).name):
             return None
-        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "-uno") else "")
+        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -128,8 +130,8 @@ def tsv(columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> str:
 
 def differing_fields(before: dict[str, Any], now: dict[str, Any]) -> str:
     """ "sigma was 0.25, now 0.5; ..." for the fields in which two records differ, "" if none."""
-    # Through JSON, since the earlier record was: a tuple is then a list in both.
-    before, now = _flat(before), _flat(json.loads(json.dumps(now)))
+    # Through JSON, where a tuple is a list, since the earlier record may come from there.
+    before, now = (_flat(json.loads(json.dumps(record))) for record in (before, now))
     return "; ".join(
         f"{field} was {before.get(field)!r}, now {now.get(field)!r}"
         for field in {**before, **now}
@@ -149,8 +151,9 @@ class ExampleLog:
     """A TSV log with one row per example that survives being killed.
 
     ``settings`` are the facts that decide the rows' numbers: they go into the manifest, and a log is
-    resumed only under equal ones. ``details`` go into the manifest for the reader alone. ``existing``
-    says what to do with a log that is already there: "refuse", "resume" or "overwrite".
+    resumed only under equal ones. ``run`` describes the process that writes, for the reader alone: the
+    manifest lists each run that added rows, from which row on. ``existing`` says what to do with a log
+    that is already there: "refuse", "resume" or "overwrite".
     """
 
     def __init__(
@@ -158,10 +161,12 @@ class ExampleLog:
         path: Path,
         columns: tuple[str, ...],
         settings: dict[str, Any],
-        details: dict[str, Any],
+        run: dict[str, Any],
         existing: str = "refuse",
     ) -> None:
         self.path, self.columns = path, columns
+        self._manifest: dict[str, Any] = {"settings": settings, "runs": []}
+        self._unrecorded_run: dict[str, Any] | None = run
         self.done: set[int] = set()
         if path.is_dir():
             raise UserError(f"{path} is a folder: name the log file to write")
@@ -170,14 +175,14 @@ class ExampleLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab")
         try:
-            _lock(self._file, path)
+            lock(self._file, path)
             if existing == "resume" and path.stat().st_size:
-                self._check_manifest(settings)
+                self._manifest["runs"] = self._check_manifest(settings)
                 self.done = self._recover()
             else:
                 self._refuse_to_replace_other_files()
                 self._file.truncate(0)
-                write_json(manifest_path(path), {"settings": settings, **details, **provenance()})
+                self._record_run()
             if not path.stat().st_size:
                 self._write(columns)
         except BaseException:
@@ -186,8 +191,16 @@ class ExampleLog:
 
     def append(self, row: dict[str, Any]) -> None:
         """Write one row, whole, to the disk."""
+        self._record_run()
         self._write(str(row[column]) for column in self.columns)
         self.done.add(int(row["idx"]))
+
+    def _record_run(self) -> None:
+        """Enter this run in the manifest, once."""
+        if self._unrecorded_run is not None:
+            self._manifest["runs"].append({"first_row": len(self.done), **self._unrecorded_run})
+            self._unrecorded_run = None
+            write_json(manifest_path(self.path), self._manifest)
 
     def _write(self, fields: Iterable[str]) -> None:
         self._file.write(("\t".join(fields) + "\n").encode())
@@ -210,10 +223,12 @@ class ExampleLog:
         if start and not start.startswith(b"idx\t"):
             raise UserError(f"{self.path} is no log, so it is not overwritten: name another file")
 
-    def _check_manifest(self, settings: dict[str, Any]) -> None:
+    def _check_manifest(self, settings: dict[str, Any]) -> list[dict[str, Any]]:
+        """The earlier runs; UserError unless they had equal settings."""
         manifest = manifest_path(self.path)
         try:
-            before = json.loads(manifest.read_text())["settings"]
+            content = json.loads(manifest.read_text())
+            before, runs = content["settings"], list(content["runs"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"cannot resume {self.path}: its manifest {manifest} is missing or unreadable, so nothing tells "
@@ -221,7 +236,8 @@ class ExampleLog:
             ) from error
         difference = differing_fields(before, settings)
         if difference:
-            raise UserError(f"cannot resume {self.path} with other settings: {difference}")
+            raise UserError(f"cannot resume {self.path} with other settings: {difference}; --overwrite starts anew")
+        return runs
 
     def _recover(self) -> set[int]:
         """Drop a torn last row and return the examples that the log holds."""
@@ -245,16 +261,18 @@ class ExampleLog:
         return done
 
 
-def _lock(file: IO[bytes], path: Path) -> None:
-    """Refuse to share the log with another process that is writing it."""
+def lock(file: IO[bytes] | int, path: Path) -> None:
+    """Refuse to share ``path``, open as ``file`` or as that descriptor, with another process that is writing it."""
     try:
         import fcntl
     except ImportError:  # Windows has no advisory locks of this kind
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise UserError(f"{path} is being written by another process: wait for it or name another file") from error
+    except BlockingIOError as error:
+        raise UserError(f"{path} is being written by another process: wait for it or name another") from error
+    except OSError:  # a file system without locks, as some clusters have
+        return
 
 
 def read_certification_log(path: Path) -> Any:
@@ -327,3 +345,10 @@ def is_certification_log(path: Path) -> bool:
             return file.readline(200).startswith(b"idx\tlabel\tpredict\tradius")
     except OSError:
         return False
+
+
+def has_rows(path: Path) -> bool:
+    """Whether there is anything after the file's first line."""
+    with path.open("rb") as file:
+        file.readline()
+        return bool(file.read(1))

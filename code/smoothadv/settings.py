@@ -71,8 +71,8 @@ def perturbation_size(text: str) -> float:
         )
     if value > _LARGEST_L2:
         raise argparse.ArgumentTypeError(
-            f"'{text}' is an l2 norm on images in [0, 1], where {_LARGEST_L2:g} is already out of reach: for {text} "
-            f"grey levels write {text}/255 (or {text}/256 to match the released SmoothAdv code)"
+            f"'{text}' is {value:g}, far beyond the paper's largest l2 norm on images in [0, 1], 4: for {value:g} "
+            f"grey levels write {value:g}/255 (or {value:g}/256 to match the released SmoothAdv code)"
         )
     return value
 

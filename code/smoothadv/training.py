@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -16,14 +18,22 @@ from tqdm import tqdm
 from smoothadv.checkpoints import network_keys, read_checkpoint, save_checkpoint
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.errors import NonFiniteError, UserError
-from smoothadv.noise import derive_generator, training_noise
+from smoothadv.noise import Purpose, derive_generator, training_noise
 from smoothadv.objectives import Objective
-from smoothadv.records import CHECKPOINT, TRAINING_COLUMNS, TRAINING_LOG, differing_fields, tsv, write_text
+from smoothadv.records import (
+    ARGUMENTS,
+    CHECKPOINT,
+    TRAINING_COLUMNS,
+    TRAINING_LOG,
+    differing_fields,
+    lock,
+    tsv,
+    write_json,
+    write_text,
+)
 
-# Purposes of random streams: one stream per (seed, epoch, purpose), so that an epoch's randomness does not
-# depend on whether the run was interrupted before it.
-_DATA_ORDER, _OBJECTIVE, _EVALUATION, _LAYERS = range(4)
 _STEPS_BETWEEN_CHECKS = 50
+_LAST_GOOD = "; the last checkpoint is still good"
 _SECONDS_BETWEEN_LINES = 5.0
 
 
@@ -52,37 +62,72 @@ class RunFolder:
 
     ``facts`` go into every checkpoint beside the state (architecture, dataset, input layer, ...);
     ``recipe`` is the flat record of all that decides the weights: a run is resumed only under an equal
-    one. ``existing`` says what to do with a run that is already there: "refuse", "resume" or "overwrite".
+    one. ``run`` describes this process (command, versions, ...): checkpoint and arguments file list every
+    run that trained. ``existing`` says what to do with a run that is already there: "refuse", "resume" or
+    "overwrite". It is found out on entering the context, which holds the folder's lock.
     """
 
-    def __init__(self, folder: Path, facts: dict[str, Any], recipe: dict[str, Any], existing: str = "refuse") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        facts: dict[str, Any],
+        recipe: dict[str, Any],
+        run: dict[str, Any],
+        existing: str = "refuse",
+    ) -> None:
         self.folder, self.facts, self.recipe = folder, facts, recipe
         self.checkpoint = folder / CHECKPOINT
+        self.runs = [{"first_epoch": 0, **run}]
+        self.existing = existing
         self._saved: dict[str, Any] | None = None
-        if not self.checkpoint.exists():
-            return
-        if existing == "refuse":
+        self._lock = contextlib.ExitStack()
+
+    def __enter__(self) -> RunFolder:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            if os.name != "nt":  # Windows cannot open folders as files
+                descriptor = os.open(self.folder, os.O_RDONLY)
+                stack.callback(os.close, descriptor)
+                lock(descriptor, self.folder)
+            if self.checkpoint.exists():
+                self._open_existing()
+            self._lock = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.close()
+
+    def _open_existing(self) -> None:
+        if self.existing == "refuse":
             raise UserError(
-                f"{folder} already holds a trained model ({CHECKPOINT}): add --resume to continue it, "
+                f"{self.folder} already holds a trained model ({CHECKPOINT}): add --resume to continue it, "
                 "--overwrite to start anew, or name another folder"
             )
-        if existing == "overwrite":
-            for name in (CHECKPOINT, TRAINING_LOG):
-                (folder / name).unlink(missing_ok=True)
-            return
+        if self.existing == "overwrite":
+            return  # the first epoch's checkpoint takes the old one's place: until then nothing is lost
         self._saved = read_checkpoint(self.checkpoint)
-        difference = differing_fields(self._saved.get("recipe", {}), recipe)
+        if "recipe" not in self._saved:
+            raise UserError(
+                f"cannot resume {self.folder}: its checkpoint was not written by smoothadv; name another folder"
+            )
+        difference = differing_fields(self._saved["recipe"], self.recipe)
         if difference:
-            raise UserError(f"cannot resume {folder} with another recipe: {difference}")
+            raise UserError(f"cannot resume {self.folder} with another recipe: {difference}; --overwrite starts anew")
 
     def restore(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
         """Load a resumed run's checkpoint into model and optimizer; returns the history of its epochs, [] if new."""
         if self._saved is None:
             return []
+        self.runs[0]["first_epoch"] = len(self._saved["history"])
+        self.runs = [*self._saved["runs"], *self.runs]
         model.load_state_dict(network_keys(self._saved["state_dict"]))
         optimizer.load_state_dict(self._saved["optimizer"])
         self._write_log(self._saved["history"])
         return self._saved["history"]
+
+    def record_arguments(self) -> None:
+        """Write what was asked for, before the first epoch is through."""
+        write_json(self.folder / ARGUMENTS, {"recipe": self.recipe, "runs": self.runs})
 
     def save(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, history: list[dict[str, Any]]) -> None:
         """Checkpoint first, log second: a kill between the two loses a line that the next resume writes again."""
@@ -94,6 +139,7 @@ class RunFolder:
                 "optimizer": optimizer.state_dict(),
                 "history": history,
                 "recipe": self.recipe,
+                "runs": self.runs,
                 **self.facts,
             },
         )
@@ -145,7 +191,9 @@ def train(
     history = run.restore(model, optimizer)
     if len(history) >= schedule.epochs:
         report(f"already trained for {len(history)} epochs: nothing to do")
-    elif history:
+        return history
+    run.record_arguments()
+    if history:
         report(f"resuming after epoch {len(history)} of {schedule.epochs}")
     printed = -math.inf
     steps = math.ceil(len(training_set) / schedule.batch)
@@ -161,6 +209,7 @@ def train(
             test_loss, test_accuracy = _evaluate(
                 model, test_set, objective.noise_sd, schedule.batch, epoch, seed, device
             )
+            _require_finite(model, test_loss, epoch)
             history.append(
                 {
                     "epoch": epoch,
@@ -179,6 +228,16 @@ def train(
                 with progress.external_write_mode():
                     report(describe_epoch(history[-1], schedule.epochs))
     return history
+
+
+def _require_finite(model: torch.nn.Module, test_loss: float, epoch: int) -> None:
+    """NonFiniteError if the epoch's last updates broke the model: it must not replace a good checkpoint."""
+    broken = [name for name, value in model.state_dict().items() if not value.isfinite().all()]
+    if broken or not math.isfinite(test_loss):
+        raise NonFiniteError(
+            f"the weights stopped being finite in epoch {epoch + 1} ({len(broken)} tensors, test loss {test_loss}): "
+            f"try a smaller --lr or more --warmup epochs{_LAST_GOOD if epoch else ''}"
+        )
 
 
 def describe_epoch(row: dict[str, Any], epochs: int) -> str:
@@ -203,9 +262,9 @@ def _train_epoch(
 ) -> tuple[float, float]:
     """One epoch of updates; the mean loss and accuracy over all noisy copies."""
     model.train()
-    torch.manual_seed(derive_generator("cpu", seed, epoch, _LAYERS).initial_seed())  # for dropout and its like
-    order = derive_generator("cpu", seed, epoch, _DATA_ORDER)
-    generator = derive_generator(device, seed, epoch, _OBJECTIVE)
+    torch.manual_seed(derive_generator("cpu", seed, epoch, Purpose.LAYERS).initial_seed())  # for dropout
+    order = derive_generator("cpu", seed, epoch, Purpose.DATA_ORDER)
+    generator = derive_generator(device, seed, epoch, Purpose.OBJECTIVE)
     steps = math.ceil(len(training_set) / batch)
     tally = _Tally(device)
     for step, (images, labels) in enumerate(training_set.training_batches(batch, device, order), start=1):
@@ -220,7 +279,7 @@ def _train_epoch(
             if not math.isfinite(loss):
                 raise NonFiniteError(
                     f"the loss stopped being finite in epoch {epoch + 1}, by step {step} of {steps}: try a "
-                    f"smaller --lr or more --warmup epochs{'; the last checkpoint is still good' if epoch else ''}"
+                    f"smaller --lr or more --warmup epochs{_LAST_GOOD if epoch else ''}"
                 )
             progress.set_postfix_str(f"epoch {epoch + 1}, loss {loss:.3f}, accuracy {accuracy:.1%}")
     return loss, accuracy
@@ -238,7 +297,7 @@ def _evaluate(
 ) -> tuple[float, float]:
     """Loss and accuracy of the base classifier on one noisy copy of each test image: for the log, not for selection."""
     model.eval()
-    generator = derive_generator(device, seed, epoch, _EVALUATION)
+    generator = derive_generator(device, seed, epoch, Purpose.EVALUATION)
     tally = _Tally(device)
     for images, labels in test_set.evaluation_batches(batch, device):
         logits = model(images + training_noise(images, 1, noise_sd, generator)[:, 0])

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+
 from smoothadv.analysis.quantities import (
     abstention_rate,
     accuracy_curve,

@@ -3,24 +3,27 @@
 import pytest
 import torch
 from scipy.stats import norm
-from support.released import CIFAR_MEAN, CIFAR_STD, CifarResNet
 from torch import nn
 
 from smoothadv.architectures import ARCHITECTURES, INPUT_LAYERS, get_architecture
 from smoothadv.datasets import describe_dataset
 from smoothadv.errors import UserError
+from support.released import CIFAR_MEAN, CIFAR_STD, CifarResNet
 
 
 def parameters_of(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("arch, dataset, parameters, entries", [
-    ("cifar_resnet110", "cifar10", 1_730_714, 668),
-    ("imagenet32_resnet110", "imagenet32", 1_795_064, 668),
-    ("cifar_resnet20", "cifar10", 272_474, 128),
-    ("resnet50", "imagenet", 25_557_032, 320),
-])
+@pytest.mark.parametrize(
+    "arch, dataset, parameters, entries",
+    [
+        ("cifar_resnet110", "cifar10", 1_730_714, 668),
+        ("imagenet32_resnet110", "imagenet32", 1_795_064, 668),
+        ("cifar_resnet20", "cifar10", 272_474, 128),
+        ("resnet50", "imagenet", 25_557_032, 320),
+    ],
+)
 def test_sizes_are_the_published_ones(arch, dataset, parameters, entries):
     model = get_architecture(arch, dataset)
     assert parameters_of(model) == parameters
@@ -81,7 +84,8 @@ def test_maps_are_32_16_and_8_pixels_wide_and_16_32_and_64_channels_deep(depth):
     shapes = {}
     for stage in ("layer1", "layer2", "layer3"):
         getattr(model[1], stage).register_forward_hook(
-            lambda module, inputs, output, stage=stage: shapes.update({stage: tuple(output.shape[1:])}))
+            lambda module, inputs, output, stage=stage: shapes.update({stage: tuple(output.shape[1:])})
+        )
     model(torch.rand(1, 3, 32, 32))
     assert shapes == {"layer1": (16, 32, 32), "layer2": (32, 16, 16), "layer3": (64, 8, 8)}
 
@@ -89,8 +93,11 @@ def test_maps_are_32_16_and_8_pixels_wide_and_16_32_and_64_channels_deep(depth):
 @pytest.mark.parametrize("depth", range(20, 111, 6))
 def test_depth_in_the_name_counts_the_layers_with_weights(depth):
     modules = dict(get_architecture(f"cifar_resnet{depth}", "cifar10").named_modules())
-    layers = [name for name, module in modules.items()
-              if isinstance(module, (nn.Conv2d, nn.Linear)) and "downsample" not in name]
+    layers = [
+        name
+        for name, module in modules.items()
+        if isinstance(module, (nn.Conv2d, nn.Linear)) and "downsample" not in name
+    ]
     assert len(layers) == depth
 
 
@@ -113,7 +120,7 @@ def test_convolutions_start_normal_with_variance_2_over_kernel_area_times_output
         area = layer.kernel_size[0] * layer.kernel_size[1]
         variance = 2 / (area * layer.out_channels)
         assert is_drawn_from(layer.weight, variance)
-        standardised.append(layer.weight.detach().flatten() / variance ** 0.5)
+        standardised.append(layer.weight.detach().flatten() / variance**0.5)
         # Negative control: the other convention, variance over the inputs, is told apart where they differ.
         if layer.in_channels != layer.out_channels:
             assert not is_drawn_from(layer.weight, 2 / (area * layer.in_channels))

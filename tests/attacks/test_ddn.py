@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from scipy.stats import norm
+
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.geometry import quantize
 from smoothadv.attacks.gradients import Estimate

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.geometry import l2_norm, project_ball, project_box, unit
 from smoothadv.attacks.gradients import Stein, plug_in

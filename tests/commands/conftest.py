@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from support.commands import succeed
 from support.recipes import EPOCHS, RECIPES
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+
 from support.commands import ENVIRONMENT, call, script
 
 # Ours: full precision, further columns after the released ones. 3 of 6 correct, 1 of 6 abstains.

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+
 from support.commands import call, snapshot
 
 USAGE, FAILURE = 2, 1

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from scipy import stats
+
 from support.commands import call, header, rows, snapshot, succeed, timeless
 
 RELEASED_COLUMNS = ["idx", "label", "predict", "radius", "correct", "time"]
@@ -126,8 +127,10 @@ def test_manifest_says_what_made_the_log(log, checkpoint):
     settings |= {"checkpoint_sha256": digest, "num_classes": 10}
     assert settings.items() <= manifest["settings"].items()
     assert {"dataset_fingerprint"} <= manifest["settings"].keys()
-    assert {"command", "git_commit", "python", "smoothadv", "packages"} <= manifest.keys()
-    assert (manifest["skip"], manifest["max"]) == (1, EXAMPLES)
+    (run,) = manifest["runs"]
+    assert {"started", "command", "git_commit", "python", "smoothadv", "packages"} <= run.keys()
+    assert (run["skip"], run["max"], run["device"], run["first_row"]) == (1, EXAMPLES, "cpu", 0)
+    assert run["command"][:3] == ["smoothadv", "certify", "digits"]
 
 
 def test_summary_is_printed(certify):

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 import smoothadv.commands
 from smoothadv.commands import COMMANDS
 from support.commands import CODE, run_process, script

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+
 from smoothadv.checkpoints import load_classifier
 from smoothadv.datasets import get_dataset
 from support.commands import call, header, rows, snapshot, timeless

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from support.commands import call, header, rows, run_process, script, snapshot, succeed, timeless
 from support.recipes import EPOCHS, RECIPES
 from support.weights import read, same_state
@@ -77,10 +78,12 @@ def test_log_says_the_epsilon_of_each_epoch(trained_folders, recipe, epsilons):
 
 def test_arguments_file_explains_the_run(folder):
     content = json.loads((folder / "args.json").read_text())
-    assert {"command", "git_commit", "python", "smoothadv", "packages"} <= content.keys()
-    assert content["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    (run,) = content["runs"]
+    assert {"started", "command", "git_commit", "python", "smoothadv", "packages"} <= run.keys()
+    assert run["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert content["recipe"]["seed"] == 0 and content["recipe"]["dataset"] == "digits"
-    assert content["recipe"]["dataset_fingerprint"] and content["epochs"] == EPOCHS
+    assert content["recipe"]["dataset_fingerprint"]
+    assert (run["epochs"], run["first_epoch"], run["device"]) == (EPOCHS, 0, "cpu")
 
 
 def test_process_trains_and_names_the_next_command(workplace, repository, capsys):
@@ -88,7 +91,7 @@ def test_process_trains_and_names_the_next_command(workplace, repository, capsys
     arguments = ["digits", "digits_resnet8", "models/my model", "--noise", noise, "--epochs", "1", "--device", "cpu"]
     done = run_process(script("train", *arguments), workplace)
     assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads((workplace / "models/my model/args.json").read_text())["command"][1:] == arguments
+    assert json.loads((workplace / "models/my model/args.json").read_text())["runs"][0]["command"][2:] == arguments
     python, entry_point, *certify = shlex.split(done.stdout.splitlines()[-1])
     assert python == "python" and (repository / entry_point).is_file()
     outcome = call(capsys, "certify", *certify, "--N", "10", "--max", "1", "--device", "cpu")

@@ -22,8 +22,11 @@ IMAGES_PER_BATCH = 3
 def batch_content(name: str) -> dict:
     """A batch as published: rows of 1,024 red, 1,024 green and 1,024 blue values, and a list of labels."""
     random = np.random.default_rng(BATCHES.index(name))
-    return {"batch_label": name, "data": random.integers(0, 256, (IMAGES_PER_BATCH, 3072), dtype=np.uint8),
-            "labels": random.integers(0, 10, IMAGES_PER_BATCH).tolist()}
+    return {
+        "batch_label": name,
+        "data": random.integers(0, 256, (IMAGES_PER_BATCH, 3072), dtype=np.uint8),
+        "labels": random.integers(0, 10, IMAGES_PER_BATCH).tolist(),
+    }
 
 
 def md5(path) -> str:
@@ -33,6 +36,7 @@ def md5(path) -> str:
 @pytest.fixture
 def offline(monkeypatch):
     """Any attempt to download fails the way it does without a network."""
+
     def refuse(*arguments, **options):
         raise urllib.error.URLError("Temporary failure in name resolution")
 

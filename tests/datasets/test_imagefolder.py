@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.image_files import chw, random_image, save_image
 
 from smoothadv.datasets import describe_dataset, get_dataset
 from smoothadv.errors import UserError
+from support.image_files import chw, random_image, save_image
 
 
 def make_folder(root, channels=3, splits=("train", "test"), classes=("ant", "bee", "cat"), images=2) -> dict:
@@ -130,7 +130,7 @@ def test_more_than_8_bits_per_channel_are_refused(tmp_path):
 def png_with_broken_chunk(whole: bytes) -> bytes:
     """A PNG whose pixel data break off in favour of something with no chunk's name."""
     start = whole.index(b"IDAT") + 4
-    return whole[:start - 8] + b"\0\0\0\x10IDAT" + whole[start:start + 16] + bytes(4) + b"\0\0\0\4\1\2\3\4"
+    return whole[: start - 8] + b"\0\0\0\x10IDAT" + whole[start : start + 16] + bytes(4) + b"\0\0\0\4\1\2\3\4"
 
 
 def bmp_of_enormous_size(whole: bytes) -> bytes:
@@ -141,10 +141,10 @@ def bmp_of_enormous_size(whole: bytes) -> bytes:
 DAMAGES = {
     "empty": (".png", lambda whole: b""),
     "text": (".png", lambda whole: b"not an image\n"),
-    "PNG cut in half": (".png", lambda whole: whole[:len(whole) // 2]),
-    "JPEG cut in half": (".jpg", lambda whole: whole[:len(whole) // 2]),
-    "BMP cut in half": (".bmp", lambda whole: whole[:len(whole) // 2]),
-    "PPM cut in half": (".ppm", lambda whole: whole[:len(whole) // 2]),
+    "PNG cut in half": (".png", lambda whole: whole[: len(whole) // 2]),
+    "JPEG cut in half": (".jpg", lambda whole: whole[: len(whole) // 2]),
+    "BMP cut in half": (".bmp", lambda whole: whole[: len(whole) // 2]),
+    "PPM cut in half": (".ppm", lambda whole: whole[: len(whole) // 2]),
     "PPM cut in its header": (".ppm", lambda whole: whole[:5]),
     "PPM with letters in its header": (".ppm", lambda whole: whole.replace(b"255", b"25x", 1)),
     "PNG with a broken chunk": (".png", png_with_broken_chunk),

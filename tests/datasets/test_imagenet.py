@@ -1,13 +1,15 @@
 """ImageNet: folders of classes read image by image, labels in the order of the sorted class names."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.image_files import random_image, save_image
 
 from smoothadv.datasets import describe_dataset, get_dataset
 from smoothadv.errors import UserError
+from support.image_files import random_image, save_image
 
 CLASSES = [f"n{number:08d}" for number in range(5000, 7000, 2)]
 
@@ -59,6 +61,23 @@ def test_training_batches_are_shuffled_by_the_generator_alone(imagenet):
     assert labels.tolist() == again.tolist() != other.tolist()
     assert labels.tolist() != sorted(labels.tolist()) and len(set(labels.tolist())) == 16
     assert all(holds(image, int(label), "train") for image, label in zip(images, labels))
+
+
+def test_augmentation_depends_on_seed_epoch_and_image_not_on_the_number_of_workers(imagenet, monkeypatch):
+    """The images of one colour show no crop; random pixels in their place do."""
+    dataset = get_dataset("imagenet", "train", imagenet)
+    dataset._training.load = dataset._evaluation.load = lambda path: Image.fromarray(random_image(0, 64, 64))
+    state = torch.get_rng_state()
+
+    def first_batch(seed: int, workers: int) -> torch.Tensor:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(workers), raising=False)
+        return next(iter(dataset.training_batches(8, torch.device("cpu"), torch.Generator().manual_seed(seed))))[0]
+
+    images = first_batch(1, workers=1)
+    assert torch.equal(images, first_batch(1, workers=3))
+    assert not torch.equal(images, first_batch(2, workers=1))
+    assert not torch.equal(images[0], images[1]), "each image has a crop of its own"
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_evaluation_takes_the_central_224_of_the_image_scaled_to_256(tmp_path, imagenet):

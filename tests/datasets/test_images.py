@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
-from support.image_files import random_image, save_image
 from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import ToTensor
 
 from smoothadv.datasets.images import CIFAR_TRAINING, DatasetDescription, InMemoryImages, StreamedImages, augment
+from support.image_files import random_image, save_image
 
 CPU = torch.device("cpu")
 
@@ -37,12 +37,21 @@ def crop_and_flip(image: np.ndarray, padding: int, top: int, left: int, flip: bo
 def all_augmentations(image: np.ndarray, padding: int, horizontal_flip: bool) -> dict[bytes, tuple]:
     """Every outcome that the augmentation may have, by its bytes."""
     shifts = range(2 * padding + 1)
-    return {crop_and_flip(image, padding, top, left, flip).tobytes(): (top, left, flip)
-            for top, left, flip in product(shifts, shifts, (False, True) if horizontal_flip else (False,))}
+    return {
+        crop_and_flip(image, padding, top, left, flip).tobytes(): (top, left, flip)
+        for top, left, flip in product(shifts, shifts, (False, True) if horizontal_flip else (False,))
+    }
 
 
-@given(channels=st.integers(1, 3), height=st.integers(1, 5), width=st.integers(1, 5), batch=st.integers(1, 4),
-       padding=st.integers(0, 3), horizontal_flip=st.booleans(), seed=st.integers(0, 2**32 - 1))
+@given(
+    channels=st.integers(1, 3),
+    height=st.integers(1, 5),
+    width=st.integers(1, 5),
+    batch=st.integers(1, 4),
+    padding=st.integers(0, 3),
+    horizontal_flip=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
 def test_each_image_becomes_one_of_its_crops_and_flips(channels, height, width, batch, padding, horizontal_flip, seed):
     images = np.random.default_rng(seed).integers(1, 256, (batch, channels, height, width), dtype=np.uint8)
     augmented = augment(torch.from_numpy(images), padding, horizontal_flip, seeded(seed)).numpy()
@@ -92,8 +101,16 @@ def test_images_of_a_batch_are_augmented_independently_of_each_other():
 
 
 def in_memory(images: np.ndarray, labels: list[int], padding: int = 1, flip: bool = True) -> InMemoryImages:
-    description = DatasetDescription("made up", ("a", "b", "c"), tuple(images.shape[1:]), (0.5,), (0.5,),
-                                     CIFAR_TRAINING, crop_padding=padding, horizontal_flip=flip)
+    description = DatasetDescription(
+        "made up",
+        ("a", "b", "c"),
+        tuple(images.shape[1:]),
+        (0.5,),
+        (0.5,),
+        CIFAR_TRAINING,
+        crop_padding=padding,
+        horizontal_flip=flip,
+    )
     return InMemoryImages(torch.from_numpy(images.copy()), torch.tensor(labels), description)
 
 
@@ -119,8 +136,11 @@ def test_training_batches_are_augmented_as_the_description_says():
     images = np.random.default_rng(0).integers(1, 256, (20, 3, 4, 4), dtype=np.uint8)
     dataset = in_memory(images, [0] * 20, padding=2, flip=True)
     known = [all_augmentations(image, 2, True) for image in images]
-    shown = [(image * 255).round().to(torch.uint8).numpy().tobytes()
-             for batch, _ in dataset.training_batches(7, CPU, seeded(0)) for image in batch]
+    shown = [
+        (image * 255).round().to(torch.uint8).numpy().tobytes()
+        for batch, _ in dataset.training_batches(7, CPU, seeded(0))
+        for image in batch
+    ]
     assert all(any(image in outcomes for outcomes in known) for image in shown)
     assert len(set(shown) - {image.tobytes() for image in images}) > 10  # 49 of 50 outcomes change an image
 
@@ -178,9 +198,12 @@ def test_fingerprint_changes_with(change):
 @pytest.fixture
 def streamed(tmp_path):
     """Makes StreamedImages of two files under a folder; ``edit`` may change the list of (path, label) first."""
+
     def make(root="one", edit=lambda files: files):
-        files = [(str(save_image(tmp_path / root / f"class{label}" / "a.png", random_image(label))), label)
-                 for label in (0, 1)]
+        files = [
+            (str(save_image(tmp_path / root / f"class{label}" / "a.png", random_image(label))), label)
+            for label in (0, 1)
+        ]
         description = DatasetDescription("made up", ("0", "1"), (3, 4, 5), (0.5,) * 3, (0.5,) * 3, CIFAR_TRAINING)
         return StreamedImages(edit(files), pil_loader, ToTensor(), ToTensor(), description)
 

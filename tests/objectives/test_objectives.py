@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+
 from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.gradients import Stein
 from smoothadv.noise import training_noise

@@ -95,8 +95,9 @@ def blocky_images(number: int, side: int = 32) -> torch.Tensor:
     return blocks.repeat_interleave(side // 4, 2).repeat_interleave(side // 4, 3)
 
 
-def save_released_checkpoint(path: Path, model: nn.Module, arch: str, zipped: bool = True,
-                             momentum: bool = True) -> Path:
+def save_released_checkpoint(
+    path: Path, model: nn.Module, arch: str, zipped: bool = True, momentum: bool = True
+) -> Path:
     """Write ``{epoch, arch, state_dict, optimizer}``, by default with the momentum buffers of a finished run.
 
     ``zipped=False`` writes the file format of the PyTorch versions that made the published files.

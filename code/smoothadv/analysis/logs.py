@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
 from smoothadv.errors import UserError
-from smoothadv.records import is_certification_log, is_manifest, read_certification_log
+from smoothadv.records import has_rows, is_certification_log, is_manifest, read_certification_log
 
 
 @dataclass(frozen=True)
@@ -22,34 +22,45 @@ class CertificationLog:
     table: pd.DataFrame
 
 
-def read_logs(arguments: Sequence[str]) -> list[CertificationLog]:
+def read_logs(arguments: Sequence[str], warn: Callable[[str], None] = lambda message: None) -> list[CertificationLog]:
     """The certification logs that files, folders (searched throughout) and globs name, in that order.
 
-    UserError if an argument leads to no log, or a log is not what it should be.
+    In folders and globs a log that holds only a header is left out, which ``warn`` is told. UserError if
+    an argument leads to no log, or a log is not what it should be.
     """
-    paths = [path for argument in arguments for path in _find(argument) if not is_manifest(path)]
+    paths = [path for argument in arguments for path in _find(argument, warn) if not is_manifest(path)]
     if not paths:
         raise UserError(f"{' '.join(arguments)}: only manifests, no certification log")
     paths = list(dict.fromkeys(paths))
     return [CertificationLog(name, read_certification_log(path)) for name, path in zip(_short_names(paths), paths)]
 
 
-def _find(argument: str) -> list[Path]:
+def _find(argument: str, warn: Callable[[str], None]) -> list[Path]:
     if os.path.isfile(argument):
         return [Path(argument)]
     if os.path.isdir(argument):
-        found = [path for path in sorted(Path(argument).rglob("*")) if path.is_file() and is_certification_log(path)]
-        if not found:
+        found = [path for path in sorted(Path(argument).rglob("*")) if path.is_file()]
+        logs = _with_rows(found, warn)
+        if not logs:
             raise UserError(
                 f"{argument} holds no certification log (a file that starts with idx, label, predict, radius)"
             )
-        return found
+        return logs
     matches = sorted(glob.glob(argument, recursive=True))
     if not matches:
         raise UserError(f"{argument} is no file, no folder and matches nothing")
     # As in a folder, what is no log is passed over; but if nothing is, the first file's fault should be told.
-    files = [path for match in matches for path in _find(match)]
-    return [path for path in files if is_certification_log(path)] or files
+    files = [path for match in matches for path in _find(match, warn)]
+    return _with_rows(files, warn) or files
+
+
+def _with_rows(paths: list[Path], warn: Callable[[str], None]) -> list[Path]:
+    """The certification logs among ``paths`` that hold more than a header; of the others, ``warn`` is told."""
+    logs = [path for path in paths if is_certification_log(path)]
+    for path in logs:
+        if not has_rows(path):
+            warn(f"{path} holds no rows yet and is left out")
+    return [path for path in logs if has_rows(path)]
 
 
 def _short_names(paths: list[Path]) -> list[str]:

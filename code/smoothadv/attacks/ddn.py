@@ -57,7 +57,7 @@ class DDN(GradientAttack):
             adversarial = self._adversarial(estimate.logits, labels)
             best, best_norm = _keep_shorter(adversarial, v, best, best_norm)
             v = v + self.direction * self._step_length(k) * unit(estimate.gradient)
-            norm = torch.minimum(norm * torch.where(adversarial, 1 - self.gamma, 1 + self.gamma), worst_norm)
+            norm = torch.minimum(torch.where(adversarial, norm * (1 - self.gamma), norm * (1 + self.gamma)), worst_norm)
             v = project_box(inputs, unit(v) * per_example(norm, v))
             if self.quantization_levels is not None:
                 v = quantize(inputs + v, self.quantization_levels) - inputs

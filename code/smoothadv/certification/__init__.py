@@ -34,10 +34,6 @@ class Certificate:
     successes: int
     trials: int
 
-    @property
-    def abstained(self) -> bool:
-        return self.prediction == ABSTAIN
-
 
 Procedure = Callable[..., Certificate]
 PROCEDURES: Registry[Procedure] = Registry("certification procedure")

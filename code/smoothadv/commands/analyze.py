@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from smoothadv.analysis import ANALYSES
 from smoothadv.analysis.logs import read_logs
 from smoothadv.analysis.tables import FORMATS, Table
-from smoothadv.commands.components import add_settings, compose
+from smoothadv.commands.components import add_settings, compose, warn
 from smoothadv.commands.runner import Parser, run
 from smoothadv.records import write_atomically, write_text
 from smoothadv.settings import settings_of
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _analyze(parser: Parser, options: argparse.Namespace) -> None:
     analysis = compose(parser, ANALYSES[options.analysis], options, options.analysis)
-    result = analysis(read_logs(options.logs))
+    result = analysis(read_logs(options.logs, warn))
     if isinstance(result, Table):
         _write_table(result, options)
     else:

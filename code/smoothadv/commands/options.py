@@ -56,9 +56,10 @@ def _device(text: str) -> torch.device:
     try:
         device = torch.device(text)
         torch.Generator(device=device)  # a device without random numbers cannot smooth
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        torch.zeros((), dtype=torch.float64, device=device)  # nor can one, like mps, without float64 keep count
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         raise argparse.ArgumentTypeError(
-            f"'{text}' is no device of this machine: {str(error).splitlines()[0]}"
+            f"'{text}' is no device that can be used here: {str(error).splitlines()[0]}"
         ) from None
     return device
 
@@ -66,6 +67,11 @@ def _device(text: str) -> torch.device:
 def default_device() -> torch.device:
     """The first CUDA device, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def device_name(device: torch.device) -> str:
+    """The device as a reader of a manifest knows it: a GPU's model, or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def add_input_layer(parser: Parser, default: str | None, help: str) -> None:
@@ -125,7 +131,8 @@ def _estimator(parser: Parser, options: argparse.Namespace, noise_sd: float) -> 
     if not given:
         return plug_in
     if noise_sd == 0:
-        parser.error(f"{given[0]} estimates from noise: it needs a noise level above 0, and no --base-attack")
+        reason = "--base-attack has none" if getattr(options, "base_attack", False) else "--noise is 0"
+        parser.error(f"{given[0]} estimates gradients from noise, and {reason}: leave one of them out")
     return Stein(noise_sd, hard="--hard-no-grad-attack" in given)
 
 

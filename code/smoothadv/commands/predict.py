@@ -15,11 +15,10 @@ from smoothadv.commands.options import add_attack, compose_attack, given_attack_
 from smoothadv.commands.runner import Parser, run
 from smoothadv.commands.smoothing import SmoothingJob, add_smoothing, prepare
 from smoothadv.evaluation import evaluate_examples
-from smoothadv.noise import derive_generator
+from smoothadv.noise import Purpose, derive_generator
 from smoothadv.records import PREDICTION_COLUMNS, read_prediction_log
 from smoothadv.settings import positive_int
 
-_ATTACK_NOISE, _ATTACK_CHOICES = 1, 2  # purposes of random streams, apart from the prediction's own
 _EXAMPLES = """examples:
   python code/predict.py digits models/digits_gaussian/checkpoint.pth.tar 0.25 logs/predictions.tsv --N 10000
   python code/predict.py cifar10 models/cifar10/pgd_0.25/checkpoint.pth.tar 0.25 logs/attacked.tsv --skip 20 \\
@@ -115,7 +114,7 @@ def _attacked(
     """The adversarial image [C, H, W]; its noise is drawn apart from the prediction's, which must be fresh."""
     noise = None
     if not options.base_attack:
-        noise = job.noise.stream(index, job.device, _ATTACK_NOISE).draw(copies, image).unsqueeze(0)
-    choices = derive_generator(job.device, options.seed, index, _ATTACK_CHOICES)
+        noise = job.noise.stream(index, job.device, Purpose.ATTACK_NOISE).draw(copies, image).unsqueeze(0)
+    choices = derive_generator(job.device, options.seed, index, Purpose.ATTACK_CHOICES)
     labels = torch.tensor([label], device=job.device)
     return attack(job.smooth.base_classifier, image.unsqueeze(0), labels, noise, choices).squeeze(0)

@@ -34,18 +34,30 @@ def run(
 ) -> int:
     """Parse ``arguments`` (None: the process's), call ``body`` and turn what happens into an exit code.
 
+    ``body`` finds in ``options.command`` the command line that repeats this run.
     0 on success, 2 on a usage error, 1 with one line on a UserError or a failing file, 130 on Ctrl-C, where
     ``interrupted`` says how to go on. ``--debug`` adds the traceback. Any other exception is a defect
     and propagates.
     """
     try:
-        body(parser.parse_args(arguments))
+        options = parser.parse_args(arguments)
+        options.command = ["smoothadv", parser.prog, *(sys.argv[1:] if arguments is None else arguments)]
+        body(options)
         sys.stdout.flush()
         return SUCCESS
     except SystemExit as exit_request:  # argparse's way to end after --help or a usage error
         return int(exit_request.code or SUCCESS)
     except UserError as error:
         return _failed(str(error), arguments)
+    except MemoryError as error:
+        return _failed(f"out of memory: use a smaller --batch ({error})", arguments)
+    except RuntimeError as error:
+        # torch.OutOfMemoryError, told by name: this module does without torch.
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
+        return _failed(
+            f"out of memory: use a smaller --batch or --num-noise-vec ({str(error).split('. ')[0]})", arguments
+        )
     except BrokenPipeError:
         # The reader of our output has gone, as in `... | head`: nothing is wrong, and nobody is there to be told.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

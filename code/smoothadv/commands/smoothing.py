@@ -11,14 +11,21 @@ import torch
 
 from smoothadv.checkpoints import classifier_from_checkpoint, file_digest, read_checkpoint, recorded_input_layer
 from smoothadv.commands.components import warn
-from smoothadv.commands.options import add_dataset, add_examples, add_input_layer, add_running, default_device
+from smoothadv.commands.options import (
+    add_dataset,
+    add_examples,
+    add_input_layer,
+    add_running,
+    default_device,
+    device_name,
+)
 from smoothadv.commands.runner import Parser
 from smoothadv.core import Smooth
 from smoothadv.datasets import get_dataset
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.evaluation import check_logged_examples, select_examples
 from smoothadv.noise import GaussianNoise
-from smoothadv.records import ExampleLog
+from smoothadv.records import ExampleLog, provenance
 from smoothadv.settings import positive_int, positive_noise_level, probability
 
 
@@ -69,21 +76,18 @@ class SmoothingJob:
 
     def open_log(self, options: argparse.Namespace, columns: tuple[str, ...], settings: dict[str, Any]) -> ExampleLog:
         """The log of this job; ``settings`` joins what decides the numbers."""
-        details = {
+        run = {
             "checkpoint": str(options.checkpoint),
             "skip": options.skip,
             "max": options.max,
             "batch": self.batch,
             "torch_threads": torch.get_num_threads(),
-            "device": _device_name(self.device),
+            "device": device_name(self.device),
+            **provenance(options.command),
         }
-        log = ExampleLog(options.outfile, columns, {**self.settings, **settings}, details, options.existing)
+        log = ExampleLog(options.outfile, columns, {**self.settings, **settings}, run, options.existing)
         check_logged_examples(log, self.indices)
         return log
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def prepare(options: argparse.Namespace) -> SmoothingJob:

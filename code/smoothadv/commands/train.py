@@ -27,6 +27,7 @@ from smoothadv.commands.options import (
     add_running,
     compose_attack,
     default_device,
+    device_name,
     given_attack_flags,
 )
 from smoothadv.commands.runner import Parser, run
@@ -34,7 +35,7 @@ from smoothadv.datasets import get_dataset
 from smoothadv.datasets.images import DatasetDescription, ImageDataset
 from smoothadv.noise import derive_generator
 from smoothadv.objectives import OBJECTIVES, Objective
-from smoothadv.records import ARGUMENTS, CHECKPOINT, provenance, write_json
+from smoothadv.records import CHECKPOINT, provenance
 from smoothadv.settings import non_negative_float, non_negative_int, positive_float, positive_int, settings_of
 from smoothadv.training import RunFolder, Schedule, recipe_of, train
 
@@ -146,15 +147,15 @@ def _train(parser: Parser, options: argparse.Namespace) -> None:
         **recipe_of(schedule),
         "objective": settings_record(objective),
     }
-    facts = {**_facts(options, description, objective), "provenance": provenance()}
-    run_folder = RunFolder(options.outdir, facts, recipe, options.existing)
+    this_run = {"epochs": schedule.epochs, "device": device_name(device), **provenance(options.command)}
+    facts = _facts(options, description, objective)
+    # Else cuDNN may choose kernels whose sums depend on timing, and a resumed run would end with other weights.
+    torch.backends.cudnn.deterministic = True
     torch.manual_seed(derive_generator("cpu", options.seed).initial_seed())
     model = get_architecture(options.arch, description, options.input_layer)
-    write_json(
-        options.outdir / ARGUMENTS, {"recipe": recipe, "epochs": schedule.epochs, "device": str(device), **provenance()}
-    )
-    _announce(options, objective, schedule, training_set, test_set, device)
-    train(model, objective, training_set, test_set, schedule, options.seed, device, run_folder)
+    with RunFolder(options.outdir, facts, recipe, this_run, options.existing) as run_folder:
+        _announce(options, objective, schedule, training_set, test_set, device)
+        train(model, objective, training_set, test_set, schedule, options.seed, device, run_folder)
     print(f"saved {options.outdir / CHECKPOINT}; certify it with:\n  {_certify_command(options, objective)}")
 
 
@@ -163,6 +164,8 @@ def _compose_objective(parser: Parser, options: argparse.Namespace) -> Objective
     everything = [OBJECTIVES[name] for name in OBJECTIVES]
     given: dict[str, Any] = {}
     if any(field.name == "attack" for field in dataclasses.fields(component)):
+        if "--noise" not in options:
+            parser.error("--noise is required: the noise's standard deviation on images in [0, 1], like 0.25")
         given["attack"] = compose_attack(parser, options, getattr(options, "--noise", 0.0))
         chosen = [component, *(ATTACKS[name] for name in ATTACKS)]
     else:

@@ -101,13 +101,17 @@ def _read_all(files: list[tuple[Path, int]], shape: tuple[int, int, int]) -> np.
 
 
 def _constants(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Per-channel mean and standard deviation of images [N, C, H, W], on the [0, 1] scale, to 4 decimals."""
-    pixels = images.transpose(1, 0, 2, 3).reshape(images.shape[1], -1) / 255
-    # A constant channel has deviation 0, which cannot be divided by.
-    return (
-        tuple(round(float(mean), 4) for mean in pixels.mean(1)),
-        tuple(round(float(std), 4) or 1.0 for std in pixels.std(1)),
-    )
+    """Per-channel mean and standard deviation of images uint8 [N, C, H, W], on the [0, 1] scale, to 4 decimals."""
+    levels = np.arange(256) / 255
+    means, deviations = [], []
+    for channel in images.swapaxes(0, 1):
+        # From counts of the 256 levels: the images as floats would need eight times their memory.
+        weights = sum(np.bincount(image.ravel(), minlength=256) for image in channel) / channel.size
+        mean = weights @ levels
+        means.append(round(float(mean), 4))
+        # A constant channel has deviation 0, which cannot be divided by.
+        deviations.append(round(float(np.sqrt(weights @ (levels - mean) ** 2)), 4) or 1.0)
+    return tuple(means), tuple(deviations)
 
 
 def _describe(location: str, data_dir: Path | None) -> DatasetDescription:

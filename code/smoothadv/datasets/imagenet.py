@@ -56,7 +56,7 @@ def _load(split: str, location: str, data_dir: Path | None) -> StreamedImages:
     )
     evaluation = transforms.Compose([transforms.Resize(_RESIZE), transforms.CenterCrop(_CROP), transforms.ToTensor()])
     return StreamedImages(
-        _files((root / ("train" if split == "train" else "val")).resolve()),
+        _files((root / _FOLDERS[split]).resolve()),
         pil_loader,
         training,
         evaluation,

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from smoothadv.errors import UserError
+from smoothadv.noise import Purpose, derive_generator
 
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
@@ -109,12 +110,14 @@ class InMemoryImages(Dataset):
 
     def _move_to(self, device: torch.device) -> None:
         """Keep the whole set on the device: CIFAR-10 is 150 MB there, and no batch waits for a copy."""
-        self.images, self.labels = self.images.to(device), self.labels.to(device)
+        # The evaluation that asks first may run in inference mode, whose tensors training cannot use.
+        with torch.inference_mode(False):
+            self.images, self.labels = self.images.to(device), self.labels.to(device)
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(repr(tuple(self.images.shape)).encode())
-        digest.update(self.images.cpu().numpy().tobytes())
-        digest.update(self.labels.cpu().numpy().tobytes())
+        digest.update(self.images.cpu().contiguous().numpy())
+        digest.update(self.labels.cpu().contiguous().numpy())
         return digest.hexdigest()
 
 
@@ -157,6 +160,22 @@ class _WithTransform(Dataset):
             reason = " ".join(str(error).split())
             raise UserError(f"{path} cannot be read as an image: {reason}") from error
         return self.transform(image), label
+
+
+class _Augmented(_WithTransform):
+    """As above, for a transform that draws from torch's global generator: each image of each epoch has its seed.
+
+    A worker's own seed would let the images depend on how many workers this machine has.
+    """
+
+    def __init__(self, images: _WithTransform, epoch_seed: int) -> None:
+        super().__init__(images.files, images.load, images.transform)
+        self.epoch_seed = epoch_seed
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_generator("cpu", self.epoch_seed, index, Purpose.AUGMENTATION).initial_seed())
+            return super().__getitem__(index)
 
 
 class _ErrorsAsValues(Dataset):
@@ -206,7 +225,9 @@ class StreamedImages(Dataset):
         return self._evaluation[index]
 
     def training_batches(self, batch_size: int, device: torch.device, generator: torch.Generator) -> Batches:
-        return self._batches(self._training, batch_size, device, shuffle=True, generator=generator)
+        epoch_seed = int(torch.randint(2**62, (), generator=generator))
+        augmented = _Augmented(self._training, epoch_seed)
+        return self._batches(augmented, batch_size, device, shuffle=True, generator=generator)
 
     def evaluation_batches(self, batch_size: int, device: torch.device) -> Batches:
         return self._batches(self._evaluation, batch_size, device)
