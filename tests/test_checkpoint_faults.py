@@ -146,6 +146,16 @@ def test_own_checkpoint_for_other_channels_than_its_recorded_constants(tmp_path)
     assert "1x8x8" in refusal(path, "digits")
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "word"),
+    [("classes", ["cat", "dog"], "cat, dog"), ("image_shape", [3, 16, 16], "3, 16, 16")],
+)
+def test_own_checkpoint_for_other_images_than_its_own(tmp_path, field, value, word):
+    """The weights alone would fit: a network without fixed image size, or classes in another order."""
+    message = refusal(small_checkpoint(tmp_path / "checkpoint.pth.tar", **{field: value}))
+    assert field in message and word in message and "cifar10" in message
+
+
 def unpicklable(content: dict) -> dict:
     """The content with something at its end that no file can hold."""
     return {**content, "history": lambda: None}

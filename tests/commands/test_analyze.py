@@ -161,6 +161,16 @@ def test_folder_is_searched_for_certification_logs_alone(analyze, logs):
     assert len(table_of(analyze("summary", "results", "--format", "csv").out)) == 1 + 2
 
 
+@pytest.mark.parametrize("argument", ["results", "results/**/*"])
+def test_log_without_rows_in_a_folder_is_left_out_with_a_warning(analyze, logs, argument):
+    (logs / "results/started.tsv").write_text(OURS.splitlines()[0] + "\n")
+    outcome = analyze("summary", argument, "--format", "csv")
+    assert outcome.code == 0
+    assert "warning: " in outcome.err and "results/started.tsv" in outcome.err and outcome.err.count("\n") == 1
+    assert len(table_of(outcome.out)) == 1 + 2
+    assert analyze("summary", "results/started.tsv").code == 1, "asked for by name, it is an error"
+
+
 @pytest.mark.parametrize("expand", [lambda pattern: [pattern], glob.glob], ids=["quoted", "expanded by the shell"])
 def test_manifests_beside_logs_are_no_obstacle_to_globs(analyze, logs, expand):
     """Every log of ours has one, which `logs/*` matches, too."""

@@ -181,6 +181,43 @@ def test_overwrite_starts_anew(tmp_path, capsys):
     assert json.loads((tmp_path / "args.json").read_text())["recipe"]["seed"] == 4
 
 
+def test_overwriting_keeps_the_old_model_until_the_first_epoch_is_through(tmp_path, capsys):
+    train("gaussian", tmp_path)
+    before = read(tmp_path)["state_dict"]
+    assert_refused(retrain(capsys, tmp_path, "--overwrite", "--lr", "1e30"), "finite")
+    after = read(tmp_path)["state_dict"]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_weights_that_the_last_update_broke_are_not_saved(tmp_path, capsys, monkeypatch):
+    """The losses of an epoch are those before its updates: its last one shows only in the weights."""
+    step = torch.optim.SGD.step
+
+    def broken_step(optimizer, *arguments):
+        step(optimizer, *arguments)
+        optimizer.param_groups[0]["params"][0].data.fill_(math.nan)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", broken_step)
+    outcome = retrain(capsys, tmp_path / "run", "--batch", 100_000)
+    assert_refused(outcome, "weights stopped being finite", "epoch 1")
+    assert not (tmp_path / "run/checkpoint.pth.tar").exists()
+
+
+def test_running_out_of_memory_ends_with_one_line(tmp_path, capsys, monkeypatch):
+    def run_out(*arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has ...")
+
+    monkeypatch.setattr(torch.optim.SGD, "step", run_out)
+    assert_refused(retrain(capsys, tmp_path / "run"), "out of memory", "--batch")
+
+
+def test_checkpoint_of_other_software_is_not_continued(one_epoch, capsys):
+    content = read(one_epoch)
+    del content["recipe"]
+    torch.save(content, one_epoch / "checkpoint.pth.tar")
+    assert_refused(retrain(capsys, one_epoch, "--resume"), "not written by smoothadv")
+
+
 def test_diverging_run_ends_with_one_line(tmp_path, capsys):
     outcome = retrain(capsys, tmp_path / "run", "--lr", "1e30")
     assert_refused(outcome, "finite", "--lr")
