@@ -1,4 +1,4 @@
-"""Sole owner of file names, TSV columns and manifests; reads and writes every log. No torch.
+"""Sole owner of file names, TSV columns and manifests; writes every log. No torch.
 
 A log row is written whole and flushed before the next example starts; a row that a crash tore is
 dropped when the log is resumed. Beside each log lies a manifest that says what made it.
@@ -273,82 +273,3 @@ def lock(file: IO[bytes] | int, path: Path) -> None:
         raise UserError(f"{path} is being written by another process: wait for it or name another") from error
     except OSError:  # a file system without locks, as some clusters have
         return
-
-
-def read_certification_log(path: Path) -> Any:
-    """A certification log as a pandas DataFrame with columns idx, label, predict, radius and correct, sorted by idx.
-
-    Reads our logs and the released ones. dtypes: int64, but radius float64. UserError, naming the file and
-    the fault, unless there are rows and every one is consistent: finite radii >= 0, one row per idx,
-    ``correct`` equal to (predict == label), abstentions (predict -1) with radius 0.
-    """
-    table = _read_log(path, "certification log", ("idx", "label", "predict", "radius", "correct"))
-    _refuse(
-        path, table, "a radius that is negative or not finite", ~table.radius.between(0, float("inf"), inclusive="left")
-    )
-    _refuse(path, table, "an abstention with a radius", (table.predict < 0) & (table.radius > 0))
-    return table
-
-
-def read_prediction_log(path: Path) -> Any:
-    """A prediction log as a pandas DataFrame with columns idx, label, predict and correct (int64), sorted by idx.
-
-    Reads our logs and the released ones. UserError as in ``read_certification_log``.
-    """
-    return _read_log(path, "prediction log", ("idx", "label", "predict", "correct"))
-
-
-def _read_log(path: Path, kind: str, required: tuple[str, ...]) -> Any:
-    import pandas as pd
-
-    try:
-        # Never guess compression from the name: a log may be called anything.
-        table = pd.read_csv(path, sep="\t", dtype=str, keep_default_na=False, quoting=3, compression=None)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as a {kind}: {_one_line(error)}") from error
-    if not isinstance(table.index, pd.RangeIndex):  # pandas takes a surplus first field for row names
-        raise UserError(f"{path} has rows with more fields than its header: no telling which column is which")
-    missing = [column for column in required if column not in table.columns]
-    if missing:
-        raise UserError(f"{path} is no {kind}: it lacks the column {', '.join(missing)}")
-    if table.empty:
-        raise UserError(f"{path} holds no rows yet: the {kind} has only a header")
-    try:
-        table = table[list(required)].astype(
-            {column: "float64" if column == "radius" else "int64" for column in required}
-        )
-    except (ValueError, OverflowError) as error:
-        raise UserError(f"{path} holds a field that is not a number: {_one_line(error)}") from error
-    _refuse(path, table, "an example that is there twice", table.idx.duplicated())
-    _refuse(
-        path,
-        table,
-        "a 'correct' that disagrees with label and predict",
-        table.correct != (table.predict == table.label),
-    )
-    return table.sort_values("idx", ignore_index=True)
-
-
-def _refuse(path: Path, table: Any, fault: str, rows: Any) -> None:
-    if rows.any():
-        raise UserError(f"{path} holds {fault}, first at idx {table.idx[rows].iloc[0]}")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-def is_certification_log(path: Path) -> bool:
-    """Whether the file's first line is a certification log's header: what to look at in a folder of all sorts."""
-    try:
-        with path.open("rb") as file:
-            return file.readline(200).startswith(b"idx\tlabel\tpredict\tradius")
-    except OSError:
-        return False
-
-
-def has_rows(path: Path) -> bool:
-    """Whether there is anything after the file's first line."""
-    with path.open("rb") as file:
-        file.readline()
-        return bool(file.read(1))

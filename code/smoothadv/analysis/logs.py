@@ -1,71 +1,190 @@
-"""Finding certification logs: files, folders and globs become tables with short names."""
+"""Finding logs: files, folders and globs, named groups among them, become tables with names and hyper-parameters."""
 
 from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
+from tqdm import tqdm
 
+from smoothadv.analysis.parameters import (
+    Parameters,
+    Value,
+    certification_parameters,
+    prediction_parameters,
+)
+from smoothadv.analysis.trust import check_certificates
 from smoothadv.errors import UserError
-from smoothadv.records import has_rows, is_certification_log, is_manifest, read_certification_log
+from smoothadv.readers import (
+    kind_of_log,
+    read_certification_log,
+    read_prediction_log,
+    read_training_log,
+    resembles_log,
+)
+from smoothadv.records import is_manifest
+
+Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class CertificationLog:
-    """A log's ``table`` (see ``records.read_certification_log``) and a ``name`` that is short yet unique."""
+class Log:
+    """A log's ``table`` (see ``readers``), a ``name`` that is short yet unique, and what is known about it.
+
+    ``group`` is the name given on the command line (NAME=LOG), else the folder or glob that led to the log,
+    "" for one named itself. ``notes`` are sentences that a reader of its numbers should know.
+    """
 
     name: str
+    path: Path
+    group: str
     table: pd.DataFrame
+    parameters: Parameters = field(default_factory=Parameters)
+    notes: tuple[str, ...] = ()
 
 
-def read_logs(arguments: Sequence[str], warn: Callable[[str], None] = lambda message: None) -> list[CertificationLog]:
-    """The certification logs that files, folders (searched throughout) and globs name, in that order.
+@dataclass(frozen=True)
+class Logs:
+    """The logs of each kind, in the order in which they were named, and why others were ``left_out``."""
 
-    In folders and globs a log that holds only a header is left out, which ``warn`` is told. UserError if
-    an argument leads to no log, or a log is not what it should be.
+    certification: list[Log] = field(default_factory=list)
+    prediction: list[Log] = field(default_factory=list)
+    training: list[Log] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Found:
+    path: Path
+    group: str
+    named: bool  # by the user, who is told if it is no log; otherwise it is passed over
+
+
+def read_logs(
+    arguments: Sequence[str],
+    kinds: Iterable[str] = ("certification",),
+    stated: dict[str, Value] | None = None,
+    warn: Warn = lambda message: None,
+) -> Logs:
+    """The logs of the given ``kinds`` that files, folders (searched throughout) and globs name.
+
+    ``NAME=LOG`` puts what LOG names into the group NAME. ``stated`` hyper-parameters win over all others.
+    A log that cannot be trusted is left out, which ``warn`` is told with the reason. UserError if none is left.
     """
-    paths = [path for argument in arguments for path in _find(argument, warn) if not is_manifest(path)]
-    if not paths:
-        raise UserError(f"{' '.join(arguments)}: only manifests, no certification log")
-    paths = list(dict.fromkeys(paths))
-    return [CertificationLog(name, read_certification_log(path)) for name, path in zip(_short_names(paths), paths)]
+    found = {}
+    for argument in arguments:
+        for entry in _find(argument):
+            found.setdefault(entry.path, entry)
+    logs, left_out = Logs(), []
+    names = _short_names([entry.path for entry in found.values()])
+    for entry, name in zip(found.values(), tqdm(names, "reading logs", unit="log", disable=None, delay=1)):
+        try:
+            _read_one(entry, name, set(kinds), stated or {}, logs)
+        except UserError as error:
+            left_out.append(str(error))
+    if not (logs.certification or logs.prediction or logs.training):
+        raise _nothing_left(arguments, kinds, left_out, warn)
+    for reason in left_out:
+        warn(f"{reason}; it is left out")
+    logs.left_out.extend(left_out)
+    return _without_training_images(logs, warn)
 
 
-def _find(argument: str, warn: Callable[[str], None]) -> list[Path]:
-    if os.path.isfile(argument):
-        return [Path(argument)]
-    if os.path.isdir(argument):
-        found = [path for path in sorted(Path(argument).rglob("*")) if path.is_file()]
-        logs = _with_rows(found, warn)
-        if not logs:
-            raise UserError(
-                f"{argument} holds no certification log (a file that starts with idx, label, predict, radius)"
-            )
-        return logs
-    matches = sorted(glob.glob(argument, recursive=True))
+def _nothing_left(arguments: Sequence[str], kinds: Iterable[str], left_out: list[str], warn: Warn) -> UserError:
+    if len(left_out) == 1:
+        return UserError(left_out[0])
+    for reason in left_out:
+        warn(reason)
+    where = " ".join(arguments)
+    if left_out:
+        return UserError(f"{where}: none of {len(left_out)} logs can be used")
+    return UserError(f"{where}: holds no {' or '.join(kinds)} log (a file that starts with idx, label, predict, ...)")
+
+
+def _find(argument: str) -> list[_Found]:
+    group, equals, rest = argument.partition("=")
+    if not equals or not group or os.path.exists(argument) or glob.glob(argument, recursive=True):
+        group, rest = "", argument
+    if os.path.isfile(rest):
+        return [_Found(Path(rest), group, named=True)]
+    if os.path.isdir(rest):
+        return [_Found(path, group or _folder_name(rest), named=False) for path in _files_below(Path(rest))]
+    matches = sorted(glob.glob(rest, recursive=True))
     if not matches:
-        raise UserError(f"{argument} is no file, no folder and matches nothing")
-    # As in a folder, what is no log is passed over; but if nothing is, the first file's fault should be told.
-    files = [path for match in matches for path in _find(match, warn)]
-    return _with_rows(files, warn) or files
+        raise UserError(f"{rest} is no file, no folder and matches nothing")
+    found = []
+    for match in map(Path, matches):
+        files = _files_below(match) if match.is_dir() else [match]
+        found += [_Found(path, group or rest, named=False) for path in files if not is_manifest(path)]
+    # What is no log is passed over, but where nothing else matches the first file's fault should be told.
+    if not any(kind_of_log(entry.path) for entry in found):
+        found = [_Found(entry.path, entry.group, named=True) for entry in found[:1]]
+    return found
 
 
-def _with_rows(paths: list[Path], warn: Callable[[str], None]) -> list[Path]:
-    """The certification logs among ``paths`` that hold more than a header; of the others, ``warn`` is told."""
-    logs = [path for path in paths if is_certification_log(path)]
-    for path in logs:
-        if not has_rows(path):
-            warn(f"{path} holds no rows yet and is left out")
-    return [path for path in logs if has_rows(path)]
+def _files_below(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file() and not is_manifest(path)]
+
+
+def _folder_name(argument: str) -> str:
+    return argument.rstrip("/").removeprefix("./") or argument
+
+
+def _read_one(entry: _Found, name: str, kinds: set[str], stated: dict[str, Value], logs: Logs) -> None:
+    """Add the log to its kind; UserError if it cannot be trusted. Other kinds are passed over."""
+    if is_manifest(entry.path):
+        if entry.named:
+            raise UserError(f"{entry.path} is a manifest, no log")
+        return
+    kind = kind_of_log(entry.path)
+    if kind is None and not entry.named and not resembles_log(entry.path):
+        return
+    if kind is not None and kind not in kinds:
+        if entry.named:
+            raise UserError(f"{entry.path} is a {kind} log; what is needed here is a {' or '.join(sorted(kinds))} log")
+        return
+    if kind == "prediction":
+        parameters = prediction_parameters(entry.path, stated)
+        table = read_prediction_log(entry.path)
+        logs.prediction.append(_log(entry, name, table, parameters, table.attrs["notes"]))
+    elif kind == "training":
+        logs.training.append(_log(entry, name, read_training_log(entry.path), Parameters(), []))
+    else:
+        # Also what only looks like a log: the reader says what is wrong with it.
+        table = read_certification_log(entry.path)
+        parameters = certification_parameters(entry.path, stated)
+        parameters, notes = check_certificates(entry.path, table, parameters)
+        logs.certification.append(_log(entry, name, table, parameters, notes))
+
+
+def _log(entry: _Found, name: str, table: pd.DataFrame, parameters: Parameters, notes: list[str]) -> Log:
+    return Log(name, entry.path, entry.group, table, parameters, tuple(notes))
+
+
+def _without_training_images(logs: Logs, warn: Warn) -> Logs:
+    """Certificates on training images must not pass for test accuracy: they are used only where there are no others."""
+    training = [log for log in logs.certification if log.parameters.get("split") == "train"]
+    others = [log for log in logs.certification if log.parameters.get("split") != "train"]
+    if not training or not others:
+        return logs
+    reasons = [f"{log.path} certifies training images, the others do not" for log in training]
+    for reason in reasons:
+        warn(f"{reason}; it is left out")
+    return Logs(others, logs.prediction, logs.training, [*logs.left_out, *reasons])
 
 
 def _short_names(paths: list[Path]) -> list[str]:
-    """Each path without the part that all share and without .tsv; the file's name if there is just one."""
-    if len(paths) == 1:
-        return [paths[0].name.removesuffix(".tsv")]
-    shared = os.path.commonpath([path.absolute().parent for path in paths])
-    return [path.absolute().relative_to(shared).as_posix().removesuffix(".tsv") for path in paths]
+    """Each path without .tsv and without the folders that all share; the file's name if there is just one."""
+    texts = [path.absolute().with_name(path.name.removesuffix(".tsv")).parts for path in paths]
+    if len(texts) == 1:
+        return [texts[0][-1]]
+    shared = set.intersection(*map(set, texts)) if texts else set()
+    names = ["/".join(part for part in parts if part not in shared) for parts in texts]
+    if len(set(names)) == len(names) and all(names):
+        return names
+    start = len(os.path.commonprefix(texts))
+    return ["/".join(parts[start:]) for parts in texts]

@@ -1,45 +1,53 @@
-"""plot: certified accuracy against the l2 radius, a curve per log."""
+"""plot: certified accuracy against the radius, a curve per log."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import cycle
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from smoothadv.analysis import ANALYSES
-from smoothadv.analysis.logs import CertificationLog
-from smoothadv.analysis.quantities import accuracy_curve
-from smoothadv.settings import setting
-
-# Distinct in colour, in line style and, printed grey, in lightness (Wong, 2011).
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_STYLES = ("-", "--", "-.", ":")
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.quantities import accuracy_curve, bootstrap_interval, high_probability_accuracies
+from smoothadv.analysis.radii import Norm
+from smoothadv.analysis.style import accuracy_axes, add_legend, draw_steps, looks, mark_every, new_figure
+from smoothadv.settings import probability, setting
 
 
 @ANALYSES.register("plot")
 @dataclass(frozen=True)
-class CertifiedAccuracyPlot:
-    """certified-accuracy curves, written as PNG and PDF"""
+class CertifiedAccuracyPlot(Norm):
+    """certified-accuracy curves, one per log, written as PNG and PDF"""
 
     title: str | None = setting(None, parse=str, help="title of the plot (default: none)")
+    confidence: float | None = setting(
+        None, parse=probability, help="LEVEL of bootstrap bands over examples, like 0.95 (default: no bands)"
+    )
 
-    def __call__(self, logs: list[CertificationLog]) -> Figure:
-        figure = Figure(figsize=(6, 4), layout="constrained")
-        axes = figure.subplots()
-        for log, colour, style in zip(logs, cycle(_COLOURS), cycle(_STYLES)):
-            radii, accuracies = accuracy_curve(log.table)
-            # "pre": between two radii holds the accuracy of the larger one.
-            axes.step(
-                radii, 100 * accuracies, where="pre", color=colour, linestyle=style, linewidth=1.8, label=log.name
-            )
-        axes.set_xlabel("l2 radius (images in [0, 1])")
-        axes.set_ylabel("certified accuracy (%)")
-        axes.set_xlim(left=0)
-        axes.set_ylim(0, 100)
-        axes.grid(color="0.9")
-        axes.set_axisbelow(True)
-        axes.legend(frameon=False)
+    def __call__(self, logs: Logs) -> Figure:
+        figure, (axes,) = new_figure()
+        largest = 0.0
+        for position, (log, look) in enumerate(zip(logs.certification, looks(len(logs.certification)))):
+            radii, accuracies = self._curve(log)
+            largest = max(largest, radii[-1])
+            marks = mark_every(len(radii), position, len(logs.certification))
+            draw_steps(axes, radii, accuracies, label=log.name, markevery=marks, **look)
+            if self.confidence is not None:
+                low, high = bootstrap_interval(accuracies, len(log.table), self.confidence)
+                axes.fill_between(
+                    radii, 100 * low, 100 * high, step="pre", color=look["color"], alpha=0.18, linewidth=0
+                )
+        accuracy_axes(axes, self.axis_title, "certified accuracy (%)", 1.04 * largest)
+        add_legend(figure, axes, [log.name for log in logs.certification])
         if self.title:
             axes.set_title(self.title)
         return figure
+
+    def _curve(self, log: Log) -> tuple[np.ndarray, np.ndarray]:
+        radii, accuracies = accuracy_curve(log.table)
+        if self.high_probability is not None:
+            alpha = float(log.parameters.get("alpha") or 0.001)
+            accuracies = high_probability_accuracies(log.table, radii, alpha, self.high_probability)
+            accuracies[-1] = 0.0
+        return radii * self.per_l2(log), accuracies

@@ -1,4 +1,4 @@
-"""What a certification log says, as numbers. Tables are those of ``records.read_certification_log``."""
+"""What a log says, as numbers. Tables are those of ``readers``; accuracies and rates are fractions."""
 
 from __future__ import annotations
 
@@ -6,21 +6,31 @@ from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
+from scipy import stats
+
+from smoothadv.bounds import certified_accuracy_deduction
 
 _STEPS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _MOST_COLUMNS = 12
 
 
-def certified_accuracy(table: pd.DataFrame, radius: float) -> float:
-    """The share of examples classified correctly with a certified radius of at least ``radius``: a fraction.
+def certified_accuracies(table: pd.DataFrame, radii: Iterable[float]) -> np.ndarray:
+    """The share of examples classified correctly with a certified radius of at least r, for each r: float64.
 
     acc(r) = mean[predict = label and R >= r] (Cohen et al., section 4; SmoothAdv, section 4).
     """
-    return float((table.correct.eq(1) & table.radius.ge(radius)).mean())
+    certified = np.sort(table.radius.to_numpy()[table.correct.to_numpy() == 1])
+    at_least = len(certified) - np.searchsorted(certified, np.asarray(list(radii), dtype=float), side="left")
+    return at_least / len(table)
+
+
+def certified_accuracy(table: pd.DataFrame, radius: float) -> float:
+    """``certified_accuracies`` at one radius."""
+    return float(certified_accuracies(table, [radius])[0])
 
 
 def clean_accuracy(table: pd.DataFrame) -> float:
-    """The certified accuracy at radius 0: correct and not abstained; a fraction."""
+    """The certified accuracy at radius 0: correct and not abstained."""
     return certified_accuracy(table, 0.0)
 
 
@@ -30,8 +40,37 @@ def average_certified_radius(table: pd.DataFrame) -> float:
 
 
 def abstention_rate(table: pd.DataFrame) -> float:
-    """The share of examples without a statement (predict = -1): a fraction."""
+    """The share of examples without a statement (predict = -1)."""
     return float(table.predict.eq(-1).mean())
+
+
+def empirical_accuracy(table: pd.DataFrame) -> float:
+    """The share of examples that PREDICT classifies correctly, abstentions counting as wrong, of a prediction log."""
+    return float(table.correct.mean())
+
+
+def high_probability_accuracies(
+    table: pd.DataFrame, radii: Iterable[float], alpha: float, rho: float, models: int = 1
+) -> np.ndarray:
+    """Certified accuracies that hold with probability 1 - rho over the certification's draws, at each radius.
+
+    The measured ones less ``bounds.certified_accuracy_deduction``, at least 0. Where the log is the best of
+    ``models`` at the radius, rho is divided among them (union bound), which makes up for the selection.
+    """
+    deduction = certified_accuracy_deduction(len(table), alpha, rho / models)
+    return np.maximum(certified_accuracies(table, radii) - deduction, 0.0)
+
+
+def bootstrap_interval(accuracies: np.ndarray, examples: int, confidence: float) -> tuple[np.ndarray, np.ndarray]:
+    """Percentile bootstrap intervals over examples of shares measured on ``examples``: lower and upper ends.
+
+    A resampled share is Binomial(examples, share) / examples exactly, so its quantiles need no resampling
+    (Efron, 1979). What varies is the choice of test images, one radius at a time; the certification's own
+    error probability alpha is not in it.
+    """
+    tail = (1 - confidence) / 2
+    lower, upper = (stats.binom.ppf(q, examples, accuracies) / examples for q in (tail, 1 - tail))
+    return lower, upper
 
 
 def default_radii(tables: Iterable[pd.DataFrame]) -> list[float]:

@@ -5,27 +5,45 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from smoothadv.analysis import ANALYSES
-from smoothadv.analysis.logs import CertificationLog
-from smoothadv.analysis.quantities import certified_accuracy, default_radii
-from smoothadv.analysis.tables import Column, Table, radius_column
-from smoothadv.settings import non_negative_float, setting
+from smoothadv.analysis.logs import Logs
+from smoothadv.analysis.quantities import bootstrap_interval
+from smoothadv.analysis.radii import AtRadii, radius_column, radius_text
+from smoothadv.analysis.tables import Annotated, Column, Table
+from smoothadv.settings import probability, setting
 
 
 @ANALYSES.register("table")
 @dataclass(frozen=True)
-class CertifiedAccuracyTable:
+class CertifiedAccuracyTable(AtRadii):
     """a row per log: certified accuracy at each radius, the best of a column in bold"""
 
-    radii: list[float] | None = setting(
-        None,
-        many=True,
-        parse=non_negative_float,
-        help="l2 radii of the columns (default: 0, 0.25, ... as far as anything is certified)",
+    confidence: float | None = setting(
+        None, parse=probability, help="LEVEL of bootstrap intervals over examples, like 0.95 (default: no intervals)"
     )
 
-    def __call__(self, logs: list[CertificationLog]) -> Table:
-        radii = self.radii or [0.0, *default_radii([log.table for log in logs])]
-        return Table(
-            [Column("log", "l2 radius", "text"), *map(radius_column, radii)],
-            [[log.name, *(certified_accuracy(log.table, radius) for radius in radii)] for log in logs],
-        )
+    def __call__(self, logs: Logs) -> Table:
+        radii = self.radii or [0.0, *self.chosen_radii(logs.certification)]
+        accuracies = {log.name: self.accuracies(log, radii) for log in logs.certification}
+        first = Column("log", self.heading, "text")
+        columns = [first, *map(radius_column, radii)]
+        rows = [[name, *values.tolist()] for name, values in accuracies.items()]
+        if self.confidence is None:
+            return Table(columns, rows)
+        intervals = [
+            bootstrap_interval(accuracies[log.name], len(log.table), self.confidence) for log in logs.certification
+        ]
+        shown = [
+            [name, *(Annotated(value, interval=ends) for value, ends in zip(values, zip(*map(list, interval))))]
+            for (name, *values), interval in zip(rows, intervals)
+        ]
+        full_columns = [first, *(column for radius in radii for column in _with_interval(radius))]
+        full = [
+            [name, *(float(x) for triple in zip(values, *interval) for x in triple)]
+            for (name, *values), interval in zip(rows, intervals)
+        ]
+        return Table(full_columns, full, Table(columns, shown))
+
+
+def _with_interval(radius: float) -> list[Column]:
+    key, title = f"{radius:g}", radius_text(radius)
+    return [Column(f"{key}{end}", title, "percent") for end in ("", "_low", "_high")]

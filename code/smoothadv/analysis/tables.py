@@ -10,15 +10,27 @@ from dataclasses import dataclass
 
 from smoothadv.registry import Registry
 
-Value = str | int | float
+Value = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """A value for people, with another one raised before it, with the interval that it lies in, or of another kind
+    than its column."""
+
+    value: float
+    raised: float | None = None
+    interval: tuple[float, float] | None = None
+    kind: str | None = None
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: ``key`` names it in CSV and JSON, ``title`` in markdown and LaTeX.
+    """A column: ``key`` names it in CSV and JSON, ``title`` in markdown, LaTeX and HTML.
 
-    ``kind`` is "text", "count", "fraction" (percent in markdown and LaTeX) or "radius". The largest
-    value of a column that is to be ``compared`` stands out in bold.
+    ``kind`` is "text", "count", "fraction" (percent for people, as the title then says), "percent" (the same where
+    the whole table is in percent), "difference" (of fractions), "number" or "signed" (a number with its sign). The
+    largest value of a column that is to be ``compared`` stands out in bold.
     """
 
     key: str
@@ -29,50 +41,83 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """``rows`` hold one value per column, full precision, accuracies as fractions."""
+    """``rows`` hold one value per column, full precision, accuracies as fractions, None for what is not there.
+
+    Markdown, LaTeX and HTML show ``shown`` instead where a layout for people differs from one for programs;
+    only there may a value be ``Annotated``.
+    """
 
     columns: Sequence[Column]
-    rows: Sequence[Sequence[Value]]
+    rows: Sequence[Sequence[Value | Annotated]]
+    shown: Table | None = None
 
 
-FORMATS: Registry[Callable[[Table], str]] = Registry("format")
+@dataclass(frozen=True)
+class Markup:
+    """How a format writes what is special: bold, a raised number, and characters of its own."""
+
+    bold: Callable[[str], str]
+    raise_: Callable[[str], str]
+    escape: Callable[[str], str]
 
 
-def radius_column(radius: float) -> Column:
-    """The certified accuracy at a radius."""
-    return Column(
-        f"{radius:g}", f"{radius:.2f}" if round(radius, 2) == radius else f"{radius:g}", "fraction", compared=True
-    )
+FORMATS: Registry[Callable[..., str]] = Registry("format")
 
 
-def _display(value: Value, kind: str) -> str:
-    """A value as a person reads it: fractions in percent with one decimal."""
-    if kind == "fraction":
-        return f"{100 * value:.1f}"
-    return f"{value:.3f}" if kind == "radius" else str(value)
+def _number(value: float, kind: str, decimals: int) -> str:
+    if kind in ("fraction", "percent"):
+        return f"{100 * value:.{decimals}f}"
+    return {"difference": f"{100 * value:+.{decimals}f}", "signed": f"{value:+.3f}"}.get(kind, f"{value:.3f}")
 
 
-def _cells(table: Table, bold: Callable[[str], str], escape: Callable[[str], str]) -> list[list[str]]:
+def _display(value: Value | Annotated, kind: str, decimals: int, markup: Markup) -> str:
+    """A value as a person reads it: fractions in percent."""
+    if value is None:
+        return "–"
+    if isinstance(value, Annotated):
+        kind = value.kind or kind
+        text = _display(value.value, kind, decimals, markup)
+        if value.interval:
+            text += f" ({'–'.join(_number(end, kind, decimals) for end in value.interval)})"
+        return text if value.raised is None else markup.raise_(_number(value.raised, kind, decimals)) + text
+    if kind in ("text", "count"):
+        return markup.escape(f"{value:,}" if isinstance(value, int) else str(value))
+    return _number(value, kind, decimals)
+
+
+def display_cells(table: Table, decimals: int, markup: Markup) -> list[list[str]]:
     """All cells as text; the best of a compared column bold, if there is anything to compare it with."""
-    shown = [[_display(value, column.kind) for value, column in zip(row, table.columns)] for row in table.rows]
-    cells = [[escape(text) for text in row] for row in shown]
+    cells = [
+        [_display(value, column.kind, decimals, markup) for value, column in zip(row, table.columns)]
+        for row in table.rows
+    ]
     for index, column in enumerate(table.columns):
-        if column.compared and len(table.rows) > 1:
-            best = max(float(row[index]) for row in shown)
-            for row, shown_row in zip(cells, shown):
-                if float(shown_row[index]) == best > 0:
-                    row[index] = bold(row[index])
+        values = [row[index].value if isinstance(row[index], Annotated) else row[index] for row in table.rows]
+        rounded = (
+            [None if value is None else _number(value, column.kind, decimals) for value in values]
+            if column.compared
+            else []
+        )
+        numbers = [float(text) for text in rounded if text is not None]
+        # Equal as printed is equal: bold must not claim a difference that nobody sees.
+        for row, text in zip(cells, rounded):
+            if len(numbers) > 1 and text is not None and float(text) == max(numbers) > 0:
+                row[index] = markup.bold(row[index])
     return cells
 
 
+def titles(table: Table) -> list[str]:
+    """Column titles for people."""
+    return [column.title + (" (%)" if column.kind in ("fraction", "difference") else "") for column in table.columns]
+
+
 @FORMATS.register("markdown")
-def markdown(table: Table) -> str:
+def markdown(table: Table, decimals: int = 1) -> str:
     """A pipe table, columns padded to equal width so that the source is legible too."""
-    titles = [
-        column.title + (" (%)" if column.kind == "fraction" and not column.compared else "") for column in table.columns
-    ]
-    cells = [titles, *_cells(table, lambda text: f"**{text}**", lambda text: text.replace("|", "\\|"))]
-    widths = [max(len(row[index]) for row in cells) for index in range(len(titles))]
+    table = table.shown or table
+    markup = Markup(lambda text: f"**{text}**", lambda text: f"({text}) ", lambda text: text.replace("|", "\\|"))
+    cells = [titles(table), *display_cells(table, decimals, markup)]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(table.columns))]
     align = [str.ljust if column.kind == "text" else str.rjust for column in table.columns]
     lines = [
         "| " + " | ".join(pad(text, width) for pad, text, width in zip(align, row, widths)) + " |" for row in cells
@@ -85,26 +130,22 @@ def markdown(table: Table) -> str:
 
 
 @FORMATS.register("latex")
-def latex(table: Table) -> str:
-    """A booktabs tabular."""
+def latex(table: Table, decimals: int = 1) -> str:
+    """A tabular with the rules of booktabs."""
+    table = table.shown or table
+    markup = Markup(lambda text: rf"\textbf{{{text}}}", lambda text: rf"$^{{({text})}}$", _latex_escape)
     alignment = "".join("l" if column.kind == "text" else "r" for column in table.columns)
-    titles = [_latex_escape(column.title) for column in table.columns]
-    rows = _cells(table, lambda text: rf"\textbf{{{text}}}", _latex_escape)
-    body = [" & ".join(row) + r" \\" for row in rows]
-    return (
-        "\n".join(
-            [
-                rf"\begin{{tabular}}{{{alignment}}}",
-                r"\toprule",
-                " & ".join(titles) + r" \\",
-                r"\midrule",
-                *body,
-                r"\bottomrule",
-                r"\end{tabular}",
-            ]
-        )
-        + "\n"
-    )
+    rows = [" & ".join(cells) + r" \\" for cells in display_cells(table, decimals, markup)]
+    lines = [
+        rf"\begin{{tabular}}{{{alignment}}}",
+        r"\toprule",
+        " & ".join(map(_latex_escape, titles(table))) + r" \\",
+        r"\midrule",
+        *rows,
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines).replace("–", "--") + "\n"
 
 
 def _latex_escape(text: str) -> str:
@@ -112,14 +153,16 @@ def _latex_escape(text: str) -> str:
         "\\": r"\textbackslash{}",
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
         **{character: "\\" + character for character in "&%$#_{}"},
     }
     return "".join(special.get(character, character) for character in text)
 
 
 @FORMATS.register("csv")
-def comma_separated(table: Table) -> str:
-    """A header and a line per row; fractions, full precision."""
+def comma_separated(table: Table, decimals: int = 1) -> str:
+    """A header and a line per row; fractions, full precision whatever ``decimals``."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([column.key for column in table.columns])
@@ -128,7 +171,7 @@ def comma_separated(table: Table) -> str:
 
 
 @FORMATS.register("json")
-def json_records(table: Table) -> str:
-    """A list of objects, one per row."""
+def json_records(table: Table, decimals: int = 1) -> str:
+    """A list of objects, one per row; fractions, full precision whatever ``decimals``."""
     keys = [column.key for column in table.columns]
     return json.dumps([dict(zip(keys, row)) for row in table.rows], indent=2) + "\n"

@@ -11,16 +11,24 @@ from matplotlib.figure import Figure
 
 from smoothadv.analysis import ANALYSES
 from smoothadv.analysis.logs import read_logs
+from smoothadv.analysis.parameters import FIELDS
+from smoothadv.analysis.selection import doubts, restrict
 from smoothadv.analysis.tables import FORMATS, Table
 from smoothadv.commands.components import add_settings, compose, warn
 from smoothadv.commands.runner import Parser, run
 from smoothadv.records import write_atomically, write_text
-from smoothadv.settings import settings_of
+from smoothadv.settings import non_negative_int, positive_int, positive_noise_level, probability, settings_of
 
 _EXAMPLES = """examples:
   python code/analyze.py summary logs/quickstart
   python code/analyze.py table logs/*.tsv --radii 0 0.25 0.5 0.75 --format latex -o table.tex
-  python code/analyze.py plot logs/gaussian.tsv logs/smoothadv.tsv -o curves.png
+  python code/analyze.py envelope Cohen=data/certify/cohen SmoothAdv=data/certify/ours --radii 0.25 0.5 0.75 1
+  python code/analyze.py envelope SmoothAdv=data/certify/ours --norm linf --radii 2/255
+  python code/analyze.py compare logs/gaussian.tsv logs/smoothadv.tsv
+  python code/analyze.py plot logs/gaussian.tsv logs/smoothadv.tsv --confidence 0.95 -o curves.png
+  python code/analyze.py plot_envelope Cohen=logs/cohen Ours=logs/ours --group-by sigma --baseline Cohen \\
+      --split-baseline -o per_sigma.png
+  python code/analyze.py report logs/quickstart -o logs/report
 """
 
 
@@ -29,8 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = Parser(
         prog="analyze",
         epilog=_EXAMPLES,
-        description="Turn certification logs, ours or released ones, into summaries, "
-        "tables and plots. Accuracies are percent in markdown and latex, fractions in csv and json.",
+        description="Turn logs, ours or released ones, into summaries, tables, figures and reports. Accuracies are "
+        "percent in markdown and latex, fractions in csv and json.",
     )
     subparsers = parser.add_subparsers(dest="analysis", required=True, metavar="ANALYSIS")
     for name in ANALYSES:
@@ -38,30 +46,81 @@ def main(arguments: list[str] | None = None) -> int:
         command = subparsers.add_parser(
             name, prog=f"analyze {name}", help=what, description=what[0].upper() + what[1:] + "."
         )
-        command.add_argument("logs", metavar="LOG", nargs="+", help="files, folders (searched throughout) or globs")
-        command.add_argument(
+        _add_input(command)
+        output = command.add_argument_group("output")
+        output.add_argument(
             "-o", "--output", metavar="FILE", type=Path, help="file to write (default: standard output for tables)"
         )
-        command.add_argument(
+        output.add_argument(
             "--format", choices=list(FORMATS), help="of a table (default: markdown, or what FILE's ending says)"
         )
-        add_settings(command, settings_of(ANALYSES[name]))
+        output.add_argument(
+            "--decimals",
+            type=non_negative_int,
+            metavar="D",
+            help="decimals of percentages in markdown and latex (default: 1)",
+        )
+        add_settings(command.add_argument_group(name), settings_of(ANALYSES[name]))
     return run(parser, lambda options: _analyze(parser, options), arguments)
 
 
+def _add_input(command: Parser) -> None:
+    group = command.add_argument_group("logs")
+    group.add_argument(
+        "logs",
+        metavar="LOG",
+        nargs="+",
+        help="files, folders (searched throughout) or globs; NAME=LOG puts them into the group NAME",
+    )
+    group.add_argument(
+        "--where",
+        type=_condition,
+        nargs="+",
+        default=[],
+        metavar="FIELD=VALUE",
+        help=f"use only logs with these hyper-parameters ({', '.join(FIELDS)})",
+    )
+    stated = {"sigma": positive_noise_level, "N": positive_int, "alpha": probability, "dimension": positive_int}
+    for name, parse in stated.items():
+        what = {"dimension": "number of coordinates of an image, for l_inf radii"}.get(name, name)
+        group.add_argument(
+            f"--{name}", type=parse, metavar=name[0].upper(), help=f"{what}, where logs do not say it or say it wrong"
+        )
+
+
+def _condition(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or name not in FIELDS:
+        raise argparse.ArgumentTypeError(f"'{text}' is not FIELD=VALUE with a FIELD among {', '.join(FIELDS)}")
+    return name, value
+
+
 def _analyze(parser: Parser, options: argparse.Namespace) -> None:
-    analysis = compose(parser, ANALYSES[options.analysis], options, options.analysis)
-    result = analysis(read_logs(options.logs, warn))
+    component = ANALYSES[options.analysis]
+    analysis = compose(parser, component, options, options.analysis)
+    stated = {name: getattr(options, name) for name in ("sigma", "N", "alpha", "dimension")}
+    logs = read_logs(options.logs, getattr(component, "kinds", ("certification",)), stated, warn)
+    logs = restrict(logs, options.where)
+    for note in doubts(logs):
+        warn(note)
+    result = analysis(logs)
     if isinstance(result, Table):
         _write_table(result, options)
-    else:
+        return
+    for flag, given in (("--format", options.format), ("--decimals", options.decimals)):
+        if given is not None:
+            parser.error(f"{flag} is for tables: leave it out, {options.analysis} writes none")
+    if isinstance(result, Figure):
         _write_figure(parser, result, options)
+    else:
+        _write_page(result, options)
 
 
 def _write_table(table: Table, options: argparse.Namespace) -> None:
     by_ending = {".tex": "latex", ".csv": "csv", ".json": "json"}
     ending = options.output.suffix if options.output else ""
-    text = FORMATS[options.format or by_ending.get(ending, "markdown")](table)
+    decimals = 1 if options.decimals is None else options.decimals
+    text = FORMATS[options.format or by_ending.get(ending, "markdown")](table, decimals)
     if options.output:
         write_text(options.output, text)
     else:
@@ -72,8 +131,6 @@ def _write_figure(parser: Parser, figure: Figure, options: argparse.Namespace) -
     """PNG and PDF beside each other, whichever of the two FILE names."""
     if options.output is None:
         parser.error(f"{options.analysis} needs -o FILE: it writes FILE.png and FILE.pdf")
-    if options.format:
-        parser.error(f"--format is for tables: leave it out, {options.analysis} writes PNG and PDF")
     stem = options.output.with_suffix("") if options.output.suffix in (".png", ".pdf") else options.output
     for kind in ("png", "pdf"):
         path = stem.with_name(f"{stem.name}.{kind}")
@@ -81,3 +138,11 @@ def _write_figure(parser: Parser, figure: Figure, options: argparse.Namespace) -
         metadata = {"CreationDate": None} if kind == "pdf" else None
         write_atomically(path, partial(figure.savefig, format=kind, dpi=200, metadata=metadata))
         print(f"wrote {path}")
+
+
+def _write_page(page: str, options: argparse.Namespace) -> None:
+    """One HTML file: FILE itself if it is called .html, else report.html in the folder FILE."""
+    output = options.output or Path("report.html")
+    path = output if output.suffix in (".html", ".htm") else output / "report.html"
+    write_text(path, page)
+    print(f"wrote {path}")

@@ -14,7 +14,8 @@ from smoothadv.commands.components import name_in, warn
 from smoothadv.commands.runner import Parser, run
 from smoothadv.commands.smoothing import add_smoothing, prepare
 from smoothadv.evaluation import evaluate_examples
-from smoothadv.records import CERTIFICATION_COLUMNS, format_radius, read_certification_log
+from smoothadv.readers import read_certification_log
+from smoothadv.records import CERTIFICATION_COLUMNS, format_radius
 from smoothadv.settings import positive_int
 
 _EXAMPLES = """examples:

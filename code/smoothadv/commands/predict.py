@@ -16,7 +16,8 @@ from smoothadv.commands.runner import Parser, run
 from smoothadv.commands.smoothing import SmoothingJob, add_smoothing, prepare
 from smoothadv.evaluation import evaluate_examples
 from smoothadv.noise import Purpose, derive_generator
-from smoothadv.records import PREDICTION_COLUMNS, read_prediction_log
+from smoothadv.readers import read_prediction_log
+from smoothadv.records import PREDICTION_COLUMNS
 from smoothadv.settings import positive_int
 
 _EXAMPLES = """examples:

@@ -111,6 +111,7 @@ def prepare(options: argparse.Namespace) -> SmoothingJob:
         "N": options.N,
         "alpha": options.alpha,
         "seed": options.seed,
+        "training": content.get("recipe"),
         "noise": f"torch {device.type} generator, one stream per example",
     }
     return SmoothingJob(

@@ -3,7 +3,7 @@
 import pytest
 
 from smoothadv.errors import UserError
-from smoothadv.records import is_certification_log, read_certification_log, read_prediction_log
+from smoothadv.readers import kind_of_log, read_certification_log, read_prediction_log
 
 RELEASED_HEADER = "idx\tlabel\tpredict\tradius\tcorrect\ttime"
 PREDICTION_HEADER = "idx\tlabel\tpredict\tbasePredict\tcorrect\ttime"
@@ -48,7 +48,9 @@ def columns_of(table) -> dict[str, list]:
 @pytest.mark.parametrize("dialect", CERTIFICATION_LOGS)
 def test_certification_log_is_read_exactly(tmp_path, dialect):
     table = read_certification_log(write(tmp_path / "sigma_0.25", CERTIFICATION_LOGS[dialect]))
+    counts = {"successes": [99000, 40000, 60000], "trials": [100000] * 3} if dialect == "ours" else {}
     assert columns_of(table) == {
+        **counts,
         "idx": [0, 20, 40],
         "label": [3, 7, 1],
         "predict": [3, -1, 2],
@@ -61,6 +63,7 @@ def test_certification_log_is_read_exactly(tmp_path, dialect):
         "predict": "int64",
         "radius": "float64",
         "correct": "int64",
+        **dict.fromkeys(counts, "int64"),
     }
 
 
@@ -100,11 +103,11 @@ CERTIFICATION_FAULTS = {
     "one example twice with different outcomes": ("20 7 3 0.1 0 0:00:01", "twice.*idx 20"),
     "correct without being it": ("40 1 2 0.3 1 0:00:01", "correct.*idx 40"),
     "wrong without being it": ("40 1 1 0.3 0 0:00:01", "correct.*idx 40"),
-    "running total of correct": ("40 1 1 0.3 2 0:00:01", "correct.*idx 40"),
+    "two more than the running total": ("40 1 1 0.3 3 0:00:01", "correct.*idx 40"),
     "abstention counted as correct": ("40 1 -1 0.0 1 0:00:01", "correct.*idx 40"),
     "label that is text": ("40 cat 1 0.3 0 0:00:01", "not a number.*cat"),
-    "idx with a fraction": ("40.5 1 1 0.3 1 0:00:01", "not a number.*40.5"),
-    "torn row": ("40 1 1 0.3", "not a number"),
+    "idx with a fraction": ("40.5 1 1 0.3 1 0:00:01", "not a number.*idx is .40.5. in row 2"),
+    "torn row before another": ("40 1 1 0.3\n60 1 1 0.3 1 0:00:01", "lacks fields.*idx 40"),
     "too many fields": ("40 1 1 0.3 1 0:00:01 9 9 9", "cannot be read"),
 }
 
@@ -195,7 +198,7 @@ def test_prediction_log_is_read_exactly_and_sorted(tmp_path, text):
         ("40 1 2 1 1 0:00:01", "correct.*idx 40"),
         ("20 7 7 7 1 0:00:01", "twice.*idx 20"),
         ("40 1 two 1 0 0:00:01", "not a number.*two"),
-        ("40 1", "not a number"),
+        ("40 1\n60 1 1 1 1 0:00:01", "not a number"),
     ],
 )
 def test_faulty_prediction_log_is_refused_with_its_name_and_fault(tmp_path, row, words):
@@ -215,16 +218,17 @@ def test_missing_column_of_a_prediction_log_is_named(tmp_path, column):
 @pytest.mark.parametrize(
     "text, expected",
     [
-        (CERTIFICATION_LOGS["ours"], True),
-        (RELEASED_HEADER, True),
-        (PREDICTION_LOGS["ours and SmoothAdv's"], False),
-        ("epoch time lr train_loss", False),
-        ("", False),
+        (CERTIFICATION_LOGS["ours"], "certification"),
+        (RELEASED_HEADER, "certification"),
+        (PREDICTION_LOGS["ours and SmoothAdv's"], "prediction"),
+        (PREDICTION_LOGS["Cohen et al.'s"], "prediction"),
+        ("epoch time lr train_loss", None),
+        ("", None),
     ],
 )
-def test_certification_logs_are_told_from_other_files_by_their_header(tmp_path, text, expected):
-    assert is_certification_log(write(tmp_path / "file", text)) is expected
+def test_logs_are_told_apart_by_their_header(tmp_path, text, expected):
+    assert kind_of_log(write(tmp_path / "file", text)) == expected
 
 
-def test_neither_a_missing_file_nor_a_folder_is_a_certification_log(tmp_path):
-    assert not is_certification_log(tmp_path) and not is_certification_log(tmp_path / "nowhere")
+def test_neither_a_missing_file_nor_a_folder_is_a_log(tmp_path):
+    assert kind_of_log(tmp_path) is None and kind_of_log(tmp_path / "nowhere") is None

@@ -1,0 +1,129 @@
+"""compare: two certification logs on the same examples, with an interval for the difference and McNemar's test."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from smoothadv.analysis import ANALYSES
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.radii import AtRadii, radius_text
+from smoothadv.analysis.tables import Annotated, Column, Table, Value
+from smoothadv.errors import UserError
+from smoothadv.settings import non_negative_int, probability, setting
+
+_RESAMPLES = 4_000
+
+
+@ANALYSES.register("compare")
+@dataclass(frozen=True)
+class Comparison(AtRadii):
+    """two logs on the examples that both hold: differences of certified accuracy with intervals and exact tests"""
+
+    confidence: float = setting(0.95, parse=probability, help="LEVEL of the intervals")
+    seed: int = setting(0, parse=non_negative_int, help="seed of the resampling behind the radius's interval")
+
+    def __call__(self, logs: Logs) -> Table:
+        if len(logs.certification) != 2:
+            raise UserError(f"compare takes two certification logs, got {len(logs.certification)}")
+        if self.high_probability is not None:
+            raise UserError("compare takes no --high-probability: the deduction is the same for both logs")
+        first, second = logs.certification
+        pairs = pair_up(first, second)
+        radii = self.radii or [0.0, *self.chosen_radii(logs.certification)]
+        columns = [
+            Column("quantity", f"certified accuracy at {self.heading}", "text"),
+            Column("examples", "examples", "count"),
+            Column("first", first.name, "fraction"),
+            Column("second", second.name, "fraction"),
+            Column("difference", "second - first", "difference"),
+            Column("low", f"{self.confidence:.0%} low", "difference"),
+            Column("high", f"{self.confidence:.0%} high", "difference"),
+            Column("only_first", "only first", "count"),
+            Column("only_second", "only second", "count"),
+            Column("p_value", "p (McNemar, exact)", "number"),
+        ]
+        lengths = zip(self.l2_lengths(first, radii), self.l2_lengths(second, radii))
+        rows = [
+            [radius_text(radius), len(pairs), *self._at_radius(pairs, *length)]
+            for radius, length in zip(radii, lengths)
+        ]
+        average = self._average_radius(pairs)
+        kinds = ("number", "number", "signed", "signed", "signed")
+        shown = [Annotated(value, kind=kind) for value, kind in zip(average, kinds)] + [None] * 3
+        row = ["average certified radius (l2)", len(pairs)]
+        return Table(columns, [*rows, [*row, *average]], Table(columns, [*rows, [*row, *shown]]))
+
+    def _at_radius(self, pairs: pd.DataFrame, first_length: float, second_length: float) -> list[Value]:
+        first = (pairs.correct_first.eq(1) & pairs.radius_first.ge(first_length)).to_numpy()
+        second = (pairs.correct_second.eq(1) & pairs.radius_second.ge(second_length)).to_numpy()
+        only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
+        low, high = paired_difference_interval(only_first, only_second, len(pairs), self.confidence)
+        return [
+            float(first.mean()),
+            float(second.mean()),
+            (only_second - only_first) / len(pairs),
+            low,
+            high,
+            only_first,
+            only_second,
+            mcnemar_p_value(only_first, only_second),
+        ]
+
+    def _average_radius(self, pairs: pd.DataFrame) -> list[Value]:
+        """Means of R * [correct] and a percentile bootstrap interval of their paired difference; no test."""
+        first = (pairs.radius_first * pairs.correct_first).to_numpy()
+        second = (pairs.radius_second * pairs.correct_second).to_numpy()
+        difference = second - first
+        interval = stats.bootstrap(
+            (difference,),
+            np.mean,
+            n_resamples=_RESAMPLES,
+            batch=max(1, 20_000_000 // len(difference)),
+            confidence_level=self.confidence,
+            method="percentile",
+            random_state=np.random.default_rng(self.seed),
+        ).confidence_interval
+        return [
+            float(first.mean()),
+            float(second.mean()),
+            float(difference.mean()),
+            float(interval.low),
+            float(interval.high),
+            None,
+            None,
+            None,
+        ]
+
+
+def pair_up(first: Log, second: Log) -> pd.DataFrame:
+    """The examples that both logs hold, side by side; UserError where they are none, or are different images."""
+    pairs = first.table.merge(second.table, on="idx", suffixes=("_first", "_second"))
+    if pairs.empty:
+        raise UserError(f"{first.path} and {second.path} have no example in common")
+    different = pairs[pairs.label_first != pairs.label_second]
+    if len(different):
+        raise UserError(
+            f"{first.path} and {second.path} are not on the same images: example {different.idx.iloc[0]} has "
+            f"label {different.label_first.iloc[0]} in one and {different.label_second.iloc[0]} in the other"
+        )
+    return pairs
+
+
+def mcnemar_p_value(only_first: int, only_second: int) -> float:
+    """McNemar's exact two-sided test that the two shares are equal, from the discordant counts."""
+    from statsmodels.stats.contingency_tables import mcnemar  # takes a second to load
+
+    return float(min(1.0, mcnemar([[0, only_first], [only_second, 0]], exact=True).pvalue))
+
+
+def paired_difference_interval(only_first: int, only_second: int, pairs: int, confidence: float) -> tuple[float, float]:
+    """Interval for p_second - p_first from paired outcomes: Wald with two pseudo-pairs (Bonett and Price, 2012)."""
+    z = float(stats.norm.ppf((1 + confidence) / 2))
+    first, second = (only_first + 1) / (pairs + 2), (only_second + 1) / (pairs + 2)
+    half = z * math.sqrt((first + second - (second - first) ** 2) / (pairs + 2))
+    return max(-1.0, second - first - half), min(1.0, second - first + half)

@@ -1,0 +1,87 @@
+"""envelope: per group and radius the best log, as in the paper's Tables 1 and 2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from smoothadv.analysis import ANALYSES
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.quantities import abstention_rate, clean_accuracy
+from smoothadv.analysis.radii import AtRadii, radius_column
+from smoothadv.analysis.selection import Selected, groups_of, hyper_parameter, one_of, upper_envelope
+from smoothadv.analysis.tables import Annotated, Column, Table
+from smoothadv.settings import setting
+
+_SHOWN = ("certified_accuracy", "abstention_rate", "clean_accuracy", "model")
+
+
+@ANALYSES.register("envelope")
+@dataclass(frozen=True)
+class Envelope(AtRadii):
+    """a row per group: at each radius the best of its logs, with the clean accuracy of that log raised"""
+
+    group_by: list[str] | None = setting(
+        None,
+        many=True,
+        parse=hyper_parameter,
+        help="hyper-parameters that make a group of their own, like sigma or epsilon (default: the groups of the "
+        "command line: NAME=LOG, or each folder)",
+    )
+    show: str = setting(
+        "certified_accuracy",
+        parse=one_of(_SHOWN),
+        help=f"what markdown and latex show of the selected logs, one of {', '.join(_SHOWN)}",
+    )
+
+    def __call__(self, logs: Logs) -> Table:
+        groups = groups_of(logs.certification, self.group_by or [])
+        radii = self.chosen_radii(logs.certification)
+        selected = {name: self.select(group, radii) for name, group in groups.items()}
+        columns = [
+            Column("group", "group", "text"),
+            Column("radius", self.heading, "number"),
+            Column("certified_accuracy", "certified accuracy", "fraction"),
+            Column("abstention_rate", "abstention rate", "fraction"),
+            Column("clean_accuracy", "clean accuracy", "fraction"),
+            Column("model", "model", "text"),
+            Column("models", "models", "count"),
+            Column("examples", "examples", "count"),
+        ]
+        rows = [
+            [name, float(radius), *_facts(best), best.log.name, len(groups[name]), len(best.log.table)]
+            for name, winners in selected.items()
+            for radius, best in zip(radii, winners)
+        ]
+        return Table(columns, rows, self._for_people(groups, radii, selected))
+
+    def select(self, group: Sequence[Log], radii: Sequence[float]) -> list[Selected]:
+        """The best log of the group at each radius."""
+        accuracies = np.array([self.accuracies(log, radii, models=len(group)) for log in group])
+        return upper_envelope(group, accuracies)
+
+    def _for_people(
+        self, groups: dict[str, list[Log]], radii: Sequence[float], selected: dict[str, list[Selected]]
+    ) -> Table:
+        title = self.heading + ("" if self.show == "certified_accuracy" else f", {self.show.replace('_', ' ')}")
+        kind = "text" if self.show == "model" else "percent"
+        columns = [Column("group", title, "text"), Column("models", "models", "count")]
+        for radius in radii:
+            column = radius_column(radius)
+            columns.append(Column(column.key, column.title, kind, compared=self.show == "certified_accuracy"))
+        rows = [
+            [name, len(groups[name]), *(self._shown(best) for best in winners)] for name, winners in selected.items()
+        ]
+        return Table(columns, rows)
+
+    def _shown(self, best: Selected) -> str | float | Annotated:
+        accuracy, abstention, clean = _facts(best)
+        if self.show == "certified_accuracy":
+            return Annotated(accuracy, raised=clean)
+        return {"abstention_rate": abstention, "clean_accuracy": clean, "model": best.log.name}[self.show]
+
+
+def _facts(best: Selected) -> tuple[float, float, float]:
+    return best.certified_accuracy, abstention_rate(best.log.table), clean_accuracy(best.log.table)

@@ -1,0 +1,83 @@
+"""examples: one row per test image, over all logs: which images are easy, which no model gets right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from smoothadv.analysis import ANALYSES
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.tables import Column, Table
+from smoothadv.errors import UserError
+from smoothadv.settings import positive_int, setting
+
+
+@ANALYSES.register("examples")
+@dataclass(frozen=True)
+class Examples:
+    """a row per test image, worst first: how many logs certify it, its radii, and what it is taken for"""
+
+    worst: int | None = setting(None, parse=positive_int, help="show only the K worst images")
+    best: int | None = setting(None, parse=positive_int, help="show only the K best images, best first")
+
+    def __call__(self, logs: Logs) -> Table:
+        frame = example_statistics(logs.certification)
+        if self.best is not None:
+            frame = frame.iloc[::-1].head(self.best)
+        elif self.worst is not None:
+            frame = frame.head(self.worst)
+        columns = [
+            Column("idx", "idx", "text"),
+            Column("label", "label", "text"),
+            Column("logs", "logs", "count"),
+            Column("certified", "correct in", "count"),
+            Column("abstained", "abstained in", "count"),
+            Column("mean_radius", "mean radius (l2, 0 if wrong)", "number"),
+            Column("largest_radius", "largest radius (l2)", "number"),
+            Column("best_log", "log with the largest radius", "text"),
+            Column("taken_for", "most often mistaken for", "text"),
+        ]
+        rows = [
+            [None if value is None or value != value else value for value in row]
+            for row in frame.itertuples(index=False)
+        ]
+        return Table(columns, rows)
+
+
+def example_statistics(logs: Sequence[Log]) -> pd.DataFrame:
+    """Per idx: label, logs, certified, abstained, mean_radius and largest_radius of R * [correct], best_log, taken_for.
+
+    Worst first: by mean radius, then by the number of logs that certify it. UserError if two logs give
+    an example different labels.
+    """
+    everything = pd.concat([log.table.assign(log=log.name) for log in logs], ignore_index=True)
+    labels = everything.groupby("idx").label.agg(["min", "max"])
+    if (labels["min"] != labels["max"]).any():
+        idx = labels.index[labels["min"] != labels["max"]][0]
+        raise UserError(
+            f"the logs are not on the same images: example {idx} has label {labels['min'][idx]} in one log and "
+            f"{labels['max'][idx]} in another"
+        )
+    everything["credit"] = everything.radius * everything.correct
+    grouped = everything.groupby("idx")
+    best = everything.loc[grouped.credit.idxmax()].set_index("idx")
+    wrong = everything[(everything.predict >= 0) & (everything.correct == 0)]
+    counts = wrong.groupby(["idx", "predict"]).size().reset_index(name="times")
+    mistaken = counts.sort_values(["times", "predict"], ascending=[False, True]).drop_duplicates("idx").set_index("idx")
+    frame = pd.DataFrame(
+        {
+            "label": labels["min"],
+            "logs": grouped.size(),
+            "certified": grouped.correct.sum(),
+            "abstained": everything.predict.eq(-1).groupby(everything.idx).sum(),
+            "mean_radius": grouped.credit.mean(),
+            "largest_radius": grouped.credit.max(),
+        }
+    )
+    frame["best_log"] = best.log.where(best.credit > 0, None)
+    frame["taken_for"] = mistaken.predict.astype("Int64").astype(str)
+    order = ["mean_radius", "certified", "idx"]
+    frame = frame.reset_index().sort_values(order, ignore_index=True)
+    return frame.astype({"idx": str, "label": str}).astype(object).where(frame.notna(), None)

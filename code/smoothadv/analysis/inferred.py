@@ -1,0 +1,48 @@
+"""parameters: the hyper-parameters of each log and how each is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from smoothadv.analysis import ANALYSES
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.parameters import FIELDS, display
+from smoothadv.analysis.tables import Column, Table
+
+
+@ANALYSES.register("parameters")
+@dataclass(frozen=True)
+class ParametersTable:
+    """a row per log: dataset, training, sigma and other hyper-parameters, and where each was found"""
+
+    kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
+
+    def __call__(self, logs: Logs) -> Table:
+        everything = [*logs.certification, *logs.prediction]
+        known = [name for name in FIELDS if any(log.parameters.get(name) is not None for log in everything)]
+        columns = [
+            Column("log", "log", "text"),
+            Column("examples", "examples", "count"),
+            *(Column(name, FIELDS[name], "text") for name in known),
+            Column("sources", "known from", "text"),
+        ]
+        values = [
+            [log.name, len(log.table), *(log.parameters.get(name) for name in known), _sources(log)]
+            for log in everything
+        ]
+        shown = [
+            [log.name, len(log.table), *(display(name, log.parameters.get(name)) for name in known), _sources(log)]
+            for log in everything
+        ]
+        return Table(columns, values, Table(columns, shown))
+
+
+def _sources(log: Log) -> str:
+    """ "path: dataset (cifar10), noise (noise_0.25); assumed: N, alpha"."""
+    sources: dict[str, list[str]] = {}
+    for name in FIELDS:
+        if name in log.parameters.sources:
+            kind, _, part = log.parameters.sources[name].partition(" ")
+            sources.setdefault(kind, []).append(f"{name} ({part})" if part else name)
+    return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in sources.items())

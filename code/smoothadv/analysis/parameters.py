@@ -1,0 +1,240 @@
+"""What made a log: hyper-parameters from its manifest, else from the parts of its path, with where each is from.
+
+The paths understood are those of the released logs, like
+``PGD_2steps_multiNoiseSamples/8-multitrain/eps_255/cifar10/resnet110/noise_0.25/test/sigma_0.25`` and
+``N10000/PGD_0.250/num_128/predictions``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from smoothadv.errors import UserError
+from smoothadv.records import manifest_path
+
+Value = str | float | int | bool | None
+
+FIELDS = {
+    "dataset": "dataset",
+    "split": "split",
+    "arch": "architecture",
+    "training": "training",
+    "noise": "training noise",
+    "attack": "attack",
+    "epsilon": "epsilon",
+    "num_steps": "T",
+    "num_noise_vec": "m",
+    "gradient": "gradient",
+    "sigma": "sigma",
+    "N": "n",
+    "alpha": "alpha",
+}
+"""Name and title of every hyper-parameter. In a certification log attack, epsilon, num_steps and num_noise_vec are
+those of the training; in a prediction log, those of the attack under which it predicts."""
+
+_SENSIBLE: dict[str, Callable[[Any], bool]] = {
+    "sigma": lambda value: 0 < value < math.inf,
+    "N": lambda value: value >= 1 and value == int(value),
+    "alpha": lambda value: 0 < value < 1,
+}
+"""What certificates rest on: a manifest must state these."""
+_PUBLISHED = {"N": 100_000, "alpha": 0.001}
+_DIMENSIONS = {"cifar10": 3 * 32 * 32, "imagenet32": 3 * 32 * 32, "imagenet": 3 * 224 * 224, "digits": 8 * 8}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Values by field name, absent where nothing tells, and for each its ``source`` as a person would say it."""
+
+    values: dict[str, Value] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    manifest: dict[str, Any] | None = None
+
+    def get(self, name: str) -> Value:
+        return self.values.get(name)
+
+    def replaced(self, name: str, value: Value, source: str) -> Parameters:
+        """The same with another value, known from elsewhere."""
+        return Parameters({**self.values, name: value}, {**self.sources, name: source}, self.manifest)
+
+    @property
+    def dimension(self) -> int | None:
+        """Number of coordinates of an image, which l_inf radii depend on; None if nothing tells."""
+        stated = self.values.get("dimension")
+        return int(stated) if stated else _DIMENSIONS.get(str(self.get("dataset")))
+
+
+def certification_parameters(path: Path, stated: dict[str, Value]) -> Parameters:
+    """Hyper-parameters of a certification log; ``stated`` ones win, the published n and alpha are assumed last."""
+    return _collect(path, stated, _CERTIFICATION_PARTS, _from_certification_manifest, _PUBLISHED)
+
+
+def prediction_parameters(path: Path, stated: dict[str, Value]) -> Parameters:
+    """Hyper-parameters of a prediction log: the attack is the one that it was made under."""
+    return _collect(path, stated, _PREDICTION_PARTS, _from_prediction_manifest, {})
+
+
+def _collect(
+    path: Path,
+    stated: dict[str, Value],
+    parts: Iterable[tuple[str, Callable[[re.Match[str]], dict[str, Value]]]],
+    from_manifest: Callable[[dict[str, Any]], dict[str, Value]],
+    assumed: dict[str, Value],
+) -> Parameters:
+    values: dict[str, Value] = {}
+    sources: dict[str, str] = {}
+
+    def enter(found: dict[str, Value], source: str) -> None:
+        for name, value in found.items():
+            if value is not None and name not in values:
+                values[name], sources[name] = value, source
+
+    enter(stated, "stated")
+    manifest = read_manifest(path)
+    if manifest is not None:
+        enter(from_manifest(manifest["settings"]), "manifest")
+    else:
+        # From the file upwards: the innermost folder that says something is the closest to the log.
+        for part in reversed(path.parts):
+            for pattern, meaning in parts:
+                match = re.search(pattern, part)
+                if match:
+                    enter(meaning(match), f"path {part}")
+        if path.parent.name in ("test", "train"):
+            enter({"split": path.parent.name}, f"path {path.parent.name}")
+        if "attack" in values and assumed:
+            enter({"num_noise_vec": 1}, "assumed")
+        enter(_training(values, sources), "path")
+        enter(assumed, "assumed")
+    return Parameters(values, sources, manifest)
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """The manifest of a log, None if it has none; UserError if it cannot be read."""
+    manifest = manifest_path(path)
+    try:
+        content = json.loads(manifest.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is left in doubt: its manifest {manifest} cannot be read ({error})") from error
+    if not isinstance(content, dict) or not isinstance(content.get("settings"), dict):
+        raise UserError(f"{path} is left in doubt: its manifest {manifest} states no settings")
+    for name, sensible in _SENSIBLE.items():
+        value = content["settings"].get(name)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not sensible(value):
+            raise UserError(f"{path} is left in doubt: its manifest {manifest} states the {name} {value!r}")
+    return content
+
+
+def _from_certification_manifest(settings: dict[str, Any]) -> dict[str, Value]:
+    objective = (settings.get("training") or {}).get("objective") or {}
+    attack = objective.get("attack") or {}
+    name = objective.get("name")
+    return {
+        **_shared_settings(settings),
+        "training": f"SmoothAdv-{attack['name']}" if name == "SmoothAdv" and "name" in attack else name,
+        "noise": objective.get("noise_sd"),
+        "attack": attack.get("name"),
+        "epsilon": attack.get("epsilon"),
+        "num_steps": attack.get("num_steps"),
+        "num_noise_vec": objective.get("num_noise_vec"),
+    }
+
+
+def _from_prediction_manifest(settings: dict[str, Any]) -> dict[str, Value]:
+    attack = settings.get("attack") or {}
+    gradient = {"plug_in": "plug-in", "Stein": "gradient-free"}.get(_name(attack.get("estimator")))
+    return {
+        **_shared_settings(settings),
+        "attack": attack.get("name"),
+        "epsilon": attack.get("epsilon"),
+        "num_steps": attack.get("num_steps"),
+        "num_noise_vec": settings.get("num_noise_vec"),
+        "gradient": "base classifier" if settings.get("base_attack") else gradient,
+    }
+
+
+def _name(component: Any) -> Any:
+    return component.get("name") if isinstance(component, dict) else component
+
+
+def _shared_settings(settings: dict[str, Any]) -> dict[str, Value]:
+    return {name: settings.get(name) for name in ("dataset", "split", "arch", "sigma", "N", "alpha")}
+
+
+def _number(text: str) -> float:
+    return float(text)
+
+
+def released_epsilon(text: str) -> float:
+    """The l2 norm on [0, 1] images that a released name states: whole numbers count in 1/256, as the code did."""
+    return float(text) if "." in text else int(text) / 256
+
+
+def _one(name: str, convert: Callable[[str], Value]) -> Callable[[re.Match[str]], dict[str, Value]]:
+    return lambda match: {name: convert(match[1])}
+
+
+_SHARED_PARTS = [
+    (r"^(cifar10|imagenet32|imagenet|digits)$", _one("dataset", str)),
+    (r"^(?:predict_)?(cifar|imagenet)(?:_|$)", lambda m: {"dataset": {"cifar": "cifar10"}.get(m[1], m[1])}),
+    (r"^((?:cifar_|digits_|imagenet32_)?resnet\d+)$", _one("arch", str)),
+    (r"(?:^|_)sigma_(\d+(?:\.\d+)?)(?![\d.]*\d)", _one("sigma", _number)),
+    (r"(?:^|_)alpha_(\d*\.\d+)", _one("alpha", _number)),
+]
+_CERTIFICATION_PARTS = [
+    *_SHARED_PARTS,
+    (r"(?:^|_)noise_(\d+(?:\.\d+)?)", _one("noise", _number)),
+    (r"(?:^|_)eps_(\d+(?:\.\d+)?)", _one("epsilon", released_epsilon)),
+    (r"(?:^|_)(PGD|DDN)_(\d+)steps?", lambda m: {"attack": m[1], "num_steps": int(m[2])}),
+    (r"^(\d+)-multitrain$", _one("num_noise_vec", int)),
+    (r"^without_noise$", lambda m: {"attack_noise": "none"}),
+    (r"^self_training", lambda m: {"unlabelled": "self-training"}),
+    (r"^finetune_cifar_from_imagenet", lambda m: {"pretraining": "ImageNet32"}),
+]
+_PREDICTION_PARTS = [
+    *_SHARED_PARTS,
+    (r"(?:^|_)noise_(\d+(?:\.\d+)?)", _one("sigma", _number)),
+    (r"^N_?(\d+)", _one("N", int)),
+    (r"_nogradtrick$", lambda m: {"gradient": "gradient-free"}),
+    (r"^num_(\d+)$", lambda m: {"num_noise_vec": int(m[1]), "gradient": None}),
+    (r"^base$", lambda m: {"gradient": "base classifier"}),
+    (r"^(PGD|DDN)_(\d+\.\d+)$", lambda m: {"attack": m[1], "epsilon": float(m[2])}),
+    # What the released predict.py itself writes counts in 1/256.
+    (
+        r"^(PGD|DDN)_(\d+(?:\.\d+)?)_noise_[\d.]+_mtest_(\d+)$",
+        lambda m: {"attack": m[1], "epsilon": float(m[2]) / 256, "num_noise_vec": int(m[3])},
+    ),
+]
+
+
+def _training(values: dict[str, Value], sources: dict[str, str]) -> dict[str, Value]:
+    """The name of the training from what the path says of it; the parts that only serve this are taken out."""
+    attack_noise, unlabelled, pretraining = (
+        (values.pop(name, None), sources.pop(name, None))[0] for name in ("attack_noise", "unlabelled", "pretraining")
+    )
+    if attack_noise == "none":
+        training = "vanilla PGD" + (" + noise" if values.get("noise") else "")
+    elif values.get("attack") and "noise" in values:
+        training = f"SmoothAdv-{values['attack']}"
+    else:
+        training = "Gaussian" if values.get("noise") else None
+    extras = [name for name, there in (("pre-training", pretraining), ("self-training", unlabelled)) if there]
+    return {"training": " + ".join([training, *extras])} if training else {}
+
+
+def display(name: str, value: Value) -> str:
+    """A hyper-parameter's value as tables and legends show it."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        # 0.49609375 is what the released code made of 127; four digits tell it from 0.5.
+        return f"{value:.4g}" if not math.isclose(value, round(value, 2)) else f"{value:.2f}"
+    return f"{value:,}" if isinstance(value, int) and name == "N" else str(value)

@@ -1,0 +1,56 @@
+"""plot_empirical: accuracy under attack (dashed) against certified accuracy (solid), as in the paper's Figure 3."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from matplotlib.figure import Figure
+
+from smoothadv.analysis import ANALYSES
+from smoothadv.analysis.empirical import empirical_curve
+from smoothadv.analysis.logs import Logs
+from smoothadv.analysis.plot_envelope import EnvelopePlot
+from smoothadv.analysis.quantities import empirical_accuracy
+from smoothadv.analysis.selection import groups_of, hyper_parameter
+from smoothadv.analysis.style import accuracy_axes, add_legend, draw_steps, looks, new_figure
+from smoothadv.errors import UserError
+from smoothadv.settings import setting
+
+
+@ANALYSES.register("plot_empirical")
+@dataclass(frozen=True)
+class EmpiricalPlot:
+    """accuracy under attack of each group (dashed) and, of certification logs, the envelope (solid), as PNG and PDF"""
+
+    kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
+    group_by: list[str] | None = setting(
+        None,
+        many=True,
+        parse=hyper_parameter,
+        help="hyper-parameters that make a dashed curve of their own: num_noise_vec, N or gradient",
+    )
+    title: str | None = setting(None, parse=str, help="title of the plot (default: none)")
+
+    def __call__(self, logs: Logs) -> Figure:
+        if not logs.prediction:
+            raise UserError("plot_empirical needs prediction logs, made by predict under attack; there are only others")
+        attacked = groups_of(logs.prediction, self.group_by or [])
+        certified = groups_of(logs.certification, []) if logs.certification else {}
+        figure, (axes,) = new_figure()
+        lines = looks(len(certified) + len(attacked))
+        curves = {name: empirical_curve(group) for name, group in attacked.items()}
+        largest = max(max(curve) for curve in curves.values())
+        for (name, group), look in zip(certified.items(), lines):
+            radii, accuracies = EnvelopePlot().envelope_curve(group)
+            label = "certified" if len(certified) == 1 else f"{name}, certified"
+            draw_steps(axes, radii, accuracies, label=label, **{**look, "marker": "", "linewidth": 2.2})
+        for (name, curve), look in zip(curves.items(), lines[len(certified) :]):
+            shares = [100 * empirical_accuracy(log.table) for log, _ in curve.values()]
+            label = "under attack" if name == "all" else f"{name}, under attack" if not self.group_by else name
+            axes.plot(list(curve), shares, label=label, linestyle="--", **{**look, "linewidth": 1.2})
+        accuracy_axes(axes, r"$\ell_2$ radius (images in [0, 1])", "accuracy (%)", 1.02 * largest or 1.0)
+        add_legend(figure, axes, axes.get_legend_handles_labels()[1])
+        if self.title:
+            axes.set_title(self.title)
+        return figure

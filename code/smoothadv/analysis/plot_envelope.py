@@ -1,0 +1,93 @@
+"""plot_envelope: the upper envelope of each group, as in the paper's Figures 1, 2, 4, 5 and 6."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from smoothadv.analysis import ANALYSES
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.radii import Norm
+from smoothadv.analysis.selection import groups_of, hyper_parameter
+from smoothadv.analysis.style import accuracy_axes, add_legend, draw_steps, looks, mark_every, new_figure
+from smoothadv.errors import UserError
+from smoothadv.settings import setting
+
+_POINTS = 1500
+
+
+@ANALYSES.register("plot_envelope")
+@dataclass(frozen=True)
+class EnvelopePlot(Norm):
+    """the best certified accuracy of each group at every radius, a baseline dashed, written as PNG and PDF"""
+
+    group_by: list[str] | None = setting(
+        None, many=True, parse=hyper_parameter, help="hyper-parameters that make a curve of their own, like sigma"
+    )
+    baseline: str | None = setting(
+        None,
+        parse=str,
+        help="group to draw dashed: in the colours of the others where --group-by splits both, else as one curve",
+    )
+    split_baseline: bool = setting(False, help="let --group-by split the baseline as well, as for one curve per sigma")
+    title: str | None = setting(None, parse=str, help="title of the plot (default: none)")
+
+    def __call__(self, logs: Logs) -> Figure:
+        baseline = [log for log in logs.certification if log.group == self.baseline] if self.baseline else []
+        if self.baseline and not baseline:
+            known = ", ".join(dict.fromkeys(log.group for log in logs.certification))
+            raise UserError(f"no group is called '{self.baseline}'; there are {known}")
+        others = [log for log in logs.certification if log not in baseline]
+        if not others:
+            raise UserError("there is nothing but the baseline to draw")
+        by = self.group_by or []
+        curves = list(groups_of(others, by).items())
+        dashed = list(groups_of(baseline, by if self.split_baseline else []).items()) if baseline else []
+        return self._draw(curves, dashed, by)
+
+    def _draw(
+        self, curves: list[tuple[str, list[Log]]], dashed: list[tuple[str, list[Log]]], by: Sequence[str]
+    ) -> Figure:
+        figure, (axes,) = new_figure()
+        lines = looks(len(curves) + (0 if self.split_baseline else len(dashed)))
+        groups = {log.group for _, group in curves for log in group}
+        styled = [(name, group, look, "-") for (name, group), look in zip(curves, lines)]
+        if self.split_baseline:
+            like = {_key(group, by): look for (_, group), look in zip(curves, lines)}
+            spare = {"color": "0.45", "linewidth": 1.6}
+            styled += [(name, group, like.get(_key(group, by), spare), "--") for name, group in dashed]
+        else:
+            styled += [(name, group, look, "--") for (name, group), look in zip(dashed, lines[len(curves) :])]
+        largest = 0.0
+        for position, (name, group, look, style) in enumerate(styled):
+            radii, accuracies = self.envelope_curve(group)
+            largest = max(largest, radii[-1])
+            label = _label(name, group, self.baseline if style == "--" else None, len(groups))
+            marks = mark_every(len(radii), position, len(styled))
+            draw_steps(axes, radii, accuracies, label=label, linestyle=style, markevery=marks, **look)
+        accuracy_axes(axes, self.axis_title, "certified accuracy (%)", 1.04 * largest)
+        add_legend(figure, axes, axes.get_legend_handles_labels()[1])
+        if self.title:
+            axes.set_title(self.title)
+        return figure
+
+    def envelope_curve(self, group: Sequence[Log]) -> tuple[np.ndarray, np.ndarray]:
+        """Radii and the largest accuracy of the group's logs there, on a fine grid that has the cliff of every log."""
+        ends = np.array([log.table.radius.max() * self.per_l2(log) for log in group])
+        grid = np.unique(np.concatenate([np.linspace(0, ends.max(), _POINTS), ends, np.nextafter(ends, np.inf)]))
+        best = np.max([self.accuracies(log, grid, models=len(group)) for log in group], axis=0)
+        return grid, best
+
+
+def _key(group: Sequence[Log], by: Sequence[str]) -> tuple:
+    return tuple(group[0].parameters.get(name) for name in by)
+
+
+def _label(name: str, group: Sequence[Log], baseline: str | None, groups: int) -> str:
+    """The group's name, with what its models have in common before it where the name alone would be ambiguous."""
+    if baseline is None or name.startswith(baseline):
+        return name
+    return baseline if name == "all" else f"{baseline}, {name}"

@@ -1,0 +1,213 @@
+"""report: one self-contained HTML page with the tables, the figures and what they rest on."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import ClassVar
+
+import matplotlib
+from jinja2 import Environment, StrictUndefined
+from matplotlib.figure import Figure
+
+from smoothadv import __version__
+from smoothadv.analysis import ANALYSES
+from smoothadv.analysis.empirical import Empirical
+from smoothadv.analysis.envelope import Envelope
+from smoothadv.analysis.examples import Examples
+from smoothadv.analysis.inferred import ParametersTable
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.plot import CertifiedAccuracyPlot
+from smoothadv.analysis.plot_empirical import EmpiricalPlot
+from smoothadv.analysis.plot_envelope import EnvelopePlot
+from smoothadv.analysis.plot_training import TrainingPlot
+from smoothadv.analysis.radii import AtRadii
+from smoothadv.analysis.selection import doubts, groups_of
+from smoothadv.analysis.summary import Summary
+from smoothadv.analysis.tables import Column, Markup, Table, display_cells, titles
+from smoothadv.settings import setting
+
+_MOST_CURVES = 8
+_EXAMPLES_SHOWN = 15
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: its heading, a sentence on how to read it, and tables or figures in order."""
+
+    title: str
+    text: str
+    parts: list[dict] = field(default_factory=list)
+
+
+@ANALYSES.register("report")
+@dataclass(frozen=True)
+class Report(AtRadii):
+    """one HTML page to send to a co-author: summary, tables, figures, examples, provenance and warnings"""
+
+    kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction", "training")
+    title: str = setting("Certified robustness", parse=str, help="title of the page")
+
+    def __call__(self, logs: Logs) -> str:
+        template = resources.files(__package__).joinpath("report.html.jinja").read_text(encoding="utf-8")
+        environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+        return environment.from_string(template).render(
+            title=self.title,
+            version=__version__,
+            facts=_facts(logs),
+            warnings=[*doubts(logs), *(f"left out: {reason}" for reason in logs.left_out)],
+            sections=list(self._sections(logs)),
+        )
+
+    def _sections(self, logs: Logs) -> Iterator[Section]:
+        if logs.certification:
+            yield self._certified_accuracy(logs)
+            yield self._best_of_groups(logs)
+        if logs.prediction:
+            yield Section(
+                "Accuracy under attack",
+                "The share of attacked images that PREDICT classifies correctly. It bounds the true robust accuracy "
+                "from above, certified accuracy from below: the closer the two, the stronger the attack.",
+                [
+                    _figure("Accuracy under attack", EmpiricalPlot()(logs)),
+                    _table("By attack radius", Empirical()(logs)),
+                ],
+            )
+        if logs.training:
+            few = Logs(training=logs.training[:_MOST_CURVES])
+            more = f" (the first {_MOST_CURVES} of {len(logs.training)})" if len(logs.training) > _MOST_CURVES else ""
+            yield Section(
+                "Training", "Loss and accuracy by epoch" + more + ".", [_figure("Training", TrainingPlot()(few))]
+            )
+        if logs.certification:
+            yield _examples(logs)
+        yield _provenance(logs)
+
+    def _certified_accuracy(self, logs: Logs) -> Section:
+        shared = {"norm": self.norm, "high_probability": self.high_probability}
+        parts = []
+        if len(logs.certification) <= _MOST_CURVES:
+            confidence = 0.95 if len(logs.certification) <= 4 else None
+            figure = CertifiedAccuracyPlot(confidence=confidence, **shared)(logs)
+            bands = "; bands: 95 % bootstrap intervals over examples" if confidence else ""
+            parts.append(_figure(f"Certified accuracy of each log{bands}", figure))
+        parts.append(_table("All logs", Summary(radii=self.radii, **shared)(logs)))
+        return Section(
+            "Certified accuracy",
+            "The share of images classified correctly whose class provably cannot change within the radius. Every "
+            "certificate is false with probability at most alpha over the noise drawn for it.",
+            parts,
+        )
+
+    def _best_of_groups(self, logs: Logs) -> Section:
+        shared = {"norm": self.norm, "high_probability": self.high_probability}
+        envelope = Envelope(radii=self.radii, **shared)
+        abstention = Envelope(radii=self.radii, show="abstention_rate", **shared)
+        parts = [
+            _table("Best certified accuracy, with the clean accuracy of the selected log raised", envelope(logs)),
+            _table("Abstention rate of the selected logs", abstention(logs)),
+        ]
+        for by in ([], ["sigma"]):
+            count = len(groups_of(logs.certification, by))
+            if len(logs.certification) > count and count <= _MOST_CURVES:
+                figure = EnvelopePlot(group_by=by, **shared)(logs)
+                parts.append(_figure("Upper envelopes" + (" by sigma" if by else " by group"), figure))
+        return Section(
+            "Best log by radius",
+            "At each radius the best log of its group. The logs are compared on the images on which their accuracy is "
+            "then stated, so the more there are to select from, the more optimistic it is.",
+            parts,
+        )
+
+
+def _facts(logs: Logs) -> list[tuple[str, str]]:
+    """What the page rests on, in a few numbers."""
+    facts = []
+    for kind in ("certification", "prediction", "training"):
+        if getattr(logs, kind):
+            facts.append((f"{kind} logs", f"{len(getattr(logs, kind)):,}"))
+    if logs.certification:
+        sizes = sorted({len(log.table) for log in logs.certification})
+        facts.append(("examples per log", " to ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1])))))
+    for name, title in (("dataset", "dataset"), ("sigma", "sigma"), ("N", "n"), ("alpha", "alpha")):
+        values = sorted({log.parameters.get(name) for log in logs.certification} - {None}, key=str)
+        if values:
+            facts.append((title, ", ".join(f"{value:,}" if isinstance(value, int) else f"{value}" for value in values)))
+    return facts
+
+
+def _examples(logs: Logs) -> Section:
+    return Section(
+        "Examples",
+        "Over all logs: an image's radius counts as 0 in a log that gets it wrong or abstains.",
+        [
+            _table("Worst", Examples(worst=_EXAMPLES_SHOWN)(logs)),
+            _table("Best", Examples(best=_EXAMPLES_SHOWN)(logs)),
+        ],
+    )
+
+
+def _provenance(logs: Logs) -> Section:
+    columns = [
+        Column("log", "log", "text"),
+        Column("file", "file", "text"),
+        Column("made_by", "made by", "text"),
+        Column("notes", "to keep in mind", "text"),
+    ]
+    everything = [*logs.certification, *logs.prediction, *logs.training]
+    rows = [[log.name, str(log.path), _made_by(log), "; ".join(log.notes) or None] for log in everything]
+    parts = [_table("Where each log is from", Table(columns, rows))]
+    if logs.certification or logs.prediction:
+        parts.append(_table("Hyper-parameters and how they are known", ParametersTable()(logs)))
+    return Section("Provenance", "", parts)
+
+
+def _made_by(log: Log) -> str | None:
+    """Command, version, commit and device of each run that wrote the log, if its manifest tells."""
+    said = []
+    for run in (log.parameters.manifest or {}).get("runs", []):
+        packages = run.get("packages") or {}
+        facts = {
+            "smoothadv": run.get("smoothadv"),
+            "commit": str(run.get("git_commit"))[:12] if run.get("git_commit") else None,
+            "torch": packages.get("torch"),
+            "device": run.get("device"),
+            "started": run.get("started"),
+        }
+        known = ", ".join(f"{name} {value}" for name, value in facts.items() if value)
+        said.append(f"{' '.join(map(str, run.get('command', [])))} ({known})")
+    return "; then ".join(said) or None
+
+
+def _table(caption: str, table: Table) -> dict:
+    """A table as the template wants it: every cell as HTML beside the value to sort by."""
+    shown = table.shown or table
+    markup = Markup(lambda text: f"<b>{text}</b>", lambda text: f"<sup>({text})</sup>", html.escape)
+    cells = display_cells(shown, 1, markup)
+    rows = [
+        [
+            {"html": text, "value": _sortable(value), "kind": column.kind}
+            for text, value, column in zip(texts, values, shown.columns)
+        ]
+        for texts, values in zip(cells, shown.rows)
+    ]
+    headings = [{"title": title, "kind": column.kind} for title, column in zip(titles(shown), shown.columns)]
+    return {"caption": caption, "headings": headings, "rows": rows, "image": None}
+
+
+def _sortable(value: object) -> str:
+    value = getattr(value, "value", value)
+    return "" if value is None else str(value)
+
+
+def _figure(caption: str, figure: Figure) -> dict:
+    """A figure as a picture inside the page. The salt makes equal figures equal files."""
+    content = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "smoothadv"}):
+        figure.savefig(content, format="svg", metadata={"Date": None})
+    encoded = base64.b64encode(content.getvalue()).decode()
+    return {"caption": caption, "image": f"data:image/svg+xml;base64,{encoded}", "rows": [], "headings": []}

@@ -1,0 +1,120 @@
+"""Choosing among logs: filters and groups by hyper-parameter, and the upper envelope over a group."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.parameters import FIELDS, Value, display
+from smoothadv.analysis.quantities import clean_accuracy
+from smoothadv.errors import UserError
+
+
+def one_of(names: Iterable[str]) -> Callable[[str], str]:
+    """An argparse type: one of ``names``."""
+    known = tuple(names)
+
+    def parse(text: str) -> str:
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"'{text}' is not known; known: {', '.join(known)}")
+        return text
+
+    return parse
+
+
+hyper_parameter = one_of(FIELDS)
+
+
+def matches(value: Value, wanted: str) -> bool:
+    """Whether a hyper-parameter has the value written: numbers to the digits written, so that 0.5 finds 127/256."""
+    if value is None:
+        return False
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            number = float(wanted)
+        except ValueError:
+            return False
+        return round(float(value), len(wanted.partition(".")[2])) == number
+    return str(value) == wanted
+
+
+def restrict(logs: Logs, conditions: Sequence[tuple[str, str]]) -> Logs:
+    """The logs whose hyper-parameters meet all (name, value) ``conditions``; UserError if none does."""
+    if not conditions:
+        return logs
+
+    def kept(some: list[Log]) -> list[Log]:
+        return [log for log in some if all(matches(log.parameters.get(name), value) for name, value in conditions)]
+
+    result = Logs(kept(logs.certification), kept(logs.prediction), logs.training, logs.left_out)
+    if not (result.certification or result.prediction or result.training):
+        wanted = " ".join(f"{name}={value}" for name, value in conditions)
+        name = conditions[0][0]
+        there = sorted({display(name, log.parameters.get(name)) for log in [*logs.certification, *logs.prediction]})
+        raise UserError(f"no log has {wanted}; {name} is {', '.join(there[:12])}")
+    return result
+
+
+def doubts(logs: Logs) -> list[str]:
+    """What should make a person hesitate to compare the logs: sentences."""
+    said = []
+    if len(logs.certification) > 1 and different_examples(logs.certification):
+        sizes = sorted({len(log.table) for log in logs.certification})
+        counts = f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}"
+        said.append(f"the logs are not all on the same test images ({counts} examples): they differ by chance too")
+    for name in ("dataset", "alpha"):
+        values = {log.parameters.get(name) for log in logs.certification} - {None}
+        if len(values) > 1:
+            said.append(f"the logs differ in {name}: {', '.join(sorted(display(name, value) for value in values))}")
+    return said
+
+
+def groups_of(logs: Sequence[Log], by: Sequence[str]) -> dict[str, list[Log]]:
+    """The logs by their group's name and the hyper-parameters ``by``, numbers ascending."""
+    keyed = sorted(logs, key=lambda log: [_sortable(log.parameters.get(name)) for name in by]) if by else logs
+    groups: dict[str, list[Log]] = {}
+    for log in keyed:
+        said = [log.group] if log.group and len({other.group for other in logs}) > 1 or not by and log.group else []
+        said += [f"{FIELDS[name]} = {display(name, log.parameters.get(name))}" for name in by]
+        groups.setdefault(", ".join(said) or "all", []).append(log)
+    order = {name: position for position, name in enumerate(dict.fromkeys(log.group for log in logs))}
+    return dict(sorted(groups.items(), key=lambda item: order[item[1][0].group]))
+
+
+def _sortable(value: Value) -> tuple[bool, float, str]:
+    if isinstance(value, (int, float)):
+        return (False, float(value), "")
+    return (value is None, 0.0, str(value))
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The best log of a group at one radius."""
+
+    log: Log
+    certified_accuracy: float
+
+
+def upper_envelope(logs: Sequence[Log], accuracies: np.ndarray) -> list[Selected]:
+    """The log with the largest accuracy at each radius; ties go to the larger clean accuracy, then to the first.
+
+    ``accuracies`` is [len(logs), number of radii]. Selected on the images it is measured on, an
+    envelope is optimistic, the more so the more logs it is selected from (SmoothAdv, section 4).
+    """
+    clean = np.array([clean_accuracy(log.table) for log in logs])
+    selected = []
+    for column in accuracies.T:
+        best = np.flatnonzero(column == column.max())
+        winner = best[clean[best].argmax()]
+        selected.append(Selected(logs[winner], float(column[winner])))
+    return selected
+
+
+def different_examples(logs: Sequence[Log]) -> bool:
+    """Whether the logs are not all on the same examples, so that their accuracies differ by chance too."""
+    first = logs[0].table.idx.to_numpy()
+    return any(not np.array_equal(first, log.table.idx.to_numpy()) for log in logs[1:])

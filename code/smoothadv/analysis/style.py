@@ -1,0 +1,70 @@
+"""One look for all figures: colours that differ in lightness, line styles, markers, and legends out of the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# Distinct to colour-blind readers (Wong, 2011); printed grey, the markers and line styles tell them apart.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A5C00")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_MARKS_PER_CURVE = 7
+_ENTRIES_INSIDE = 6
+_CHARACTERS_INSIDE = 28
+
+
+def new_figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure with panels side by side."""
+    figure = Figure(figsize=(6.0 if panels == 1 else 4.6 * panels, 4.0), layout="constrained")
+    return figure, list(figure.subplots(1, panels, squeeze=False)[0])
+
+
+def looks(count: int) -> list[dict[str, Any]]:
+    """Line properties for ``count`` curves: a colour and a marker each."""
+    pairs = zip(cycle(_COLOURS), cycle(_MARKERS + _MARKERS[:1]), range(count))
+    return [{"color": colour, "marker": marker, "markersize": 4.5, "linewidth": 1.6} for colour, marker, _ in pairs]
+
+
+def mark_every(corners: int, position: int, curves: int) -> tuple[int, int]:
+    """Some corners to put markers on, shifted from curve to curve so that they do not cover each other."""
+    step = max(1, corners // _MARKS_PER_CURVE)
+    return (position * step // max(1, curves), step)
+
+
+def accuracy_axes(axes: Axes, x_label: str, y_label: str, largest: float) -> None:
+    """Percent upwards, radii to the right."""
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.set_xlim(0, largest if largest > 0 else 1.0)
+    axes.set_ylim(0, 100)
+    add_grid(axes)
+
+
+def add_grid(axes: Axes) -> None:
+    """Faint lines behind the curves."""
+    axes.grid(color="0.9")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def add_legend(figure: Figure, axes: Axes, labels: Sequence[str]) -> None:
+    """Inside, at the upper right, which falling curves leave free; below the axes if it would cover them there."""
+    if len(labels) <= _ENTRIES_INSIDE and max(map(len, labels), default=0) <= _CHARACTERS_INSIDE:
+        axes.legend(loc="upper right", frameon=True, framealpha=0.85, edgecolor="none")
+        return
+    columns = 1 if max(map(len, labels)) > 45 else 2
+    handles, texts = axes.get_legend_handles_labels()
+    figure.legend(handles, texts, loc="outside lower center", ncols=columns, frameon=False, fontsize="small")
+    rows = -(-len(labels) // columns)
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + 0.19 * rows)
+
+
+def draw_steps(axes: Axes, radii: np.ndarray, accuracies: np.ndarray, **line: Any) -> None:
+    """A curve of accuracies (fractions) that hold up to the radius on their right."""
+    axes.step(radii, 100 * accuracies, where="pre", **line)

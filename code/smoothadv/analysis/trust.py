@@ -1,0 +1,128 @@
+"""Whether a certification log can be what it claims to be: radii against counts, and against what n allows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from smoothadv.analysis.parameters import Parameters
+from smoothadv.bounds import certified_radius, maximum_radius
+from smoothadv.errors import UserError
+
+_OTHER_ALPHA = 0.01
+_MATCH = 1e-6  # relative: our radii agree with their counts to 1e-8, another sigma or alpha does not
+
+
+def check_certificates(path: Path, table: pd.DataFrame, parameters: Parameters) -> tuple[Parameters, list[str]]:
+    """UserError, naming the log and the fault, if its radii cannot be certificates for its sigma, n and alpha.
+
+    ``table`` is that of ``readers.read_certification_log``. Returns the parameters, with another alpha where
+    the radii show that the assumed one was not used, and notes: sentences on what could not be checked
+    and on coarse digits.
+    """
+    sigma, n, alpha = (parameters.get(name) for name in ("sigma", "N", "alpha"))
+    notes = list(table.attrs.get("notes", []))
+    if "trials" in table and _method(parameters) == "exact":
+        _check_counts(path, table, n, parameters)
+        if sigma is not None and alpha is not None:
+            _check_radii_of_counts(path, table, float(sigma), float(alpha))
+    if sigma is None:
+        notes.append("its sigma is unknown, so its radii could not be checked: --sigma states it")
+    elif _other_alpha(table, parameters):
+        parameters = parameters.replaced("alpha", _OTHER_ALPHA, "inferred from the largest radius")
+        notes.append(
+            f"its largest radius, {table.radius.max():g}, is impossible for alpha = {alpha:g} at n = {n:,}; it is "
+            f"what alpha = {_OTHER_ALPHA:g} gives, so each of its certificates may be false with that probability"
+        )
+    else:
+        cap = maximum_radius(int(n), float(sigma), float(alpha))
+        _check_cap(path, table, cap, f"sigma {sigma:g}, n = {n:,} and alpha = {alpha:g} ({_sources(parameters)})")
+    return parameters, notes + _coarse_digits(table)
+
+
+def _other_alpha(table: pd.DataFrame, parameters: Parameters) -> bool:
+    """Whether the radii pile up at the cap of alpha = 0.01 instead of the cap of what was merely assumed.
+
+    Some logs released with Cohen et al. do; a single radius there is a fault like any other.
+    """
+    if not {parameters.sources.get("N"), parameters.sources.get("alpha")} == {"assumed"}:
+        return False
+    sigma, n = float(parameters.values["sigma"]), int(parameters.values["N"])
+    largest = table.radius.max()
+    usual, other = (maximum_radius(n, sigma, alpha) for alpha in (parameters.values["alpha"], _OTHER_ALPHA))
+    tolerance = _half_unit(largest)
+    return largest > usual + tolerance and abs(largest - other) <= tolerance and (table.radius == largest).sum() > 1
+
+
+def _method(parameters: Parameters) -> str:
+    return (parameters.manifest or {}).get("settings", {}).get("method", "exact")
+
+
+def _check_counts(path: Path, table: pd.DataFrame, n: Any, parameters: Parameters) -> None:
+    trials = table.trials.unique()
+    if len(trials) > 1:
+        raise UserError(
+            f"{path} mixes certificates of different n: {', '.join(map(str, sorted(trials)[:4]))} trials, "
+            f"the second first at idx {table.idx[table.trials != table.trials.iloc[0]].iloc[0]}"
+        )
+    if parameters.sources.get("N") in ("manifest", "stated") and trials[0] != n:
+        raise UserError(f"{path} holds {trials[0]} trials per example where n = {n} was {parameters.sources['N']}")
+
+
+def _check_radii_of_counts(path: Path, table: pd.DataFrame, sigma: float, alpha: float) -> None:
+    """Each radius must be the one that its successes certify; one computation per distinct count."""
+    certified = table[table.predict >= 0]
+    counts, inverse = np.unique(certified.successes.to_numpy(), return_inverse=True)
+    trials = int(table.trials.iloc[0])
+    expected = np.array([certified_radius(int(count), trials, sigma, alpha) or 0.0 for count in counts])
+    if not len(certified):
+        return
+    expected = expected[inverse]
+    wrong = ~np.isclose(certified.radius.to_numpy(), expected, rtol=_MATCH, atol=1e-9)
+    if wrong.any():
+        row = certified[wrong].iloc[0]
+        raise UserError(
+            f"{path} holds a radius that its counts do not certify at sigma {sigma:g} and alpha {alpha:g}, first at "
+            f"idx {int(row.idx)}: {row.radius:g}, not {expected[wrong][0]:g} (rows of another sigma?)"
+        )
+
+
+def _check_cap(path: Path, table: pd.DataFrame, cap: float, given: str) -> None:
+    """No radius above sigma Phi^-1(alpha^(1/n)); published ones may have been rounded up in the last digit."""
+    suspects = table[table.radius > cap]
+    for radius, idx in zip(suspects.radius, suspects.idx):
+        if radius > cap + _half_unit(radius):
+            raise UserError(
+                f"{path} holds a radius that cannot be certified, first at idx {idx}: {radius:g} is above {cap:.6g}, "
+                f"the largest for {given}; --sigma, --n and --alpha state others"
+            )
+
+
+def _half_unit(radius: float) -> float:
+    """Half a unit in the last digit of a radius printed with few digits; 1e-9 relative for one of full precision."""
+    digits = repr(float(radius))
+    decimals = len(digits.partition(".")[2]) if "e" not in digits else 17
+    # 1.9 may be 1.90 with three significant digits, of which repr drops the zero: never take less than that.
+    return max(0.5 * 10.0 ** -max(decimals, 2), 1e-9 * radius) if decimals <= 4 else 1e-9 * radius
+
+
+def _sources(parameters: Parameters) -> str:
+    return ", ".join(
+        f"{name} {parameters.sources[name]}" for name in ("sigma", "N", "alpha") if name in parameters.sources
+    )
+
+
+def _coarse_digits(table: pd.DataFrame) -> list[str]:
+    """Released radii were rounded to nearest, hence half of them up: say by how much."""
+    radii = table.radius[table.radius > 0].to_numpy()
+    if not len(radii):
+        return []
+    largest = radii.max()
+    if np.allclose(radii, np.round(radii, 4), rtol=0, atol=1e-12):
+        three_digits = all(float(f"{radius:.3g}") == radius for radius in radii)
+        unit = 10.0 ** (np.floor(np.log10(largest)) - 2) if three_digits else 1e-4
+        return [f"its radii were rounded to nearest, some of them up, by at most {unit / 2:g}"]
+    return []

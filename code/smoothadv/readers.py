@@ -1,0 +1,243 @@
+"""Reads logs: ours, the released ones of Salman et al. and Cohen et al., and their descendants'. No torch.
+
+Each reader returns a pandas DataFrame or raises one UserError that names the file and the first fault in it;
+what was tolerated is told in ``frame.attrs["notes"]``, a list of sentences. A number is read as it is
+printed or not at all.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from smoothadv.errors import UserError
+
+_HEADER_BYTES = 4096
+_TWO_LINES = 65_536
+_CERTIFICATION = {"idx", "label", "predict", "radius", "correct"}
+_PREDICTION = {"idx", "label", "predict", "correct"}
+# The released training logs spell these in several ways and orders; a suffix says what the released unit is.
+_TRAINING_NAMES = {
+    "epoch": "epoch",
+    "time": "time",
+    "lr": "lr",
+    "epsilon": "epsilon",
+    "trainloss": "train_loss",
+    "trainaccuracy": "train_accuracy",
+    "trainacc": "train_accuracy%",
+    "testloss": "test_loss",
+    "testaccuracy": "test_accuracy",
+    "testacc": "test_accuracy%",
+}
+_TRAINING = {"epoch", "train_loss", "train_accuracy", "test_loss", "test_accuracy"}
+
+
+def kind_of_log(path: Path) -> str | None:
+    """ "certification", "prediction" or "training" by the file's first line; None for anything else."""
+    try:
+        columns = _columns(_first_line(path))
+    except OSError:
+        return None
+    if columns >= _PREDICTION:
+        return "certification" if "radius" in columns else "prediction"
+    return "training" if {_training_name(column).rstrip("%") for column in columns} >= _TRAINING else None
+
+
+def resembles_log(path: Path) -> bool:
+    """Whether the file's name or start suggests a log of examples, readable or not: what a search should not pass
+    over silently."""
+    try:
+        start = _first_line(path)[:4]
+    except OSError:
+        return False
+    return start.startswith(b"idx") or path.name.startswith("sigma_") or path.name == "predictions"
+
+
+def has_rows(path: Path) -> bool:
+    """Whether there is anything after the file's first line."""
+    with path.open("rb") as file:
+        file.readline()
+        return bool(file.read(1))
+
+
+def read_certification_log(path: Path) -> Any:
+    """A certification log: columns idx, label, predict, correct (int64) and radius (float64), sorted by idx.
+
+    Columns successes and trials (int64) follow where the log has both. UserError unless there are rows and
+    every one is consistent: finite radii >= 0, one row per idx, ``correct`` equal to (predict == label),
+    abstentions (predict -1) with radius 0. A running total of hits in place of ``correct``, and True and
+    False for 1 and 0, are noted and understood.
+    """
+    table = _read_examples(path, "certification log", _CERTIFICATION, ("successes", "trials"))
+    _refuse(
+        path, table, "a radius that is negative or not finite", ~((table.radius >= 0) & (table.radius < float("inf")))
+    )
+    _refuse(path, table, "an abstention with a radius", (table.predict == -1) & (table.radius > 0))
+    if "trials" in table:
+        _refuse(path, table, "successes that are not between 0 and trials", ~table.successes.between(0, table.trials))
+    return table
+
+
+def read_prediction_log(path: Path) -> Any:
+    """A prediction log: columns idx, label, predict and correct (int64), sorted by idx; UserError as above."""
+    return _read_examples(path, "prediction log", _PREDICTION)
+
+
+def read_training_log(path: Path) -> Any:
+    """A training log: columns epoch (int64, from 0), train_loss, train_accuracy, test_loss, test_accuracy (float64).
+
+    Accuracies are fractions; the released logs, in percent, are converted. UserError unless there are rows,
+    epochs ascend and all is finite, accuracies in [0, 1].
+    """
+    table = _parse(path, "training log", None)
+    names = {column: _training_name(column) for column in table.columns}
+    missing = _TRAINING - {name.rstrip("%") for name in names.values()}
+    if missing:
+        raise UserError(f"{path} is no training log: it lacks the column {', '.join(sorted(missing))}")
+    table = table.rename(columns=names)
+    try:
+        result = table[["epoch"]].astype("int64")
+        for name in sorted(_TRAINING - {"epoch"}):
+            percent = f"{name}%" in table
+            result[name] = table[f"{name}%" if percent else name].astype("float64") / (100 if percent else 1)
+    except (ValueError, OverflowError) as error:
+        raise UserError(f"{path} holds a field that is not a number: {_one_line(error)}") from error
+    accuracies = result[["train_accuracy", "test_accuracy"]]
+    finite = result[["train_loss", "test_loss"]].abs().lt(float("inf")).all(axis=None)
+    if not finite or not accuracies.ge(0).all(axis=None) or not accuracies.le(1).all(axis=None):
+        raise UserError(f"{path} holds a loss that is not finite or an accuracy that is no share")
+    if not result.epoch.is_monotonic_increasing or result.epoch.duplicated().any():
+        raise UserError(f"{path} holds epochs that do not ascend: two runs in one file?")
+    return result
+
+
+def _read_examples(path: Path, kind: str, required: set[str], optional: tuple[str, ...] = ()) -> Any:
+    """The numeric columns of a log with a row per example; all that both kinds of log promise is checked."""
+    try:
+        header = _columns(_first_line(path))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    if "idx" not in header or not header >= required:
+        missing = ", ".join(sorted(required - header))
+        raise UserError(f"{path} is no {kind}: its first line lacks the column {missing}")
+    columns = [*required, *(optional if header.issuperset(optional) else ())]
+    types = {column: "float64" if column == "radius" else "int64" for column in columns if column != "correct"}
+    table = _parse(path, kind, types)
+    notes = table.attrs["notes"]
+    hits = (table.predict == table.label).astype("int64")
+    _refuse(path, table, "a row that lacks fields", table.correct == "")
+    told = table.correct.str.strip().replace({"True": "1", "False": "0"})
+    if not told.equals(hits.astype(str)):
+        total = hits.cumsum()
+        # Only a number above 1 tells a running total from 0s and 1s that are wrong.
+        if total.max() < 2 or not told.equals(total.astype(str)):
+            _refuse(path, table, "a 'correct' that disagrees with label and predict", told != hits.astype(str))
+        notes.append("its 'correct' is a running total; label and predict were compared instead")
+    table = table[list(types)].assign(correct=hits)
+    table.attrs["notes"] = notes
+    _refuse(path, table, "an example that is there twice", table.idx.duplicated())
+    _refuse(
+        path,
+        table,
+        "an index or a label below 0, or a prediction below -1",
+        (table.idx < 0) | (table.label < 0) | (table.predict < -1),
+    )
+    return table if table.idx.is_monotonic_increasing else table.sort_values("idx", ignore_index=True)
+
+
+def _parse(path: Path, kind: str, types: dict[str, str] | None) -> Any:
+    """All rows; columns of ``types`` as such, the others as text. A torn last line is dropped and noted."""
+    import pandas as pd
+
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    if b"\0" in content:
+        raise UserError(f"{path} cannot be read as a {kind}: it is a binary file")
+    content, notes = _without_torn_line(content)
+    first, second = [*content[:_TWO_LINES].splitlines()[:2], b"", b""][:2]
+    if second.count(b"\t") > first.count(b"\t"):  # pandas would take the first field for the row's name
+        raise UserError(f"{path} has rows with more fields than its header: no telling which column is which")
+    # Text stays text, whatever its name suggests: a log may be called anything, and hold any field.
+    options = {"sep": "\t", "quoting": 3, "keep_default_na": False, "na_filter": False, "encoding": "utf-8-sig"}
+    try:
+        table = pd.read_csv(io.BytesIO(content), dtype=_all_columns(content, types), **options)
+        for column in [name for name, type_ in (types or {}).items() if type_ == "float64"]:
+            table[column] = _exact_floats(table[column])
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeError) as error:
+        raise UserError(f"{path} cannot be read as a {kind}: {_one_line(error)}") from error
+    except (ValueError, OverflowError) as error:
+        culprit = _first_fault(content, options, types or {}) or _one_line(error)
+        raise UserError(f"{path} holds a field that is not a number: {culprit}") from error
+    if table.empty:
+        raise UserError(f"{path} holds no rows yet: the {kind} has only a header")
+    table.attrs["notes"] = notes
+    return table
+
+
+def _all_columns(content: bytes, types: dict[str, str] | None) -> dict[str, str]:
+    names = _text(content[: content.find(b"\n") + 1] or content).rstrip("\r\n").split("\t")
+    whole = [name for name, type_ in (types or {}).items() if type_ == "int64"]
+    return {name: "int64" if name in whole else "str" for name in names}
+
+
+def _first_fault(content: bytes, options: dict[str, Any], types: dict[str, str]) -> str | None:
+    """The first field that is no whole number where one should be, as a person would look for it."""
+    import pandas as pd
+
+    table = pd.read_csv(io.BytesIO(content), dtype="str", **options)
+    for column in [name for name, type_ in types.items() if type_ == "int64"]:
+        faults = ~table[column].str.fullmatch("[-+]?[0-9]{1,18}")
+        if faults.any():
+            return f"{column} is '{table[column][faults].iloc[0]}' in row {faults.argmax() + 1}"
+    return None
+
+
+def _exact_floats(texts: Any) -> Any:
+    """float64 next to the decimal written, which pandas' own parser of numbers does not promise in all versions."""
+    odd = texts[texts.str.contains("_", regex=False)]
+    if len(odd):  # Python alone takes 1_0 for a number
+        raise ValueError(f"could not convert string to float: '{odd.iloc[0]}'")
+    return texts.astype("float64")
+
+
+def _without_torn_line(content: bytes) -> tuple[bytes, list[str]]:
+    """The content without a last line that was cut; a last line that merely lacks its end is left in place.
+
+    Only a last field that is a time may have been cut without a trace: nothing is computed from it.
+    """
+    end = max(content.rfind(b"\n"), content.rfind(b"\r")) + 1
+    header, last = content.split(b"\n", 1)[0].rstrip(b"\r").split(b"\t"), content[end:]
+    if not last or end == 0:
+        return content, []
+    if header[-1] == b"time" and last.count(b"\t") + 1 == len(header) and not last.endswith(b"\t"):
+        return content, []
+    return content[:end], ["its last line was cut off and is left out"]
+
+
+def _first_line(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.readline(_HEADER_BYTES)
+
+
+def _columns(line: bytes) -> set[str]:
+    return set(_text(line).rstrip("\r\n").split("\t"))
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8-sig", errors="replace")
+
+
+def _training_name(column: str) -> str:
+    return _TRAINING_NAMES.get(column.lower().replace(" ", "").replace("_", ""), column)
+
+
+def _refuse(path: Path, table: Any, fault: str, rows: Any) -> None:
+    if rows.any():
+        raise UserError(f"{path} holds {fault}, first at idx {table.idx[rows].iloc[0]}")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
