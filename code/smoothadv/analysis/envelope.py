@@ -55,7 +55,8 @@ class Envelope(AtRadii):
             for name, winners in selected.items()
             for radius, best in zip(radii, winners)
         ]
-        return Table(columns, rows, self._for_people(groups, radii, selected))
+        # Names of models are too long for a column per radius.
+        return Table(columns, rows, None if self.show == "model" else self._for_people(groups, radii, selected))
 
     def select(self, group: Sequence[Log], radii: Sequence[float]) -> list[Selected]:
         """The best log of the group at each radius."""
@@ -66,21 +67,20 @@ class Envelope(AtRadii):
         self, groups: dict[str, list[Log]], radii: Sequence[float], selected: dict[str, list[Selected]]
     ) -> Table:
         title = self.heading + ("" if self.show == "certified_accuracy" else f", {self.show.replace('_', ' ')}")
-        kind = "text" if self.show == "model" else "percent"
         columns = [Column("group", title, "text"), Column("models", "models", "count")]
         for radius in radii:
             column = radius_column(radius)
-            columns.append(Column(column.key, column.title, kind, compared=self.show == "certified_accuracy"))
+            columns.append(Column(column.key, column.title, column.kind, compared=self.show == "certified_accuracy"))
         rows = [
             [name, len(groups[name]), *(self._shown(best) for best in winners)] for name, winners in selected.items()
         ]
         return Table(columns, rows)
 
-    def _shown(self, best: Selected) -> str | float | Annotated:
+    def _shown(self, best: Selected) -> float | Annotated:
         accuracy, abstention, clean = _facts(best)
         if self.show == "certified_accuracy":
             return Annotated(accuracy, raised=clean)
-        return {"abstention_rate": abstention, "clean_accuracy": clean, "model": best.log.name}[self.show]
+        return abstention if self.show == "abstention_rate" else clean
 
 
 def _facts(best: Selected) -> tuple[float, float, float]:

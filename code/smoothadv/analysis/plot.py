@@ -39,7 +39,7 @@ class CertifiedAccuracyPlot(Norm):
                     radii, 100 * low, 100 * high, step="pre", color=look["color"], alpha=0.18, linewidth=0
                 )
         accuracy_axes(axes, self.axis_title, "certified accuracy (%)", 1.04 * largest)
-        add_legend(figure, axes, [log.name for log in logs.certification])
+        add_legend(figure, axes)
         if self.title:
             axes.set_title(self.title)
         return figure

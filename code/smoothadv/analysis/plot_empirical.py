@@ -45,12 +45,14 @@ class EmpiricalPlot:
             radii, accuracies = EnvelopePlot().envelope_curve(group)
             label = "certified" if len(certified) == 1 else f"{name}, certified"
             draw_steps(axes, radii, accuracies, label=label, **{**look, "marker": "", "linewidth": 2.2})
+        colours = {name: look["color"] for name, look in zip(certified, lines)} if len(certified) > 1 else {}
         for (name, curve), look in zip(curves.items(), lines[len(certified) :]):
+            look["color"] = colours.get(name, look["color"])
             shares = [100 * empirical_accuracy(log.table) for log, _ in curve.values()]
             label = "under attack" if name == "all" else f"{name}, under attack" if not self.group_by else name
             axes.plot(list(curve), shares, label=label, linestyle="--", **{**look, "linewidth": 1.2})
         accuracy_axes(axes, r"$\ell_2$ radius (images in [0, 1])", "accuracy (%)", 1.02 * largest or 1.0)
-        add_legend(figure, axes, axes.get_legend_handles_labels()[1])
+        add_legend(figure, axes)
         if self.title:
             axes.set_title(self.title)
         return figure

@@ -44,8 +44,8 @@ class EnvelopePlot(Norm):
         if not others:
             raise UserError("there is nothing but the baseline to draw")
         by = self.group_by or []
-        curves = list(groups_of(others, by).items())
-        dashed = list(groups_of(baseline, by if self.split_baseline else []).items()) if baseline else []
+        curves = list(groups_of(others, by, name_group=bool(baseline)).items())
+        dashed = list(groups_of(baseline, by if self.split_baseline else [], name_group=True).items())
         return self._draw(curves, dashed, by)
 
     def _draw(
@@ -53,7 +53,6 @@ class EnvelopePlot(Norm):
     ) -> Figure:
         figure, (axes,) = new_figure()
         lines = looks(len(curves) + (0 if self.split_baseline else len(dashed)))
-        groups = {log.group for _, group in curves for log in group}
         styled = [(name, group, look, "-") for (name, group), look in zip(curves, lines)]
         if self.split_baseline:
             like = {_key(group, by): look for (_, group), look in zip(curves, lines)}
@@ -65,11 +64,10 @@ class EnvelopePlot(Norm):
         for position, (name, group, look, style) in enumerate(styled):
             radii, accuracies = self.envelope_curve(group)
             largest = max(largest, radii[-1])
-            label = _label(name, group, self.baseline if style == "--" else None, len(groups))
             marks = mark_every(len(radii), position, len(styled))
-            draw_steps(axes, radii, accuracies, label=label, linestyle=style, markevery=marks, **look)
+            draw_steps(axes, radii, accuracies, label=name, linestyle=style, markevery=marks, **look)
         accuracy_axes(axes, self.axis_title, "certified accuracy (%)", 1.04 * largest)
-        add_legend(figure, axes, axes.get_legend_handles_labels()[1])
+        add_legend(figure, axes)
         if self.title:
             axes.set_title(self.title)
         return figure
@@ -84,10 +82,3 @@ class EnvelopePlot(Norm):
 
 def _key(group: Sequence[Log], by: Sequence[str]) -> tuple:
     return tuple(group[0].parameters.get(name) for name in by)
-
-
-def _label(name: str, group: Sequence[Log], baseline: str | None, groups: int) -> str:
-    """The group's name, with what its models have in common before it where the name alone would be ambiguous."""
-    if baseline is None or name.startswith(baseline):
-        return name
-    return baseline if name == "all" else f"{baseline}, {name}"

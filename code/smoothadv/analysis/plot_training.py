@@ -41,9 +41,9 @@ class TrainingPlot:
             axes.set_ylabel(f"{quantity} under noise" + (" (%)" if quantity == "accuracy" else ""))
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             add_grid(axes)
-        panels[0].set_ylim(bottom=0)
+        panels[0].set_ylim(0, 1.05 * panels[0].dataLim.ymax)
         panels[1].set_ylim(0, 100)
-        add_legend(figure, panels[0], panels[0].get_legend_handles_labels()[1])
+        add_legend(figure, panels[0], inside=False)
         if self.title:
             figure.suptitle(self.title)
         return figure

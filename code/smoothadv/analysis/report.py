@@ -29,6 +29,7 @@ from smoothadv.analysis.radii import AtRadii
 from smoothadv.analysis.selection import doubts, groups_of
 from smoothadv.analysis.summary import Summary
 from smoothadv.analysis.tables import Column, Markup, Table, display_cells, titles
+from smoothadv.analysis.trust import coarse_digits
 from smoothadv.settings import setting
 
 _MOST_CURVES = 8
@@ -159,11 +160,15 @@ def _provenance(logs: Logs) -> Section:
         Column("notes", "to keep in mind", "text"),
     ]
     everything = [*logs.certification, *logs.prediction, *logs.training]
-    rows = [[log.name, str(log.path), _made_by(log), "; ".join(log.notes) or None] for log in everything]
+    rows = [[log.name, str(log.path), _made_by(log), "; ".join(_notes(log)) or None] for log in everything]
     parts = [_table("Where each log is from", Table(columns, rows))]
     if logs.certification or logs.prediction:
         parts.append(_table("Hyper-parameters and how they are known", ParametersTable()(logs)))
     return Section("Provenance", "", parts)
+
+
+def _notes(log: Log) -> list[str]:
+    return [*log.notes, *(coarse_digits(log.table) if "radius" in log.table else [])]
 
 
 def _made_by(log: Log) -> str | None:

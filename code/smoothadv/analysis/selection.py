@@ -70,19 +70,36 @@ def doubts(logs: Logs) -> list[str]:
         values = {log.parameters.get(name) for log in logs.certification} - {None}
         if len(values) > 1:
             said.append(f"the logs differ in {name}: {', '.join(sorted(display(name, value) for value in values))}")
+    noted: dict[str, list[Log]] = {}
+    for log in [*logs.certification, *logs.prediction, *logs.training]:
+        for note in log.notes:
+            noted.setdefault(note, []).append(log)
+    for note, some in noted.items():
+        more = f" and {len(some) - 1} more" if len(some) > 1 else ""
+        said.append(f"{some[0].path}{more}: {note}")
     return said
 
 
-def groups_of(logs: Sequence[Log], by: Sequence[str]) -> dict[str, list[Log]]:
-    """The logs by their group's name and the hyper-parameters ``by``, numbers ascending."""
+def groups_of(logs: Sequence[Log], by: Sequence[str], name_group: bool = False) -> dict[str, list[Log]]:
+    """The logs by their group's name and the hyper-parameters ``by``, numbers ascending.
+
+    A group's name is left out where all logs are of one group and ``by`` tells them apart, but for ``name_group``.
+    """
     keyed = sorted(logs, key=lambda log: [_sortable(log.parameters.get(name)) for name in by]) if by else logs
+    several = name_group or not by or len({log.group for log in logs}) > 1
     groups: dict[str, list[Log]] = {}
     for log in keyed:
-        said = [log.group] if log.group and len({other.group for other in logs}) > 1 or not by and log.group else []
-        said += [f"{FIELDS[name]} = {display(name, log.parameters.get(name))}" for name in by]
-        groups.setdefault(", ".join(said) or "all", []).append(log)
+        said = [log.group] if log.group and several else []
+        groups.setdefault(", ".join([*said, *(_said(name, log) for name in by)]) or "all", []).append(log)
     order = {name: position for position, name in enumerate(dict.fromkeys(log.group for log in logs))}
     return dict(sorted(groups.items(), key=lambda item: order[item[1][0].group]))
+
+
+def _said(name: str, log: Log) -> str:
+    value = log.parameters.get(name)
+    if value is None and name == "num_noise_vec" and log.parameters.get("gradient") == "base classifier":
+        return "vanilla PGD on the base classifier"
+    return f"{FIELDS[name]} = {display(name, value)}"
 
 
 def _sortable(value: Value) -> tuple[bool, float, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
 from itertools import cycle
 from typing import Any
 
@@ -52,17 +52,25 @@ def add_grid(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def add_legend(figure: Figure, axes: Axes, labels: Sequence[str]) -> None:
-    """Inside, at the upper right, which falling curves leave free; below the axes if it would cover them there."""
-    if len(labels) <= _ENTRIES_INSIDE and max(map(len, labels), default=0) <= _CHARACTERS_INSIDE:
-        axes.legend(loc="upper right", frameon=True, framealpha=0.85, edgecolor="none")
+def add_legend(figure: Figure, axes: Axes, inside: bool = True) -> None:
+    """At the upper right, which falling curves leave free, or below the axes if it would cover curves there."""
+    handles, labels = axes.get_legend_handles_labels()
+    labels = [_in_symbols(label) for label in labels]
+    longest = max(map(len, labels), default=0)
+    if inside and len(labels) <= _ENTRIES_INSIDE and longest <= _CHARACTERS_INSIDE:
+        axes.legend(handles, labels, loc="upper right", framealpha=0.85, edgecolor="none", handlelength=3)
         return
-    columns = 1 if max(map(len, labels)) > 45 else 2
-    handles, texts = axes.get_legend_handles_labels()
-    figure.legend(handles, texts, loc="outside lower center", ncols=columns, frameon=False, fontsize="small")
-    rows = -(-len(labels) // columns)
+    columns = 1 if longest > 45 else 2
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize="small", handlelength=3.4
+    )
     width, height = figure.get_size_inches()
-    figure.set_size_inches(width, height + 0.19 * rows)
+    figure.set_size_inches(width, height + 0.19 * -(-len(labels) // columns))
+
+
+def _in_symbols(label: str) -> str:
+    """The letters of the papers for hyper-parameters that tables spell out."""
+    return re.sub(r"\b(sigma|epsilon)(?= = )", lambda match: {"sigma": "σ", "epsilon": "ε"}[match[1]], label)
 
 
 def draw_steps(axes: Axes, radii: np.ndarray, accuracies: np.ndarray, **line: Any) -> None:

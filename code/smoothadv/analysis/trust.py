@@ -13,6 +13,7 @@ from smoothadv.bounds import certified_radius, maximum_radius
 from smoothadv.errors import UserError
 
 _OTHER_ALPHA = 0.01
+_FEWEST_TO_JUDGE = 20
 _MATCH = 1e-6  # relative: our radii agree with their counts to 1e-8, another sigma or alpha does not
 
 
@@ -20,11 +21,11 @@ def check_certificates(path: Path, table: pd.DataFrame, parameters: Parameters) 
     """UserError, naming the log and the fault, if its radii cannot be certificates for its sigma, n and alpha.
 
     ``table`` is that of ``readers.read_certification_log``. Returns the parameters, with another alpha where
-    the radii show that the assumed one was not used, and notes: sentences on what could not be checked
-    and on coarse digits.
+    the radii show that the assumed one was not used, and notes: sentences on what was tolerated and on
+    what could not be checked.
     """
     sigma, n, alpha = (parameters.get(name) for name in ("sigma", "N", "alpha"))
-    notes = list(table.attrs.get("notes", []))
+    notes = [*table.attrs.get("notes", []), *_collapse(table)]
     if "trials" in table and _method(parameters) == "exact":
         _check_counts(path, table, n, parameters)
         if sigma is not None and alpha is not None:
@@ -40,7 +41,7 @@ def check_certificates(path: Path, table: pd.DataFrame, parameters: Parameters) 
     else:
         cap = maximum_radius(int(n), float(sigma), float(alpha))
         _check_cap(path, table, cap, f"sigma {sigma:g}, n = {n:,} and alpha = {alpha:g} ({_sources(parameters)})")
-    return parameters, notes + _coarse_digits(table)
+    return parameters, notes
 
 
 def _other_alpha(table: pd.DataFrame, parameters: Parameters) -> bool:
@@ -55,6 +56,16 @@ def _other_alpha(table: pd.DataFrame, parameters: Parameters) -> bool:
     usual, other = (maximum_radius(n, sigma, alpha) for alpha in (parameters.values["alpha"], _OTHER_ALPHA))
     tolerance = _half_unit(largest)
     return largest > usual + tolerance and abs(largest - other) <= tolerance and (table.radius == largest).sum() > 1
+
+
+def _collapse(table: pd.DataFrame) -> list[str]:
+    """A note on a classifier that ignores its input: its certificates are true, and worth nothing."""
+    if len(table) < _FEWEST_TO_JUDGE or table.predict.nunique() > 1 or table.label.nunique() == 1:
+        return []
+    predicted = table.predict.iloc[0]
+    if predicted < 0:
+        return ["it abstains on every example"]
+    return [f"it predicts class {predicted} for every example: the model has collapsed"]
 
 
 def _method(parameters: Parameters) -> str:
@@ -115,7 +126,7 @@ def _sources(parameters: Parameters) -> str:
     )
 
 
-def _coarse_digits(table: pd.DataFrame) -> list[str]:
+def coarse_digits(table: pd.DataFrame) -> list[str]:
     """Released radii were rounded to nearest, hence half of them up: say by how much."""
     radii = table.radius[table.radius > 0].to_numpy()
     if not len(radii):
