@@ -46,6 +46,7 @@ def logs(workplace: Path) -> Path:
     """The working folder, with two logs below results/."""
     (workplace / "results/nested").mkdir(parents=True)
     (workplace / "results/ours.tsv").write_text(OURS)
+    (workplace / "results/ours.tsv.manifest.json").write_text(MANIFEST)
     (workplace / "results/nested/sigma_0.50").write_text(RELEASED)
     return workplace
 
@@ -159,7 +160,6 @@ def test_logs_are_files_folders_and_globs(analyze, arguments, names):
 
 
 def test_folder_is_searched_for_certification_logs_alone(analyze, logs):
-    (logs / "results/ours.tsv.manifest.json").write_text(MANIFEST)
     (logs / "results/nested/stdout.txt").write_text("Files already downloaded and verified\n")
     (logs / "results/predictions").write_text("idx\tlabel\tpredict\tbasePredict\tcorrect\ttime\n")
     assert len(table_of(analyze("summary", "results", "--format", "csv").out)) == 1 + 2
@@ -180,7 +180,6 @@ def test_log_without_rows_in_a_folder_is_left_out_with_a_warning(analyze, logs, 
 @pytest.mark.parametrize("expand", [lambda pattern: [pattern], glob.glob], ids=["quoted", "expanded by the shell"])
 def test_manifests_beside_logs_are_no_obstacle_to_globs(analyze, logs, expand):
     """Every log of ours has one, which `logs/*` matches, too."""
-    (logs / "results/ours.tsv.manifest.json").write_text(MANIFEST)
     outcome = analyze("summary", *expand("results/ours*"), "--format", "csv")
     assert outcome.code == 0
     assert [row[0] for row in table_of(outcome.out)[1:]] == ["ours"]

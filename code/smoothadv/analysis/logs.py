@@ -152,7 +152,8 @@ def _read_one(entry: _Found, name: str, kinds: set[str], stated: dict[str, Value
         table = read_prediction_log(entry.path)
         logs.prediction.append(_log(entry, name, table, parameters, table.attrs["notes"]))
     elif kind == "training":
-        logs.training.append(_log(entry, name, read_training_log(entry.path), Parameters(), []))
+        table = read_training_log(entry.path)
+        logs.training.append(_log(entry, name, table, Parameters(), table.attrs["notes"]))
     else:
         # Also what only looks like a log: the reader says what is wrong with it.
         table = read_certification_log(entry.path)

@@ -19,7 +19,7 @@ def certified_accuracies(table: pd.DataFrame, radii: Iterable[float]) -> np.ndar
 
     acc(r) = mean[predict = label and R >= r] (Cohen et al., section 4; SmoothAdv, section 4).
     """
-    certified = np.sort(table.radius.to_numpy()[table.correct.to_numpy() == 1])
+    certified = np.sort(table["radius"].to_numpy()[table["correct"].to_numpy() == 1])
     at_least = len(certified) - np.searchsorted(certified, np.asarray(list(radii), dtype=float), side="left")
     return at_least / len(table)
 
@@ -36,12 +36,12 @@ def clean_accuracy(table: pd.DataFrame) -> float:
 
 def average_certified_radius(table: pd.DataFrame) -> float:
     """mean(R * [predict = label]) (Zhai et al., 2020): the area under the certified-accuracy curve."""
-    return float((table.radius * table.correct).mean())
+    return float((table["radius"].to_numpy() * table["correct"].to_numpy()).mean())
 
 
 def abstention_rate(table: pd.DataFrame) -> float:
     """The share of examples without a statement (predict = -1)."""
-    return float(table.predict.eq(-1).mean())
+    return float((table["predict"].to_numpy() == -1).mean())
 
 
 def empirical_accuracy(table: pd.DataFrame) -> float:

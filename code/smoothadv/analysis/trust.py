@@ -60,9 +60,10 @@ def _other_alpha(table: pd.DataFrame, parameters: Parameters) -> bool:
 
 def _collapse(table: pd.DataFrame) -> list[str]:
     """A note on a classifier that ignores its input: its certificates are true, and worth nothing."""
-    if len(table) < _FEWEST_TO_JUDGE or table.predict.nunique() > 1 or table.label.nunique() == 1:
+    predict, label = table["predict"].to_numpy(), table["label"].to_numpy()
+    if len(table) < _FEWEST_TO_JUDGE or (predict != predict[0]).any() or (label == label[0]).all():
         return []
-    predicted = table.predict.iloc[0]
+    predicted = predict[0]
     if predicted < 0:
         return ["it abstains on every example"]
     return [f"it predicts class {predicted} for every example: the model has collapsed"]
@@ -103,8 +104,9 @@ def _check_radii_of_counts(path: Path, table: pd.DataFrame, sigma: float, alpha:
 
 def _check_cap(path: Path, table: pd.DataFrame, cap: float, given: str) -> None:
     """No radius above sigma Phi^-1(alpha^(1/n)); published ones may have been rounded up in the last digit."""
-    suspects = table[table.radius > cap]
-    for radius, idx in zip(suspects.radius, suspects.idx):
+    radii = table["radius"].to_numpy()
+    above = np.flatnonzero(radii > cap)
+    for radius, idx in zip(radii[above], table["idx"].to_numpy()[above]):
         if radius > cap + _half_unit(radius):
             raise UserError(
                 f"{path} holds a radius that cannot be certified, first at idx {idx}: {radius:g} is above {cap:.6g}, "
