@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
@@ -75,23 +75,27 @@ def read_logs(
     ``NAME=LOG`` puts what LOG names into the group NAME. ``stated`` hyper-parameters win over all others.
     A log that cannot be trusted is left out, which ``warn`` is told with the reason. UserError if none is left.
     """
-    found = {}
+    found: dict[Path, _Found] = {}
     for argument in arguments:
         for entry in _find(argument):
             found.setdefault(entry.path, entry)
     logs, left_out = Logs(), []
-    names = _short_names([entry.path for entry in found.values()])
-    for entry, name in zip(found.values(), tqdm(names, "reading logs", unit="log", disable=None, delay=1)):
+    for entry in tqdm(found.values(), "reading logs", unit="log", disable=None, delay=1):
         try:
-            _read_one(entry, name, set(kinds), stated or {}, logs)
+            _read_one(entry, set(kinds), stated or {}, logs)
         except UserError as error:
             left_out.append(str(error))
     if not (logs.certification or logs.prediction or logs.training):
         raise _nothing_left(arguments, kinds, left_out, warn)
     for reason in left_out:
         warn(f"{reason}; it is left out")
-    logs.left_out.extend(left_out)
-    return _without_training_images(logs, warn)
+    logs = _without_training_images(logs, warn)
+    return Logs(
+        _with_names(logs.certification),
+        _with_names(logs.prediction),
+        _with_names(logs.training),
+        [*left_out, *logs.left_out],
+    )
 
 
 def _nothing_left(arguments: Sequence[str], kinds: Iterable[str], left_out: list[str], warn: Warn) -> UserError:
@@ -134,7 +138,7 @@ def _folder_name(argument: str) -> str:
     return argument.rstrip("/").removeprefix("./") or argument
 
 
-def _read_one(entry: _Found, name: str, kinds: set[str], stated: dict[str, Value], logs: Logs) -> None:
+def _read_one(entry: _Found, kinds: set[str], stated: dict[str, Value], logs: Logs) -> None:
     """Add the log to its kind; UserError if it cannot be trusted. Other kinds are passed over."""
     if is_manifest(entry.path):
         if entry.named:
@@ -150,20 +154,20 @@ def _read_one(entry: _Found, name: str, kinds: set[str], stated: dict[str, Value
     if kind == "prediction":
         parameters = prediction_parameters(entry.path, stated)
         table = read_prediction_log(entry.path)
-        logs.prediction.append(_log(entry, name, table, parameters, table.attrs["notes"]))
+        logs.prediction.append(_log(entry, table, parameters, table.attrs["notes"]))
     elif kind == "training":
         table = read_training_log(entry.path)
-        logs.training.append(_log(entry, name, table, Parameters(), table.attrs["notes"]))
+        logs.training.append(_log(entry, table, Parameters(), table.attrs["notes"]))
     else:
         # Also what only looks like a log: the reader says what is wrong with it.
         table = read_certification_log(entry.path)
         parameters = certification_parameters(entry.path, stated)
         parameters, notes = check_certificates(entry.path, table, parameters)
-        logs.certification.append(_log(entry, name, table, parameters, notes))
+        logs.certification.append(_log(entry, table, parameters, notes))
 
 
-def _log(entry: _Found, name: str, table: pd.DataFrame, parameters: Parameters, notes: list[str]) -> Log:
-    return Log(name, entry.path, entry.group, table, parameters, tuple(notes))
+def _log(entry: _Found, table: pd.DataFrame, parameters: Parameters, notes: list[str]) -> Log:
+    return Log("", entry.path, entry.group, table, parameters, tuple(notes))
 
 
 def _without_training_images(logs: Logs, warn: Warn) -> Logs:
@@ -175,17 +179,17 @@ def _without_training_images(logs: Logs, warn: Warn) -> Logs:
     reasons = [f"{log.path} certifies training images, the others do not" for log in training]
     for reason in reasons:
         warn(f"{reason}; it is left out")
-    return Logs(others, logs.prediction, logs.training, [*logs.left_out, *reasons])
+    return Logs(others, logs.prediction, logs.training, reasons)
 
 
-def _short_names(paths: list[Path]) -> list[str]:
-    """Each path without .tsv and without the folders that all share; the file's name if there is just one."""
-    texts = [path.absolute().with_name(path.name.removesuffix(".tsv")).parts for path in paths]
+def _with_names(logs: list[Log]) -> list[Log]:
+    """The logs with their names: paths without .tsv and without the folders that all share; alone, the file's name."""
+    texts = [log.path.absolute().with_name(log.path.name.removesuffix(".tsv")).parts for log in logs]
     if len(texts) == 1:
-        return [texts[0][-1]]
+        return [replace(logs[0], name=texts[0][-1])]
     shared = set.intersection(*map(set, texts)) if texts else set()
     names = ["/".join(part for part in parts if part not in shared) for parts in texts]
-    if len(set(names)) == len(names) and all(names):
-        return names
-    start = len(os.path.commonprefix(texts))
-    return ["/".join(parts[start:]) for parts in texts]
+    if len(set(names)) < len(names) or not all(names):
+        start = len(os.path.commonprefix(texts))
+        names = ["/".join(parts[start:]) for parts in texts]
+    return [replace(log, name=name) for log, name in zip(logs, names)]

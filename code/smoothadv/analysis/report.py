@@ -30,6 +30,7 @@ from smoothadv.analysis.selection import doubts, groups_of
 from smoothadv.analysis.summary import Summary
 from smoothadv.analysis.tables import Column, Markup, Table, display_cells, titles
 from smoothadv.analysis.trust import coarse_digits
+from smoothadv.errors import UserError
 from smoothadv.settings import setting
 
 _MOST_CURVES = 8
@@ -142,13 +143,15 @@ def _facts(logs: Logs) -> list[tuple[str, str]]:
 
 
 def _examples(logs: Logs) -> Section:
-    return Section(
-        "Examples",
-        "Over all logs: an image's radius counts as 0 in a log that gets it wrong or abstains.",
-        [
+    try:
+        parts = [
             _table("Worst", Examples(worst=_EXAMPLES_SHOWN)(logs)),
             _table("Best", Examples(best=_EXAMPLES_SHOWN)(logs)),
-        ],
+        ]
+    except UserError as reason:  # logs of several datasets may share a page, but not their examples
+        return Section("Examples", f"Not shown: {reason}.")
+    return Section(
+        "Examples", "Over all logs: an image's radius counts as 0 in a log that gets it wrong or abstains.", parts
     )
 
 
@@ -191,7 +194,7 @@ def _made_by(log: Log) -> str | None:
 def _table(caption: str, table: Table) -> dict:
     """A table as the template wants it: every cell as HTML beside the value to sort by."""
     shown = table.shown or table
-    markup = Markup(lambda text: f"<b>{text}</b>", lambda text: f"<sup>({text})</sup>", html.escape)
+    markup = Markup(lambda text: f"<b>{text}</b>", lambda text: f"<sup>({text})</sup>", _escape)
     cells = display_cells(shown, 1, markup)
     rows = [
         [
@@ -202,6 +205,11 @@ def _table(caption: str, table: Table) -> dict:
     ]
     headings = [{"title": title, "kind": column.kind} for title, column in zip(titles(shown), shown.columns)]
     return {"caption": caption, "headings": headings, "rows": rows, "image": None}
+
+
+def _escape(text: str) -> str:
+    """Text as HTML, in which a long path may be broken after each folder."""
+    return html.escape(text).replace("/", "/<wbr>")
 
 
 def _sortable(value: object) -> str:

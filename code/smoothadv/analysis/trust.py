@@ -130,12 +130,14 @@ def _sources(parameters: Parameters) -> str:
 
 def coarse_digits(table: pd.DataFrame) -> list[str]:
     """Released radii were rounded to nearest, hence half of them up: say by how much."""
-    radii = table.radius[table.radius > 0].to_numpy()
+    radii = np.unique(table["radius"].to_numpy())
+    radii = radii[radii > 0]
     if not len(radii):
         return []
-    largest = radii.max()
-    if np.allclose(radii, np.round(radii, 4), rtol=0, atol=1e-12):
-        three_digits = all(float(f"{radius:.3g}") == radius for radius in radii)
-        unit = 10.0 ** (np.floor(np.log10(largest)) - 2) if three_digits else 1e-4
-        return [f"its radii were rounded to nearest, some of them up, by at most {unit / 2:g}"]
-    return []
+    if all(float(f"{radius:.3g}") == radius for radius in radii):
+        unit = 10.0 ** (np.floor(np.log10(radii[-1])) - 2)
+    elif np.array_equal(radii, np.round(radii, 4)):
+        unit = 1e-4
+    else:
+        return []
+    return [f"its radii were rounded to nearest, some of them up, by at most {unit / 2:g}"]
