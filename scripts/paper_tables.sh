@@ -44,12 +44,10 @@ analyze() {
 }
 
 table() {
-    local file=$1 ending
+    local file=$1
     shift
     echo "== $file"
-    for ending in md tex csv; do
-        analyze "$@" -o "$out/$file.$ending" || { echo "   left out"; return; }
-    done
+    analyze "$@" -o "$out/$file".{md,tex,csv} || { echo "   left out"; return; }
     made=$((made + 1))
     cat "$out/$file.md"
 }

@@ -49,7 +49,13 @@ def main(arguments: list[str] | None = None) -> int:
         _add_input(command)
         output = command.add_argument_group("output")
         output.add_argument(
-            "-o", "--output", metavar="FILE", type=Path, help="file to write (default: standard output for tables)"
+            "-o",
+            "--output",
+            metavar="FILE",
+            type=Path,
+            nargs="+",
+            default=[],
+            help="file to write, of a table any number (default: standard output for tables)",
         )
         output.add_argument(
             "--format", choices=list(FORMATS), help="of a table (default: markdown, or what FILE's ending says)"
@@ -110,28 +116,29 @@ def _analyze(parser: Parser, options: argparse.Namespace) -> None:
     for flag, given in (("--format", options.format), ("--decimals", options.decimals)):
         if given is not None:
             parser.error(f"{flag} is for tables: leave it out, {options.analysis} writes none")
+    if len(options.output) > 1:
+        parser.error(f"-o takes one FILE here, got {len(options.output)}")
+    output = options.output[0] if options.output else None
     if isinstance(result, Figure):
-        _write_figure(parser, result, options)
+        _write_figure(parser, result, output, options.analysis)
     else:
-        _write_page(result, options)
+        _write_page(result, output)
 
 
 def _write_table(table: Table, options: argparse.Namespace) -> None:
     by_ending = {".tex": "latex", ".csv": "csv", ".json": "json"}
-    ending = options.output.suffix if options.output else ""
     decimals = 1 if options.decimals is None else options.decimals
-    text = FORMATS[options.format or by_ending.get(ending, "markdown")](table, decimals)
-    if options.output:
-        write_text(options.output, text)
-    else:
-        sys.stdout.write(text)
+    if not options.output:
+        sys.stdout.write(FORMATS[options.format or "markdown"](table, decimals))
+    for path in options.output:
+        write_text(path, FORMATS[options.format or by_ending.get(path.suffix, "markdown")](table, decimals))
 
 
-def _write_figure(parser: Parser, figure: Figure, options: argparse.Namespace) -> None:
+def _write_figure(parser: Parser, figure: Figure, output: Path | None, name: str) -> None:
     """PNG and PDF beside each other, whichever of the two FILE names."""
-    if options.output is None:
-        parser.error(f"{options.analysis} needs -o FILE: it writes FILE.png and FILE.pdf")
-    stem = options.output.with_suffix("") if options.output.suffix in (".png", ".pdf") else options.output
+    if output is None:
+        parser.error(f"{name} needs -o FILE: it writes FILE.png and FILE.pdf")
+    stem = output.with_suffix("") if output.suffix in (".png", ".pdf") else output
     for kind in ("png", "pdf"):
         path = stem.with_name(f"{stem.name}.{kind}")
         # No date in the file: the same logs give the same bytes.
@@ -140,9 +147,9 @@ def _write_figure(parser: Parser, figure: Figure, options: argparse.Namespace) -
         print(f"wrote {path}")
 
 
-def _write_page(page: str, options: argparse.Namespace) -> None:
+def _write_page(page: str, output: Path | None) -> None:
     """One HTML file: FILE itself if it is called .html, else report.html in the folder FILE."""
-    output = options.output or Path("report.html")
+    output = output or Path("report.html")
     path = output if output.suffix in (".html", ".htm") else output / "report.html"
     write_text(path, page)
     print(f"wrote {path}")

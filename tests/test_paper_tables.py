@@ -1,0 +1,93 @@
+"""scripts/paper_tables.sh on a small extract that is laid out as the released repository."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+HEADER = "idx\tlabel\tpredict\tradius\tcorrect\ttime\n"
+# Certified correctly at these radii, of four images; the fourth is an abstention.
+COHEN = {"0.25": (0.1, 0.3, 0.9), "0.50": (0.2, 0.6, 1.2)}
+OURS = {"0.25": (0.4, 0.8, 0.95), "0.50": (0.5, 1.1, 1.7)}
+
+
+def write_certification_log(path: Path, radii: tuple[float, ...]) -> None:
+    rows = [f"{20 * i}\t{i}\t{i}\t{radius}\t1\t0:00:14.172309\n" for i, radius in enumerate(radii)]
+    path.parent.mkdir(parents=True)
+    path.write_text(HEADER + "".join(rows) + f"{20 * len(radii)}\t9\t-1\t0.0\t0\t0:00:14\n")
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory) -> Path:
+    """A clone of this repository whose .venv is this interpreter, so that nothing has to be installed."""
+    clone = tmp_path_factory.mktemp("clone")
+    for name in ("code", "scripts"):
+        shutil.copytree(REPOSITORY / name, clone / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    pages = ("requirements.txt", "setup.py", "pyproject.toml")
+    for name in pages:
+        shutil.copy(REPOSITORY / name, clone)
+    (clone / ".venv/bin").mkdir(parents=True)
+    python = clone / ".venv/bin/python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    content = b"".join((clone / name).read_bytes() for name in pages)
+    checksum = subprocess.run(["cksum"], input=content, capture_output=True, check=True).stdout
+    (clone / ".venv/installed").write_bytes(checksum)
+    return clone
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory) -> Path:
+    """Best CIFAR-10 models of two groups, and one grid log with its manifest-less siblings."""
+    root = tmp_path_factory.mktemp("released")
+    best = root / "data/certify/best_models/cifar10"
+    for sigma, radii in COHEN.items():
+        write_certification_log(best / f"cohen/resnet110/noise_{sigma}/test/sigma_{sigma}", radii)
+    for sigma, radii in OURS.items():
+        folder = (
+            best / f"ours/cifar10/PGD_2steps_multiNoiseSamples/8-multitrain/eps_255/cifar10/resnet110/noise_{sigma}"
+        )
+        write_certification_log(folder / f"test/sigma_{sigma}", radii)
+        (folder / "test/stdout.txt").write_text("container started\n")
+    return root
+
+
+def run(clone: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(clone / "scripts/paper_tables.sh"), *map(str, arguments)]
+    return subprocess.run(command, cwd=clone, capture_output=True, text=True, timeout=240)
+
+
+def test_tables_of_what_is_there_are_made_and_the_rest_is_named(clone, released, tmp_path):
+    done = run(clone, released, tmp_path / "paper")
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "paper/table2_cifar10.csv").open() as file:
+        rows = {(row["group"], float(row["radius"])): row for row in csv.DictReader(file)}
+    accuracies = {key: float(row["certified_accuracy"]) for key, row in rows.items()}
+    assert [accuracies["Cohen", radius] for radius in (0.25, 0.5, 1.0, 1.25)] == [0.5, 0.5, 0.25, 0]
+    assert [accuracies["SmoothAdv", radius] for radius in (0.25, 0.5, 1.0, 1.75)] == [0.75, 0.75, 0.5, 0]
+    assert {row["models"] for row in rows.values()} == {"2"} and {row["abstention_rate"] for row in rows.values()} == {
+        "0.25"
+    }
+    for name in ("table2_cifar10", "table3_cifar10_linf", "abstention_cifar10", "selected_cifar10"):
+        assert all((tmp_path / f"paper/{name}.{ending}").stat().st_size for ending in ("md", "tex", "csv"))
+    assert "not there: data/certify/best_models/cifar10/ours_pretraining" in done.stdout
+    assert "== table1_imagenet" in done.stdout and not (tmp_path / "paper/table1_imagenet.md").exists()
+    assert "4 tables and figures" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["nowhere"], ["a", "b", "c"]])
+def test_wrong_use_is_answered_with_the_usage(clone, arguments):
+    done = run(clone, *arguments)
+    assert done.returncode == 2 and done.stderr.startswith("usage: ") and done.stderr.count("\n") == 1
+
+
+def test_folder_without_released_logs_is_refused(clone, tmp_path):
+    (tmp_path / "data").mkdir()
+    done = run(clone, tmp_path, tmp_path / "paper")
+    assert done.returncode == 1 and "none of the released logs" in done.stderr
