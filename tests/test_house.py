@@ -25,7 +25,7 @@ ALLOWED = {
     "bounds": set(),
     "registry": {"errors"},
     "records": {"", "errors"},
-    "readers": {"errors"},
+    "readers": {"errors", "records"},
     "noise": FOUNDATION,
     "certification": FOUNDATION,
     "analysis": FOUNDATION,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from smoothadv.errors import UserError
+from smoothadv.records import manifest_path
 
 _HEADER_BYTES = 4096
 _TWO_LINES = 65_536
@@ -47,13 +48,13 @@ def kind_of_log(path: Path) -> str | None:
 
 
 def resembles_log(path: Path) -> bool:
-    """Whether the file's name or start suggests a log of examples, readable or not: what a search should not pass
-    over silently."""
+    """Whether a file's name, start or manifest suggests a log of examples: a search must not pass it over silently."""
     try:
-        start = _first_line(path)[:4]
+        start = _text(_first_line(path)[:8])
     except OSError:
         return False
-    return start.startswith(b"idx") or path.name.startswith("sigma_") or path.name == "predictions"
+    named = path.name.startswith("sigma_") or path.name == "predictions" or manifest_path(path).exists()
+    return named or start.startswith("idx")
 
 
 def read_certification_log(path: Path) -> Any:
@@ -69,8 +70,8 @@ def read_certification_log(path: Path) -> Any:
     _refuse(path, idx, "a radius that is negative or not finite", ~((radius >= 0) & (radius < np.inf)))
     _refuse(path, idx, "an abstention with a radius", (predict == -1) & (radius > 0))
     if "trials" in columns:
-        impossible = (columns["successes"] < 0) | (columns["successes"] > columns["trials"])
-        _refuse(path, idx, "successes that are not between 0 and trials", impossible)
+        impossible = (columns["successes"] < 0) | (columns["successes"] > columns["trials"]) | (columns["trials"] < 1)
+        _refuse(path, idx, "successes that are not between 0 and trials, or no trials", impossible)
     return _frame(columns, notes)
 
 

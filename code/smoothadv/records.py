@@ -6,6 +6,7 @@ dropped when the log is resumed. Beside each log lies a manifest that says what 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -92,6 +93,8 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> None:
 
     Creates missing folders; on any failure the old file is untouched and the temporary one removed.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     try:

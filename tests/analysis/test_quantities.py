@@ -1,19 +1,42 @@
-"""What a certification log says, on a log that is counted by hand."""
+"""What a log says: on one counted by hand, as laws that hold for any log, and against counting row by row."""
+
+import math
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from smoothadv.analysis.quantities import (
     abstention_rate,
     accuracy_curve,
     average_certified_radius,
+    bootstrap_interval,
+    certified_accuracies,
     certified_accuracy,
     clean_accuracy,
+    default_radii,
+    empirical_accuracy,
+    high_probability_accuracies,
 )
+from support.statistical_checks import too_many
 
 # Correct at 0.5 and 0.25, an abstention, wrong at 0.8, correct at 1.
 LOG = pd.DataFrame({"predict": [3, 4, -1, 1, 2], "correct": [1, 1, 0, 0, 1], "radius": [0.5, 0.25, 0.0, 0.8, 1.0]})
+exhaustive = settings(deadline=None, derandomize=True, max_examples=100)
+
+
+def table_of(rows: list[tuple[int, float]]) -> pd.DataFrame:
+    """The log of (predict, radius) pairs whose label is always 1."""
+    predict, radius = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
+    radius = np.where(predict < 0, 0.0, radius)
+    return pd.DataFrame({"predict": predict, "correct": (predict == 1).astype(int), "radius": radius})
+
+
+# Few distinct radii, so that ties and radii asked for exactly are common.
+radii = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75]) | st.floats(0, 4)
+tables = st.lists(st.tuples(st.integers(-1, 2), radii), min_size=1, max_size=30).map(table_of)
 
 
 @pytest.mark.parametrize(
@@ -41,3 +64,128 @@ def test_a_log_without_a_correct_example_has_a_flat_curve():
     wrong = LOG.assign(correct=0)
     assert certified_accuracy(wrong, 0) == average_certified_radius(wrong) == 0
     assert set(accuracy_curve(wrong)[1]) == {0}
+
+
+def test_under_attack_abstentions_are_wrong():
+    predictions = pd.DataFrame({"predict": [1, -1, 2, 1], "correct": [1, 0, 0, 1]})
+    assert empirical_accuracy(predictions) == 0.5
+
+
+@pytest.mark.parametrize(("examples", "deduction"), [(500, 0.010859), (10_000, 0.002405)])
+def test_high_probability_accuracy_is_lower_by_the_deduction_worked_out_by_hand(examples, deduction):
+    """At alpha = rho = 0.001: 0.001 + sqrt(2 * 0.000999 * 6.907755 / N) + 6.907755 / 3N."""
+    certain = pd.DataFrame({"predict": 1, "correct": 1, "radius": 1.0}, index=range(examples))
+    assert 1 - high_probability_accuracies(certain, [0.5], 0.001, 0.001)[0] == pytest.approx(deduction, abs=5e-7)
+
+
+def test_high_probability_accuracy_is_never_negative():
+    assert high_probability_accuracies(LOG, [0.5, 2], 0.001, 0.001).tolist() == [0, 0], "5 examples prove little"
+
+
+@exhaustive
+@given(st.integers(1, 10**5), st.floats(1e-6, 0.1), st.floats(1e-6, 0.1), st.integers(1, 500))
+def test_best_of_many_models_divides_rho_among_them(examples, alpha, rho, models):
+    table = pd.DataFrame({"predict": [1], "correct": [1], "radius": [1.0]})
+    certain = table.loc[table.index.repeat(examples)]
+    log_term = math.log(models / rho)
+    deduction = alpha + math.sqrt(2 * alpha * (1 - alpha) * log_term / examples) + log_term / (3 * examples)
+    found = high_probability_accuracies(certain, [1.0], alpha, rho, models)[0]
+    assert found == pytest.approx(max(0.0, 1 - deduction), abs=1e-12)
+
+
+def test_resampled_shares_have_the_quantiles_counted_by_hand():
+    """Two examples, one correct: a resample has 0, 1 or 2 correct with probability 1/4, 1/2, 1/4."""
+    ends = [bootstrap_interval(np.array([0.5]), 2, confidence) for confidence in (0.4, 0.6)]
+    assert [(float(low[0]), float(high[0])) for low, high in ends] == [(0.5, 0.5), (0.0, 1.0)]
+
+
+def test_shares_that_no_resample_can_change_have_no_interval():
+    low, high = bootstrap_interval(np.array([0.0, 1.0]), 50, 0.95)
+    assert low.tolist() == high.tolist() == [0, 1]
+
+
+def are_quantiles(resampled: np.ndarray, low: float, high: float, confidence: float) -> bool:
+    """Whether at most a tail lies beyond each end and at least a tail from it on; wrong with probability 4e-6."""
+    tail, count = (1 - confidence) / 2, len(resampled)
+    step = 1e-9  # shares are multiples of 1 / examples
+    beyond = ((resampled < low - step).sum(), (resampled > high + step).sum())
+    within = ((resampled > low + step).sum(), (resampled < high - step).sum())
+    return not any(too_many(n, count, tail) for n in beyond) and not any(too_many(n, count, 1 - tail) for n in within)
+
+
+@pytest.mark.parametrize(("correct", "confidence"), [(60, 0.95), (97, 0.9), (5, 0.8)])
+def test_interval_is_that_of_resampling_the_examples(correct, confidence):
+    examples = 100
+    outcomes = np.arange(examples) < correct
+    draws = np.random.default_rng(correct).integers(0, examples, (40_000, examples), dtype=np.int16)
+    resampled = outcomes[draws].mean(1)
+    low, high = (float(end[0]) for end in bootstrap_interval(np.array([correct / examples]), examples, confidence))
+    assert are_quantiles(resampled, low, high, confidence)
+    # Two examples more or less at either end would be noticed.
+    assert not are_quantiles(resampled, low - 0.02, high, confidence)
+    assert not are_quantiles(resampled, low + 0.02, high, confidence)
+    assert not are_quantiles(resampled, low, high + 0.02, confidence)
+    assert not are_quantiles(resampled, low, high - 0.02, confidence)
+
+
+@exhaustive
+@given(tables, st.lists(radii, min_size=1, max_size=5))
+def test_certified_accuracies_are_those_of_counting_row_by_row(table, asked):
+    counted = [
+        sum(row.correct == 1 and row.radius >= radius for row in table.itertuples()) / len(table) for radius in asked
+    ]
+    assert certified_accuracies(table, asked).tolist() == counted
+
+
+@exhaustive
+@given(tables, st.lists(radii, min_size=2, max_size=6).map(sorted))
+def test_certified_accuracy_falls_from_the_clean_accuracy_to_nothing(table, asked):
+    accuracies = certified_accuracies(table, [0.0, *asked, 4.01])
+    assert accuracies[0] == clean_accuracy(table) == table.correct.mean()
+    assert np.all(np.diff(accuracies) <= 0) and accuracies[-1] == 0
+    assert clean_accuracy(table) + abstention_rate(table) <= 1 + 1e-12
+
+
+@exhaustive
+@given(tables)
+def test_average_radius_is_the_area_under_any_curve(table):
+    radii, accuracies = accuracy_curve(table)
+    area = float(np.sum(np.diff(radii) * accuracies[1:]))
+    assert average_certified_radius(table) == pytest.approx(area, abs=1e-12)
+    assert accuracies[:-1] == pytest.approx(certified_accuracies(table, radii[:-1]), abs=1e-15)
+    assert accuracies[-1] == 0, "the curve ends on the axis"
+
+
+@exhaustive
+@given(tables, st.randoms(use_true_random=False))
+def test_order_of_the_rows_does_not_matter(table, random):
+    order = list(range(len(table)))
+    random.shuffle(order)
+    shuffled = table.iloc[order]
+    assert average_certified_radius(shuffled) == pytest.approx(average_certified_radius(table), rel=1e-12)
+    for first, second in zip(accuracy_curve(table), accuracy_curve(shuffled)):
+        assert np.array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("largest", "expected"),
+    [
+        (0.0, [0.25]),
+        (0.3, [0.25]),
+        (1.0, [0.25, 0.5, 0.75, 1.0]),
+        (3.0, [0.25 * k for k in range(1, 13)]),
+        (3.8, [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]),
+        (15.2, [2.5, 5.0, 7.5, 10.0, 12.5, 15.0]),
+    ],
+)
+def test_default_radii_are_round_numbers_as_far_as_anything_is_certified(largest, expected):
+    assert default_radii([table_of([(1, largest)]), table_of([(1, largest / 2)])]) == expected
+
+
+@exhaustive
+@given(st.floats(0.25, 120))
+def test_default_radii_are_few_and_end_within_a_step_of_the_largest(largest):
+    found = default_radii([table_of([(1, largest)])])
+    step = found[0]
+    assert found == [step * (k + 1) for k in range(len(found))] and len(found) <= 12
+    assert found[-1] <= largest < found[-1] + step

@@ -41,8 +41,8 @@ class Comparison(AtRadii):
             Column("first", first.name, "fraction"),
             Column("second", second.name, "fraction"),
             Column("difference", "second - first", "difference"),
-            Column("low", f"{self.confidence:.0%} low", "difference"),
-            Column("high", f"{self.confidence:.0%} high", "difference"),
+            Column("low", f"{100 * self.confidence:g}% low", "difference"),
+            Column("high", f"{100 * self.confidence:g}% high", "difference"),
             Column("only_first", "only first", "count"),
             Column("only_second", "only second", "count"),
             Column("p_value", "p (McNemar, exact)", "number"),
@@ -79,21 +79,23 @@ class Comparison(AtRadii):
         first = (pairs.radius_first * pairs.correct_first).to_numpy()
         second = (pairs.radius_second * pairs.correct_second).to_numpy()
         difference = second - first
-        interval = stats.bootstrap(
-            (difference,),
-            np.mean,
-            n_resamples=_RESAMPLES,
-            batch=max(1, 20_000_000 // len(difference)),
-            confidence_level=self.confidence,
-            method="percentile",
-            random_state=np.random.default_rng(self.seed),
-        ).confidence_interval
+        low = high = float(difference.mean())
+        if len(difference) > 1:
+            low, high = stats.bootstrap(
+                (difference,),
+                np.mean,
+                n_resamples=_RESAMPLES,
+                batch=max(1, 20_000_000 // len(difference)),
+                confidence_level=self.confidence,
+                method="percentile",
+                random_state=np.random.default_rng(self.seed),
+            ).confidence_interval
         return [
             float(first.mean()),
             float(second.mean()),
             float(difference.mean()),
-            float(interval.low),
-            float(interval.high),
+            float(low),
+            float(high),
             None,
             None,
             None,

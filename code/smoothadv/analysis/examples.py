@@ -22,6 +22,10 @@ class Examples:
     worst: int | None = setting(None, parse=positive_int, help="show only the K worst images")
     best: int | None = setting(None, parse=positive_int, help="show only the K best images, best first")
 
+    def __post_init__(self) -> None:
+        if self.worst is not None and self.best is not None:
+            raise ValueError("--worst and --best show different images: give one of them")
+
     def __call__(self, logs: Logs) -> Table:
         frame = example_statistics(logs.certification)
         if self.best is not None:

@@ -62,6 +62,7 @@ class _Found:
     path: Path
     group: str
     named: bool  # by the user, who is told if it is no log; otherwise it is passed over
+    grouped: bool = False  # by the user, as NAME=LOG
 
 
 def read_logs(
@@ -75,10 +76,11 @@ def read_logs(
     ``NAME=LOG`` puts what LOG names into the group NAME. ``stated`` hyper-parameters win over all others.
     A log that cannot be trusted is left out, which ``warn`` is told with the reason. UserError if none is left.
     """
-    found: dict[Path, _Found] = {}
+    found: dict[tuple[Path, str | None], _Found] = {}
     for argument in arguments:
         for entry in _find(argument):
-            found.setdefault(entry.path, entry)
+            # A log may belong to several named groups, but is read once where it was merely named twice.
+            found.setdefault((entry.path.resolve(), entry.group if entry.grouped else None), entry)
     logs, left_out = Logs(), []
     for entry in tqdm(found.values(), "reading logs", unit="log", disable=None, delay=1):
         try:
@@ -112,21 +114,25 @@ def _nothing_left(arguments: Sequence[str], kinds: Iterable[str], left_out: list
 def _find(argument: str) -> list[_Found]:
     group, equals, rest = argument.partition("=")
     if not equals or not group or os.path.exists(argument) or glob.glob(argument, recursive=True):
-        group, rest = "", argument
-    if os.path.isfile(rest):
-        return [_Found(Path(rest), group, named=True)]
-    if os.path.isdir(rest):
-        return [_Found(path, group or _folder_name(rest), named=False) for path in _files_below(Path(rest))]
-    matches = sorted(glob.glob(rest, recursive=True))
+        return _find_in(argument, "")
+    return [replace(entry, group=group, grouped=True) for entry in _find_in(rest, group)]
+
+
+def _find_in(place: str, group: str) -> list[_Found]:
+    if os.path.isfile(place):
+        return [_Found(Path(place), group, named=True)]
+    if os.path.isdir(place):
+        return [_Found(path, group or _folder_name(place), named=False) for path in _files_below(Path(place))]
+    matches = sorted(glob.glob(place, recursive=True))
     if not matches:
-        raise UserError(f"{rest} is no file, no folder and matches nothing")
+        raise UserError(f"{place} is no file, no folder and matches nothing")
     found = []
     for match in map(Path, matches):
         files = _files_below(match) if match.is_dir() else [match]
-        found += [_Found(path, group or rest, named=False) for path in files if not is_manifest(path)]
+        found += [_Found(path, group or place, named=False) for path in files if not is_manifest(path)]
     # What is no log is passed over, but where nothing else matches the first file's fault should be told.
-    if not any(kind_of_log(entry.path) for entry in found):
-        found = [_Found(entry.path, entry.group, named=True) for entry in found[:1]]
+    if not any(kind_of_log(entry.path) or resembles_log(entry.path) for entry in found):
+        found = [replace(entry, named=True) for entry in found[:1]]
     return found
 
 
@@ -184,12 +190,15 @@ def _without_training_images(logs: Logs, warn: Warn) -> Logs:
 
 def _with_names(logs: list[Log]) -> list[Log]:
     """The logs with their names: paths without .tsv and without the folders that all share; alone, the file's name."""
-    texts = [log.path.absolute().with_name(log.path.name.removesuffix(".tsv")).parts for log in logs]
-    if len(texts) == 1:
-        return [replace(logs[0], name=texts[0][-1])]
-    shared = set.intersection(*map(set, texts)) if texts else set()
-    names = ["/".join(part for part in parts if part not in shared) for parts in texts]
-    if len(set(names)) < len(names) or not all(names):
-        start = len(os.path.commonprefix(texts))
-        names = ["/".join(parts[start:]) for parts in texts]
+    whole = [log.path.absolute().parts for log in logs]
+    brief = [(*parts[:-1], parts[-1].removesuffix(".tsv")) for parts in whole]
+    shared = set.intersection(*map(set, brief)) if len(logs) > 1 else set(brief[0][:-1] if brief else ())
+    start = len(os.path.commonprefix(whole)) if len(logs) > 1 else 0
+    attempts = (
+        ["/".join(part for part in parts if part not in shared) for parts in brief],
+        ["/".join(parts[start:]) for parts in brief],
+        ["/".join(parts[start:]) for parts in whole],
+        [f"{log.group}: {log.path}" for log in logs],  # one log in several groups
+    )
+    names = next((names for names in attempts if len(set(names)) == len(names) and all(names)), attempts[-1])
     return [replace(log, name=name) for log, name in zip(logs, names)]

@@ -39,11 +39,12 @@ FIELDS = {
 those of the training; in a prediction log, those of the attack under which it predicts."""
 
 _SENSIBLE: dict[str, Callable[[Any], bool]] = {
-    "sigma": lambda value: 0 < value < math.inf,
-    "N": lambda value: value >= 1 and value == int(value),
+    "sigma": lambda value: 0 < value < 1e6,
+    "N": lambda value: 1 <= value < 2**63 and value == int(value),
     "alpha": lambda value: 0 < value < 1,
 }
 """What certificates rest on: a manifest must state these."""
+_NUMBERS = {"sigma", "N", "alpha", "noise", "epsilon", "num_steps", "num_noise_vec", "dimension"}
 _PUBLISHED = {"N": 100_000, "alpha": 0.001}
 _DIMENSIONS = {"cifar10": 3 * 32 * 32, "imagenet32": 3 * 32 * 32, "imagenet": 3 * 224 * 224, "digits": 8 * 8}
 
@@ -92,7 +93,7 @@ def _collect(
 
     def enter(found: dict[str, Value], source: str) -> None:
         for name, value in found.items():
-            if value is not None and name not in values:
+            if name not in values and _is_sensible(name, value):
                 values[name], sources[name] = value, source
 
     enter(stated, "stated")
@@ -115,6 +116,15 @@ def _collect(
     return Parameters(values, sources, manifest)
 
 
+def _is_sensible(name: str, value: Any) -> bool:
+    """Whether a value is of the kind that the hyper-parameter has; a manifest may hold anything."""
+    if name not in _NUMBERS:
+        return isinstance(value, str) and value != ""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) < 1e18:
+        return False
+    return _SENSIBLE[name](value) if name in _SENSIBLE else value >= 0
+
+
 def read_manifest(path: Path) -> dict[str, Any] | None:
     """The manifest of a log, None if it has none; UserError if it cannot be read."""
     manifest = manifest_path(path)
@@ -126,16 +136,16 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
         raise UserError(f"{path} is left in doubt: its manifest {manifest} cannot be read ({error})") from error
     if not isinstance(content, dict) or not isinstance(content.get("settings"), dict):
         raise UserError(f"{path} is left in doubt: its manifest {manifest} states no settings")
-    for name, sensible in _SENSIBLE.items():
+    for name in _SENSIBLE:
         value = content["settings"].get(name)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not sensible(value):
+        if not _is_sensible(name, value):
             raise UserError(f"{path} is left in doubt: its manifest {manifest} states the {name} {value!r}")
     return content
 
 
 def _from_certification_manifest(settings: dict[str, Any]) -> dict[str, Value]:
-    objective = (settings.get("training") or {}).get("objective") or {}
-    attack = objective.get("attack") or {}
+    objective = _mapping(_mapping(settings.get("training")).get("objective"))
+    attack = _mapping(objective.get("attack"))
     name = objective.get("name")
     return {
         **_shared_settings(settings),
@@ -149,7 +159,7 @@ def _from_certification_manifest(settings: dict[str, Any]) -> dict[str, Value]:
 
 
 def _from_prediction_manifest(settings: dict[str, Any]) -> dict[str, Value]:
-    attack = settings.get("attack") or {}
+    attack = _mapping(settings.get("attack"))
     gradient = {"plug_in": "plug-in", "Stein": "gradient-free"}.get(_name(attack.get("estimator")))
     return {
         **_shared_settings(settings),
@@ -159,6 +169,10 @@ def _from_prediction_manifest(settings: dict[str, Any]) -> dict[str, Value]:
         "num_noise_vec": settings.get("num_noise_vec"),
         "gradient": "base classifier" if settings.get("base_attack") else gradient,
     }
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _name(component: Any) -> Any:
@@ -186,7 +200,7 @@ _SHARED_PARTS = [
     (r"^(cifar10|imagenet32|imagenet|digits)$", _one("dataset", str)),
     (r"^(?:predict_)?(cifar|imagenet)(?:_|$)", lambda m: {"dataset": {"cifar": "cifar10"}.get(m[1], m[1])}),
     (r"^((?:cifar_|digits_|imagenet32_)?resnet\d+)$", _one("arch", str)),
-    (r"(?:^|_)sigma_(\d+(?:\.\d+)?)(?![\d.]*\d)", _one("sigma", _number)),
+    (r"(?:^|_)sigma_(\d+(?:\.\d+)?)(?![\deE]|\.\d)", _one("sigma", _number)),
     (r"(?:^|_)alpha_(\d*\.\d+)", _one("alpha", _number)),
 ]
 _CERTIFICATION_PARTS = [

@@ -11,7 +11,7 @@ from smoothadv.analysis import ANALYSES
 from smoothadv.analysis.logs import Log, Logs
 from smoothadv.analysis.quantities import accuracy_curve, bootstrap_interval, high_probability_accuracies
 from smoothadv.analysis.radii import Norm
-from smoothadv.analysis.style import accuracy_axes, add_legend, draw_steps, looks, mark_every, new_figure
+from smoothadv.analysis.style import accuracy_axes, add_legend, add_title, draw_steps, looks, mark_every, new_figure
 from smoothadv.settings import probability, setting
 
 
@@ -27,21 +27,20 @@ class CertifiedAccuracyPlot(Norm):
 
     def __call__(self, logs: Logs) -> Figure:
         figure, (axes,) = new_figure()
-        largest = 0.0
+        largest, lines = 0.0, []
         for position, (log, look) in enumerate(zip(logs.certification, looks(len(logs.certification)))):
             radii, accuracies = self._curve(log)
             largest = max(largest, radii[-1])
             marks = mark_every(len(radii), position, len(logs.certification))
-            draw_steps(axes, radii, accuracies, label=log.name, markevery=marks, **look)
+            lines.append(draw_steps(axes, radii, accuracies, label=log.name, markevery=marks, **look))
             if self.confidence is not None:
                 low, high = bootstrap_interval(accuracies, len(log.table), self.confidence)
                 axes.fill_between(
                     radii, 100 * low, 100 * high, step="pre", color=look["color"], alpha=0.18, linewidth=0
                 )
         accuracy_axes(axes, self.axis_title, "certified accuracy (%)", 1.04 * largest)
-        add_legend(figure, axes)
-        if self.title:
-            axes.set_title(self.title)
+        add_legend(figure, axes, lines)
+        add_title(axes, self.title)
         return figure
 
     def _curve(self, log: Log) -> tuple[np.ndarray, np.ndarray]:

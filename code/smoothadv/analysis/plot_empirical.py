@@ -13,7 +13,7 @@ from smoothadv.analysis.logs import Logs
 from smoothadv.analysis.plot_envelope import EnvelopePlot
 from smoothadv.analysis.quantities import empirical_accuracy
 from smoothadv.analysis.selection import groups_of, hyper_parameter
-from smoothadv.analysis.style import accuracy_axes, add_legend, draw_steps, looks, new_figure
+from smoothadv.analysis.style import accuracy_axes, add_legend, add_title, draw_steps, looks, new_figure
 from smoothadv.errors import UserError
 from smoothadv.settings import setting
 
@@ -41,18 +41,18 @@ class EmpiricalPlot:
         lines = looks(len(certified) + len(attacked))
         curves = {name: empirical_curve(group) for name, group in attacked.items()}
         largest = max(max(curve) for curve in curves.values())
+        drawn = []
         for (name, group), look in zip(certified.items(), lines):
             radii, accuracies = EnvelopePlot().envelope_curve(group)
             label = "certified" if len(certified) == 1 else f"{name}, certified"
-            draw_steps(axes, radii, accuracies, label=label, **{**look, "marker": "", "linewidth": 2.2})
+            drawn.append(draw_steps(axes, radii, accuracies, label=label, **{**look, "marker": "", "linewidth": 2.2}))
         colours = {name: look["color"] for name, look in zip(certified, lines)} if len(certified) > 1 else {}
         for (name, curve), look in zip(curves.items(), lines[len(certified) :]):
-            look["color"] = colours.get(name, look["color"])
+            look = {**look, "color": colours.get(name, look["color"]), "linewidth": 1.2}
             shares = [100 * empirical_accuracy(log.table) for log, _ in curve.values()]
             label = "under attack" if name == "all" else f"{name}, under attack" if not self.group_by else name
-            axes.plot(list(curve), shares, label=label, linestyle="--", **{**look, "linewidth": 1.2})
+            drawn += axes.plot(list(curve), shares, label=label, linestyle="--", **look)
         accuracy_axes(axes, r"$\ell_2$ radius (images in [0, 1])", "accuracy (%)", 1.02 * largest or 1.0)
-        add_legend(figure, axes)
-        if self.title:
-            axes.set_title(self.title)
+        add_legend(figure, axes, drawn)
+        add_title(axes, self.title)
         return figure

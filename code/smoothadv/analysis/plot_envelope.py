@@ -12,7 +12,7 @@ from smoothadv.analysis import ANALYSES
 from smoothadv.analysis.logs import Log, Logs
 from smoothadv.analysis.radii import Norm
 from smoothadv.analysis.selection import groups_of, hyper_parameter
-from smoothadv.analysis.style import accuracy_axes, add_legend, draw_steps, looks, mark_every, new_figure
+from smoothadv.analysis.style import accuracy_axes, add_legend, add_title, draw_steps, looks, mark_every, new_figure
 from smoothadv.errors import UserError
 from smoothadv.settings import setting
 
@@ -34,6 +34,10 @@ class EnvelopePlot(Norm):
     )
     split_baseline: bool = setting(False, help="let --group-by split the baseline as well, as for one curve per sigma")
     title: str | None = setting(None, parse=str, help="title of the plot (default: none)")
+
+    def __post_init__(self) -> None:
+        if self.split_baseline and not self.baseline:
+            raise ValueError("--split-baseline needs --baseline NAME: there is no baseline to split")
 
     def __call__(self, logs: Logs) -> Figure:
         baseline = [log for log in logs.certification if log.group == self.baseline] if self.baseline else []
@@ -60,16 +64,15 @@ class EnvelopePlot(Norm):
             styled += [(name, group, like.get(_key(group, by), spare), "--") for name, group in dashed]
         else:
             styled += [(name, group, look, "--") for (name, group), look in zip(dashed, lines[len(curves) :])]
-        largest = 0.0
+        largest, drawn = 0.0, []
         for position, (name, group, look, style) in enumerate(styled):
             radii, accuracies = self.envelope_curve(group)
             largest = max(largest, radii[-1])
             marks = mark_every(len(radii), position, len(styled))
-            draw_steps(axes, radii, accuracies, label=name, linestyle=style, markevery=marks, **look)
+            drawn.append(draw_steps(axes, radii, accuracies, label=name, linestyle=style, markevery=marks, **look))
         accuracy_axes(axes, self.axis_title, "certified accuracy (%)", 1.04 * largest)
-        add_legend(figure, axes)
-        if self.title:
-            axes.set_title(self.title)
+        add_legend(figure, axes, drawn)
+        add_title(axes, self.title)
         return figure
 
     def envelope_curve(self, group: Sequence[Log]) -> tuple[np.ndarray, np.ndarray]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from smoothadv.analysis import ANALYSES
-from smoothadv.analysis.logs import Logs
-from smoothadv.analysis.style import add_grid, add_legend, looks, mark_every, new_figure
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.style import add_grid, add_legend, add_title, looks, mark_every, new_figure
 from smoothadv.settings import setting
 
 
@@ -24,30 +26,32 @@ class TrainingPlot:
 
     def __call__(self, logs: Logs) -> Figure:
         figure, panels = new_figure(panels=2)
-        for axes, quantity in zip(panels, ("loss", "accuracy")):
-            for position, (log, look) in enumerate(zip(logs.training, looks(len(logs.training)))):
-                factor = 100 if quantity == "accuracy" else 1
-                marks = mark_every(len(log.table), position, len(logs.training))
-                for split, style in (("train", "-"), ("test", "--")):
-                    axes.plot(
-                        log.table.epoch + 1,
-                        factor * log.table[f"{split}_{quantity}"],
-                        label=f"{_label(log.name, len(logs.training))}{'training' if split == 'train' else split}",
-                        linestyle=style,
-                        markevery=marks,
-                        **look,
-                    )
-            axes.set_xlabel("epoch")
-            axes.set_ylabel(f"{quantity} under noise" + (" (%)" if quantity == "accuracy" else ""))
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            add_grid(axes)
+        entries = [
+            self._draw(axes, quantity, log, look, position, len(logs.training))
+            for axes, quantity in zip(panels, ("loss", "accuracy"))
+            for position, (log, look) in enumerate(zip(logs.training, looks(len(logs.training))))
+        ]
         panels[0].set_ylim(0, 1.05 * panels[0].dataLim.ymax)
         panels[1].set_ylim(0, 100)
-        add_legend(figure, panels[0], inside=False)
-        if self.title:
-            figure.suptitle(self.title)
+        # The panels have the same curves.
+        lines = [line for pair in entries[: len(logs.training)] for line in pair]
+        add_legend(figure, panels[0], lines, inside=False)
+        add_title(panels[0], self.title)
         return figure
 
-
-def _label(name: str, count: int) -> str:
-    return "" if count == 1 else f"{name.removesuffix('/log.txt').removesuffix('.txt')}, "
+    @staticmethod
+    def _draw(axes: Axes, quantity: str, log: Log, look: dict[str, Any], position: int, logs: int) -> list[Line2D]:
+        """The curves of one log in one panel: training solid, test dashed."""
+        percent = quantity == "accuracy"
+        marks = mark_every(len(log.table), position, logs)
+        name = f"{log.name.removesuffix('/log.txt').removesuffix('.txt')}, " if logs > 1 else ""
+        lines = []
+        for split, style in (("train", "-"), ("test", "--")):
+            values = (100 if percent else 1) * log.table[f"{split}_{quantity}"]
+            label = name + ("training" if split == "train" else split)
+            lines += axes.plot(log.table.epoch + 1, values, label=label, linestyle=style, markevery=marks, **look)
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(f"{quantity} under noise" + (" (%)" if percent else ""))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        add_grid(axes)
+        return lines

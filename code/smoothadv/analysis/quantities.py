@@ -91,6 +91,6 @@ def accuracy_curve(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     certified = np.sort(table.radius[table.correct.eq(1)].to_numpy())
     radii, counts = np.unique(certified, return_counts=True)
     # Correct examples with R >= radii[i]: those not among the smaller ones.
-    at_least = len(certified) - np.concatenate(([0], np.cumsum(counts)[:-1]))
+    at_least = len(certified) - (np.cumsum(counts) - counts)
     end = radii[-1] if len(radii) else 0.0
     return (np.concatenate(([0.0], radii, [end])), np.concatenate(([len(certified)], at_least, [0])) / len(table))

@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 import numpy as np
 
@@ -79,8 +80,10 @@ class Norm:
     @property
     def heading(self) -> str:
         """What the radii are, as the heading of the column beside them."""
-        bound = "" if self.high_probability is None else f", with probability {1 - self.high_probability:g}"
-        return f"{'l2' if self.norm == 'l2' else 'l_inf'} radius{bound}"
+        radius = "l2 radius" if self.norm == "l2" else "l_inf radius"
+        if self.high_probability is None:
+            return radius
+        return f"{radius}, with probability {1 - Decimal(repr(self.high_probability)):f}"
 
     @property
     def axis_title(self) -> str:
@@ -111,13 +114,19 @@ class AtRadii(Norm):
 
 
 def radius_text(radius: float) -> str:
-    """A radius as it was written, or with two decimals where they suffice."""
+    """A radius as it was written if that was a fraction, or with two decimals where they suffice."""
     text = getattr(radius, "text", None)
     if text and "/" in text:
         return text
-    return f"{radius:.2f}" if round(radius, 2) == radius else f"{radius:g}"
+    return f"{radius:.2f}" if round(radius, 2) == radius else radius_key(radius)
+
+
+def radius_key(radius: float) -> str:
+    """The shortest text that tells a radius from all others."""
+    short = f"{float(radius):g}"
+    return short if float(short) == radius or "/" in getattr(radius, "text", "") else repr(float(radius))
 
 
 def radius_column(radius: float) -> Column:
     """The certified accuracy at a radius."""
-    return Column(f"{radius:g}", radius_text(radius), "percent", compared=True)
+    return Column(radius_key(radius), radius_text(radius), "percent", compared=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 
 import numpy as np
 
@@ -35,10 +36,14 @@ def matches(value: Value, wanted: str) -> bool:
         return False
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         try:
-            number = float(wanted)
-        except ValueError:
+            number = Decimal(wanted)
+        except InvalidOperation:
             return False
-        return round(float(value), len(wanted.partition(".")[2])) == number
+        if not number.is_finite():
+            return False
+        # At least two: 1 is to find 255/256 but not 1.125.
+        digits = max(2, -int(number.as_tuple().exponent))
+        return round(float(value), digits) == float(number)
     return str(value) == wanted
 
 
@@ -50,12 +55,12 @@ def restrict(logs: Logs, conditions: Sequence[tuple[str, str]]) -> Logs:
     def kept(some: list[Log]) -> list[Log]:
         return [log for log in some if all(matches(log.parameters.get(name), value) for name, value in conditions)]
 
-    result = Logs(kept(logs.certification), kept(logs.prediction), logs.training, logs.left_out)
+    result = Logs(kept(logs.certification), kept(logs.prediction), kept(logs.training), logs.left_out)
     if not (result.certification or result.prediction or result.training):
         wanted = " ".join(f"{name}={value}" for name, value in conditions)
         name = conditions[0][0]
         there = sorted({display(name, log.parameters.get(name)) for log in [*logs.certification, *logs.prediction]})
-        raise UserError(f"no log has {wanted}; {name} is {', '.join(there[:12])}")
+        raise UserError(f"no log has {wanted}; {name} is {', '.join(there[:12]) or 'unknown in all of them'}")
     return result
 
 

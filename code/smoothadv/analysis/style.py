@@ -9,13 +9,20 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.mathtext import MathTextParser
+
+from smoothadv.errors import UserError
 
 # Distinct to colour-blind readers (Wong, 2011); printed grey, the markers and line styles tell them apart.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A5C00")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+# One fewer than colours, so that the pairs differ for 56 curves.
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _MARKS_PER_CURVE = 7
 _ENTRIES_INSIDE = 6
 _CHARACTERS_INSIDE = 28
+_CHARACTERS_BESIDE_ANOTHER = 32
+_CHARACTERS_PER_LINE = 60
 
 
 def new_figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
@@ -26,7 +33,7 @@ def new_figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
 
 def looks(count: int) -> list[dict[str, Any]]:
     """Line properties for ``count`` curves: a colour and a marker each."""
-    pairs = zip(cycle(_COLOURS), cycle(_MARKERS + _MARKERS[:1]), range(count))
+    pairs = zip(cycle(_COLOURS), cycle(_MARKERS), range(count))
     return [{"color": colour, "marker": marker, "markersize": 4.5, "linewidth": 1.6} for colour, marker, _ in pairs]
 
 
@@ -52,20 +59,43 @@ def add_grid(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def add_legend(figure: Figure, axes: Axes, inside: bool = True) -> None:
-    """At the upper right, which falling curves leave free, or below the axes if it would cover curves there."""
-    handles, labels = axes.get_legend_handles_labels()
-    labels = [_in_symbols(label) for label in labels]
-    longest = max(map(len, labels), default=0)
-    if inside and len(labels) <= _ENTRIES_INSIDE and longest <= _CHARACTERS_INSIDE:
-        axes.legend(handles, labels, loc="upper right", framealpha=0.85, edgecolor="none", handlelength=3)
+def add_title(axes: Axes, title: str | None) -> None:
+    """A title, in which $...$ is set as mathematics; UserError if that cannot be."""
+    if not title:
         return
-    columns = 1 if longest > 45 else 2
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize="small", handlelength=3.4
-    )
-    width, height = figure.get_size_inches()
-    figure.set_size_inches(width, height + 0.19 * -(-len(labels) // columns))
+    try:
+        MathTextParser("path").parse(title)
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"the title '{title}' is no text that can be set: {reason}") from error
+    axes.set_title(title)
+
+
+def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool = True) -> None:
+    """At the upper right, which falling curves leave free, or below the axes if it would cover curves there.
+
+    A label may be any text: nothing in it is taken for mathematics.
+    """
+    labels = [_wrapped(_in_symbols(str(handle.get_label()))) for handle in handles]
+    longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
+    if inside and len(labels) <= _ENTRIES_INSIDE and longest <= _CHARACTERS_INSIDE:
+        legend = axes.legend(handles, labels, loc="upper right", framealpha=0.85, edgecolor="none", handlelength=3)
+    else:
+        columns = 2 if longest <= _CHARACTERS_BESIDE_ANOTHER else 1
+        legend = figure.legend(
+            handles,
+            labels,
+            loc="outside lower center",
+            ncols=columns,
+            frameon=False,
+            fontsize="small",
+            handlelength=3.4,
+        )
+        lines = sum(label.count("\n") + 1 for label in labels)
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(width, height + 0.19 * -(-lines // columns))
+    for text in legend.get_texts():
+        text.set_parse_math(False)
 
 
 def _in_symbols(label: str) -> str:
@@ -73,6 +103,16 @@ def _in_symbols(label: str) -> str:
     return re.sub(r"\b(sigma|epsilon)(?= = )", lambda match: {"sigma": "σ", "epsilon": "ε"}[match[1]], label)
 
 
-def draw_steps(axes: Axes, radii: np.ndarray, accuracies: np.ndarray, **line: Any) -> None:
+def _wrapped(label: str) -> str:
+    """A long label on several lines, broken after a slash where there is one."""
+    lines, rest = [], label
+    while len(rest) > _CHARACTERS_PER_LINE:
+        cut = max(rest.rfind(mark, 0, _CHARACTERS_PER_LINE) for mark in "/ ") + 1 or _CHARACTERS_PER_LINE
+        lines.append(rest[:cut])
+        rest = rest[cut:]
+    return "\n".join([*lines, rest])
+
+
+def draw_steps(axes: Axes, radii: np.ndarray, accuracies: np.ndarray, **line: Any) -> Line2D:
     """A curve of accuracies (fractions) that hold up to the radius on their right."""
-    axes.step(radii, 100 * accuracies, where="pre", **line)
+    return axes.step(radii, 100 * accuracies, where="pre", **line)[0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from smoothadv.analysis import ANALYSES
 from smoothadv.analysis.logs import Logs
 from smoothadv.analysis.quantities import bootstrap_interval
-from smoothadv.analysis.radii import AtRadii, radius_column, radius_text
+from smoothadv.analysis.radii import AtRadii, radius_column, radius_key, radius_text
 from smoothadv.analysis.tables import Annotated, Column, Table
 from smoothadv.settings import probability, setting
 
@@ -45,5 +45,5 @@ class CertifiedAccuracyTable(AtRadii):
 
 
 def _with_interval(radius: float) -> list[Column]:
-    key, title = f"{radius:g}", radius_text(radius)
+    key, title = radius_key(radius), radius_text(radius)
     return [Column(f"{key}{end}", title, "percent") for end in ("", "_low", "_high")]

@@ -116,7 +116,7 @@ def markdown(table: Table, decimals: int = 1) -> str:
     """A pipe table, columns padded to equal width so that the source is legible too."""
     table = table.shown or table
     markup = Markup(lambda text: f"**{text}**", lambda text: f"({text}) ", lambda text: text.replace("|", "\\|"))
-    cells = [titles(table), *display_cells(table, decimals, markup)]
+    cells = [[markup.escape(title) for title in titles(table)], *display_cells(table, decimals, markup)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(table.columns))]
     align = [str.ljust if column.kind == "text" else str.rjust for column in table.columns]
     lines = [

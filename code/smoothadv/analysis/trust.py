@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,12 +24,10 @@ def check_certificates(path: Path, table: pd.DataFrame, parameters: Parameters) 
     the radii show that the assumed one was not used, and notes: sentences on what was tolerated and on
     what could not be checked.
     """
-    sigma, n, alpha = (parameters.get(name) for name in ("sigma", "N", "alpha"))
     notes = [*table.attrs.get("notes", []), *_collapse(table)]
     if "trials" in table and _method(parameters) == "exact":
-        _check_counts(path, table, n, parameters)
-        if sigma is not None and alpha is not None:
-            _check_radii_of_counts(path, table, float(sigma), float(alpha))
+        parameters = _check_counts(path, table, parameters)
+    sigma, n, alpha = (parameters.get(name) for name in ("sigma", "N", "alpha"))
     if sigma is None:
         notes.append("its sigma is unknown, so its radii could not be checked: --sigma states it")
     elif _other_alpha(table, parameters):
@@ -73,15 +71,40 @@ def _method(parameters: Parameters) -> str:
     return (parameters.manifest or {}).get("settings", {}).get("method", "exact")
 
 
-def _check_counts(path: Path, table: pd.DataFrame, n: Any, parameters: Parameters) -> None:
-    trials = table.trials.unique()
+def _check_counts(path: Path, table: pd.DataFrame, parameters: Parameters) -> Parameters:
+    """UserError unless one n and one sigma explain all counts and radii; returns what the counts tell of them."""
+    trials = table["trials"].unique()
     if len(trials) > 1:
         raise UserError(
             f"{path} mixes certificates of different n: {', '.join(map(str, sorted(trials)[:4]))} trials, "
             f"the second first at idx {table.idx[table.trials != table.trials.iloc[0]].iloc[0]}"
         )
-    if parameters.sources.get("N") in ("manifest", "stated") and trials[0] != n:
-        raise UserError(f"{path} holds {trials[0]} trials per example where n = {n} was {parameters.sources['N']}")
+    if trials[0] < 1:
+        raise UserError(f"{path} holds certificates of no trials at all")
+    if parameters.sources.get("N") == "assumed":
+        parameters = parameters.replaced("N", int(trials[0]), "column trials")
+    if trials[0] != parameters.get("N"):
+        n, source = parameters.get("N"), parameters.sources["N"]
+        raise UserError(f"{path} holds {trials[0]} trials per example where n = {n} ({source})")
+    alpha = float(parameters.values["alpha"])
+    if parameters.get("sigma") is None:
+        sigma = _sigma_of_counts(table, int(trials[0]), alpha)
+        if sigma is None:
+            return parameters
+        parameters = parameters.replaced("sigma", sigma, "column radius and its counts")
+    _check_radii_of_counts(path, table, float(parameters.values["sigma"]), alpha)
+    return parameters
+
+
+def _sigma_of_counts(table: pd.DataFrame, trials: int, alpha: float) -> float | None:
+    """The sigma at which the counts of the largest radius certify it, None if they or all radii are too small."""
+    largest = table.iloc[int(table["radius"].to_numpy().argmax())]
+    unit = certified_radius(int(largest.successes), trials, 1.0, alpha)
+    if not unit or not largest.radius:
+        return None
+    sigma = float(largest.radius / unit)
+    rounded = float(f"{sigma:.6g}")
+    return rounded if math.isclose(sigma, rounded, rel_tol=1e-9) else sigma
 
 
 def _check_radii_of_counts(path: Path, table: pd.DataFrame, sigma: float, alpha: float) -> None:
@@ -89,10 +112,11 @@ def _check_radii_of_counts(path: Path, table: pd.DataFrame, sigma: float, alpha:
     certified = table[table.predict >= 0]
     counts, inverse = np.unique(certified.successes.to_numpy(), return_inverse=True)
     trials = int(table.trials.iloc[0])
-    expected = np.array([certified_radius(int(count), trials, sigma, alpha) or 0.0 for count in counts])
     if not len(certified):
         return
-    expected = expected[inverse]
+    radii = [certified_radius(int(count), trials, sigma, alpha) for count in counts]
+    # NaN equals no radius: such counts abstain.
+    expected = np.array([math.nan if radius is None else radius for radius in radii])[inverse]
     wrong = ~np.isclose(certified.radius.to_numpy(), expected, rtol=_MATCH, atol=1e-9)
     if wrong.any():
         row = certified[wrong].iloc[0]
@@ -118,8 +142,10 @@ def _half_unit(radius: float) -> float:
     """Half a unit in the last digit of a radius printed with few digits; 1e-9 relative for one of full precision."""
     digits = repr(float(radius))
     decimals = len(digits.partition(".")[2]) if "e" not in digits else 17
-    # 1.9 may be 1.90 with three significant digits, of which repr drops the zero: never take less than that.
-    return max(0.5 * 10.0 ** -max(decimals, 2), 1e-9 * radius) if decimals <= 4 else 1e-9 * radius
+    if decimals > 4 or radius <= 0:
+        return 1e-9 * radius
+    # 1.9 may be 1.90 with three significant digits, of which repr drops the zero: never take fewer than three.
+    return 0.5 * 10.0 ** -max(decimals, 2 - math.floor(math.log10(radius)))
 
 
 def _sources(parameters: Parameters) -> str:

@@ -1,0 +1,106 @@
+"""empirical: accuracy under attack by attack radius, the best attacked model of each group."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smoothadv.analysis.empirical import Empirical, empirical_curve
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.parameters import Parameters
+from smoothadv.analysis.tables import FORMATS
+from smoothadv.errors import UserError
+
+exhaustive = settings(deadline=None, derandomize=True, max_examples=100)
+KEYS = ["group", "radius", "empirical_accuracy", "model", "models", "examples"]
+
+
+def log(name: str, predictions: str, group: str = "", **values) -> Log:
+    """A prediction log of an example per letter: R for right, W for wrong, A for abstention."""
+    predict = [{"R": 1, "W": 0, "A": -1}[letter] for letter in predictions]
+    table = pd.DataFrame({"idx": range(len(predict)), "label": 1, "predict": predict})
+    table["correct"] = (table.predict == table.label).astype(int)
+    return Log(name, Path(name), group, table, Parameters(values))
+
+
+def attacked(name: str, predictions: str, epsilon: float, **values) -> Log:
+    return log(name, predictions, attack="PGD", epsilon=epsilon, **values)
+
+
+CLEAN = log("clean", "RRRR")
+WEAK, STRONG = attacked("weak", "RRAW", 0.25), attacked("strong", "RRRW", 0.25)
+FAR = attacked("far", "RAWA", 1.0)
+
+
+def rows_of(logs: list[Log], **options) -> list[list]:
+    table = Empirical(**options)(Logs(prediction=logs))
+    assert [column.key for column in table.columns] == KEYS
+    return list(table.rows)
+
+
+def test_best_model_at_each_attack_radius_with_abstentions_wrong():
+    assert rows_of([FAR, WEAK, STRONG, CLEAN]) == [
+        ["all", 0.0, 1.0, "clean", 1, 4],
+        ["all", 0.25, 0.75, "strong", 2, 4],
+        ["all", 1.0, 0.25, "far", 1, 4],
+    ]
+
+
+def test_attack_of_radius_zero_is_like_no_attack():
+    assert rows_of([CLEAN, attacked("zero", "RRRA", 0.0)]) == [["all", 0.0, 1.0, "clean", 2, 4]]
+
+
+def test_equal_models_are_told_by_the_first():
+    assert rows_of([WEAK, attacked("other", "WARR", 0.25)])[0][3] == "weak"
+
+
+def test_attack_of_unknown_radius_is_refused_by_the_log():
+    with pytest.raises(UserError, match="^lost was made under an attack of unknown radius"):
+        empirical_curve([CLEAN, log("lost", "RW", attack="PGD")])
+
+
+def test_hyper_parameters_make_groups_with_curves_of_their_own():
+    logs = [attacked(f"m{m} at {eps}", text, eps, num_noise_vec=m) for m, eps, text in
+            [(8, 0.5, "WWWR"), (1, 0.5, "RRRW"), (8, 0.25, "RRRW"), (1, 0.25, "RRRR")]]  # fmt: skip
+    assert [row[:4] for row in rows_of(logs, group_by=["num_noise_vec"])] == [
+        ["m = 1", 0.25, 1.0, "m1 at 0.25"],
+        ["m = 1", 0.5, 0.75, "m1 at 0.5"],
+        ["m = 8", 0.25, 0.75, "m8 at 0.25"],
+        ["m = 8", 0.5, 0.25, "m8 at 0.5"],
+    ]
+
+
+def test_attack_on_the_base_classifier_is_called_so():
+    """It has no m."""
+    logs = [attacked("base", "RR", 0.5, gradient="base classifier"), attacked("smooth", "RW", 0.5, num_noise_vec=4)]
+    names = [row[0] for row in rows_of(logs, group_by=["num_noise_vec"])]
+    assert names == ["m = 4", "vanilla PGD on the base classifier"]
+
+
+def test_people_see_a_row_per_group_and_a_dash_where_nothing_attacked():
+    logs = [log("a", "RRW", "A", attack="PGD", epsilon=0.25), log("b", "RWW", "B", attack="PGD", epsilon=0.125)]
+    assert FORMATS["markdown"](Empirical()(Logs(prediction=logs))) == (
+        "| attack radius (l2) | 0.125 | 0.25 |\n"
+        "|--------------------|------:|-----:|\n"
+        "| A                  |     – | 66.7 |\n"
+        "| B                  |  33.3 |    – |\n"
+    )
+
+
+models = st.tuples(st.sampled_from([None, 0.0, 0.25, 0.5]), st.text("RWA", min_size=1, max_size=6))
+
+
+@exhaustive
+@given(st.lists(models, min_size=1, max_size=8))
+def test_curve_is_that_of_plain_loops(facts):
+    logs = [
+        attacked(str(k), text, eps) if eps is not None else log(str(k), text) for k, (eps, text) in enumerate(facts)
+    ]
+    expected = []
+    for radius in sorted({eps or 0.0 for eps, _ in facts}):
+        shares = {str(k): text.count("R") / len(text) for k, (eps, text) in enumerate(facts) if (eps or 0.0) == radius}
+        best = next(name for name in shares if shares[name] == max(shares.values()))
+        expected.append(["all", radius, pytest.approx(shares[best]), best, len(shares), len(facts[int(best)][1])])
+    assert rows_of(logs) == expected

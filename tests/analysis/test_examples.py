@@ -1,0 +1,106 @@
+"""examples: images counted by hand over three logs, and against counting in plain loops."""
+
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smoothadv.analysis.examples import Examples
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.errors import UserError
+
+exhaustive = settings(deadline=None, derandomize=True, max_examples=60)
+KEYS = ["idx", "label", "logs", "certified", "abstained", "mean_radius", "largest_radius", "best_log", "taken_for"]
+Outcome = tuple[int, float]  # predict, radius
+
+
+def log(name: str, outcomes: dict[int, Outcome], labels: dict[int, int] | None = None) -> Log:
+    """A log by idx; the label of an image is its idx modulo 3, if ``labels`` does not say another."""
+    rows = []
+    for idx, (predict, radius) in outcomes.items():
+        label = (labels or {}).get(idx, idx % 3)
+        correct = int(predict == label)
+        rows.append({"idx": idx, "label": label, "predict": predict, "radius": radius, "correct": correct})
+    return Log(name, Path(f"{name}.tsv"), "", pd.DataFrame(rows))
+
+
+def rows_of(logs: list[Log], **options) -> list[tuple]:
+    table = Examples(**options)(Logs(logs))
+    assert [column.key for column in table.columns] == KEYS and table.shown is None
+    return [tuple(row) for row in table.rows]
+
+
+# idx 0 (label 0) is easy, 1 (label 1) right once, 2 (label 2) never, 10 (label 1) in one log only.
+A = log("a", {0: (0, 0.5), 1: (2, 0.9), 2: (-1, 0.0), 10: (1, 0.25)})
+B = log("b", {0: (0, 1.0), 1: (1, 0.5), 2: (1, 0.7)})
+C = log("c", {0: (0, 1.0), 1: (-1, 0.0), 2: (0, 0.1)})
+WORST_FIRST = [
+    ("2", "2", 3, 0, 1, 0.0, 0.0, None, "0"),
+    ("1", "1", 3, 1, 1, pytest.approx(0.5 / 3), 0.5, "b", "2"),
+    ("10", "1", 1, 1, 0, 0.25, 0.25, "a", None),
+    ("0", "0", 3, 3, 0, pytest.approx(2.5 / 3), 1.0, "b", None),
+]
+
+
+def test_images_are_counted_over_all_logs_worst_first():
+    """Radii of wrong answers count as 0; of equally common mistakes the smaller class is told, of equal logs the
+    first."""
+    assert rows_of([A, B, C]) == WORST_FIRST
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 100])
+def test_worst_and_best_are_the_two_ends(count):
+    assert rows_of([A, B, C], worst=count) == WORST_FIRST[:count]
+    assert rows_of([A, B, C], best=count) == WORST_FIRST[::-1][:count]
+
+
+def test_worst_and_best_together_are_refused():
+    """One of the two would silently be ignored."""
+    with pytest.raises((UserError, ValueError)):
+        Examples(worst=2, best=2)(Logs([A, B, C]))
+
+
+def test_ties_are_in_the_order_of_the_logs():
+    """By number, not by digit."""
+    rows = rows_of([log("a", {idx: (-1, 0.0) for idx in (2, 10, 9, 100)})])
+    assert [row[0] for row in rows] == ["2", "9", "10", "100"]
+
+
+def test_image_certified_at_radius_zero_comes_before_one_that_is_wrong():
+    rows = rows_of([log("a", {0: (0, 0.0), 1: (0, 0.5)})])
+    assert [(row[0], row[3]) for row in rows] == [("1", 0), ("0", 1)]
+
+
+def test_logs_that_disagree_about_a_label_are_refused_by_the_example():
+    with pytest.raises(UserError, match="^the logs are not on the same images: example 1 has label 0 in one log and 1"):
+        rows_of([A, log("other", {1: (0, 0.5)}, {1: 0})])
+
+
+outcomes = st.tuples(st.integers(-1, 3), st.sampled_from([0.0, 0.25, 0.5, 1.0])).map(
+    lambda outcome: outcome if outcome[0] >= 0 else (-1, 0.0)
+)
+log_contents = st.dictionaries(st.integers(0, 5), outcomes, min_size=1)
+
+
+@exhaustive
+@given(st.lists(log_contents, min_size=1, max_size=5))
+def test_statistics_are_those_of_plain_loops(contents):
+    logs = [log(str(number), content) for number, content in enumerate(contents)]
+    expected = []
+    for idx in {idx for content in contents for idx in content}:
+        held = {str(number): content[idx] for number, content in enumerate(contents) if idx in content}
+        credit = {name: radius if predict == idx % 3 else 0.0 for name, (predict, radius) in held.items()}
+        mistakes = Counter(predict for predict, _ in held.values() if predict not in (-1, idx % 3))
+        common = [predict for predict in sorted(mistakes) if mistakes[predict] == max(mistakes.values())]
+        best = next(name for name in credit if credit[name] == max(credit.values()))
+        certified = sum(predict == idx % 3 for predict, _ in held.values())
+        mean = sum(credit.values()) / len(held)
+        row = (str(idx), str(idx % 3), len(held), certified, sum(predict == -1 for predict, _ in held.values()))
+        largest = (max(credit.values()), best if max(credit.values()) > 0 else None)
+        expected.append(
+            ((mean, certified, idx), (*row, pytest.approx(mean), *largest, str(common[0]) if common else None))
+        )
+    assert rows_of(logs) == [row for _, row in sorted(expected, key=lambda pair: pair[0])]

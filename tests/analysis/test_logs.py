@@ -1,0 +1,329 @@
+"""Logs are found in files, folders, globs and named groups; what cannot be trusted is never passed over silently."""
+
+from __future__ import annotations
+
+import glob
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from smoothadv.analysis.logs import Logs, read_logs
+from smoothadv.errors import UserError
+from smoothadv.records import manifest_path
+from support.commands import call
+
+HEADER = "idx\tlabel\tpredict\tradius\tcorrect\ttime"
+CERTIFICATION = f"{HEADER}\n0\t3\t3\t0.5\t1\t0:00:15\n20\t7\t-1\t0.0\t0\t0:00:15\n"
+PREDICTION = "idx\tlabel\tpredict\tbasePredict\tcorrect\ttime\n0\t3\t3\t2\t1\t0:00:03\n"
+TRAINING = "epoch\ttime\tlr\ttrain loss\ttrain acc\ttestloss\ttest acc\n0\t1\t0.1\t1.99\t26.5\t1.83\t32.7\n"
+IMPOSSIBLE = CERTIFICATION.replace("0.5", "3.5")
+KINDS = ("certification", "prediction", "training")
+MANIFEST = json.dumps({"settings": {"sigma": 0.25, "N": 1000, "alpha": 0.001}, "runs": []})
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, which is the working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def put(name: str, content: str | bytes = CERTIFICATION) -> Path:
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def read(*arguments: str, kinds=("certification",), **stated) -> tuple[Logs, list[str]]:
+    """The logs and what was warned of."""
+    warnings: list[str] = []
+    return read_logs([str(argument) for argument in arguments], kinds, stated, warnings.append), warnings
+
+
+def refusal(*arguments: str, kinds=("certification",)) -> tuple[str, list[str]]:
+    """The error, which must be one line, and the warnings before it."""
+    warnings: list[str] = []
+    with pytest.raises(UserError) as error:
+        read_logs([str(argument) for argument in arguments], kinds, {}, warnings.append)
+    assert "\n" not in str(error.value)
+    return str(error.value), warnings
+
+
+def found(*arguments: str) -> list[tuple[str, str]]:
+    """Group and path of each log, where there is nothing to warn of."""
+    logs, warnings = read(*arguments)
+    assert warnings == [] and logs.left_out == []
+    return [(log.group, str(log.path)) for log in logs.certification]
+
+
+def names(*arguments: str) -> list[str]:
+    return [log.name for log in read(*arguments)[0].certification]
+
+
+@pytest.fixture
+def tree(place) -> None:
+    for name in ("a/sigma_0.25", "a/deep/sigma_0.50", "b/sigma_0.25"):
+        put(name)
+    put("a/stdout.txt", "Files already downloaded and verified\n")
+    put("b/predictions", PREDICTION)
+    put("b/log.txt", TRAINING)
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["a/sigma_0.25"], [("", "a/sigma_0.25")]),
+        (["a"], [("a", "a/deep/sigma_0.50"), ("a", "a/sigma_0.25")]),
+        (["./a/"], [("a", "a/deep/sigma_0.50"), ("a", "a/sigma_0.25")]),
+        (["*/sigma_0.25"], [("*/sigma_0.25", "a/sigma_0.25"), ("*/sigma_0.25", "b/sigma_0.25")]),
+        (["b*"], [("b*", "b/sigma_0.25")]),
+        (["a/**/sigma_0.50"], [("a/**/sigma_0.50", "a/deep/sigma_0.50")]),
+        (["Cohen=a/sigma_0.25"], [("Cohen", "a/sigma_0.25")]),
+        (["Cohen=a"], [("Cohen", "a/deep/sigma_0.50"), ("Cohen", "a/sigma_0.25")]),
+        (["A b=*/sigma_0.25"], [("A b", "a/sigma_0.25"), ("A b", "b/sigma_0.25")]),
+        (["X=a/deep", "Y=b"], [("X", "a/deep/sigma_0.50"), ("Y", "b/sigma_0.25")]),
+        (["b", "a/deep"], [("b", "b/sigma_0.25"), ("a/deep", "a/deep/sigma_0.50")]),
+        (["b/sigma_0.25", "b"], [("", "b/sigma_0.25")]),
+    ],
+)
+def test_files_folders_globs_and_groups(tree, arguments, expected):
+    assert found(*arguments) == expected
+
+
+@pytest.mark.parametrize(
+    "file, argument, group",
+    [
+        ("lr=0.1.tsv", "lr=0.1.tsv", ""),
+        ("lr=0.1/sigma_0.25", "lr=0.1/sigma_0.25", ""),
+        ("lr=0.1/sigma_0.25", "lr=0.1", "lr=0.1"),
+        ("lr=0.1/sigma_0.25", "lr=*", "lr=*"),
+        ("lr=0.1/sigma_0.25", "G=lr=0.1", "G"),
+        ("lr=0.1/sigma_0.25", "G=lr=0.1/sigma_0.25", "G"),
+        ("lr=0.1/sigma_0.25", "G=lr=*/*", "G"),
+        ("=.tsv", "=.tsv", ""),
+        ("=/sigma_0.25", "G==/sigma_0.25", "G"),
+    ],
+)
+def test_equals_signs_in_file_names_are_no_groups(place, file, argument, group):
+    put(file)
+    logs, _ = read(argument, sigma=0.25)
+    assert [(log.group, str(log.path)) for log in logs.certification] == [(group, file)]
+
+
+def test_a_log_that_two_groups_name_is_in_both(tree):
+    assert found("A=b/sigma_0.25", "B=b") == [("A", "b/sigma_0.25"), ("B", "b/sigma_0.25")]
+    assert len(set(names("A=b/sigma_0.25", "B=b"))) == 2
+    assert found("A=b/sigma_0.25", "A=b") == [("A", "b/sigma_0.25")]
+
+
+@pytest.mark.parametrize("argument", ["nowhere", "nowhere/*", "G=nowhere", "=", ""])
+def test_what_matches_nothing_is_an_error(tree, argument):
+    message, _ = refusal("a", argument)
+    assert argument.split("=")[-1] in message
+
+
+def test_folder_without_logs_is_an_error_that_says_what_a_log_is(place):
+    put("a/stdout.txt", "verified\n")
+    assert refusal("a")[0].startswith("a: holds no certification log")
+    Path("empty").mkdir()
+    assert refusal("empty", "a")[0].startswith("empty a: holds no")
+
+
+def test_logs_go_to_their_kind_and_other_kinds_in_folders_are_passed_over(tree):
+    logs, warnings = read(".", kinds=KINDS)
+    assert [len(logs.certification), len(logs.prediction), len(logs.training)] == [3, 1, 1]
+    assert warnings == [] and logs.left_out == []
+    (prediction,), (training,) = logs.prediction, logs.training
+    assert prediction.table.correct.tolist() == [1] and training.table.test_loss.tolist() == [1.83]
+    for kind in KINDS:
+        logs, warnings = read(".", kinds=(kind,))
+        assert [name for name in KINDS if getattr(logs, name)] == [kind] and warnings == []
+
+
+@pytest.mark.parametrize("file, kind", [("b/predictions", "prediction"), ("b/log.txt", "training")])
+def test_a_file_of_another_kind_that_was_named_is_told(tree, file, kind):
+    assert refusal(file)[0] == f"{file} is a {kind} log; what is needed here is a certification log"
+    logs, (warning,) = read(file, "a/sigma_0.25")
+    assert warning.startswith(f"{file} is a {kind} log") and len(logs.certification) == 1
+    assert refusal("b/sigma_0.25", kinds=("prediction", "training"))[0].endswith("a prediction or training log")
+
+
+def test_untrusted_log_is_left_out_with_its_reason(tree):
+    put("a/deep/sigma_0.12", IMPOSSIBLE)
+    logs, warnings = read("a")
+    assert [str(log.path) for log in logs.certification] == ["a/deep/sigma_0.50", "a/sigma_0.25"]
+    (reason,) = logs.left_out
+    assert reason.startswith("a/deep/sigma_0.12 holds a radius that cannot be certified")
+    assert warnings == [f"{reason}; it is left out"]
+
+
+def test_single_untrusted_log_is_an_error(place):
+    put("sigma_0.12", IMPOSSIBLE)
+    for argument in ("sigma_0.12", ".", "sigma_*", "G=sigma_0.12"):
+        message, warnings = refusal(argument)
+        assert message.startswith("sigma_0.12 holds a radius that cannot be certified") and warnings == []
+
+
+def test_several_untrusted_logs_are_an_error_after_all_their_reasons(place):
+    put("a/sigma_0.12", IMPOSSIBLE)
+    put("a/sigma_0.25", HEADER + "\n")
+    message, warnings = refusal("a")
+    assert message == "a: none of 2 logs can be used"
+    assert [warning.split(" ")[0] for warning in warnings] == ["a/sigma_0.12", "a/sigma_0.25"]
+
+
+LOOK_ALIKES = {
+    "empty": ("a/sigma_0.25", b""),
+    "binary": ("a/sigma_0.25", b"PK\x03\x04" + bytes(50)),
+    "no header": ("a/sigma_0.25", CERTIFICATION.partition("\n")[2]),
+    "text": ("a/sigma_1.00", b"Traceback (most recent call last):\n"),
+    "header alone": ("a/sigma_0.25", HEADER + "\n"),
+    "torn header": ("a/sigma_0.25", HEADER[:20]),
+    "spaces for tabs": ("a/ours.tsv", CERTIFICATION.replace("\t", " ")),
+    "commas for tabs": ("a/ours.tsv", CERTIFICATION.replace("\t", ",")),
+    "spaces for tabs after a byte order mark": ("a/ours.tsv", "\ufeff" + CERTIFICATION.replace("\t", " ")),
+    "predictions with spaces": ("a/predictions", PREDICTION.replace("\t", " ")),
+    "predictions that are empty": ("a/predictions", b""),
+    "ours, empty, with its manifest": ("a/ours.tsv", b""),
+    "ours, overwritten, with its manifest": ("a/ours.tsv", b"\0" * 100),
+    "ours without its header, with its manifest": ("a/ours.tsv", CERTIFICATION.partition("\n")[2]),
+}
+
+
+@pytest.mark.parametrize("argument", [".", "**/*", "a", "a/*"])
+@pytest.mark.parametrize("case", LOOK_ALIKES)
+def test_file_that_merely_looks_like_a_log_is_not_passed_over(place, case, argument):
+    file, content = LOOK_ALIKES[case]
+    put("good/sigma_0.50")
+    path = put(file, content)
+    if "manifest" in case:
+        manifest_path(path).write_text(MANIFEST)
+    logs, warnings = read(argument, "good", kinds=("certification", "prediction"))
+    assert [str(log.path) for log in logs.certification] == ["good/sigma_0.50"]
+    (warning,) = warnings
+    assert warning.startswith(f"{file} ") and warning.endswith("it is left out")
+
+
+@pytest.mark.parametrize("name", ["stdout.txt", "README.md", "checkpoint.pth.tar", "curves.png", "log.txt", "x.json"])
+@pytest.mark.parametrize("content", [b"", b"\x89PNG\0\r\n", b"Epoch 1\n", b"[]", b"\xff\xfe"])
+def test_files_that_are_no_logs_are_passed_over_in_folders_but_not_when_named(place, name, content):
+    put("a/sigma_0.25")
+    put(f"a/{name}", content)
+    assert found("a") == [("a", "a/sigma_0.25")] and len(found("a/*")) == 1
+    assert refusal(f"a/{name}")[0].startswith(f"a/{name} ")
+    assert read("a", f"a/{name}")[1] == [], "the folder has named it before"
+
+
+def test_every_unreadable_log_of_a_glob_is_told(place):
+    put("good/sigma_0.50")
+    put("bad/sigma_0.25", b"")
+    put("bad/sigma_0.50", b"\0\1")
+    _, warnings = read("good", "bad/*")
+    assert [warning.split(" ")[0] for warning in warnings] == ["bad/sigma_0.25", "bad/sigma_0.50"]
+
+
+def test_manifests_are_neither_logs_nor_obstacles(place):
+    log = put("a/ours.tsv", CERTIFICATION.replace("0.5", "0.25"))
+    manifest_path(log).write_text(MANIFEST)
+    for arguments in (["a"], ["a/*"], glob.glob("a/*"), ["a/ours.tsv"]):
+        logs, _ = read(*arguments)
+        (read_log,) = logs.certification
+        assert read_log.path == log and read_log.parameters.get("N") == 1000
+    assert "is a manifest" in refusal(str(manifest_path(log)))[0]
+
+
+def test_log_with_a_broken_manifest_is_left_out(tree):
+    manifest_path(Path("a/sigma_0.25")).write_text("{")
+    logs, (warning,) = read("a")
+    assert warning.startswith("a/sigma_0.25 is left in doubt") and len(logs.certification) == 1
+
+
+def test_stated_values_win_for_every_log(tree):
+    logs, _ = read("a", sigma=2.0)
+    assert {log.parameters.get("sigma") for log in logs.certification} == {2.0}
+    with pytest.raises(UserError, match="none of 2 logs"):
+        read("a", sigma=0.1)  # at which no radius of 0.5 can be certified
+
+
+def test_training_images_are_left_out_beside_test_images(place):
+    put("noise_0.50/test/sigma_0.50")
+    put("noise_0.50/train/sigma_0.50")
+    logs, (warning,) = read(".")
+    assert [log.parameters.get("split") for log in logs.certification] == ["test"]
+    assert warning == "noise_0.50/train/sigma_0.50 certifies training images, the others do not; it is left out"
+    assert logs.left_out == [warning.removesuffix("; it is left out")]
+    assert found("noise_0.50/train") == [("noise_0.50/train", "noise_0.50/train/sigma_0.50")], "alone, it is used"
+
+
+def test_manifest_tells_training_images_too(place):
+    content = {"settings": {"sigma": 0.25, "N": 1000, "alpha": 0.001, "split": "train"}}
+    manifest_path(put("ours.tsv", CERTIFICATION.replace("0.5", "0.25"))).write_text(json.dumps(content))
+    put("sigma_0.25")
+    logs, (warning,) = read(".")
+    assert "ours.tsv certifies training images" in warning and len(logs.certification) == 1
+
+
+def test_notes_of_a_log_are_kept(place):
+    put("sigma_0.25", CERTIFICATION + "40\t1\t1\t0.2")
+    (log,) = read("sigma_0.25")[0].certification
+    assert any("cut off" in note for note in log.notes) and len(log.table) == 2
+
+
+@pytest.mark.parametrize(
+    "files, expected",
+    [
+        (["a/b/sigma_0.25"], ["sigma_0.25"]),
+        (["a/ours.tsv"], ["ours"]),
+        (["a/x.tsv", "a/y.tsv"], ["x", "y"]),
+        (["a/x/sigma_0.25", "a/y/sigma_0.25"], ["x", "y"]),
+        (["noise_0.25/test/sigma_0.25", "noise_0.50/test/sigma_0.50"], None),
+        (["x.tsv", "x/x.tsv"], None),
+        (["a/x", "a/x.tsv"], None),
+        (["a/b/x.tsv", "b/a/x.tsv"], None),
+        (["x/sigma_0.25", "x/x/sigma_0.25"], None),
+        ([".tsv", "a/.tsv"], None),
+        ([".tsv"], None),
+        (["a: x.tsv", "a/x.tsv"], None),
+    ],
+)
+def test_names_are_short_unique_and_never_empty(place, files, expected):
+    for file in files:
+        put(file)
+    given_names = names(*files)
+    assert len(set(given_names)) == len(files) and all(given_names)
+    assert expected is None or given_names == expected
+
+
+def test_a_log_named_by_its_relative_and_its_absolute_path_is_one_log(place):
+    put("sigma_0.25")
+    assert names("sigma_0.25", place / "sigma_0.25", "./sigma_0.25") == ["sigma_0.25"]
+
+
+@settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(st.data())
+def test_any_logs_get_different_names(tmp_path_factory, data):
+    root = tmp_path_factory.mktemp("logs")
+    folders = st.lists(st.sampled_from(["a", "b", "a.tsv", "sigma_0.25"]), max_size=3).map("/".join)
+    files = st.builds(lambda folder, end: f"top/{folder}/log{end}", folders, st.sampled_from(["", ".tsv"]))
+    paths = data.draw(st.sets(files.map(lambda path: path.replace("//", "/")), min_size=1, max_size=6))
+    for path in paths:
+        put(str(root / path))
+    logs, _ = read(root)
+    assert len({log.name for log in logs.certification if log.name}) == len(paths)
+
+
+def test_command_prints_warnings_and_ends_well(tree, capsys):
+    put("a/sigma_1.00", b"")
+    outcome = call(capsys, "analyze", "summary", "a", "--format", "csv")
+    assert outcome.code == 0 and len(outcome.out.splitlines()) == 3
+    assert outcome.err.startswith("warning: a/sigma_1.00 is no certification log")

@@ -1,0 +1,389 @@
+"""Hyper-parameters come from what was stated, else from the manifest, else from the path, and say from where."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from smoothadv.analysis.parameters import (
+    certification_parameters,
+    display,
+    prediction_parameters,
+    released_epsilon,
+)
+from smoothadv.errors import UserError
+from smoothadv.records import manifest_path
+from support.commands import call
+
+PUBLISHED = {"N": 100_000, "alpha": 0.001}
+CIFAR = "cifar10/resnet110/noise_0.25/test/sigma_0.25"
+CIFAR_VALUES = {"dataset": "cifar10", "arch": "resnet110", "noise": 0.25, "sigma": 0.25, "split": "test", **PUBLISHED}
+CERTIFICATION_PATHS = {
+    f"data_cohen/certify/{CIFAR}": {**CIFAR_VALUES, "training": "Gaussian"},
+    "data_cohen/certify/imagenet/resnet50/noise_0.50/train/sigma_0.50": {
+        **{"dataset": "imagenet", "arch": "resnet50", "noise": 0.5, "sigma": 0.5, "split": "train", **PUBLISHED},
+        "training": "Gaussian",
+    },
+    f"data/certify/cifar10/PGD_2steps_multiNoiseSamples/8-multitrain/eps_127/{CIFAR}": {
+        **{**CIFAR_VALUES, "training": "SmoothAdv-PGD", "attack": "PGD"},
+        **{"num_steps": 2, "num_noise_vec": 8, "epsilon": 127 / 256},
+    },
+    f"data/certify/cifar10/DDN_10steps/eps_64/{CIFAR}": {
+        **{**CIFAR_VALUES, "training": "SmoothAdv-DDN", "attack": "DDN"},
+        **{"num_steps": 10, "num_noise_vec": 1, "epsilon": 0.25},
+    },
+    "data/certify/imagenet/PGD_1step/imagenet/eps_1024/resnet50/noise_1.00/test/sigma_1.00": {
+        **{"dataset": "imagenet", "arch": "resnet50", "noise": 1.0, "sigma": 1.0, "split": "test", **PUBLISHED},
+        **{"training": "SmoothAdv-PGD", "attack": "PGD", "num_steps": 1, "num_noise_vec": 1, "epsilon": 4.0},
+    },
+    f"data/certify/cifar10/self_training/PGD_4steps/weight_0.5/eps_255/{CIFAR}": {
+        **{**CIFAR_VALUES, "training": "SmoothAdv-PGD + self-training", "attack": "PGD"},
+        **{"num_steps": 4, "num_noise_vec": 1, "epsilon": 255 / 256},
+    },
+    f"cifar10/finetune_cifar_from_imagenetPGD2steps/PGD_6steps_30epochs_multinoise/4-multitrain/eps_255/{CIFAR}": {
+        **{**CIFAR_VALUES, "training": "SmoothAdv-PGD + pre-training", "attack": "PGD"},
+        **{"num_steps": 6, "num_noise_vec": 4, "epsilon": 255 / 256},
+    },
+    f"cifar10/finetune_cifar_from_imagenetPGD2steps/DDN_4steps_30epochs/eps_64/{CIFAR}": {
+        **{**CIFAR_VALUES, "training": "SmoothAdv-DDN + pre-training", "attack": "DDN"},
+        **{"num_steps": 4, "num_noise_vec": 1, "epsilon": 0.25},
+    },
+    f"finetune_cifar_from_imagenetPGD2steps/self_training_PGD_8steps/weight_1.0/eps_512/{CIFAR}": {
+        **{**CIFAR_VALUES, "training": "SmoothAdv-PGD + pre-training + self-training", "attack": "PGD"},
+        **{"num_steps": 8, "num_noise_vec": 1, "epsilon": 2.0},
+    },
+    f"data/certify/cifar10/PGD_2steps_baseAttackExp/without_noise/eps_64/{CIFAR}": {
+        **{**CIFAR_VALUES, "training": "vanilla PGD + noise", "attack": "PGD"},
+        **{"num_steps": 2, "num_noise_vec": 1, "epsilon": 0.25},
+    },
+    f"data/certify/cifar10/PGD_2steps_baseAttackExp/with_noise/eps_64/{CIFAR}": {
+        **{**CIFAR_VALUES, "training": "SmoothAdv-PGD", "attack": "PGD"},
+        **{"num_steps": 2, "num_noise_vec": 1, "epsilon": 0.25},
+    },
+    "sigma_0.12": {"sigma": 0.12, **PUBLISHED},
+    "mine/cifar_resnet20/noise_0.5_seed_3/sigma_0.25.tsv": {
+        **{"dataset": "cifar10", "arch": "cifar_resnet20", "noise": 0.5, "sigma": 0.25, "training": "Gaussian"},
+        **PUBLISHED,
+    },
+    "cifar10_sigma_0.5_alpha_0.01": {"sigma": 0.5, "N": 100_000, "alpha": 0.01},
+    "results/log.tsv": PUBLISHED,
+}
+COHEN = "data/predict/predict_cifar_cohen"
+PREDICTION_PATHS = {
+    f"{COHEN}/N10000/PGD_0.250/num_128/predictions": {
+        **{"dataset": "cifar10", "N": 10_000, "attack": "PGD", "epsilon": 0.25, "num_noise_vec": 128},
+    },
+    "data/predict/predict_cifar_ours/N100/PGD_1.125/base/predictions": {
+        **{"dataset": "cifar10", "N": 100, "attack": "PGD", "epsilon": 1.125, "gradient": "base classifier"},
+    },
+    f"{COHEN}/N10000_nogradtrick/PGD_0.000/num_1/predictions": {
+        **{"dataset": "cifar10", "N": 10_000, "attack": "PGD", "epsilon": 0.0, "num_noise_vec": 1},
+        "gradient": "gradient-free",
+    },
+    "data_cohen/predict/imagenet/resnet50/noise_0.25/test/N_1000": {
+        **{"dataset": "imagenet", "arch": "resnet50", "sigma": 0.25, "N": 1000, "split": "test"},
+    },
+    "outdir/PGD_64.0_noise_0.12_mtest_32/predictions": {
+        **{"attack": "PGD", "epsilon": 0.25, "num_noise_vec": 32, "sigma": 0.12},
+    },
+    "outdir/noise_0.12/predictions": {"sigma": 0.12},
+    "predictions": {},
+}
+
+
+@pytest.mark.parametrize("path, values", CERTIFICATION_PATHS.items(), ids=list(CERTIFICATION_PATHS))
+def test_path_of_a_certification_log_is_understood(path, values):
+    parameters = certification_parameters(Path(path), {})
+    assert parameters.values == values
+    assert parameters.sources.keys() == values.keys() and parameters.manifest is None
+
+
+@pytest.mark.parametrize("path, values", PREDICTION_PATHS.items(), ids=list(PREDICTION_PATHS))
+def test_path_of_a_prediction_log_is_understood(path, values):
+    """What it does not say is unknown: the published n and alpha are those of certification."""
+    parameters = prediction_parameters(Path(path), {})
+    assert parameters.values == values and parameters.sources.keys() == values.keys()
+
+
+@pytest.mark.parametrize(
+    "name, absent",
+    [
+        ("sigma_1e-3", "sigma"),
+        ("sigma_0.25.1", "sigma"),
+        ("sigma_x", "sigma"),
+        ("mysigma_0.25", "sigma"),
+        ("noise_x/sigma_0.5", "noise"),
+        ("steps_PGD_steps/sigma_0.5", "num_steps"),
+        ("XPGD_4steps/sigma_0.5", "attack"),
+        ("x-multitrain/sigma_0.5", "num_noise_vec"),
+        ("testing/sigma_0.5", "split"),
+    ],
+)
+def test_what_a_path_only_resembles_is_not_understood(name, absent):
+    assert certification_parameters(Path(name), {}).get(absent) is None
+
+
+@pytest.mark.parametrize("name", ["sigma_0", "sigma_0.00", "sigma_0.5_alpha_0.0", "sigma_0.5_alpha_1.5"])
+def test_impossible_value_in_a_path_is_not_computed_with(tmp_path, capsys, name):
+    """A noise of 0 certifies nothing: the log is refused, or the value is not taken from there, but nothing breaks."""
+    for file in (name, "sigma_0.5"):
+        (tmp_path / file).write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n7\t3\t3\t0.5\t1\t0\n")
+    assert call(capsys, "analyze", "summary", tmp_path / "sigma_0.5").code == 0
+    outcome = call(capsys, "analyze", "summary", tmp_path / name)
+    assert outcome.code == 0 or (outcome.code == 1 and f"{name} " in outcome.err)
+
+
+def test_innermost_folder_wins():
+    path = Path("noise_1.00/eps_512/PGD_10steps/noise_0.25/eps_64/DDN_2steps/sigma_0.5/sigma_0.25")
+    parameters = certification_parameters(path, {})
+    found = [parameters.get(name) for name in ("noise", "epsilon", "attack", "num_steps", "sigma")]
+    assert found == [0.25, 0.25, "DDN", 2, 0.25]
+
+
+def test_every_value_says_where_it_is_from():
+    path = Path("cifar10/PGD_4steps/eps_127/noise_0.50/test/sigma_0.25")
+    assert certification_parameters(path, {"alpha": 0.01}).sources == {
+        "alpha": "stated",
+        "sigma": "path sigma_0.25",
+        "split": "path test",
+        "noise": "path noise_0.50",
+        "epsilon": "path eps_127",
+        "attack": "path PGD_4steps",
+        "num_steps": "path PGD_4steps",
+        "dataset": "path cifar10",
+        "num_noise_vec": "assumed",
+        "training": "path",
+        "N": "assumed",
+    }
+
+
+SETTINGS = {
+    **{"dataset": "digits", "split": "test", "arch": "digits_resnet8", "sigma": 0.5, "N": 1000, "alpha": 0.01},
+    "training": {
+        "objective": {
+            **{"name": "SmoothAdv", "noise_sd": 0.25, "num_noise_vec": 4},
+            "attack": {"name": "PGD", "epsilon": 0.5, "num_steps": 10},
+        }
+    },
+}
+FROM_SETTINGS = {
+    **{name: SETTINGS[name] for name in ("dataset", "split", "arch", "sigma", "N", "alpha")},
+    **{"training": "SmoothAdv-PGD", "noise": 0.25, "attack": "PGD"},
+    **{"epsilon": 0.5, "num_steps": 10, "num_noise_vec": 4},
+}
+
+
+def with_manifest(folder: Path, content: object, name: str = CIFAR) -> Path:
+    """The path of a log with such a manifest beside it; text is written as it is, the rest as JSON."""
+    log = folder / "PGD_4steps/eps_127" / name
+    log.parent.mkdir(parents=True, exist_ok=True)
+    manifest_path(log).write_text(content if isinstance(content, str) else json.dumps(content))
+    return log
+
+
+def test_manifest_wins_over_the_path(tmp_path):
+    log = with_manifest(tmp_path, {"settings": SETTINGS, "runs": []})
+    parameters = certification_parameters(log, {})
+    assert parameters.values == FROM_SETTINGS
+    assert set(parameters.sources.values()) == {"manifest"}
+    assert parameters.manifest == {"settings": SETTINGS, "runs": []}
+    manifest_path(log).unlink()
+    assert certification_parameters(log, {}).get("sigma") == 0.25, "without it, the path decides"
+
+
+def test_where_there_is_a_manifest_the_path_fills_no_gaps(tmp_path):
+    """A folder's name is no evidence against the record of the run itself."""
+    log = with_manifest(tmp_path, {"settings": {"sigma": 0.5, "N": 1000, "alpha": 0.01}})
+    assert certification_parameters(log, {}).values == {"sigma": 0.5, "N": 1000, "alpha": 0.01}
+
+
+def test_stated_values_win_over_all_others(tmp_path):
+    log = with_manifest(tmp_path, {"settings": SETTINGS})
+    stated = {"sigma": 0.75, "N": 50, "alpha": 0.02, "dimension": 64}
+    for parameters in (certification_parameters(log, stated), prediction_parameters(log, stated)):
+        assert {name: parameters.get(name) for name in stated} == stated
+        assert {parameters.sources[name] for name in stated} == {"stated"}
+    assert certification_parameters(Path("sigma_0.25"), stated).get("sigma") == 0.75
+    assert certification_parameters(Path("sigma_0.25"), {**stated, "sigma": None}).get("sigma") == 0.25
+
+
+@pytest.mark.parametrize(
+    "objective, values",
+    [
+        (None, {}),
+        ({"name": "Gaussian", "noise_sd": 0.25}, {"training": "Gaussian", "noise": 0.25}),
+        ({"name": "Gaussian", "noise_sd": 0.0}, {"training": "Gaussian", "noise": 0.0}),
+    ],
+)
+def test_manifest_of_another_training_is_understood(tmp_path, objective, values):
+    log = with_manifest(tmp_path, {"settings": {**SETTINGS, "training": objective and {"objective": objective}}})
+    shared = {name: SETTINGS[name] for name in ("dataset", "split", "arch", "sigma", "N", "alpha")}
+    assert certification_parameters(log, {}).values == {**shared, **values}
+
+
+@pytest.mark.parametrize(
+    "attack, base, values",
+    [
+        (None, False, {}),
+        ({"name": "PGD", "estimator": "plug_in"}, False, {"attack": "PGD", "gradient": "plug-in"}),
+        ({"name": "PGD", "estimator": {"name": "Stein"}}, False, {"attack": "PGD", "gradient": "gradient-free"}),
+        ({"name": "DDN", "estimator": "plug_in"}, True, {"attack": "DDN", "gradient": "base classifier"}),
+    ],
+)
+def test_manifest_of_a_prediction_log_tells_its_attack(tmp_path, attack, base, values):
+    attack = attack and {**attack, "epsilon": 0.5, "num_steps": 20}
+    content = {**SETTINGS, "attack": attack, "num_noise_vec": attack and 8, "base_attack": base}
+    parameters = prediction_parameters(with_manifest(tmp_path, {"settings": content}), {})
+    shared = {name: SETTINGS[name] for name in ("dataset", "split", "arch", "sigma", "N", "alpha")}
+    more = {"epsilon": 0.5, "num_steps": 20, "num_noise_vec": 8} if attack else {}
+    assert parameters.values == {**shared, **more, **values}
+
+
+BROKEN = {
+    "empty": "",
+    "torn": json.dumps({"settings": SETTINGS})[:-9],
+    "no object": "[1, 2]",
+    "no settings": '{"runs": []}',
+    "settings that are a list": '{"settings": []}',
+    "nested too deeply": "[" * 100_000,
+    "not a number as sigma": '{"settings": {"sigma": NaN, "N": 100, "alpha": 0.1}}',
+    "an infinite n": '{"settings": {"sigma": 0.5, "N": Infinity, "alpha": 0.1}}',
+    "an n beyond a float": '{"settings": {"sigma": 0.5, "N": 1%s, "alpha": 0.1}}' % ("0" * 400),
+    "a sigma beyond a float": '{"settings": {"sigma": 1%s, "N": 100, "alpha": 0.1}}' % ("0" * 400),
+    **{
+        f"{name} {value!r}": json.dumps({"settings": {**SETTINGS, name: value}})
+        for name, values in {
+            "sigma": [None, "0.5", True, 0, -0.5, [0.5]],
+            "N": [None, "100", True, 0, -1, 1.5, {}],
+            "alpha": [None, "0.1", True, 0, 1, 1.5, -0.1],
+        }.items()
+        for value in values
+    },
+}
+
+
+@pytest.mark.parametrize("read", [certification_parameters, prediction_parameters])
+@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
+def test_broken_manifest_leaves_the_log_in_doubt(tmp_path, read, text):
+    log = with_manifest(tmp_path, text)
+    with pytest.raises(UserError) as error:
+        read(log, {})
+    assert str(log) in str(error.value) and "manifest" in str(error.value) and "\n" not in str(error.value)
+    assert len(str(error.value)) < 2000
+
+
+def summary_beside_a_good_log(folder: Path, capsys, text: str):
+    """What the command says of a log with such a manifest, and of a good one."""
+    for name in ("doubtful", "good"):
+        (folder / name).write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n7\t3\t3\t0.125\t1\t0\n")
+    manifest_path(folder / "good").write_text(json.dumps({"settings": SETTINGS}))
+    manifest_path(folder / "doubtful").write_text(text)
+    return call(capsys, "analyze", "summary", folder / "good", folder / "doubtful", "--format", "csv")
+
+
+@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
+def test_log_with_a_broken_manifest_is_left_out_with_a_warning(tmp_path, capsys, text):
+    outcome = summary_beside_a_good_log(tmp_path, capsys, text)
+    assert outcome.code == 0 and len(outcome.out.splitlines()) == 2
+    (warning,) = outcome.err.splitlines()
+    assert warning.startswith(f"warning: {tmp_path / 'doubtful'} ") and warning.endswith("left out")
+
+
+@pytest.mark.parametrize(
+    "training", ["SmoothAdv", [1], {"objective": "SmoothAdv"}, {"objective": {"name": "SmoothAdv", "attack": "PGD"}}]
+)
+def test_training_that_a_manifest_tells_in_another_form_breaks_nothing(tmp_path, capsys, training):
+    text = json.dumps({"settings": {**SETTINGS, "training": training}})
+    outcome = summary_beside_a_good_log(tmp_path, capsys, text)
+    assert outcome.code == 0
+    assert len(outcome.out.splitlines()) + len(outcome.err.splitlines()) == 3, "it is used, or left out with a warning"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["objective", "attack", "name", "noise_sd", "epsilon"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def test_any_json_in_a_manifest_gives_a_number_or_one_line(tmp_path, capsys):
+    kept = []
+
+    @settings(
+        deadline=None,
+        derandomize=True,
+        database=None,
+        max_examples=60,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+    @given(st.dictionaries(st.sampled_from([*SETTINGS, "method", "attack", "num_noise_vec"]), json_values, max_size=2))
+    def fuzz(values):
+        outcome = summary_beside_a_good_log(tmp_path, capsys, json.dumps({"settings": {**SETTINGS, **values}}))
+        assert outcome.code == 0
+        assert all(line.startswith("warning: ") for line in outcome.err.splitlines())
+        kept.append(len(outcome.out.splitlines()) == 3)
+
+    fuzz()
+    assert {True, False} == set(kept)
+
+
+@pytest.mark.parametrize(
+    "text, epsilon",
+    [("64", 0.25), ("127", 127 / 256), ("255", 255 / 256), ("512", 2.0), ("2048", 8.0), ("0", 0.0)]
+    + [("0.25", 0.25), ("2.0", 2.0), ("0.0", 0.0)],
+)
+def test_released_whole_numbers_count_in_parts_of_256(text, epsilon):
+    assert released_epsilon(text) == epsilon
+
+
+@pytest.mark.parametrize(
+    "name, value, text",
+    [
+        ("sigma", 0.25, "0.25"),
+        ("sigma", 0.5, "0.50"),
+        ("sigma", 1.0, "1.00"),
+        ("epsilon", 127 / 256, "0.4961"),
+        ("epsilon", 0.496, "0.496"),
+        ("alpha", 0.001, "0.001"),
+        ("alpha", 1e-5, "1e-05"),
+        ("N", 100_000, "100,000"),
+        ("num_noise_vec", 1024, "1024"),
+        ("num_steps", 10, "10"),
+        ("attack", "PGD", "PGD"),
+        ("attack", None, "–"),
+    ],
+)
+def test_values_are_shown_as_people_write_them(name, value, text):
+    assert display(name, value) == text
+
+
+@pytest.mark.parametrize(
+    "path, stated, dimension",
+    [
+        ("cifar10/sigma_0.25", {}, 3072),
+        ("imagenet32/sigma_0.25", {}, 3072),
+        ("imagenet/sigma_0.25", {}, 150_528),
+        ("digits/sigma_0.25", {}, 64),
+        ("sigma_0.25", {}, None),
+        ("cifar10/sigma_0.25", {"dimension": 100}, 100),
+    ],
+)
+def test_dimension_of_an_image_follows_from_the_dataset_unless_stated(path, stated, dimension):
+    assert certification_parameters(Path(path), stated).dimension == dimension
+
+
+def test_another_value_keeps_everything_else(tmp_path):
+    parameters = certification_parameters(with_manifest(tmp_path, {"settings": SETTINGS}), {})
+    other = parameters.replaced("alpha", 0.5, "guessed")
+    assert (other.get("alpha"), other.sources["alpha"]) == (0.5, "guessed")
+    assert other.manifest is parameters.manifest and parameters.get("alpha") == 0.01
+    assert {**other.values, "alpha": 0.01} == parameters.values
+    assert math.isclose(other.get("sigma"), 0.5) and other.get("gradient") is None

@@ -1,0 +1,233 @@
+"""Choosing among logs: conditions, groups, the upper envelope and its ties, and doubts about comparing."""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.parameters import Parameters
+from smoothadv.analysis.quantities import certified_accuracies, clean_accuracy
+from smoothadv.analysis.radii import AtRadii, Radius
+from smoothadv.analysis.selection import (
+    different_examples,
+    doubts,
+    groups_of,
+    hyper_parameter,
+    matches,
+    restrict,
+    upper_envelope,
+)
+from smoothadv.errors import UserError
+
+exhaustive = settings(deadline=None, derandomize=True, max_examples=100)
+
+
+def log(name: str, radii: list[float | None] = (0.5,), group: str = "", notes: tuple = (), **values) -> Log:
+    """A log that is right with each of the ``radii`` and abstains where there is None."""
+    correct = [radius is not None for radius in radii]
+    table = pd.DataFrame({"idx": range(len(radii)), "label": 1, "predict": np.where(correct, 1, -1)})
+    table["radius"] = [radius or 0.0 for radius in radii]
+    table["correct"] = np.array(correct, dtype=int)
+    return Log(name, Path(name), group, table, Parameters(values), notes)
+
+
+def names(groups: dict[str, list[Log]]) -> dict[str, list[str]]:
+    return {name: [each.name for each in logs] for name, logs in groups.items()}
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (0.25, "0.25"),
+        (0.25, "0.250"),
+        (0.25, ".25"),
+        (127 / 256, "0.5"),
+        (255 / 256, "1"),
+        (1.0, "1"),
+        (100_000, "100000"),
+        (0.001, "0.001"),
+        (0.001, "1e-3"),
+        (100_000, "1e5"),
+        ("SmoothAdv-PGD", "SmoothAdv-PGD"),
+        ("2", "2"),
+    ],
+)
+def test_value_is_found_as_it_is_commonly_written(value, wanted):
+    assert matches(value, wanted)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (0.25, "0.5"),
+        (127 / 256, "0.500"),
+        (0.12, "0.1234"),
+        (None, "0.25"),
+        (None, "–"),
+        (0.25, "quarter"),
+        ("SmoothAdv-PGD", "PGD"),
+        (10, "1"),
+    ],
+)
+def test_other_value_is_not_found(value, wanted):
+    assert not matches(value, wanted)
+
+
+@pytest.mark.parametrize(("value", "wanted"), [(0.25, "0"), (0.125, "0"), (0.75, "1"), (1.125, "1"), (1.375, "1")])
+def test_whole_number_does_not_find_quarters_and_eighths(value, wanted):
+    """The paper attacks at 0, 0.125, ..., 2.25: a condition on 1 must not mix seven of them."""
+    assert not matches(value, wanted)
+
+
+@pytest.mark.parametrize("text", ["noise_sd", "", "Sigma"])
+def test_unknown_hyper_parameter_is_refused_with_the_known_ones(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="known: dataset, split, arch.*sigma, N, alpha"):
+        hyper_parameter(text)
+
+
+def test_conditions_must_all_hold():
+    logs = Logs([log("a", sigma=0.25, training="Gaussian"), log("b", sigma=0.25), log("c", sigma=0.5)])
+    assert [each.name for each in restrict(logs, [("sigma", "0.25")]).certification] == ["a", "b"]
+    both = restrict(logs, [("sigma", "0.25"), ("training", "Gaussian")])
+    assert [each.name for each in both.certification] == ["a"]
+
+
+def test_conditions_choose_among_predictions_too_and_keep_what_was_left_out():
+    logs = Logs([log("c", sigma=0.5)], [log("p", sigma=0.25)], [], ["other.tsv is torn"])
+    kept = restrict(logs, [("sigma", "0.25")])
+    assert (kept.certification, [each.name for each in kept.prediction]) == ([], ["p"])
+    assert kept.left_out == ["other.tsv is torn"]
+
+
+def test_no_condition_leaves_everything():
+    logs = Logs([log("a")], [log("p")], [log("t")])
+    assert restrict(logs, []) is logs
+
+
+def test_condition_that_nothing_meets_is_refused_with_the_values_there_are():
+    logs = Logs([log("a", sigma=0.25), log("b", sigma=0.5), log("c")])
+    with pytest.raises(UserError) as error:
+        restrict(logs, [("sigma", "1"), ("training", "Gaussian")])
+    assert str(error.value) == "no log has sigma=1 training=Gaussian; sigma is 0.25, 0.50, –"
+
+
+def test_groups_are_those_of_the_command_line_in_its_order():
+    logs = [log("b1", group="B"), log("a1", group="A"), log("b2", group="B"), log("c")]
+    assert names(groups_of(logs, [])) == {"B": ["b1", "b2"], "A": ["a1"], "all": ["c"]}
+
+
+def test_hyper_parameters_split_groups_numbers_ascending_and_unknown_ones_last():
+    logs = [log("x"), log("y", sigma=1.0), log("z", sigma=0.12), log("v", sigma=0.5), log("w", sigma=0.5)]
+    expected = {"sigma = 0.12": ["z"], "sigma = 0.50": ["v", "w"], "sigma = 1.00": ["y"], "sigma = –": ["x"]}
+    assert names(groups_of(logs, ["sigma"])) == expected
+    assert list(groups_of(logs, ["sigma"])) == list(expected)
+
+
+def test_group_is_named_where_there_are_several_or_the_caller_wants_it():
+    ours, theirs = log("o", group="Ours", sigma=0.5), log("t", group="Cohen", sigma=0.5)
+    assert list(groups_of([ours, theirs], ["sigma"])) == ["Ours, sigma = 0.50", "Cohen, sigma = 0.50"]
+    assert list(groups_of([ours], ["sigma"])) == ["sigma = 0.50"]
+    assert list(groups_of([ours], ["sigma"], name_group=True)) == ["Ours, sigma = 0.50"]
+
+
+def test_several_hyper_parameters_sort_from_the_first_on():
+    logs = [log("a", N=1000, sigma=1.0), log("b", N=100, sigma=1.0), log("c", N=1000, sigma=0.5)]
+    assert list(groups_of(logs, ["sigma", "N"])) == [
+        "sigma = 0.50, n = 1,000",
+        "sigma = 1.00, n = 100",
+        "sigma = 1.00, n = 1,000",
+    ]
+
+
+values = st.sampled_from([None, 0.25, 127 / 256, 0.5, 1.0, 10])
+
+
+@exhaustive
+@given(st.lists(st.tuples(st.sampled_from("AB"), values, values), min_size=1, max_size=12))
+def test_groups_share_out_all_logs_by_their_values(facts):
+    logs = [log(str(k), group=group, sigma=sigma, epsilon=eps) for k, (group, sigma, eps) in enumerate(facts)]
+    groups = groups_of(logs, ["sigma", "epsilon"])
+    assert sorted(each.name for group in groups.values() for each in group) == sorted(each.name for each in logs)
+    keys = [{(each.group, *each.parameters.values.values()) for each in group} for group in groups.values()]
+    assert all(len(key) == 1 for key in keys), "one value each"
+    assert len(set.union(*keys)) == len(groups), "and nowhere else"
+
+
+def chosen(logs: list[Log], radii: list[float]) -> list[tuple[str, float]]:
+    accuracies = np.array([certified_accuracies(each.table, radii) for each in logs])
+    return [(best.log.name, best.certified_accuracy) for best in upper_envelope(logs, accuracies)]
+
+
+def test_envelope_takes_the_best_log_at_each_radius():
+    low, high = log("low", [0.5, 0.5, 0.5, None]), log("high", [1.0, 1.0, None, None])
+    assert chosen([low, high], [0, 0.5, 0.75, 1]) == [("low", 0.75), ("low", 0.75), ("high", 0.5), ("high", 0.5)]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_tie_goes_to_the_larger_clean_accuracy(order):
+    plain, clean = log("plain", [1.0, None, None]), log("clean", [1.0, 0.1, None])
+    assert chosen([plain, clean][::order], [0.5]) == [("clean", 1 / 3)]
+    assert chosen([plain, clean][::order], [2.0]) == [("clean", 0.0)], "also where nothing is certified"
+
+
+def test_full_tie_goes_to_the_first_log():
+    assert chosen([log("one", [1.0, 0.3]), log("two", [1.0, 0.2])], [0.5, 2]) == [("one", 0.5), ("one", 0)]
+
+
+radius_lists = st.lists(st.sampled_from([None, 0.1, 0.25, 0.5, 1.0]), min_size=4, max_size=4)
+
+
+@exhaustive
+@given(st.lists(radius_lists, min_size=1, max_size=6), st.sampled_from([0.0, 0.1, 0.2, 0.5, 1.0, 1.5]))
+def test_envelope_is_that_of_comparing_every_log_with_every_other(models, radius):
+    logs = [log(str(k), radii) for k, radii in enumerate(models)]
+
+    def rank(each: Log) -> tuple[float, float]:
+        return float(certified_accuracies(each.table, [radius])[0]), clean_accuracy(each.table)
+
+    winners = [each for each in logs if all(rank(each) >= rank(other) for other in logs)]
+    assert chosen(logs, [radius]) == [(winners[0].name, rank(winners[0])[0])]
+
+
+def test_linf_radii_of_the_paper_are_these_l2_radii():
+    """2/255 in the 3,072 pixels of CIFAR-10 and 1/255 in the 150,528 of ImageNet."""
+    norm = AtRadii(norm="linf", radii=[Radius("2/255"), Radius("1/255")])
+    cifar, imagenet = log("c", dataset="cifar10"), log("i", dataset="imagenet")
+    assert norm.l2_lengths(cifar, norm.radii)[0] == pytest.approx(0.434711, abs=5e-7)
+    assert norm.l2_lengths(imagenet, norm.radii)[1] == pytest.approx(1.521488, abs=5e-7)
+    assert norm.accuracies(log("at", [0.434712, 0.43471], dataset="cifar10"), norm.radii[:1]).tolist() == [0.5]
+    assert AtRadii().l2_lengths(cifar, [0.5]).tolist() == [0.5]
+
+
+def test_linf_radii_need_the_number_of_pixels():
+    with pytest.raises(UserError, match="^lost does not say how many pixels .* --dimension"):
+        AtRadii(norm="linf").accuracies(log("lost"), [0.1])
+    assert AtRadii(norm="linf").per_l2(log("stated", dimension=100)) == 0.1
+
+
+@pytest.mark.parametrize("text", ["", "x", "nan", "inf", "-0.25", "1/0", "2/255/3", "1e999", "/255", "2/"])
+def test_what_is_no_radius_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="is no radius: write a number like 0.25 or a frac"):
+        Radius(text)
+
+
+def test_doubts_name_different_images_data_and_what_the_logs_say_of_themselves():
+    short, long = log("short", [0.5], dataset="cifar10", notes=("torn",)), log("long", [0.5] * 3, dataset="imagenet")
+    assert doubts(Logs([short, long], [log("p", notes=("torn",))])) == [
+        "the logs are not all on the same test images (1 to 3 examples): they differ by chance too",
+        "the logs differ in dataset: cifar10, imagenet",
+        "short and 1 more: torn",
+    ]
+
+
+def test_there_are_no_doubts_about_logs_of_the_same_images():
+    assert doubts(Logs([log("a", dataset="digits", alpha=0.001), log("b", alpha=0.001)])) == []
+    assert not different_examples([log("a"), log("b")])
+    moved = log("b")
+    moved.table["idx"] += 1
+    assert different_examples([log("a"), moved])

@@ -1,0 +1,238 @@
+"""How tables are written: percent and marks for people, full precision for programs, and any text as itself."""
+
+import csv
+import io
+import json
+import re
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from smoothadv.analysis.radii import Radius, radius_column
+from smoothadv.analysis.tables import FORMATS, Annotated, Column, Markup, Table, display_cells, titles
+
+exhaustive = settings(deadline=None, derandomize=True, max_examples=100)
+PLAIN = Markup(lambda text: f"<{text}>", lambda text: f"^{text} ", lambda text: text)
+KINDS = ["text", "count", "fraction", "percent", "difference", "number", "signed"]
+# What the name of a log can hold, but for line breaks.
+texts = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=12)
+
+
+def column(kind: str, compared: bool = False) -> Column:
+    return Column("key", "title", kind, compared)
+
+
+def shown(value, kind: str, decimals: int = 1) -> str:
+    return display_cells(Table([column(kind)], [[value]]), decimals, PLAIN)[0][0]
+
+
+def bold(values: list, kind: str = "percent", decimals: int = 1) -> list[bool]:
+    """Which cells of a compared column stand out."""
+    cells = display_cells(Table([column(kind, compared=True)], [[value] for value in values]), decimals, PLAIN)
+    return [cell.startswith("<") for (cell,) in cells]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "decimals", "text"),
+    [
+        (0.12345, "fraction", 1, "12.3"),
+        (0.12345, "percent", 2, "12.35"),
+        (1.0, "percent", 0, "100"),
+        (0.12345, "difference", 1, "+12.3"),
+        (-0.05, "difference", 0, "-5"),
+        (0.12345, "number", 1, "0.123"),
+        (0.12345, "signed", 1, "+0.123"),
+        (-2.0, "signed", 0, "-2.000"),
+        (12345, "count", 1, "12,345"),
+        ("0", "text", 1, "0"),
+        (None, "percent", 1, "–"),
+        (None, "text", 1, "–"),
+        (0.0, "percent", 1, "0.0"),
+        (Annotated(0.5, raised=0.75), "percent", 1, "^75.0 50.0"),
+        (Annotated(0.5, raised=0.0), "percent", 1, "^0.0 50.0"),
+        (Annotated(0.5, interval=(0.25, 0.75)), "percent", 1, "50.0 (25.0–75.0)"),
+        (Annotated(0.5, interval=(0.0, 0.0)), "percent", 0, "50 (0–0)"),
+        (Annotated(0.5, kind="signed"), "difference", 1, "+0.500"),
+    ],
+)
+def test_value_is_shown_by_its_kind(value, kind, decimals, text):
+    assert shown(value, kind, decimals) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.5, 0.4], [True, False]),
+        ([0.5004, 0.4996, 0.499], [True, True, False]),
+        ([0.5, None, 0.4], [True, False, False]),
+        ([0.5], [False]),
+        ([0.5, None], [False, False]),
+        ([0.0, 0.0], [False, False]),
+        ([0.0004, 0.0001], [False, False]),
+        ([None, None], [False, False]),
+        ([Annotated(0.4, raised=0.9), Annotated(0.5, raised=0.1)], [False, True]),
+        ([Annotated(0.4, interval=(0, 1)), 0.4], [True, True]),
+    ],
+)
+def test_best_as_printed_is_bold_where_there_is_another(values, expected):
+    assert bold(values) == expected
+
+
+def test_tie_as_printed_depends_on_the_decimals():
+    assert bold([0.5004, 0.4996], decimals=1) == [True, True]
+    assert bold([0.5004, 0.4996], decimals=2) == [True, False]
+
+
+def test_column_that_is_not_compared_has_nothing_bold():
+    table = Table([column("percent")], [[0.5], [0.4]])
+    assert display_cells(table, 1, PLAIN) == [["50.0"], ["40.0"]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_title_says_percent_unless_the_whole_table_is(kind):
+    assert titles(Table([column(kind)], [])) == ["title (%)" if kind in ("fraction", "difference") else "title"]
+
+
+TABLE = Table(
+    [Column("log", "log", "text"), Column("n", "examples", "count"), Column("acc", "accuracy", "percent", True)],
+    [["a", 10_000, 0.75], ["b|c", 20, 0.5], ["d", 3, None]],
+)
+
+
+def test_markdown_as_a_whole():
+    assert FORMATS["markdown"](TABLE) == (
+        "| log  | examples | accuracy |\n"
+        "|------|---------:|---------:|\n"
+        "| a    |   10,000 | **75.0** |\n"
+        "| b\\|c |       20 |     50.0 |\n"
+        "| d    |        3 |        – |\n"
+    )
+
+
+def test_latex_as_a_whole():
+    assert FORMATS["latex"](TABLE) == (
+        "\\begin{tabular}{lrr}\n\\toprule\nlog & examples & accuracy \\\\\n\\midrule\n"
+        "a & 10,000 & \\textbf{75.0} \\\\\nb|c & 20 & 50.0 \\\\\nd & 3 & -- \\\\\n\\bottomrule\n\\end{tabular}\n"
+    )
+
+
+def test_csv_and_json_as_a_whole():
+    assert FORMATS["csv"](TABLE) == "log,n,acc\na,10000,0.75\nb|c,20,0.5\nd,3,\n"
+    assert json.loads(FORMATS["json"](TABLE)) == [
+        {"log": "a", "n": 10_000, "acc": 0.75},
+        {"log": "b|c", "n": 20, "acc": 0.5},
+        {"log": "d", "n": 3, "acc": None},
+    ]
+
+
+def test_marks_of_the_envelope():
+    """The clean accuracy raised before the certified accuracy, both bold where best."""
+    table = Table([column("percent", True)], [[Annotated(0.73, raised=0.854)], [Annotated(0.612, raised=0.766)]])
+    assert r"\textbf{$^{(85.4)}$73.0} \\" in FORMATS["latex"](table)
+    assert r"$^{(76.6)}$61.2 \\" in FORMATS["latex"](table)
+    assert "**(85.4) 73.0**" in FORMATS["markdown"](table)
+
+
+def test_interval_is_an_en_dash_in_either_format():
+    table = Table([column("percent")], [[Annotated(0.5, interval=(0.25, 0.75))]])
+    assert "50.0 (25.0–75.0)" in FORMATS["markdown"](table)
+    assert "50.0 (25.0--75.0)" in FORMATS["latex"](table)
+
+
+def test_people_and_programs_may_have_different_layouts():
+    table = Table([column("percent")], [[0.123456789]], shown=Table([column("text")], [["for people"]]))
+    for format in ("markdown", "latex"):
+        assert "for people" in FORMATS[format](table) and "12.3" not in FORMATS[format](table)
+    for format in ("csv", "json"):
+        assert "0.123456789" in FORMATS[format](table, 0) and "for people" not in FORMATS[format](table)
+
+
+def test_table_without_rows_is_a_heading():
+    for format in FORMATS:
+        FORMATS[format](Table(TABLE.columns, []))
+    assert FORMATS["markdown"](Table(TABLE.columns, [])).count("\n") == 2
+
+
+def cells_of(line: str) -> list[str]:
+    """The cells of a line of a pipe table, whose pipes have a backslash before them where they are text."""
+    parts = re.split(r"(?<!\\)\|", line)
+    assert parts[0] == parts[-1] == ""
+    return [part.strip().replace("\\|", "|") for part in parts[1:-1]]
+
+
+@exhaustive
+@given(texts.filter(lambda text: "\\" not in text), st.floats(0, 1))
+@example("a|b", 0.5)
+def test_markdown_cell_holds_any_text(text, share):
+    lines = FORMATS["markdown"](Table([column("text"), column("percent")], [[text, share]])).splitlines()
+    assert cells_of(lines[2]) == [text.strip(), f"{100 * share:.1f}"]
+    assert len({len(line) for line in lines}) == 1, "padded to equal width"
+
+
+@exhaustive
+@given(texts.filter(lambda text: "\\" not in text))
+@example("a|b")
+def test_markdown_title_holds_any_text(text):
+    """compare puts the names of logs there."""
+    lines = FORMATS["markdown"](Table([Column("key", text, "count")], [[1]])).splitlines()
+    assert cells_of(lines[0]) == [text.strip()]
+
+
+def latex_reads(text: str) -> str:
+    """What a line of escaped LaTeX prints, as far as special characters go; fails on one that is not escaped."""
+    words = {"textbackslash": "\\", "textasciitilde": "~", "textasciicircum": "^", "textless": "<", "textgreater": ">"}
+    printed = ""
+    for word, escaped, other in re.findall(r"\\(text[a-z]+)\{\}|\\(.)|(.)", text, re.DOTALL):
+        assert other not in [*"&%$#_{}~^\\<>"], text
+        printed += words[word] if word else escaped or other
+    return printed
+
+
+@exhaustive
+@given(texts)
+@example(r"50% of $x_1^2$ & {a}\~#<b>")
+def test_latex_prints_any_text_as_it_is(text):
+    table = Table([Column("key", text, "text")], [[text]])
+    lines = FORMATS["latex"](table).splitlines()
+    expected = text.replace("–", "--")
+    assert [latex_reads(lines[index].removesuffix(r" \\")) for index in (2, 4)] == [expected] * 2
+
+
+def test_latex_reader_notices_what_is_not_escaped():
+    with pytest.raises(AssertionError):
+        latex_reads("a_b")
+
+
+numbers = st.none() | st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@exhaustive
+@given(st.lists(st.tuples(texts, numbers), max_size=6))
+def test_csv_and_json_lose_nothing(rows):
+    table = Table([Column("name", "n", "text"), Column("value", "v", "number")], rows)
+    header, *lines = csv.reader(io.StringIO(FORMATS["csv"](table)))
+    assert header == ["name", "value"]
+    assert [(name, float(text) if text else None) for name, text in lines] == rows
+    assert [tuple(record.values()) for record in json.loads(FORMATS["json"](table))] == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "title"),
+    [
+        ("0.25", "0.25", "0.25"),
+        ("1", "1", "1.00"),
+        ("0.125", "0.125", "0.125"),
+        ("2/255", "0.00784314", "2/255"),
+        ("0", "0", "0.00"),
+        ("1e-3", "0.001", "0.001"),
+    ],
+)
+def test_radius_heads_its_column_as_it_was_written(text, key, title):
+    assert (radius_column(Radius(text)).key, radius_column(Radius(text)).title) == (key, title)
+
+
+def test_different_radii_head_different_columns():
+    """Otherwise JSON keeps one of the two."""
+    first, second = radius_column(Radius("0.25")), radius_column(Radius("0.2500001"))
+    assert first.key != second.key and first.title != second.title

@@ -1,0 +1,373 @@
+"""analyze from end to end on groups of logs: names, conditions, norms, and each analysis on whatever it is given."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from smoothadv.analysis import ANALYSES
+from support.commands import Outcome, call, snapshot
+
+TRAINING = "epoch\ttime\tlr\ttrain loss\ttrain acc\ttestloss\ttest acc\n"
+TRAINING += "0\t9.1\t0.1\t1.5\t40.0\t1.4\t45.0\n1\t9\t0.1\t1\t60\t1.1\t55\n"
+FIGURES = ["plot", "plot_envelope", "plot_empirical", "plot_training"]
+TABLES = ["summary", "table", "envelope", "compare", "examples", "parameters", "empirical"]
+
+
+def certification(path: str, outcomes: list[tuple[str, float]], start: int = 0) -> None:
+    """A released log: R for right, W for wrong, A for an abstention, each with its radius; label 1."""
+    rows = [
+        f"{start + 20 * number}\t1\t{ {'R': 1, 'W': 0, 'A': -1}[letter] }\t{radius}\t{int(letter == 'R')}\t0:00:15\n"
+        for number, (letter, radius) in enumerate(outcomes)
+    ]
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n" + "".join(rows))
+
+
+def predictions(path: str, outcomes: str) -> None:
+    rows = [
+        f"{20 * number}\t1\t{ {'R': 1, 'W': 0, 'A': -1}[letter] }\t1\t{int(letter == 'R')}\t0:00:15\n"
+        for number, letter in enumerate(outcomes)
+    ]
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text("idx\tlabel\tpredict\tbasePredict\tcorrect\ttime\n" + "".join(rows))
+
+
+COHEN = "cohen/cifar10/resnet110/noise_{0}/test/sigma_{0}"
+OURS = "ours/PGD_2steps/eps_{1}/cifar10/resnet110/noise_{0}/test/sigma_{0}"
+ORACLE = [("R", 0.5), ("R", 0.25), ("A", 0.0), ("W", 0.8), ("R", 1.0)]
+
+
+@pytest.fixture
+def analyze(workplace, capsys):
+    """The command, in a folder with two certification logs of each of two groups, attacks, and a training log."""
+    certification(COHEN.format("0.25"), [("R", 0.5), ("R", 0.25), ("R", 0.3), ("W", 0.8), ("W", 0.1)])
+    certification(COHEN.format("0.50"), ORACLE)
+    certification(OURS.format("0.25", 64), [("R", 0.5), ("R", 0.75), ("R", 0.75), ("R", 0.25), ("A", 0.0)])
+    certification(OURS.format("0.50", 255), [("R", 1.5), ("R", 0.5), ("A", 0.0), ("A", 0.0), ("R", 1.0)])
+    for epsilon, m, outcomes in [("0.250", 1, "RRRAW"), ("0.250", 8, "RRWAW"), ("0.500", 1, "RWWAW")]:
+        predictions(f"attacked/N100/PGD_{epsilon}/num_{m}/predictions", outcomes)
+    Path("trained").mkdir()
+    Path("trained/log.txt").write_text(TRAINING)
+    return lambda *arguments: call(capsys, "analyze", *arguments)
+
+
+def records(outcome: Outcome) -> list[dict]:
+    assert outcome.code == 0, outcome.err
+    return json.loads(outcome.out)
+
+
+def columns(outcome: Outcome) -> list[str]:
+    assert outcome.code == 0, outcome.err
+    return next(csv.reader(io.StringIO(outcome.out)))
+
+
+def refusal(outcome: Outcome, code: int) -> str:
+    """The one line, after any warnings, with which the command ends."""
+    *warnings, line = outcome.err.splitlines()
+    assert (outcome.code, outcome.out) == (code, ""), outcome
+    assert all(warning.startswith("warning: ") for warning in warnings) and line.startswith("error: ")
+    return line.removeprefix("error: ")
+
+
+GROUPS = ["Cohen=cohen", "Ours=ours"]
+
+
+def test_summary_of_the_oracle(analyze):
+    (record,) = records(
+        analyze("summary", COHEN.format("0.50"), "--radii", 0.25, 0.26, 0.5, 1, 1.01, "--format", "json")
+    )
+    assert [record[radius] for radius in ("0.25", "0.26", "0.5", "1", "1.01")] == [0.6, 0.4, 0.4, 0.2, 0.0]
+    assert [record["clean_accuracy"], record["abstention_rate"]] == [0.6, 0.2]
+    assert record["average_certified_radius"] == pytest.approx(0.35)
+
+
+def test_envelope_has_the_columns_of_the_contract_and_the_best_of_each_group(analyze):
+    outcome = analyze("envelope", *GROUPS, "--radii", 0.25, 1, "--format", "csv")
+    header = "group,radius,certified_accuracy,abstention_rate,clean_accuracy,model,models,examples"
+    assert columns(outcome) == header.split(",")
+    rows = list(csv.DictReader(io.StringIO(outcome.out)))
+    facts = [(row["group"], *(float(row[name]) for name in header.split(",")[1:5])) for row in rows]
+    assert facts == [
+        ("Cohen", 0.25, 0.6, 0.0, 0.6),  # a tie of 0.6 with equal clean accuracy: the first
+        ("Cohen", 1.0, 0.2, 0.2, 0.6),
+        ("Ours", 0.25, 0.8, 0.2, 0.8),
+        ("Ours", 1.0, 0.4, 0.4, 0.6),
+    ]
+    assert {(row["models"], row["examples"]) for row in rows} == {("2", "5")}
+    assert "eps_64" in rows[2]["model"] and "eps_255" in rows[3]["model"]
+
+
+@pytest.mark.parametrize(
+    ("show", "cells"),
+    [
+        ("certified_accuracy", ["**(80.0) 80.0**", "**(60.0) 40.0**"]),
+        ("abstention_rate", ["20.0", "40.0"]),
+        ("clean_accuracy", ["80.0", "60.0"]),
+    ],
+)
+def test_show_chooses_what_people_see(analyze, show, cells):
+    outcome = analyze("envelope", *GROUPS, "--radii", 0.25, 1, "--show", show)
+    title, _, _, ours = outcome.out.splitlines()
+    assert [cell.strip() for cell in ours.strip("|").split("|")] == ["Ours", "2", *cells]
+    assert show == "certified_accuracy" or show.replace("_", " ") in title, "the title says it"
+    csv_ = [analyze("envelope", *GROUPS, "--show", name, "--format", "csv").out for name in (show, "model")]
+    assert csv_[0] == csv_[1], "programs get everything"
+
+
+def test_show_model_names_the_selected_log(analyze):
+    text = analyze("envelope", *GROUPS, "--radii", 0.25, 1, "--show", "model").out
+    assert 0 < text.index("Ours") < text.index("eps_64") < text.index("eps_255"), "in the order of the radii"
+
+
+def test_latex_envelope_is_booktabs_with_the_clean_accuracy_raised(analyze):
+    text = analyze("envelope", *GROUPS, "--radii", 0.25, 1, "--format", "latex").out
+    assert r"\toprule" in text and r"\bottomrule" in text
+    assert r"Ours & 2 & \textbf{$^{(80.0)}$80.0} & \textbf{$^{(60.0)}$40.0} \\" in text
+    assert r"Cohen & 2 & $^{(60.0)}$60.0 & $^{(60.0)}$20.0 \\" in text
+
+
+def test_groups_default_to_the_folders(analyze):
+    found = records(analyze("envelope", "cohen", "./ours/", "--radii", 0.25, "--format", "json"))
+    assert [(row["group"], row["models"]) for row in found] == [("cohen", 2), ("ours", 2)]
+
+
+def test_hyper_parameters_split_the_groups(analyze):
+    found = records(analyze("envelope", *GROUPS, "--group-by", "sigma", "--radii", 0.25, "--format", "json"))
+    assert [(row["group"], row["models"], row["certified_accuracy"]) for row in found] == [
+        ("Cohen, sigma = 0.25", 1, 0.6),
+        ("Cohen, sigma = 0.50", 1, 0.6),
+        ("Ours, sigma = 0.25", 1, 0.8),
+        ("Ours, sigma = 0.50", 1, 0.6),
+    ]
+    by_epsilon = records(analyze("envelope", "ours", "--group-by", "epsilon", "--radii", 1, "--format", "json"))
+    assert [row["group"] for row in by_epsilon] == ["epsilon = 0.25", "epsilon = 0.9961"]
+
+
+def test_every_group_of_the_command_line_is_there(analyze):
+    """One log in two groups: either both have it, or the user is told."""
+    outcome = analyze("envelope", "All=.", "Ours=ours", "--radii", 0.25)
+    assert "| Ours" in outcome.out or "Ours" in outcome.err
+
+
+def test_one_log_by_two_paths_is_one_log(analyze):
+    log = COHEN.format("0.50")
+    assert len(records(analyze("summary", log, Path(log).absolute(), "--format", "json"))) == 1
+
+
+def test_logs_of_like_names_are_all_there(analyze):
+    """Our logs end in .tsv, released ones have no ending: names must tell a from a.tsv."""
+    certification("both/a", ORACLE)
+    certification("both/a.tsv", ORACLE[:1])
+    found = records(analyze("table", "both", "--radii", 0, "--format", "json"))
+    assert sorted(row["0"] for row in found) == [0.6, 1.0]
+    assert len({row["log"] for row in found} - {""}) == 2
+
+
+def test_conditions_choose_logs(analyze):
+    one = records(analyze("summary", "cohen", "ours", "--where", "sigma=0.5", "epsilon=1", "--format", "json"))
+    assert len(one) == 1 and one[0]["examples"] == 5
+    message = refusal(analyze("summary", "cohen", "ours", "--where", "sigma=0.12"), 1)
+    assert message == "no log has sigma=0.12; sigma is 0.25, 0.50"
+
+
+def test_linf_radii_are_l2_radii_over_the_root_of_the_pixels(analyze):
+    """2/255 in CIFAR-10 is l2 0.434711: of the radii 0.5, 0.25, 1 two suffice."""
+    options = ["summary", COHEN.format("0.50"), "--norm", "linf", "--radii", "2/255", "--format"]
+    (record,) = records(analyze(*options, "json"))
+    assert record["0.00784314"] == 0.4
+    assert "| 2/255 |" in analyze(*options, "markdown").out.splitlines()[0]
+    assert columns(analyze("summary", "cohen", "--norm", "linf", "--format", "csv"))[5:] == [
+        f"{k / 255:g}" for k in (1, 2, 4, 8)
+    ]
+
+
+def test_dimension_is_stated_where_no_path_tells(analyze):
+    certification("plain.tsv", ORACLE)
+    options = ["summary", "plain.tsv", "--norm", "linf", "--radii", 0.05, "--format", "json"]
+    assert "plain.tsv does not say how many pixels" in refusal(analyze(*options), 1)
+    assert records(analyze(*options, "--dimension", 100))[0]["0.05"] == 0.4, "l2 0.5"
+    assert records(analyze(*options, "--dimension", 400))[0]["0.05"] == 0.2, "l2 1"
+
+
+def test_high_probability_lowers_the_accuracies_by_the_deduction(analyze):
+    certification("many/sigma_0.50", [("R", 1.0)] * 500)
+    options = ["--high-probability", 0.001, "--radii", 0.5, "--format", "json"]
+    (table,) = records(analyze("table", "many", *options))
+    assert 1 - table["0.5"] == pytest.approx(0.010859, abs=5e-7)
+    certification("many/other/sigma_0.50", [("R", 1.0)] * 500)
+    best = records(analyze("envelope", "many", *options))[0]
+    assert (best["models"], 1 - best["certified_accuracy"]) == (2, pytest.approx(0.011578, abs=5e-7)), "rho is halved"
+
+
+@pytest.mark.parametrize(("rho", "said"), [(0.001, "0.999"), (0.05, "0.95"), ("1e-8", "0.99999999")])
+def test_heading_says_the_probability(analyze, rho, said):
+    title = analyze("table", "cohen", "--high-probability", rho).out.splitlines()[0]
+    assert f"with probability {said} |" in title, "and never claims certainty"
+
+
+def test_confidence_adds_intervals(analyze):
+    options = ["table", COHEN.format("0.50"), "--radii", 0, 0.5, "--confidence", 0.95]
+    assert columns(analyze(*options, "--format", "csv")) == [
+        "log", "0", "0_low", "0_high", "0.5", "0.5_low", "0.5_high",
+    ]  # fmt: skip
+    (record,) = records(analyze(*options, "--format", "json"))
+    assert (record["0_low"], record["0"], record["0_high"]) == (0.2, 0.6, 1.0), "quantiles of Binomial(5, 0.6) / 5"
+    assert "60.0 (20.0–100.0)" in analyze(*options).out
+    assert "60.0 (20.0--100.0)" in analyze(*options, "--format", "latex").out
+
+
+def test_decimals_are_for_people(analyze):
+    options = ["table", "cohen", "--radii", 0, "--decimals"]
+    for decimals, text in [(0, " 60 "), (3, " 60.000 ")]:
+        lines = analyze(*options, decimals).out.replace("*", " ").splitlines()
+        assert all(text in line for line in lines[2:])
+    assert analyze(*options, 0, "--format", "csv").out == analyze(*options, 5, "--format", "csv").out
+
+
+def test_compare_counts_pairs(analyze):
+    outcome = analyze("compare", COHEN.format("0.25"), OURS.format("0.25", 64), "--radii", 0.5, "--format", "json")
+    half, average = records(outcome)
+    assert [half[name] for name in ("first", "second", "difference", "only_first", "only_second")] == [
+        0.2, 0.6, pytest.approx(0.4), 0, 2,
+    ]  # fmt: skip
+    assert half["p_value"] == pytest.approx(0.5) and average["quantity"] == "average certified radius (l2)"
+    assert average["difference"] == pytest.approx((2.25 - 1.05) / 5)
+
+
+def test_examples_are_worst_first(analyze):
+    found = records(analyze("examples", "cohen", "ours", "--worst", 2, "--format", "json"))
+    assert [(row["idx"], row["certified"]) for row in found] == [("60", 1), ("40", 2)]
+    best = records(analyze("examples", "cohen", "ours", "--best", 1, "--format", "json"))
+    assert [(row["idx"], row["logs"], row["largest_radius"]) for row in best] == [("0", 4, 1.5)]
+
+
+def test_parameters_say_where_each_is_from(analyze):
+    found = records(analyze("parameters", ".", "--format", "json"))
+    ours = next(row for row in found if "eps_255" in row["log"])
+    assert (ours["sigma"], ours["epsilon"], ours["N"], ours["dataset"]) == (0.5, 255 / 256, 100_000, "cifar10")
+    assert "epsilon (eps_255)" in ours["sources"] and "assumed: " in ours["sources"]
+    assert [row["num_noise_vec"] for row in found if "num_8" in row["log"]] == [8]
+    assert "| 100,000 |" in analyze("parameters", "ours").out
+
+
+def test_empirical_takes_the_best_model_at_each_attack_radius(analyze):
+    found = records(analyze("empirical", "attacked", "--format", "json"))
+    facts = [(row["group"], row["radius"], row["empirical_accuracy"], row["models"]) for row in found]
+    assert facts == [("attacked", 0.25, 0.6, 2), ("attacked", 0.5, 0.2, 1)]
+    by_m = records(analyze("empirical", "attacked", "--group-by", "num_noise_vec", "--format", "json"))
+    assert [(row["group"], row["empirical_accuracy"]) for row in by_m] == [
+        ("m = 1", 0.6),
+        ("m = 1", 0.2),
+        ("m = 8", 0.4),
+    ]
+
+
+USAGE = [
+    (["nonsense", "cohen"], "nonsense"),
+    (["summary"], "LOG"),
+    (["summary", "cohen", "--radii", "0.25", "x"], "'x' is no radius"),
+    (["summary", "cohen", "--radii", "-1"], "'-1' is no radius"),
+    (["summary", "cohen", "--radii"], "--radii"),
+    (["summary", "cohen", "--norm", "l1"], "'l1' is not known; known: l2, linf"),
+    (["summary", "cohen", "--format", "html"], "markdown"),
+    (["summary", "cohen", "--decimals", "-1"], "'-1' is not a whole number"),
+    (["summary", "cohen", "--decimals", "1.5"], "'1.5' is not a whole number"),
+    (["summary", "cohen", "--where", "sigma"], "'sigma' is not FIELD=VALUE"),
+    (["summary", "cohen", "--where", "colour=red"], "'colour=red' is not FIELD=VALUE"),
+    (["summary", "cohen", "--dimension", "0"], "'0' is not a whole number of at least 1"),
+    (["summary", "cohen", "--sigma", "0"], "'0' would smooth nothing"),
+    (["summary", "cohen", "--alpha", "1"], "'1' is not a probability"),
+    (["summary", "cohen", "--high-probability", "0"], "'0' is not a probability"),
+    (["summary", "cohen", "--group-by", "sigma"], "--group-by"),
+    (["table", "cohen", "--confidence", "95"], "'95' is not a probability"),
+    (["envelope", "cohen", "--group-by", "colour"], "'colour' is not known; known: dataset"),
+    (["envelope", "cohen", "--show", "radius"], "'radius' is not known; known: certified_accuracy"),
+    (["examples", "cohen", "--worst", "0"], "'0' is not a whole number of at least 1"),
+    (["examples", "cohen", "--worst", "1", "--best", "1"], "--best"),
+    (["plot", "cohen"], "plot needs -o FILE"),
+    (["plot", "cohen", "-o", "x", "--format", "csv"], "--format is for tables"),
+    (["plot", "cohen", "-o", "x", "--decimals", "1"], "--decimals is for tables"),
+    (["plot", "cohen", "-o", "x", "--radii", "1"], "--radii"),
+    (["plot_envelope", "cohen", "-o", "x", "--split-baseline"], "--baseline"),
+    (["report", "cohen", "-o", "x", "--format", "csv"], "--format is for tables"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), USAGE, ids=[" ".join(arguments) for arguments, _ in USAGE])
+def test_usage_error_is_one_line_and_writes_nothing(analyze, workplace, arguments, said):
+    before = snapshot(workplace)
+    assert said in refusal(analyze(*arguments), 2)
+    assert snapshot(workplace) == before
+
+
+FAILURES = [
+    (["summary", "nowhere"], "nowhere is no file, no folder and matches nothing"),
+    (["summary", "A=nowhere"], "nowhere is no file, no folder and matches nothing"),
+    (["summary", "trained"], "trained: holds no certification log"),
+    (["summary", "attacked/N100/PGD_0.250/num_1/predictions"], "is a prediction log; what is needed here is a cert"),
+    (["empirical", COHEN.format("0.25")], "is a certification log; what is needed here is a prediction log"),
+    (["compare", "cohen", "ours"], "compare takes two certification logs, got 4"),
+    (["compare", "cohen", "--high-probability", "0.01"], "compare takes no --high-probability"),
+    (["plot_envelope", "cohen", "-o", "x", "--baseline", "X"], "no group is called 'X'; there are cohen"),
+    (["plot_envelope", "cohen", "-o", "x", "--baseline", "cohen"], "nothing but the baseline"),
+    (["plot_empirical", "cohen", "-o", "x"], "needs prediction logs"),
+    (["plot_training", "trained", "-o", "x", "--where", "sigma=0.5"], "sigma=0.5"),
+    (["plot", "cohen", "-o", "x", "--title", r"$\nonsense$"], "title"),
+    (["summary", "cohen", "-o", "ours"], "ours: Is a directory"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), FAILURES, ids=[" ".join(arguments) for arguments, _ in FAILURES])
+def test_unsuitable_logs_are_answered_in_one_line(analyze, workplace, arguments, said):
+    before = snapshot(workplace)
+    assert said in refusal(analyze(*arguments), 1)
+    assert snapshot(workplace) == before
+
+
+def test_every_analysis_is_tested_here():
+    assert sorted(ANALYSES) == sorted([*FIGURES, *TABLES, "report"])
+
+
+def ends_well_or_in_one_line(outcome: Outcome) -> bool:
+    """Whether the analysis succeeded; a refusal must be one line."""
+    if outcome.code == 0:
+        return True
+    assert refusal(outcome, 1)
+    return False
+
+
+@pytest.mark.parametrize("analysis", ANALYSES)
+def test_analysis_takes_a_folder_with_all_kinds_of_logs(analyze, workplace, analysis):
+    logs = [COHEN.format("0.25"), COHEN.format("0.50")] if analysis == "compare" else ["."]
+    outcome = analyze(analysis, *logs, *([] if analysis in TABLES else ["-o", "new/result"]))
+    assert ends_well_or_in_one_line(outcome), outcome.err
+    files = {"report": ["report.html"], **dict.fromkeys(FIGURES, ["result.pdf", "result.png"])}.get(analysis)
+    if files is None:
+        assert len(outcome.out.splitlines()) >= 3
+    else:
+        assert sorted(path.name for path in (workplace / "new").rglob("*") if path.is_file()) == files
+
+
+@pytest.mark.parametrize("analysis", ANALYSES)
+def test_analysis_takes_one_log_of_its_kind(analyze, analysis):
+    kinds = getattr(ANALYSES[analysis], "kinds", ("certification",))
+    for kind, log in [("certification", COHEN.format("0.25")), ("training", "trained/log.txt"),
+                      ("prediction", "attacked/N100/PGD_0.250/num_1/predictions")]:  # fmt: skip
+        outcome = analyze(analysis, log, *([] if analysis in TABLES else ["-o", "result"]))
+        needed = {"compare": (), "plot_empirical": ("prediction",)}.get(analysis, kinds)
+        assert ends_well_or_in_one_line(outcome) == (kind in needed), (kind, outcome)
+
+
+@pytest.mark.parametrize("analysis", ANALYSES)
+@pytest.mark.parametrize("rows", [[("A", 0.0)], [("W", 0.3), ("A", 0.0)], [("R", 0.0)]], ids=str)
+def test_analysis_takes_logs_in_which_nothing_is_certified(analyze, analysis, rows):
+    for name in "ab":
+        certification(f"poor/{name}", rows)
+    outcome = analyze(analysis, "poor", *([] if analysis in TABLES else ["-o", "result"]))
+    kinds = getattr(ANALYSES[analysis], "kinds", ("certification",))
+    assert ends_well_or_in_one_line(outcome) == ("certification" in kinds and analysis != "plot_empirical")

@@ -1,0 +1,300 @@
+"""report: one HTML page that holds everything it shows, says where it is from, and survives any name."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from smoothadv import __version__
+from support.commands import call
+
+VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
+HOSTILE = ["<script>alert(1)</script>", "a&b", 'quote"s', "{{ 7 * 7 }}", "tick'`"]
+MANIFEST = {
+    "settings": {"dataset": "digits", "sigma": 0.5, "N": 100, "alpha": 0.001},
+    "runs": [
+        {
+            "command": ["smoothadv", "certify", "--<b>"],
+            "smoothadv": "9.8.7",
+            "git_commit": "0123456789abcdef",
+            "packages": {"torch": "2.99"},
+            "device": "NVIDIA H100",
+            "started": "2031-02-03",
+        }
+    ],
+}
+
+
+class Page(HTMLParser):
+    """The page's elements: tags with attributes, tables as rows of texts, and whether all that opens is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self.texts: dict[str, list[str]] = {}
+        self._rows: list[list[str]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        assert len({name for name, _ in attributes}) == len(attributes)
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self._rows = []
+        if tag == "tr":
+            self._rows.append([])
+        if tag in ("td", "th"):
+            self._rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+        if tag == "table":
+            self.tables[self.texts["caption"][-1]] = self._rows
+
+    def handle_data(self, text):
+        cell = next((tag for tag in reversed(self.open) if tag in ("td", "th")), None)
+        if cell:
+            self._rows[-1][-1] += text
+        elif self.open:
+            self.texts.setdefault(self.open[-1], []).append(text.strip())
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    def column(self, caption: str, title: str) -> list[str]:
+        heading, *rows = self.tables[caption]
+        return [row[heading.index(title)] for row in rows]
+
+
+def certification(path: Path, outcomes: str, radius: float = 0.5) -> None:
+    """A log of an example per letter: R for right, W for wrong, A for an abstention."""
+    predict = {"R": 1, "W": 0, "A": -1}
+    rows = "".join(
+        f"{20 * number}\t1\t{predict[letter]}\t{0 if letter == 'A' else radius}\t{int(letter == 'R')}\n"
+        for number, letter in enumerate(outcomes)
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("idx\tlabel\tpredict\tradius\tcorrect\n" + rows)
+
+
+def write_everything(root: Path) -> None:
+    """All kinds of logs, under hostile names, one with a manifest and one that is torn beyond use."""
+    for number, name in enumerate(HOSTILE):
+        certification(root / f"logs/sigma_0.50_{name.replace('/', '_')}", "RRWA" + "R" * number, 0.25 + 0.125 * number)
+    certification(root / "logs/sigma_0.50_ours.tsv", "RRRR")
+    (root / "logs/sigma_0.50_ours.tsv.manifest.json").write_text(json.dumps(MANIFEST))
+    (root / "logs/sigma_0.50_broken").write_text("idx\tlabel\tpredict\tradius\tcorrect\n0\t1\t1\tx\t1\n")
+    for epsilon in ("0.250", "0.500"):
+        path = root / f"logs/N100/PGD_{epsilon}/num_1/predictions"
+        path.parent.mkdir(parents=True)
+        path.write_text("idx\tlabel\tpredict\tcorrect\n0\t1\t1\t1\n20\t1\t-1\t0\n")
+    (root / "logs/run").mkdir()
+    header = "epoch\ttime\tlr\ttrain loss\ttrain accuracy\ttest loss\ttest accuracy\n"
+    (root / "logs/run/log.txt").write_text(header + "0\t1\t0.1\t2.0\t0.4\t2.1\t0.3\n1\t1\t0.1\t1.0\t0.6\t1.1\t0.5\n")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> str:
+    """The page of everything."""
+    from smoothadv.commands.analyze import main
+
+    root = tmp_path_factory.mktemp("report")
+    write_everything(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        assert main(["report", "logs", "-o", "page.html", "--title", "Ours & <others>"]) == 0
+        assert [path.name for path in root.iterdir() if path.name != "logs"] == ["page.html"], "one file"
+    return (root / "page.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(text) -> Page:
+    return Page(text)
+
+
+def test_page_is_well_formed_and_says_its_encoding_and_language(text, page):
+    assert text.startswith("<!DOCTYPE html>") and page.all("html") == [{"lang": "en"}]
+    assert {"charset": "utf-8"} in page.all("meta")
+    assert page.texts["title"] == page.texts["h1"] == ["Ours & <others>"]
+
+
+def loads(text: str) -> list[str]:
+    """What a browser would fetch for the page: links of elements and of styles, other than inside the page."""
+    targets = [
+        value or ""
+        for tag, attributes in Page(text).tags
+        for name, value in attributes.items()
+        if name in ("src", "href", "srcset", "data", "poster", "action") and tag != "td"
+    ]
+    targets += re.findall(r"url\(([^)]*)\)|@import\s+(\S+)", text)
+    return [target for target in targets if not str(target).startswith(("#", "data:"))]
+
+
+def test_page_needs_nothing_but_itself(text, page):
+    assert loads(text) == []
+    assert "http:" not in text and "https:" not in text
+    assert page.all("link") == page.all("iframe") == page.all("object") == []
+    assert [attributes for attributes in page.all("script") if attributes] == []
+    assert "fetch(" not in text and "XMLHttpRequest" not in text and "import(" not in text
+
+
+@pytest.mark.parametrize(
+    "element", ['<img src="plot.png">', '<a href="https://example.org">', "<style>@import x;</style>"]
+)
+def test_what_a_page_loads_is_noticed(element):
+    closed = element if "img" in element or "style" in element else element + "</a>"
+    assert loads(closed) != []
+
+
+def test_pictures_are_in_the_page_with_a_text_for_who_cannot_see_them(page):
+    pictures = page.all("img")
+    assert len(pictures) >= 4, "curves, envelopes, attacks, training"
+    for picture in pictures:
+        kind, _, content = picture["src"].partition(";base64,")
+        assert kind == "data:image/svg+xml" and picture["alt"]
+        root = ElementTree.fromstring(base64.b64decode(content, validate=True))
+        assert root.tag.endswith("}svg")
+        for element in root.iter():
+            for name, value in element.attrib.items():
+                assert not name.endswith("href") or value.startswith(("#", "data:")), "a picture loads nothing either"
+
+
+def test_names_are_text_whatever_they_are(text, page):
+    logs = page.column("All logs", "log")
+    for name in HOSTILE:
+        assert any(name.replace("/", "_") in log for log in logs), name
+    assert len(page.all("script")) == 1, "the page's own"
+    assert "alert(1)" not in "".join(page.texts["script"])
+    assert "&amp;lt;" not in text and "&amp;amp;" not in text, "escaped once"
+    assert {tag for tag, _ in page.tags} <= {
+        *("html", "head", "meta", "title", "style", "body", "h1", "h2", "dl", "div", "dt", "dd", "nav", "a", "b", "ul"),
+        *("li", "section", "p", "figure", "figcaption", "img", "table", "caption", "thead", "tbody", "tr", "th", "td"),
+        *("sup", "wbr", "footer", "script"),
+    }
+
+
+def test_sections_are_there_and_linked(page):
+    targets = [attributes["href"] for attributes in page.all("a")]
+    ids = [attributes["id"] for attributes in page.all("section")]
+    assert targets == [f"#{identity}" for identity in ids] and len(ids) == len(page.texts["h2"])
+    assert page.texts["h2"] == [
+        *("Certified accuracy", "Best log by radius", "Accuracy under attack", "Training", "Examples", "Provenance"),
+    ]
+
+
+def test_numbers_are_those_of_the_logs(page):
+    """RRRR at 0.5, from which the best of a column in the envelope has RRWARRRR at 0.75 as well."""
+    ours = next(row for row in page.tables["All logs"] if "ours" in row[0])
+    heading = page.tables["All logs"][0]
+    facts = dict(zip(heading, ours))
+    assert (facts["examples"], facts["clean accuracy (%)"], facts["0.50"], facts["0.75"]) == (
+        "4",
+        "100.0",
+        "100.0",
+        "0.0",
+    )
+    assert page.column("By attack radius", "0.25") == ["50.0"], "an abstention under attack is wrong"
+
+
+def test_every_table_is_sortable_by_a_value_beside_what_is_shown(page):
+    """A number's is the number itself: percent signs, raised numbers and thousands' commas would not sort."""
+    cells = page.all("td")
+    assert cells and all("data-value" in cell for cell in cells)
+    numbers = [cell for cell in cells if cell["class"] in ("count", "fraction", "percent", "number")]
+    assert len(numbers) > 50
+    for cell in numbers:
+        assert cell["data-value"] == "" or float(cell["data-value"]) >= 0
+    headings, tables = page.all("th"), page.all("table")
+    assert len(tables) == len(page.all("thead")) == len(page.all("tbody")) == len(page.tables), "captions differ"
+    assert all(heading["scope"] == "col" and heading["class"] for heading in headings)
+    for rows in page.tables.values():
+        assert {len(row) for row in rows} == {len(rows[0])}, "no cell is missing"
+
+
+def test_provenance_names_every_log_its_file_and_its_run(page):
+    caption = "Where each log is from"
+    files = page.column(caption, "file")
+    assert len(files) == 6 + 2 + 1 and len(set(files)) == 9
+    assert any(file.endswith("sigma_0.50_a&b") for file in files)
+    (made_by,) = [said for said in page.column(caption, "made by") if said != "–"]
+    for fact in ("smoothadv certify --<b>", "9.8.7", "0123456789ab", "2.99", "NVIDIA H100", "2031-02-03"):
+        assert fact in made_by
+    sources = page.column("Hyper-parameters and how they are known", "known from")
+    assert any("manifest" in said for said in sources) and any("path" in said for said in sources)
+
+
+def test_warnings_are_on_the_page(page):
+    said = " ".join(page.texts["li"])
+    assert "not all on the same test images" in said
+    assert "sigma_0.50_broken" in said and "left out" in said
+    assert __version__ in " ".join(page.texts["footer"])
+
+
+@pytest.fixture
+def report(workplace, capsys):
+    return lambda *arguments: call(capsys, "analyze", "report", *arguments)
+
+
+def test_equal_logs_give_equal_bytes(report, workplace):
+    write_everything(workplace)
+    for name in ("one", "two"):
+        outcome = report("logs", "-o", f"{name}.html")
+        assert outcome.code == 0 and outcome.out == f"wrote {name}.html\n"
+    assert (workplace / "one.html").read_bytes() == (workplace / "two.html").read_bytes()
+    certification(workplace / "logs/sigma_0.50_a&b", "RW")
+    report("logs", "-o", "two.html")
+    assert (workplace / "one.html").read_bytes() != (workplace / "two.html").read_bytes()
+
+
+def test_page_without_doubts_has_no_warnings(report, workplace):
+    certification(workplace / "sigma_0.50", "RRWA")
+    assert report("sigma_0.50", "-o", "out").err == ""
+    page = Page((workplace / "out/report.html").read_text())
+    assert "li" not in page.texts and page.texts["title"] == ["Certified robustness"]
+    assert "Training" not in page.texts["h2"] and "Accuracy under attack" not in page.texts["h2"]
+
+
+@pytest.mark.parametrize(("output", "path"), [("a.html", "a.html"), ("a", "a/report.html"), (None, "report.html")])
+def test_page_is_a_file_or_in_a_folder(report, workplace, output, path):
+    certification(workplace / "sigma_0.50", "R")
+    assert report("sigma_0.50", *(["-o", output] if output else [])).out == f"wrote {path}\n"
+    assert (workplace / path).is_file()
+
+
+def test_many_logs_are_tables_without_tangled_curves(report, workplace):
+    for number in range(12):
+        certification(workplace / f"logs/m{number}/sigma_0.50", "RRWA"[: 2 + number % 3])
+    assert report("logs", "-o", "a.html").code == 0
+    page = Page((workplace / "a.html").read_text())
+    assert len(page.tables["All logs"]) == 1 + 12
+    assert not any(picture["alt"].startswith("Certified accuracy of each log") for picture in page.all("img"))
+    assert any("nvelope" in picture["alt"] for picture in page.all("img"))
+
+
+def test_logs_of_different_data_sets_share_a_page_with_a_warning(report, workplace):
+    """As in the folder of all released logs: only the comparison of single images makes no sense."""
+    certification(workplace / "logs/cifar10/sigma_0.50", "RRWA")
+    (workplace / "logs/imagenet").mkdir()
+    (workplace / "logs/imagenet/sigma_0.50").write_text("idx\tlabel\tpredict\tradius\tcorrect\n0\t65\t65\t0.5\t1\n")
+    outcome = report("logs", "-o", "a.html")
+    assert outcome.code == 0, outcome.err
+    assert "differ in dataset" in " ".join(Page((workplace / "a.html").read_text()).texts["li"])
+
+
+def test_norm_and_probability_are_said_on_the_page(report, workplace):
+    certification(workplace / "logs/cifar10/sigma_0.50", "R" * 30)
+    report("logs", "-o", "a.html", "--norm", "linf", "--radii", "2/255", "--high-probability", "0.001")
+    page = Page((workplace / "a.html").read_text())
+    titles = [title for rows in page.tables.values() for title in rows[0]]
+    assert "2/255" in titles and any("l_inf radius, with probability 0.999" in title for title in titles)

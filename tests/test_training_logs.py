@@ -1,0 +1,199 @@
+"""Training logs: ours, those of Cohen et al.'s train.py and of Salman et al.'s train_pgd.py are read alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from smoothadv.errors import UserError
+from smoothadv.readers import kind_of_log, read_training_log
+from smoothadv.records import TRAINING_COLUMNS
+
+OURS = """epoch time lr epsilon train_loss train_accuracy test_loss test_accuracy
+0 12.5 0.1 0.0 2.2512345678901234 0.125 2.0 0.25
+1 11.25 0.1 0.025 1.5 0.5012345678901234 1.75 0.4375
+2 11.25 0.01 0.05 0.75 1.0 1.25 0.0"""
+# Written by "{:.3}", separated by tabs; the names have spaces, here written as ~.
+COHEN = """epoch time lr train~loss train~acc testloss test~acc
+0 3.53e+02 0.1 1.99 26.5 1.83 32.7
+1 0:0 0.1 1.73 36.2 1.7 37.9
+2 3.5e+02 0.01 0.75 1e+02 1.25 0.0"""
+# The other order: both losses, then both accuracies. The times have two decimals.
+SALMAN = """epoch time lr trainloss testloss trainacc testacc
+0 353.21 0.1 1.99 1.83 26.5 32.7
+1 352.90 0.1 1.73 1.7 36.2 37.9
+2 352.90 0.01 0.75 1.25 1e+02 0.0"""
+SALMAN_WITH_CLEAN = """epoch time lr trainloss testloss trainacc testacc testaccNor
+0 353.21 0.1 1.99 1.83 26.5 32.7 41.1
+1 352.90 0.1 1.73 1.7 36.2 37.9 46.6
+2 352.90 0.01 0.75 1.25 1e+02 0.0 1e+02"""
+RELEASED = {"Cohen et al.'s": COHEN, "Salman et al.'s": SALMAN, "Salman et al.'s with four": SALMAN_WITH_CLEAN}
+DIALECTS = {"ours": OURS, **RELEASED}
+RELEASED_COLUMNS = {
+    "epoch": [0, 1, 2],
+    "train_loss": [1.99, 1.73, 0.75],
+    "train_accuracy": [0.265, 0.362, 1.0],
+    "test_loss": [1.83, 1.7, 1.25],
+    "test_accuracy": [0.327, 0.379, 0.0],
+}
+
+
+def write(path, text: str, ends: str = "\n"):
+    """Write a log given with spaces for tabs, and ~ for spaces."""
+    path.write_bytes((text.replace(" ", "\t").replace("~", " ").replace("\n", ends) + ends).encode())
+    return path
+
+
+def refusal(path) -> str:
+    """The message with which the log is refused, which must be one line that names the file."""
+    with pytest.raises(UserError) as error:
+        read_training_log(path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_our_log_is_read_exactly(tmp_path):
+    table = read_training_log(write(tmp_path / "log.txt", OURS))
+    assert {name: table[name].tolist() for name in table} == {
+        "epoch": [0, 1, 2],
+        "train_loss": [2.2512345678901234, 1.5, 0.75],
+        "train_accuracy": [0.125, 0.5012345678901234, 1.0],
+        "test_loss": [2.0, 1.75, 1.25],
+        "test_accuracy": [0.25, 0.4375, 0.0],
+    }
+    assert table.attrs["notes"] == []
+
+
+def test_the_header_of_this_test_is_the_one_that_we_write():
+    assert OURS.splitlines()[0].split(" ") == list(TRAINING_COLUMNS)
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n"], ids=["LF", "CRLF"])
+@pytest.mark.parametrize("text", RELEASED.values(), ids=RELEASED)
+def test_released_log_is_read_by_name_and_its_percents_become_fractions(tmp_path, text, ends):
+    table = read_training_log(write(tmp_path / "log.txt", text, ends))
+    assert set(table.columns) == set(RELEASED_COLUMNS)
+    for name, values in RELEASED_COLUMNS.items():
+        assert table[name].tolist() == pytest.approx(values, rel=1e-15), name
+
+
+@pytest.mark.parametrize("text", DIALECTS.values(), ids=DIALECTS)
+def test_types_do_not_depend_on_the_dialect(tmp_path, text):
+    types = read_training_log(write(tmp_path / "log.txt", text)).dtypes
+    assert {name: str(type_) for name, type_ in types.items()} == {
+        name: "int64" if name == "epoch" else "float64" for name in RELEASED_COLUMNS
+    }
+
+
+@pytest.mark.parametrize("text", DIALECTS.values(), ids=DIALECTS)
+def test_training_log_is_told_by_its_header(tmp_path, text):
+    header, first, *_ = text.splitlines()
+    assert kind_of_log(write(tmp_path / "log", text)) == "training"
+    assert kind_of_log(write(tmp_path / "log", header)) == "training"
+    assert kind_of_log(write(tmp_path / "log", first)) is None
+    assert kind_of_log(write(tmp_path / "log", header.replace("epoch", "step"))) is None
+
+
+def test_attacked_accuracy_is_not_mistaken_for_the_clean_one(tmp_path):
+    """testaccNor is on unattacked noisy images: as the last column it must not stand in for testacc."""
+    table = read_training_log(write(tmp_path / "log.txt", SALMAN_WITH_CLEAN))
+    assert table.test_accuracy.tolist() == pytest.approx([0.327, 0.379, 0.0])
+    without = SALMAN_WITH_CLEAN.replace("testacc ", "other ")
+    assert "lacks the column test_accuracy" in refusal(write(tmp_path / "log.txt", without))
+
+
+@pytest.mark.parametrize("text", DIALECTS.values(), ids=DIALECTS)
+@pytest.mark.parametrize("column", ["epoch", "train_loss", "train_accuracy", "test_loss", "test_accuracy"])
+def test_missing_column_is_named(tmp_path, text, column):
+    words = {"train_accuracy": ("train_accuracy", "train~acc", "trainacc"), "test_loss": ("test_loss", "testloss")}
+    words |= {"test_accuracy": ("test_accuracy", "test~acc", "testacc"), "epoch": ("epoch",)}
+    words["train_loss"] = ("train_loss", "train~loss", "trainloss")
+    header, *rows = text.splitlines()
+    names = ["other" if name in words[column] else name for name in header.split(" ")]
+    message = refusal(write(tmp_path / "log.txt", "\n".join([" ".join(names), *rows])))
+    assert f"lacks the column {column}" in message
+
+
+FAULTS = {
+    "a loss that is no number": ("1 11 0.1 0 nan 0.5 1 0.5", "not finite"),
+    "an infinite loss": ("1 11 0.1 0 1 0.5 inf 0.5", "not finite"),
+    "a loss that is text": ("1 11 0.1 0 big 0.5 1 0.5", "not a number.*big"),
+    "a loss that is empty": ("1 11 0.1 0  0.5 1 0.5", "not a number"),
+    "an accuracy above one": ("1 11 0.1 0 1 50 1 0.5", "no share"),
+    "an accuracy below zero": ("1 11 0.1 0 1 0.5 1 -0.1", "no share"),
+    "an accuracy that is no number": ("1 11 0.1 0 1 nan 1 0.5", "no share"),
+    "an epoch twice": ("0 11 0.1 0 1 0.5 1 0.5", "do not ascend"),
+    "an epoch with a fraction": ("1.5 11 0.1 0 1 0.5 1 0.5", "not a number.*1.5"),
+    "an epoch that is text": ("one 11 0.1 0 1 0.5 1 0.5", "not a number.*one"),
+    "an epoch that no integer holds": ("99999999999999999999 11 0.1 0 1 0.5 1 0.5", "not a number"),
+    "a row that lacks fields": ("1 11 0.1 0 1 0.5\n2 11 0.1 0 1 0.5 1 0.5", "not a number"),
+    "a row with more fields": ("1 11 0.1 0 1 0.5 1 0.5 0.5", "cannot be read"),
+    "a header in the middle": (OURS.splitlines()[0], "not a number.*epoch"),
+    "an underscore in an accuracy": ("1 11 0.1 0 1 0.5_0 1 0.5", "not a number.*0.5_0"),
+    "an underscore in an epoch": ("1_0 11 0.1 0 1 0.5 1 0.5", "not a number.*1_0"),
+    "other digits in a loss": ("1 11 0.1 0 ٣ 0.5 1 0.5", "not a number"),
+    "other digits in an epoch": ("٣ 11 0.1 0 1 0.5 1 0.5", "not a number"),
+}
+
+
+@pytest.mark.parametrize("row, words", FAULTS.values(), ids=FAULTS)
+def test_faulty_log_is_refused_with_its_name_and_fault(tmp_path, row, words):
+    header, first, *_ = OURS.splitlines()
+    assert len(read_training_log(write(tmp_path / "good", f"{header}\n{first}"))) == 1
+    path = write(tmp_path / "faulty", f"{header}\n{first}\n{row}")
+    with pytest.raises(UserError, match=f"faulty.*{words}") as error:
+        read_training_log(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", RELEASED.values(), ids=RELEASED)
+def test_percent_above_a_hundred_is_refused(tmp_path, text):
+    assert "no share" in refusal(write(tmp_path / "log.txt", text.replace("26.5", "101")))
+
+
+def test_two_runs_in_one_file_are_refused(tmp_path):
+    header, *rows = OURS.splitlines()
+    assert "two runs" in refusal(write(tmp_path / "log.txt", "\n".join([header, *rows, *rows])))
+
+
+def test_epochs_may_start_late_and_leave_gaps(tmp_path):
+    """As after a resumed run whose start was logged elsewhere."""
+    header, _, second, third = OURS.splitlines()
+    table = read_training_log(write(tmp_path / "log.txt", "\n".join([header, second, third.replace("2 ", "9 ", 1)])))
+    assert table.epoch.tolist() == [1, 9]
+
+
+@pytest.mark.parametrize("name", ["epoch", "train_loss", "train_accuracy", "test_loss"])
+def test_column_that_is_there_twice_is_refused(tmp_path, name):
+    """Under the same name, or under another that means the same: no telling which one counts."""
+    header, *rows = OURS.splitlines()
+    for again in (name, name.upper(), name.replace("_", "").replace("accuracy", "acc")):
+        if again == "epoch":
+            continue
+        text = "\n".join([f"{header} {again}", *(f"{row} 0.75" for row in rows)])
+        refusal(write(tmp_path / "log.txt", text))
+    refusal(write(tmp_path / "log.txt", "\n".join([f"{header} epoch", *(f"{row} 7" for row in rows)])))
+
+
+@pytest.mark.parametrize("text", DIALECTS.values(), ids=DIALECTS)
+def test_torn_last_row_is_left_out_and_told(tmp_path, text):
+    path = write(tmp_path / "log.txt", text)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-2])
+    table = read_training_log(path)
+    assert table.epoch.tolist() == [0, 1] and "cut off" in table.attrs["notes"][0]
+
+
+@pytest.mark.parametrize("text", DIALECTS.values(), ids=DIALECTS)
+def test_log_without_rows_is_refused(tmp_path, text):
+    assert "no rows" in refusal(write(tmp_path / "log.txt", text.splitlines()[0]))
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe\n", b"PK\x03\x04" + bytes(100)])
+def test_file_that_is_no_log_is_refused(tmp_path, content):
+    (tmp_path / "log.txt").write_bytes(content)
+    refusal(tmp_path / "log.txt")
+
+
+def test_missing_file_and_folder_are_named(tmp_path):
+    assert "nowhere" in refusal(tmp_path / "nowhere")
+    refusal(tmp_path)
