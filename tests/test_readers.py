@@ -108,7 +108,7 @@ CERTIFICATION_FAULTS = {
     "label that is text": ("40 cat 1 0.3 0 0:00:01", "not a number.*cat"),
     "idx with a fraction": ("40.5 1 1 0.3 1 0:00:01", "not a number.*idx is .40.5. in row 2"),
     "torn row before another": ("40 1 1 0.3\n60 1 1 0.3 1 0:00:01", "lacks fields.*idx 40"),
-    "too many fields": ("40 1 1 0.3 1 0:00:01 9 9 9", "cannot be read"),
+    "too many fields": ("40 1 1 0.3 1 0:00:01 9 9 9", "more fields.*idx 40"),
 }
 
 
@@ -198,7 +198,7 @@ def test_prediction_log_is_read_exactly_and_sorted(tmp_path, text):
         ("40 1 2 1 1 0:00:01", "correct.*idx 40"),
         ("20 7 7 7 1 0:00:01", "twice.*idx 20"),
         ("40 1 two 1 0 0:00:01", "not a number.*two"),
-        ("40 1\n60 1 1 1 1 0:00:01", "not a number"),
+        ("40 1\n60 1 1 1 1 0:00:01", "lacks fields.*idx 40"),
     ],
 )
 def test_faulty_prediction_log_is_refused_with_its_name_and_fault(tmp_path, row, words):

@@ -2,12 +2,13 @@
 
 Each reader returns a pandas DataFrame or raises one UserError that names the file and the first fault in it;
 what was tolerated is told in ``frame.attrs["notes"]``, a list of sentences. A number is read as it is
-printed or not at all.
+printed or not at all: a general parser of tables would guess at what is damaged.
 """
 
 from __future__ import annotations
 
-import io
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,15 @@ from smoothadv.errors import UserError
 from smoothadv.records import manifest_path
 
 _HEADER_BYTES = 4096
-_TWO_LINES = 65_536
+_LINE_END = re.compile("\r\n|\n|\r")
+_WHOLE = re.compile("[-+]?[0-9]{1,18}")
+_REAL = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4})?|nan|[-+]?inf")
 _CERTIFICATION = ("idx", "label", "predict", "radius", "correct")
 _PREDICTION = ("idx", "label", "predict", "correct")
+_OF_OTHER_THINGS = {".png", ".pdf", ".svg", ".html", ".tex", ".md", ".csv", ".json"}
 # The released training logs spell these in several ways and orders; a suffix says what the released unit is.
 _TRAINING_NAMES = {
     "epoch": "epoch",
-    "time": "time",
-    "lr": "lr",
-    "epsilon": "epsilon",
     "trainloss": "train_loss",
     "trainaccuracy": "train_accuracy",
     "trainacc": "train_accuracy%",
@@ -33,28 +34,28 @@ _TRAINING_NAMES = {
     "testaccuracy": "test_accuracy",
     "testacc": "test_accuracy%",
 }
-_TRAINING = {"epoch", "train_loss", "train_accuracy", "test_loss", "test_accuracy"}
+_TRAINING = ("epoch", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
 
 
 def kind_of_log(path: Path) -> str | None:
     """ "certification", "prediction" or "training" by the file's first line; None for anything else."""
     try:
-        columns = _columns(_first_line(path))
+        columns = set(_header(path))
     except OSError:
         return None
     if columns.issuperset(_PREDICTION):
         return "certification" if "radius" in columns else "prediction"
-    return "training" if {_training_name(column).rstrip("%") for column in columns} >= _TRAINING else None
+    return "training" if {_training_name(column).rstrip("%") for column in columns}.issuperset(_TRAINING) else None
 
 
 def resembles_log(path: Path) -> bool:
     """Whether a file's name, start or manifest suggests a log of examples: a search must not pass it over silently."""
     try:
-        start = _text(_first_line(path)[:8])
+        start = _header(path)[0]
     except OSError:
         return False
-    named = path.name.startswith("sigma_") or path.name == "predictions" or manifest_path(path).exists()
-    return named or start.startswith("idx")
+    named = path.name == "predictions" or (path.name.startswith("sigma_") and path.suffix not in _OF_OTHER_THINGS)
+    return named or manifest_path(path).exists() or start.startswith("idx")
 
 
 def read_certification_log(path: Path) -> Any:
@@ -86,60 +87,47 @@ def read_training_log(path: Path) -> Any:
     Accuracies are fractions; the released logs, in percent, are converted. UserError unless there are rows,
     epochs ascend and all is finite, accuracies in [0, 1].
     """
-    table, notes = _parse(path, "training log", {})
-    names = {column: _training_name(column) for column in table.columns}
-    missing = _TRAINING - {name.rstrip("%") for name in names.values()}
-    if missing:
-        raise UserError(f"{path} is no training log: it lacks the column {', '.join(sorted(missing))}")
-    table = table.rename(columns=names)
-    try:
-        result = table[["epoch"]].astype("int64")
-        for name in sorted(_TRAINING - {"epoch"}):
-            percent = f"{name}%" in table
-            result[name] = table[f"{name}%" if percent else name].astype("float64") / (100 if percent else 1)
-    except (ValueError, OverflowError) as error:
-        raise UserError(f"{path} holds a field that is not a number: {_one_line(error)}") from error
-    accuracies = result[["train_accuracy", "test_accuracy"]]
-    finite = result[["train_loss", "test_loss"]].abs().lt(float("inf")).all(axis=None)
-    if not finite or not accuracies.ge(0).all(axis=None) or not accuracies.le(1).all(axis=None):
+    import pandas as pd
+
+    table = _parse(path, "training log", lambda name: _training_name(name).rstrip("%"), _TRAINING)
+    spelled = {_training_name(name).rstrip("%"): _training_name(name) for name in table.names}
+    columns = {"epoch": table.whole("epoch")}
+    for name in _TRAINING[1:]:
+        columns[name] = table.real(name) / (100 if spelled[name].endswith("%") else 1)
+    losses = np.concatenate([columns["train_loss"], columns["test_loss"]])
+    accuracies = np.concatenate([columns["train_accuracy"], columns["test_accuracy"]])
+    if not np.isfinite(losses).all() or not ((accuracies >= 0) & (accuracies <= 1)).all():
         raise UserError(f"{path} holds a loss that is not finite or an accuracy that is no share")
-    if not result.epoch.is_monotonic_increasing or result.epoch.duplicated().any():
-        raise UserError(f"{path} holds epochs that do not ascend: two runs in one file?")
-    result.attrs["notes"] = notes
-    return result
+    if columns["epoch"][0] < 0 or (np.diff(columns["epoch"]) <= 0).any():
+        raise UserError(f"{path} holds epochs that do not ascend from 0 or more: two runs in one file?")
+    frame = pd.DataFrame(columns)
+    frame.attrs["notes"] = table.notes
+    return frame
 
 
 def _read_examples(
     path: Path, kind: str, required: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """The numeric columns of a log with a row per example and notes; all that both kinds of log promise is checked."""
-    try:
-        header = _columns(_first_line(path))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    missing = [column for column in required if column not in header]
-    if missing:
-        raise UserError(f"{path} is no {kind}: its first line lacks the column {', '.join(missing)}")
-    names = [*required, *(optional if header.issuperset(optional) else ())]
-    types = {name: "float64" if name == "radius" else "int64" for name in names if name != "correct"}
-    table, notes = _parse(path, kind, types)
-    # Arrays rather than pandas columns: a folder of thousands of small logs is read several times faster.
-    columns = {name: table[name].to_numpy() for name in types}
+    table = _parse(path, kind, str, required)
+    names = [*required, *(optional if set(table.names).issuperset(optional) else ())]
+    columns = {name: table.real(name) if name == "radius" else table.whole(name) for name in names if name != "correct"}
     idx, label, predict = columns["idx"], columns["label"], columns["predict"]
     columns["correct"] = (predict == label).astype(np.int64)
-    _check_correct(path, idx, table["correct"].tolist(), columns["correct"], notes)
-    if len(np.unique(idx)) < len(idx):
-        _refuse(path, idx, "an example that is there twice", table["idx"].duplicated().to_numpy())
+    _check_correct(path, idx, table.text("correct"), columns["correct"], table.notes)
+    order = np.argsort(idx, kind="stable")
+    repeated = np.zeros(len(idx), dtype=bool)
+    repeated[order[1:]] = np.diff(idx[order]) == 0
+    _refuse(path, idx, "an example that is there twice", repeated)
     negative = (idx < 0) | (label < 0) | (predict < -1)
     _refuse(path, idx, "an index or a label below 0, or a prediction below -1", negative)
-    return columns, notes
+    return columns, table.notes
 
 
 def _check_correct(path: Path, idx: np.ndarray, told: list[str], hits: np.ndarray, notes: list[str]) -> None:
     """UserError unless the texts ``told`` in the column ``correct`` say what label and predict do, in some dialect."""
     if told == list(map(str, hits.tolist())):
         return
-    _refuse(path, idx, "a row that lacks fields", np.array([text == "" for text in told]))
     told = [{"True": "1", "False": "0"}.get(text, text) for text in told]
     wrong = np.array([text != str(hit) for text, hit in zip(told, hits)])
     total = np.cumsum(hits)
@@ -160,98 +148,95 @@ def _frame(columns: dict[str, np.ndarray], notes: list[str]) -> Any:
     return frame
 
 
-def _parse(path: Path, kind: str, types: dict[str, str]) -> tuple[Any, list[str]]:
-    """All rows, columns of ``types`` as such and the others as text, and notes: a torn last line is dropped."""
-    import pandas as pd
+class _Rows:
+    """The fields of a file, column by column, as text or as the numbers that they spell."""
 
+    def __init__(self, path: Path, names: list[str], rows: list[list[str]], known: list[str], notes: list[str]) -> None:
+        self.path, self.names, self.notes = path, names, notes
+        self._columns = dict(zip(known, zip(*rows)))
+
+    def text(self, name: str) -> list[str]:
+        return list(self._columns[name])
+
+    def whole(self, name: str) -> np.ndarray:
+        return np.array([int(text) for text in self._checked(name, _WHOLE)], dtype=np.int64)
+
+    def real(self, name: str) -> np.ndarray:
+        """float64 next to the decimal written."""
+        return np.array([float(text) for text in self._checked(name, _REAL)])
+
+    def _checked(self, name: str, pattern: re.Pattern[str]) -> Iterable[str]:
+        for number, text in enumerate(self._columns[name], start=1):
+            if not pattern.fullmatch(text):
+                raise UserError(
+                    f"{self.path} holds a field that is not a number: {name} is {_brief(text)} in row {number}"
+                )
+        return self._columns[name]
+
+
+def _parse(path: Path, kind: str, meaning: Any, required: tuple[str, ...]) -> _Rows:
+    """The rows below the header, each of as many fields. A torn last line is dropped and noted.
+
+    ``meaning(name)`` is what a column's name stands for: exactly one must stand for each of ``required``.
+    """
     try:
+        missing = [name for name in required if name not in map(meaning, _header(path))]
+        if missing:
+            raise UserError(f"{path} is no {kind}: its first line lacks the column {', '.join(missing)}")
         content = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     if b"\0" in content:
         raise UserError(f"{path} cannot be read as a {kind}: it is a binary file")
-    content, notes = _without_torn_line(content)
-    first, second = [*content[:_TWO_LINES].splitlines()[:2], b"", b""][:2]
-    if second.count(b"\t") > first.count(b"\t"):  # pandas would take the first field for the row's name
-        raise UserError(f"{path} has rows with more fields than its header: no telling which column is which")
-    # Text stays text, whatever its name suggests: a log may be called anything, and hold any field.
-    options = {"sep": "\t", "quoting": 3, "keep_default_na": False, "na_filter": False, "encoding": "utf-8-sig"}
     try:
-        table = pd.read_csv(io.BytesIO(content), dtype=_all_columns(content, types), **options)
-        for column in [name for name, type_ in types.items() if type_ == "float64"]:
-            table[column] = _exact_floats(table[column])
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeError) as error:
-        raise UserError(f"{path} cannot be read as a {kind}: {_one_line(error)}") from error
-    except (ValueError, OverflowError) as error:
-        culprit = _first_fault(content, options, types) or _one_line(error)
-        raise UserError(f"{path} holds a field that is not a number: {culprit}") from error
-    if table.empty:
+        lines = _LINE_END.split(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} cannot be read as a {kind}: it is no text ({error.reason})") from error
+    header, notes = lines[0].split("\t"), []
+    rows = [line.split("\t") for line in lines[1:-1] if line]
+    if len(lines) > 1 and lines[-1]:
+        _add_last_line(rows, lines[-1].split("\t"), header, notes)
+    if not rows:
         raise UserError(f"{path} holds no rows yet: the {kind} has only a header")
-    return table, notes
+    known = [meaning(name) for name in header]
+    for name in required:
+        if known.count(name) > 1:
+            raise UserError(f"{path} has two columns that are its {name}: no telling which one counts")
+    for row in rows:
+        if len(row) != len(header):
+            fault = "a row that lacks fields" if len(row) < len(header) else "a row with more fields than its header"
+            raise UserError(f"{path} holds {fault}, first at {header[0]} {_brief(row[0], quoted=False)}")
+    return _Rows(path, header, rows, known, notes)
 
 
-def _all_columns(content: bytes, types: dict[str, str]) -> dict[str, str]:
-    names = _text(content[: content.find(b"\n") + 1] or content).rstrip("\r\n").split("\t")
-    whole = [name for name, type_ in types.items() if type_ == "int64"]
-    return {name: "int64" if name in whole else "str" for name in names}
-
-
-def _first_fault(content: bytes, options: dict[str, Any], types: dict[str, str]) -> str | None:
-    """The first field that is no whole number where one should be, as a person would look for it."""
-    import pandas as pd
-
-    table = pd.read_csv(io.BytesIO(content), dtype="str", **options)
-    for column in [name for name, type_ in types.items() if type_ == "int64"]:
-        faults = ~table[column].str.fullmatch("[-+]?[0-9]{1,18}")
-        if faults.any():
-            return f"{column} is '{table[column][faults].iloc[0]}' in row {faults.argmax() + 1}"
-    return None
-
-
-def _exact_floats(texts: Any) -> np.ndarray:
-    """float64 next to the decimal written, which pandas' own parser of numbers does not promise in all versions."""
-    values = texts.tolist()
-    odd = [text for text in values if "_" in text]
-    if odd:  # Python alone takes 1_0 for a number
-        raise ValueError(f"could not convert string to float: '{odd[0]}'")
-    return np.array([float(text) for text in values])
-
-
-def _without_torn_line(content: bytes) -> tuple[bytes, list[str]]:
-    """The content without a last line that was cut; a last line that merely lacks its end is left in place.
+def _add_last_line(rows: list[list[str]], last: list[str], header: list[str], notes: list[str]) -> None:
+    """Take a last line without line end for a row only if nothing that counts can have been cut off.
 
     Only a last field that is a time may have been cut without a trace: nothing is computed from it.
     """
-    end = max(content.rfind(b"\n"), content.rfind(b"\r")) + 1
-    header, last = content.split(b"\n", 1)[0].rstrip(b"\r").split(b"\t"), content[end:]
-    if not last or end == 0:
-        return content, []
-    if header[-1] == b"time" and last.count(b"\t") + 1 == len(header) and not last.endswith(b"\t"):
-        return content, []
-    return content[:end], ["its last line was cut off and is left out"]
+    if header[-1] == "time" and len(last) == len(header) and last[-1]:
+        rows.append(last)
+    else:
+        notes.append("its last line was cut off and is left out")
 
 
-def _first_line(path: Path) -> bytes:
+def _header(path: Path) -> list[str]:
+    """The names in the first line, as far as a sensible header reaches."""
     with path.open("rb") as file:
-        return file.readline(_HEADER_BYTES)
-
-
-def _columns(line: bytes) -> set[str]:
-    return set(_text(line).rstrip("\r\n").split("\t"))
-
-
-def _text(line: bytes) -> str:
-    return line.decode("utf-8-sig", errors="replace")
+        line = file.readline(_HEADER_BYTES)
+    return _LINE_END.split(line.decode("utf-8-sig", errors="replace"))[0].split("\t")
 
 
 def _training_name(column: str) -> str:
     return _TRAINING_NAMES.get(column.lower().replace(" ", "").replace("_", ""), column)
 
 
+def _brief(text: str, quoted: bool = True) -> str:
+    """A field as a message may repeat it: on one line, and not all of it if it is long."""
+    shown = ascii(text[:40]) if quoted or not text.isascii() or not text.isprintable() else text[:40]
+    return shown + ("..." if len(text) > 40 else "")
+
+
 def _refuse(path: Path, idx: np.ndarray, fault: str, rows: np.ndarray) -> None:
     if rows.any():
         raise UserError(f"{path} holds {fault}, first at idx {idx[rows][0]}")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
