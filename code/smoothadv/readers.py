@@ -20,7 +20,8 @@ from smoothadv.records import manifest_path
 _HEADER_BYTES = 4096
 _LINE_END = re.compile("\r\n|\n|\r")
 _WHOLE = re.compile("[-+]?[0-9]{1,18}")
-_REAL = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4})?|nan|[-+]?inf")
+# No part can match what its neighbour can: else a field of 100,000 digits would take minutes to refuse.
+_REAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4})?|nan|[-+]?inf")
 _CERTIFICATION = ("idx", "label", "predict", "radius", "correct")
 _PREDICTION = ("idx", "label", "predict", "correct")
 _OF_OTHER_THINGS = {".png", ".pdf", ".svg", ".html", ".tex", ".md", ".csv", ".json"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -20,6 +21,7 @@ from smoothadv.settings import probability, setting
 class CertifiedAccuracyPlot(Norm):
     """certified-accuracy curves, one per log, written as PNG and PDF"""
 
+    makes: ClassVar[str] = "figure"
     title: str | None = setting(None, parse=str, help="title of the plot (default: none)")
     confidence: float | None = setting(
         None, parse=probability, help="LEVEL of bootstrap bands over examples, like 0.95 (default: no bands)"

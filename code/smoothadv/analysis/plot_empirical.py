@@ -23,6 +23,7 @@ from smoothadv.settings import setting
 class EmpiricalPlot:
     """accuracy under attack of each group (dashed) and, of certification logs, the envelope (solid), as PNG and PDF"""
 
+    makes: ClassVar[str] = "figure"
     kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
     group_by: list[str] | None = setting(
         None,

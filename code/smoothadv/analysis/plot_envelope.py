@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -24,6 +25,7 @@ _POINTS = 1500
 class EnvelopePlot(Norm):
     """the best certified accuracy of each group at every radius, a baseline dashed, written as PNG and PDF"""
 
+    makes: ClassVar[str] = "figure"
     group_by: list[str] | None = setting(
         None, many=True, parse=hyper_parameter, help="hyper-parameters that make a curve of their own, like sigma"
     )

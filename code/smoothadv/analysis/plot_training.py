@@ -21,6 +21,7 @@ from smoothadv.settings import setting
 class TrainingPlot:
     """training curves from log.txt: loss and accuracy by epoch, training solid and test dashed, as PNG and PDF"""
 
+    makes: ClassVar[str] = "figure"
     kinds: ClassVar[tuple[str, ...]] = ("training",)
     title: str | None = setting(None, parse=str, help="title of the plot (default: none)")
 

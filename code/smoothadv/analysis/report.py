@@ -51,6 +51,7 @@ class Section:
 class Report(AtRadii):
     """one HTML page to send to a co-author: summary, tables, figures, examples, provenance and warnings"""
 
+    makes: ClassVar[str] = "page"
     kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction", "training")
     title: str = setting("Certified robustness", parse=str, help="title of the page")
 

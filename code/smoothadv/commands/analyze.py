@@ -104,25 +104,28 @@ def _condition(text: str) -> tuple[str, str]:
 def _analyze(parser: Parser, options: argparse.Namespace) -> None:
     component = ANALYSES[options.analysis]
     analysis = compose(parser, component, options, options.analysis)
+    makes = getattr(component, "makes", "table")
+    _check_output(parser, options, makes)
     stated = {name: getattr(options, name) for name in ("sigma", "N", "alpha", "dimension")}
     logs = read_logs(options.logs, getattr(component, "kinds", ("certification",)), stated, warn)
     logs = restrict(logs, options.where)
     for note in doubts(logs):
         warn(note)
-    result = analysis(logs)
-    if isinstance(result, Table):
-        _write_table(result, options)
+    write = {"table": _write_table, "figure": _write_figure, "page": _write_page}[makes]
+    write(analysis(logs), options)
+
+
+def _check_output(parser: Parser, options: argparse.Namespace, makes: str) -> None:
+    """A usage error, before anything is read, where the options do not fit what the analysis makes."""
+    if makes == "table":
         return
     for flag, given in (("--format", options.format), ("--decimals", options.decimals)):
         if given is not None:
-            parser.error(f"{flag} is for tables: leave it out, {options.analysis} writes none")
+            parser.error(f"{flag} is for tables: leave it out, {options.analysis} makes a {makes}")
     if len(options.output) > 1:
         parser.error(f"-o takes one FILE here, got {len(options.output)}")
-    output = options.output[0] if options.output else None
-    if isinstance(result, Figure):
-        _write_figure(parser, result, output, options.analysis)
-    else:
-        _write_page(result, output)
+    if makes == "figure" and not options.output:
+        parser.error(f"{options.analysis} needs -o FILE: it writes FILE.png and FILE.pdf")
 
 
 def _write_table(table: Table, options: argparse.Namespace) -> None:
@@ -134,10 +137,9 @@ def _write_table(table: Table, options: argparse.Namespace) -> None:
         write_text(path, FORMATS[options.format or by_ending.get(path.suffix, "markdown")](table, decimals))
 
 
-def _write_figure(parser: Parser, figure: Figure, output: Path | None, name: str) -> None:
+def _write_figure(figure: Figure, options: argparse.Namespace) -> None:
     """PNG and PDF beside each other, whichever of the two FILE names."""
-    if output is None:
-        parser.error(f"{name} needs -o FILE: it writes FILE.png and FILE.pdf")
+    (output,) = options.output
     stem = output.with_suffix("") if output.suffix in (".png", ".pdf") else output
     for kind in ("png", "pdf"):
         path = stem.with_name(f"{stem.name}.{kind}")
@@ -147,9 +149,9 @@ def _write_figure(parser: Parser, figure: Figure, output: Path | None, name: str
         print(f"wrote {path}")
 
 
-def _write_page(page: str, output: Path | None) -> None:
+def _write_page(page: str, options: argparse.Namespace) -> None:
     """One HTML file: FILE itself if it is called .html, else report.html in the folder FILE."""
-    output = output or Path("report.html")
+    output = options.output[0] if options.output else Path(".")
     path = output if output.suffix in (".html", ".htm") else output / "report.html"
     write_text(path, page)
     print(f"wrote {path}")
