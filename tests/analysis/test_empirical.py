@@ -76,7 +76,7 @@ def test_attack_on_the_base_classifier_is_called_so():
     """It has no m."""
     logs = [attacked("base", "RR", 0.5, gradient="base classifier"), attacked("smooth", "RW", 0.5, num_noise_vec=4)]
     names = [row[0] for row in rows_of(logs, group_by=["num_noise_vec"])]
-    assert names == ["m = 4", "vanilla PGD on the base classifier"]
+    assert names == ["m = 4", "vanilla PGD (base classifier)"]
 
 
 def test_people_see_a_row_per_group_and_a_dash_where_nothing_attacked():

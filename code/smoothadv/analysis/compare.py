@@ -45,7 +45,7 @@ class Comparison(AtRadii):
             Column("high", f"{100 * self.confidence:g}% high", "difference"),
             Column("only_first", "only first", "count"),
             Column("only_second", "only second", "count"),
-            Column("p_value", "p (McNemar, exact)", "number"),
+            Column("p_value", "p (McNemar, exact)", "probability"),
         ]
         lengths = zip(self.l2_lengths(first, radii), self.l2_lengths(second, radii))
         rows = [

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from smoothadv import __version__
 from smoothadv.analysis import ANALYSES
+from smoothadv.analysis.compare import Comparison
 from smoothadv.analysis.empirical import Empirical
 from smoothadv.analysis.envelope import Envelope
 from smoothadv.analysis.examples import Examples
@@ -99,12 +100,20 @@ class Report(AtRadii):
             bands = "; bands: 95 % bootstrap intervals over examples" if confidence else ""
             parts.append(_figure(f"Certified accuracy of each log{bands}", figure))
         parts.append(_table("All logs", Summary(radii=self.radii, **shared)(logs)))
+        if len(logs.certification) == 2:
+            parts.extend(self._comparison(logs))
         return Section(
             "Certified accuracy",
             "The share of images classified correctly whose class provably cannot change within the radius. Every "
             "certificate is false with probability at most alpha over the noise drawn for it.",
             parts,
         )
+
+    def _comparison(self, logs: Logs) -> list[dict]:
+        try:
+            return [_table("The two on the same images", Comparison(radii=self.radii, norm=self.norm)(logs))]
+        except UserError:  # not on the same images, of which the page warns
+            return []
 
     def _best_of_groups(self, logs: Logs) -> Section:
         shared = {"norm": self.norm, "high_probability": self.high_probability}
@@ -114,9 +123,12 @@ class Report(AtRadii):
             _table("Best certified accuracy, with the clean accuracy of the selected log raised", envelope(logs)),
             _table("Abstention rate of the selected logs", abstention(logs)),
         ]
+        drawn = 0
         for by in ([], ["sigma"]):
             count = len(groups_of(logs.certification, by))
-            if len(logs.certification) > count and count <= _MOST_CURVES:
+            # More curves than the figure before, but fewer than one per log, which the first section draws.
+            if drawn < count < len(logs.certification) and count <= _MOST_CURVES:
+                drawn = count
                 figure = EnvelopePlot(group_by=by, **shared)(logs)
                 parts.append(_figure("Upper envelopes" + (" by sigma" if by else " by group"), figure))
         return Section(

@@ -103,7 +103,7 @@ def groups_of(logs: Sequence[Log], by: Sequence[str], name_group: bool = False) 
 def _said(name: str, log: Log) -> str:
     value = log.parameters.get(name)
     if value is None and name == "num_noise_vec" and log.parameters.get("gradient") == "base classifier":
-        return "vanilla PGD on the base classifier"
+        return "vanilla PGD (base classifier)"
     return f"{FIELDS[name]} = {display(name, value)}"
 
 

@@ -29,8 +29,8 @@ class Column:
     """A column: ``key`` names it in CSV and JSON, ``title`` in markdown, LaTeX and HTML.
 
     ``kind`` is "text", "count", "fraction" (percent for people, as the title then says), "percent" (the same where
-    the whole table is in percent), "difference" (of fractions), "number" or "signed" (a number with its sign). The
-    largest value of a column that is to be ``compared`` stands out in bold.
+    the whole table is in percent), "difference" (of fractions), "number", "probability" or "signed" (a number with
+    its sign). The largest value of a column that is to be ``compared`` stands out in bold.
     """
 
     key: str
@@ -67,6 +67,8 @@ FORMATS: Registry[Callable[..., str]] = Registry("format")
 def _number(value: float, kind: str, decimals: int) -> str:
     if kind in ("fraction", "percent"):
         return f"{100 * value:.{decimals}f}"
+    if kind == "probability" and 0 < value < 0.001:
+        return f"{value:.0e}"
     return {"difference": f"{100 * value:+.{decimals}f}", "signed": f"{value:+.3f}"}.get(kind, f"{value:.3f}")
 
 
