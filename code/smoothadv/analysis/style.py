@@ -77,14 +77,15 @@ def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool =
     A label may be any text: nothing in it is taken for mathematics.
     """
     labels = [_wrapped(_in_symbols(str(handle.get_label()))) for handle in handles]
+    blanks = ["-"] * len(labels)  # matplotlib leaves out labels that start with an underscore
     longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
     if inside and len(labels) <= _ENTRIES_INSIDE and longest <= _CHARACTERS_INSIDE:
-        legend = axes.legend(handles, labels, loc="upper right", framealpha=0.85, edgecolor="none", handlelength=3)
+        legend = axes.legend(handles, blanks, loc="upper right", framealpha=0.85, edgecolor="none", handlelength=3)
     else:
         columns = 2 if longest <= _CHARACTERS_BESIDE_ANOTHER else 1
         legend = figure.legend(
             handles,
-            labels,
+            blanks,
             loc="outside lower center",
             ncols=columns,
             frameon=False,
@@ -94,7 +95,8 @@ def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool =
         lines = sum(label.count("\n") + 1 for label in labels)
         width, height = figure.get_size_inches()
         figure.set_size_inches(width, height + 0.19 * -(-lines // columns))
-    for text in legend.get_texts():
+    for text, label in zip(legend.get_texts(), labels):
+        text.set_text(label)
         text.set_parse_math(False)
 
 

@@ -41,8 +41,9 @@ class _ArraysOnly(pickle.Unpickler):
         if (module, name) not in self._ALLOWED:
             raise pickle.UnpicklingError(f"it asks to load {module}.{name}, which no array needs")
         # NumPy 2 renamed the module that NumPy 1 pickles name; each reads the other's files through this.
-        modern = module.replace("numpy.core", "numpy._core") if hasattr(np, "_core") else module
-        return super().find_class(modern, name)
+        old, new = "numpy.core", "numpy._core"
+        present = module.replace(old, new) if int(np.__version__.split(".")[0]) >= 2 else module.replace(new, old)
+        return super().find_class(present, name)
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
