@@ -24,6 +24,7 @@ case $out in /*) ;; *) out=$start/$out ;; esac
 mkdir -p "$out"
 cd "$logs" # the logs' names are then those of the released folders
 made=0
+exec 3>&1 # what is missing is told even where the analysis's own words are not wanted
 
 # analyze NAME ARGUMENTS...: runs the analysis on those groups whose logs are there; fails if none are.
 analyze() {
@@ -33,7 +34,7 @@ analyze() {
         # Unquoted, so that a pattern in the path is matched.
         # shellcheck disable=SC2086
         if [[ $argument == *=data* ]] && ! compgen -G "${argument#*=}" >/dev/null; then
-            echo "   not there: ${argument#*=}"
+            echo "   not there: ${argument#*=}" >&3
             continue
         fi
         [[ $argument == *=data* ]] && groups=$((groups + 1))
@@ -47,7 +48,7 @@ table() {
     local file=$1
     shift
     echo "== $file"
-    analyze "$@" -o "$out/$file".{md,tex,csv} || { echo "   left out"; return; }
+    analyze "$@" -o "$out/$file.md" -o "$out/$file.tex" -o "$out/$file.csv" || { echo "   left out"; return; }
     made=$((made + 1))
     cat "$out/$file.md"
 }
@@ -72,7 +73,8 @@ cohen_imagenet=(Cohen=data_cohen/certify/imagenet/resnet50/noise_0.25/test/sigma
     Cohen=data_cohen/certify/imagenet/resnet50/noise_1.00/test/sigma_1.00)
 replicated_imagenet=(Cohen=data/certify/imagenet/replication)
 best_imagenet=(SmoothAdv=$best/imagenet/{PGD_1step,DDN_2steps}/eps_{127,255,512,1024})
-grid_imagenet=(SmoothAdv=data/certify/imagenet/{PGD_1step,DDN_2steps}/imagenet/eps_{127,255,512,1024})
+grid_imagenet=(SmoothAdv=data/certify/imagenet/PGD_1step/imagenet/eps_{127,255,512,1024,2048}
+    SmoothAdv=data/certify/imagenet/DDN_2steps/eps_{127,255,512,1024})
 one_sample=(SmoothAdv=$grid/{PGD,DDN}_{2,4,6,8,10}steps)
 more_samples=(SmoothAdv=$grid/PGD_{2,10}steps_multiNoiseSamples/{2,4,8}-multitrain/eps_{64,127,255,512}
     SmoothAdv=$grid/DDN_{4,10}steps_multiNoiseSamples/{2,4,8,16}-multitrain/eps_{64,127,255,512})

@@ -129,7 +129,7 @@ def _check_correct(path: Path, idx: np.ndarray, told: list[str], hits: np.ndarra
     """UserError unless the texts ``told`` in the column ``correct`` say what label and predict do, in some dialect."""
     if told == list(map(str, hits.tolist())):
         return
-    told = [{"True": "1", "False": "0"}.get(text, text) for text in told]
+    told = [{"true": "1", "false": "0"}.get(text.lower(), text) for text in told]
     wrong = np.array([text != str(hit) for text, hit in zip(told, hits)])
     total = np.cumsum(hits)
     # Only a number above 1 tells a running total from 0s and 1s that are wrong.
@@ -218,7 +218,7 @@ def _add_last_line(rows: list[list[str]], last: list[str], header: list[str], no
     if header[-1] == "time" and len(last) == len(header) and last[-1]:
         rows.append(last)
     else:
-        notes.append("its last line was cut off and is left out")
+        notes.append("its last line has no end: it may have been cut off and is left out")
 
 
 def _header(path: Path) -> list[str]:

@@ -1,5 +1,6 @@
 """empirical: accuracy under attack by attack radius, the best attacked model of each group."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +15,7 @@ from smoothadv.analysis.tables import FORMATS
 from smoothadv.errors import UserError
 
 exhaustive = settings(deadline=None, derandomize=True, max_examples=100)
-KEYS = ["group", "radius", "empirical_accuracy", "model", "models", "examples"]
+KEYS = ["group", "radius", "empirical_accuracy", "model", "models", "attacks", "examples"]
 
 
 def log(name: str, predictions: str, group: str = "", **values) -> Log:
@@ -42,18 +43,50 @@ def rows_of(logs: list[Log], **options) -> list[list]:
 
 def test_best_model_at_each_attack_radius_with_abstentions_wrong():
     assert rows_of([FAR, WEAK, STRONG, CLEAN]) == [
-        ["all", 0.0, 1.0, "clean", 1, 4],
-        ["all", 0.25, 0.75, "strong", 2, 4],
-        ["all", 1.0, 0.25, "far", 1, 4],
+        ["all", 0.0, 1.0, "clean", 1, 1, 4],
+        ["all", 0.25, 0.75, "strong", 2, 1, 4],
+        ["all", 1.0, 0.25, "far", 1, 1, 4],
     ]
 
 
 def test_attack_of_radius_zero_is_like_no_attack():
-    assert rows_of([CLEAN, attacked("zero", "RRRA", 0.0)]) == [["all", 0.0, 1.0, "clean", 2, 4]]
+    assert rows_of([CLEAN, attacked("zero", "RRRA", 0.0)]) == [["all", 0.0, 1.0, "clean", 2, 1, 4]]
 
 
 def test_equal_models_are_told_by_the_first():
     assert rows_of([WEAK, attacked("other", "WARR", 0.25)])[0][3] == "weak"
+
+
+def at(path: str, predictions: str, epsilon: float = 0.25, **values) -> Log:
+    """A prediction log in the released layout, whose folders tell the attack."""
+    return replace(attacked(path, predictions, epsilon, **values), path=Path(path))
+
+
+def test_the_strongest_attack_on_a_model_counts_and_then_the_best_model():
+    logs = [
+        at("one/N1000/PGD_0.250/num_1/predictions", "RRRR", N=1000),
+        at("one/N1000/PGD_0.250/num_128/predictions", "RWWW", N=1000),
+        at("two/N1000/PGD_0.250/base/predictions", "RRRW", N=1000),
+        at("two/N1000/PGD_0.250/num_8/predictions", "RRWW", N=1000),
+    ]
+    assert rows_of(logs) == [["all", 0.25, 0.5, "two/N1000/PGD_0.250/num_8/predictions", 2, 2, 4]]
+
+
+def test_fewer_draws_are_no_attack():
+    """They abstain more often: of one model the logs with the largest n count."""
+    logs = [at(f"one/N{n}/PGD_0.250/num_8/predictions", text, N=n) for n, text in [(100, "AAAR"), (10_000, "RRRW")]]
+    assert [row[2:6] for row in rows_of(logs)] == [[0.75, "one/N10000/PGD_0.250/num_8/predictions", 1, 1]]
+
+
+def test_checkpoints_tell_models_apart_where_manifests_name_them():
+    def of(checkpoint: str, name: str, predictions: str) -> Log:
+        manifest = {"settings": {"checkpoint_sha256": checkpoint}}
+        return replace(
+            attacked(name, predictions, 0.25), parameters=Parameters({"epsilon": 0.25, "sigma": 0.5}, {}, manifest)
+        )
+
+    rows = rows_of([of("a", "a1", "RRRR"), of("a", "a2", "RWWW"), of("b", "b1", "RRWW")])
+    assert rows == [["all", 0.25, 0.5, "b1", 2, 1, 4]]
 
 
 def test_attack_of_unknown_radius_is_refused_by_the_log():
@@ -102,5 +135,5 @@ def test_curve_is_that_of_plain_loops(facts):
     for radius in sorted({eps or 0.0 for eps, _ in facts}):
         shares = {str(k): text.count("R") / len(text) for k, (eps, text) in enumerate(facts) if (eps or 0.0) == radius}
         best = next(name for name in shares if shares[name] == max(shares.values()))
-        expected.append(["all", radius, pytest.approx(shares[best]), best, len(shares), len(facts[int(best)][1])])
+        expected.append(["all", radius, pytest.approx(shares[best]), best, len(shares), 1, len(facts[int(best)][1])])
     assert rows_of(logs) == expected

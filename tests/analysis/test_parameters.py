@@ -67,7 +67,7 @@ CERTIFICATION_PATHS = {
     },
     "sigma_0.12": {"sigma": 0.12, **PUBLISHED},
     "mine/cifar_resnet20/noise_0.5_seed_3/sigma_0.25.tsv": {
-        **{"dataset": "cifar10", "arch": "cifar_resnet20", "noise": 0.5, "sigma": 0.25, "training": "Gaussian"},
+        **{"arch": "cifar_resnet20", "noise": 0.5, "sigma": 0.25, "training": "Gaussian"},
         **PUBLISHED,
     },
     "cifar10_sigma_0.5_alpha_0.01": {"sigma": 0.5, "N": 100_000, "alpha": 0.01},

@@ -255,16 +255,37 @@ def test_parameters_say_where_each_is_from(analyze):
     assert "| 100,000 |" in analyze("parameters", "ours").out
 
 
-def test_empirical_takes_the_best_model_at_each_attack_radius(analyze):
+def test_empirical_takes_the_strongest_attack_at_each_attack_radius(analyze):
     found = records(analyze("empirical", "attacked", "--format", "json"))
     facts = [(row["group"], row["radius"], row["empirical_accuracy"], row["models"]) for row in found]
-    assert facts == [("attacked", 0.25, 0.6, 2), ("attacked", 0.5, 0.2, 1)]
+    assert facts == [("attacked", 0.25, 0.4, 1), ("attacked", 0.5, 0.2, 1)]
     by_m = records(analyze("empirical", "attacked", "--group-by", "num_noise_vec", "--format", "json"))
     assert [(row["group"], row["empirical_accuracy"]) for row in by_m] == [
         ("m = 1", 0.6),
         ("m = 1", 0.2),
         ("m = 8", 0.4),
     ]
+
+
+def test_a_log_is_never_written_over(analyze):
+    """As where an -o is followed by what was meant as another log."""
+    (log,) = [path for path in Path("cohen").rglob("*") if path.is_file()][:1]
+    before = log.read_bytes()
+    outcome = analyze("summary", "cohen", "-o", log)
+    assert outcome.code == 1 and f"{log} is a log, so it is not overwritten" in outcome.err
+    assert log.read_bytes() == before
+
+
+def test_conditions_add_up_however_they_are_given(analyze):
+    once = analyze("parameters", "cohen", "ours", "--where", "sigma=0.5", "split=test", "--format", "csv")
+    twice = analyze("parameters", "cohen", "ours", "--where", "sigma=0.5", "--where", "split=test", "--format", "csv")
+    assert once == twice
+    assert analyze("parameters", "cohen", "ours", "--where", "sigma=0.5", "--where", "sigma=0.25").code == 1
+
+
+def test_table_is_written_to_every_file_in_the_format_of_its_ending(analyze):
+    assert analyze("summary", "cohen", "-o", "a.md", "-o", "a.csv").code == 0
+    assert Path("a.md").read_text().startswith("|") and Path("a.csv").read_text().startswith("log,")
 
 
 USAGE = [

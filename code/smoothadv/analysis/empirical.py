@@ -1,4 +1,4 @@
-"""empirical: accuracy under attack from prediction logs, per group and attack radius the best attacked model."""
+"""empirical: accuracy under attack from prediction logs: the strongest attack on each model, the best model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from smoothadv.analysis import ANALYSES
 from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.parameters import path_without_attack
 from smoothadv.analysis.quantities import empirical_accuracy
 from smoothadv.analysis.radii import radius_column
 from smoothadv.analysis.selection import groups_of, hyper_parameter
@@ -19,7 +20,7 @@ from smoothadv.settings import setting
 @ANALYSES.register("empirical")
 @dataclass(frozen=True)
 class Empirical:
-    """a row per group: accuracy under attack at each attack radius, of the best of its attacked models"""
+    """a row per group: accuracy under the strongest attack at each radius, of the best of its attacked models"""
 
     kinds: ClassVar[tuple[str, ...]] = ("prediction",)
     group_by: list[str] | None = setting(
@@ -38,41 +39,67 @@ class Empirical:
             Column("empirical_accuracy", "empirical accuracy", "fraction"),
             Column("model", "model", "text"),
             Column("models", "models", "count"),
+            Column("attacks", "attacks on it", "count"),
             Column("examples", "examples", "count"),
         ]
         rows = [
-            [name, radius, empirical_accuracy(best.table), best.name, models, len(best.table)]
+            [name, radius, empirical_accuracy(best.log.table), best.log.name, best.models, best.attacks]
+            + [len(best.log.table)]
             for name, curve in curves.items()
-            for radius, (best, models) in curve.items()
+            for radius, best in curve.items()
         ]
         return Table(columns, rows, _for_people(curves))
 
 
-def empirical_curve(logs: Sequence[Log]) -> dict[float, tuple[Log, int]]:
-    """Per attack radius, ascending, the log with the largest accuracy and the number of logs there.
+@dataclass(frozen=True)
+class Attacked:
+    """The most accurate of ``models`` at an attack radius, under the strongest of ``attacks`` on it."""
 
-    A log without an attack counts at radius 0. UserError where an attack's radius is unknown.
+    log: Log
+    models: int
+    attacks: int
+
+
+def empirical_curve(logs: Sequence[Log]) -> dict[float, Attacked]:
+    """Per attack radius, ascending, the largest accuracy over models of the smallest over attacks on the model.
+
+    Of one model only the logs with its largest n count, since fewer draws abstain more often, which is no
+    attack. A log without an attack counts at radius 0. UserError where an attack's radius is unknown.
     """
-    at_radius: dict[float, list[Log]] = {}
+    at_radius: dict[float, dict[tuple, list[Log]]] = {}
     for log in logs:
         radius = log.parameters.get("epsilon")
         if radius is None and log.parameters.get("attack") is not None:
             raise UserError(f"{log.path} was made under an attack of unknown radius: neither manifest nor path says it")
-        at_radius.setdefault(float(radius or 0.0), []).append(log)
-    return {
-        radius: (max(at_radius[radius], key=lambda log: empirical_accuracy(log.table)), len(at_radius[radius]))
-        for radius in sorted(at_radius)
-    }
+        at_radius.setdefault(float(radius or 0.0), {}).setdefault(model_of(log), []).append(log)
+    return {radius: _most_accurate(list(at_radius[radius].values())) for radius in sorted(at_radius)}
 
 
-def _for_people(curves: dict[str, dict[float, tuple[Log, int]]]) -> Table:
+def model_of(log: Log) -> tuple:
+    """What tells attacked models apart: the checkpoint, or the part of the path that does not describe the attack."""
+    settings = (log.parameters.manifest or {}).get("settings", {})
+    known = settings.get("checkpoint_sha256")
+    return (str(known), log.parameters.get("sigma")) if known else path_without_attack(log.path)
+
+
+def _most_accurate(models: list[list[Log]]) -> Attacked:
+    strongest = []
+    for logs in models:
+        draws = max(float(log.parameters.get("N") or 0) for log in logs)
+        precise = [log for log in logs if float(log.parameters.get("N") or 0) == draws]
+        attacked = min(precise, key=lambda log: empirical_accuracy(log.table))
+        strongest.append(Attacked(attacked, len(models), len(precise)))
+    return max(strongest, key=lambda attacked: empirical_accuracy(attacked.log.table))
+
+
+def _for_people(curves: dict[str, dict[float, Attacked]]) -> Table:
     radii = sorted({radius for curve in curves.values() for radius in curve})
     columns = [Column("group", "attack radius (l2)", "text")]
     for radius in radii:
         column = radius_column(radius)
         columns.append(Column(column.key, column.title, "percent"))
     rows = [
-        [name, *(empirical_accuracy(curve[radius][0].table) if radius in curve else None for radius in radii)]
+        [name, *(empirical_accuracy(curve[radius].log.table) if radius in curve else None for radius in radii)]
         for name, curve in curves.items()
     ]
     return Table(columns, rows)

@@ -137,7 +137,15 @@ def _find_in(place: str, group: str) -> list[_Found]:
 
 
 def _files_below(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.rglob("*")) if path.is_file() and not is_manifest(path)]
+    """All files that are not hidden, through links too, each folder once."""
+    files, visited = [], set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        folders[:] = [] if real in visited else [name for name in folders if not name.startswith(".")]
+        if real not in visited:
+            files += [Path(place, name) for name in names if not name.startswith(".")]
+        visited.add(real)
+    return sorted(path for path in files if path.is_file() and not is_manifest(path))
 
 
 def _folder_name(argument: str) -> str:
@@ -160,7 +168,10 @@ def _read_one(entry: _Found, kinds: set[str], stated: dict[str, Value], logs: Lo
     if kind == "prediction":
         parameters = prediction_parameters(entry.path, stated)
         table = read_prediction_log(entry.path)
-        logs.prediction.append(_log(entry, table, parameters, table.attrs["notes"]))
+        notes = table.attrs["notes"]
+        if parameters.manifest is None and parameters.get("attack") is None:
+            notes = [*notes, "its path names no attack: it is taken for predictions on clean images"]
+        logs.prediction.append(_log(entry, table, parameters, notes))
     elif kind == "training":
         table = read_training_log(entry.path)
         logs.training.append(_log(entry, table, Parameters(), table.attrs["notes"]))

@@ -198,7 +198,7 @@ def _one(name: str, convert: Callable[[str], Value]) -> Callable[[re.Match[str]]
 
 _SHARED_PARTS = [
     (r"^(cifar10|imagenet32|imagenet|digits)$", _one("dataset", str)),
-    (r"^(?:predict_)?(cifar|imagenet)(?:_|$)", lambda m: {"dataset": {"cifar": "cifar10"}.get(m[1], m[1])}),
+    (r"^predict_(cifar|imagenet)_", lambda m: {"dataset": {"cifar": "cifar10"}.get(m[1], m[1])}),
     (r"^((?:cifar_|digits_|imagenet32_)?resnet\d+)$", _one("arch", str)),
     (r"(?:^|_)sigma_(\d+(?:\.\d+)?)(?![\deE]|\.\d)", _one("sigma", _number)),
     (r"(?:^|_)alpha_(\d*\.\d+)", _one("alpha", _number)),
@@ -223,10 +223,22 @@ _PREDICTION_PARTS = [
     (r"^(PGD|DDN)_(\d+\.\d+)$", lambda m: {"attack": m[1], "epsilon": float(m[2])}),
     # What the released predict.py itself writes counts in 1/256.
     (
+        r"^(PGD|DDN)_(\d+(?:\.\d+)?)_base$",
+        lambda m: {"attack": m[1], "epsilon": float(m[2]) / 256, "gradient": "base classifier"},
+    ),
+    (
         r"^(PGD|DDN)_(\d+(?:\.\d+)?)_noise_[\d.]+_mtest_(\d+)$",
         lambda m: {"attack": m[1], "epsilon": float(m[2]) / 256, "num_noise_vec": int(m[3])},
     ),
 ]
+
+
+_OF_ATTACKS = re.compile(r"(?:PGD|DDN)_\d.*|num_\d+|base|N_?\d+.*|predictions")
+
+
+def path_without_attack(path: Path) -> tuple[str, ...]:
+    """The parts of a prediction log's path that do not say how it was attacked: they tell models apart."""
+    return tuple(part for part in path.parts if not _OF_ATTACKS.fullmatch(part.removesuffix(".tsv")))
 
 
 def _training(values: dict[str, Value], sources: dict[str, str]) -> dict[str, Value]:

@@ -27,6 +27,10 @@ class CertifiedAccuracyPlot(Norm):
         None, parse=probability, help="LEVEL of bootstrap bands over examples, like 0.95 (default: no bands)"
     )
 
+    def __post_init__(self) -> None:
+        if self.confidence is not None and self.high_probability is not None:
+            raise ValueError("--confidence and --high-probability are of different kinds of chance: give one of them")
+
     def __call__(self, logs: Logs) -> Figure:
         figure, (axes,) = new_figure()
         largest, lines = 0.0, []

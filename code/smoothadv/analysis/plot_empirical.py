@@ -50,7 +50,7 @@ class EmpiricalPlot:
         colours = {name: look["color"] for name, look in zip(certified, lines)} if len(certified) > 1 else {}
         for (name, curve), look in zip(curves.items(), lines[len(certified) :]):
             look = {**look, "color": colours.get(name, look["color"]), "linewidth": 1.2}
-            shares = [100 * empirical_accuracy(log.table) for log, _ in curve.values()]
+            shares = [100 * empirical_accuracy(best.log.table) for best in curve.values()]
             label = "under attack" if name == "all" else f"{name}, under attack" if not self.group_by else name
             drawn += axes.plot(list(curve), shares, label=label, linestyle="--", **look)
         accuracy_axes(axes, r"$\ell_2$ radius (images in [0, 1])", "accuracy (%)", 1.02 * largest or 1.0)

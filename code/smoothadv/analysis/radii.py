@@ -89,7 +89,7 @@ class Norm:
     def axis_title(self) -> str:
         """The same for an axis."""
         symbol = r"$\ell_2$" if self.norm == "l2" else r"$\ell_\infty$"
-        return f"{symbol} radius (images in [0, 1])"
+        return f"{symbol} radius (images in [0, 1]){self.heading.partition(' radius')[2]}"
 
 
 @dataclass(frozen=True)

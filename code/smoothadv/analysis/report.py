@@ -95,12 +95,12 @@ class Report(AtRadii):
         shared = {"norm": self.norm, "high_probability": self.high_probability}
         parts = []
         if len(logs.certification) <= _MOST_CURVES:
-            confidence = 0.95 if len(logs.certification) <= 4 else None
+            confidence = 0.95 if len(logs.certification) <= 4 and self.high_probability is None else None
             figure = CertifiedAccuracyPlot(confidence=confidence, **shared)(logs)
             bands = "; bands: 95 % bootstrap intervals over examples" if confidence else ""
             parts.append(_figure(f"Certified accuracy of each log{bands}", figure))
         parts.append(_table("All logs", Summary(radii=self.radii, **shared)(logs)))
-        if len(logs.certification) == 2:
+        if len(logs.certification) == 2 and self.high_probability is None:
             parts.extend(self._comparison(logs))
         return Section(
             "Certified accuracy",

@@ -14,6 +14,8 @@ from smoothadv.analysis.parameters import FIELDS, Value, display
 from smoothadv.analysis.quantities import clean_accuracy
 from smoothadv.errors import UserError
 
+_FEWEST_TO_RECOGNISE = 20  # fewer rows may be equal by chance
+
 
 def one_of(names: Iterable[str]) -> Callable[[str], str]:
     """An argparse type: one of ``names``."""
@@ -71,6 +73,9 @@ def doubts(logs: Logs) -> list[str]:
         sizes = sorted({len(log.table) for log in logs.certification})
         counts = f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}"
         said.append(f"the logs are not all on the same test images ({counts} examples): they differ by chance too")
+    if len(logs.prediction) > 1 and different_examples(logs.prediction):
+        said.append("the prediction logs are not all on the same test images: they differ by chance too")
+    said += _copies(logs.certification)
     for name in ("dataset", "alpha"):
         values = {log.parameters.get(name) for log in logs.certification} - {None}
         if len(values) > 1:
@@ -82,6 +87,20 @@ def doubts(logs: Logs) -> list[str]:
     for note, some in noted.items():
         more = f" and {len(some) - 1} more" if len(some) > 1 else ""
         said.append(f"{some[0].path}{more}: {note}")
+    return said
+
+
+def _copies(logs: Sequence[Log]) -> list[str]:
+    """A sentence for each file whose rows another one in its group holds too: it would count as another model."""
+    seen: dict[tuple, Log] = {}
+    said = []
+    for log in logs:
+        if len(log.table) < _FEWEST_TO_RECOGNISE:
+            continue
+        arrays = (log.table[name].to_numpy().tobytes() for name in ("idx", "predict", "radius"))
+        first = seen.setdefault((log.group, *arrays), log)
+        if first is not log:
+            said.append(f"{first.path} and {log.path} hold the same rows: one model is counted twice")
     return said
 
 

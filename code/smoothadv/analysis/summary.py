@@ -19,7 +19,7 @@ class Summary(AtRadii):
     def __call__(self, logs: Logs) -> Table:
         radii = self.chosen_radii(logs.certification)
         columns = [
-            Column("log", "log" if self.norm == "l2" else "log (l_inf radii)", "text"),
+            Column("log", "log" if self.heading == "l2 radius" else f"log (at {self.heading})", "text"),
             Column("examples", "examples", "count"),
             Column("clean_accuracy", "clean accuracy", "fraction"),
             Column("average_certified_radius", "average certified radius (l2)", "number"),

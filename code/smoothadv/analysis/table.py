@@ -21,6 +21,10 @@ class CertifiedAccuracyTable(AtRadii):
         None, parse=probability, help="LEVEL of bootstrap intervals over examples, like 0.95 (default: no intervals)"
     )
 
+    def __post_init__(self) -> None:
+        if self.confidence is not None and self.high_probability is not None:
+            raise ValueError("--confidence and --high-probability are of different kinds of chance: give one of them")
+
     def __call__(self, logs: Logs) -> Table:
         radii = self.radii or [0.0, *self.chosen_radii(logs.certification)]
         accuracies = {log.name: self.accuracies(log, radii) for log in logs.certification}

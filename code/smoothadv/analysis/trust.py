@@ -134,7 +134,7 @@ def _check_cap(path: Path, table: pd.DataFrame, cap: float, given: str) -> None:
         if radius > cap + _half_unit(radius):
             raise UserError(
                 f"{path} holds a radius that cannot be certified, first at idx {idx}: {radius:g} is above {cap:.6g}, "
-                f"the largest for {given}; --sigma, --n and --alpha state others"
+                f"the largest for {given}; --sigma, --N and --alpha state others"
             )
 
 

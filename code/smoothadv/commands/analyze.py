@@ -16,6 +16,8 @@ from smoothadv.analysis.selection import doubts, restrict
 from smoothadv.analysis.tables import FORMATS, Table
 from smoothadv.commands.components import add_settings, compose, warn
 from smoothadv.commands.runner import Parser, run
+from smoothadv.errors import UserError
+from smoothadv.readers import kind_of_log
 from smoothadv.records import write_atomically, write_text
 from smoothadv.settings import non_negative_int, positive_int, positive_noise_level, probability, settings_of
 
@@ -53,9 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
             "--output",
             metavar="FILE",
             type=Path,
-            nargs="+",
+            action="append",
             default=[],
-            help="file to write, of a table any number (default: standard output for tables)",
+            help="file to write; of a table several -o FILE (default: standard output for tables)",
         )
         output.add_argument(
             "--format", choices=list(FORMATS), help="of a table (default: markdown, or what FILE's ending says)"
@@ -67,7 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
             help="decimals of percentages in markdown and latex (default: 1)",
         )
         add_settings(command.add_argument_group(name), settings_of(ANALYSES[name]))
-    return run(parser, lambda options: _analyze(parser, options), arguments)
+        command.set_defaults(parser=command)
+    return run(parser, lambda options: _analyze(options.parser, options), arguments)
 
 
 def _add_input(command: Parser) -> None:
@@ -82,6 +85,7 @@ def _add_input(command: Parser) -> None:
         "--where",
         type=_condition,
         nargs="+",
+        action="extend",
         default=[],
         metavar="FIELD=VALUE",
         help=f"use only logs with these hyper-parameters ({', '.join(FIELDS)})",
@@ -117,6 +121,9 @@ def _analyze(parser: Parser, options: argparse.Namespace) -> None:
 
 def _check_output(parser: Parser, options: argparse.Namespace, makes: str) -> None:
     """A usage error, before anything is read, where the options do not fit what the analysis makes."""
+    for path in options.output:
+        if kind_of_log(path):
+            raise UserError(f"{path} is a log, so it is not overwritten: name another file after -o")
     if makes == "table":
         return
     for flag, given in (("--format", options.format), ("--decimals", options.decimals)):
