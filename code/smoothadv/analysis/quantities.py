@@ -66,7 +66,7 @@ def bootstrap_interval(accuracies: np.ndarray, examples: int, confidence: float)
 
     A resampled share is Binomial(examples, share) / examples exactly, so its quantiles need no resampling
     (Efron, 1979). What varies is the choice of test images, one radius at a time; the certification's own
-    error probability alpha is not in it.
+    error probability alpha is not in it. Where none or all of the examples count, the interval has no width.
     """
     tail = (1 - confidence) / 2
     lower, upper = (stats.binom.ppf(q, examples, accuracies) / examples for q in (tail, 1 - tail))
