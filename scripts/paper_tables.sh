@@ -28,7 +28,7 @@ exec 3>&1 # what is missing is told even where the analysis's own words are not 
 
 # analyze NAME ARGUMENTS...: runs the analysis on those groups whose logs are there; fails if none are.
 analyze() {
-    local name=$1 argument options=() groups=0
+    local name=$1 argument options=() groups=0 present=""
     shift
     for argument in "$@"; do
         # Unquoted, so that a pattern in the path is matched.
@@ -37,11 +37,23 @@ analyze() {
             echo "   not there: ${argument#*=}" >&3
             continue
         fi
-        [[ $argument == *=data* ]] && groups=$((groups + 1))
+        if [[ $argument == *=data* ]]; then
+            groups=$((groups + 1))
+            present+="<${argument%%=*}>"
+        elif [[ $argument == --baseline || $argument == --split-baseline || $argument == Cohen ]] \
+            && [[ $present != *"<Cohen>"* ]]; then
+            continue # the only baseline here; without its logs the figure is made of the others
+        fi
         options+=("$argument")
     done
     [ "$groups" -gt 0 ] || return 1
-    python "$clone/code/analyze.py" "$name" "${options[@]}" 2>>"$out/warnings.txt"
+    local said status=0
+    said=$(mktemp)
+    python "$clone/code/analyze.py" "$name" "${options[@]}" 2>"$said" || status=$?
+    grep '^error: ' "$said" | sed 's/^/   /' >&3 || true
+    grep -v '^error: ' "$said" >>"$out/warnings.txt" || true
+    rm -f "$said"
+    return "$status"
 }
 
 table() {
