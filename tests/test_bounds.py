@@ -1,12 +1,11 @@
 """Bounds, radii and tests of counts: against tabulated values, exact sums and 60-digit arithmetic.
 
-mpmath comes with torch, through sympy.
+What noise at a distance from a Gaussian changes is tested in test_bounds_noise_distance.py.
 """
 
 import math
 from fractions import Fraction
 
-import mpmath
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -22,6 +21,7 @@ from smoothadv.bounds import (
     minimum_trials_to_predict,
     vote_is_significant,
 )
+from support.exact_tails import is_sound_and_tight
 
 exhaustive = settings(deadline=None, derandomize=True, max_examples=300)
 # Not powers of two: there p_lower can be exactly 1/2, and rounding may decide either way.
@@ -179,32 +179,24 @@ def test_failure_bound_stays_a_probability_at_a_tiny_level():
     assert failure_upper_bound(1, 1, 1e-20) <= 1
 
 
-@mpmath.workdps(60)
-def probability_of_at_most(failures: int, trials: int, radius) -> mpmath.mpf:
-    """P[Binomial(trials, q) <= failures] at q = 1 - Phi(radius), by summing until nothing changes 40 digits."""
-    q = mpmath.ncdf(-mpmath.mpf(radius))
-    log_choose = mpmath.loggamma(trials + 1) - mpmath.loggamma(failures + 1) - mpmath.loggamma(trials - failures + 1)
-    term = mpmath.exp(log_choose + failures * mpmath.log(q) + (trials - failures) * mpmath.log1p(-q))
-    total, odds = mpmath.mpf(0), (1 - q) / q
-    for k in range(failures, -1, -1):
-        total += term
-        term *= odds * k / (trials - k + 1)
-        if term < total * mpmath.mpf(10) ** -40:
-            break
-    return total
-
-
-def is_sound_and_tight(radius: float, successes: int, trials: int, alpha: float) -> bool:
-    """Whether radius (sigma = 1) is at most the exact one, at which the tail is alpha, and within 1e-8 of it."""
-    with mpmath.workdps(60):
-        above = mpmath.mpf(radius) + mpmath.mpf("1e-8")
-        tails = (probability_of_at_most(trials - successes, trials, end) for end in (radius, above))
-        return next(tails) <= mpmath.mpf(alpha) < next(tails)
-
-
 @settings(exhaustive, max_examples=150)
 @given(counts(largest=10**5), alphas)
 def test_radius_is_never_above_the_exact_one_and_within_1e8_of_it(count, alpha):
+    radius = certified_radius(*count, 1.0, alpha)
+    assume(radius)
+    assert is_sound_and_tight(radius, *count, alpha)
+
+
+@st.composite
+def many_draws(draw) -> tuple[int, int]:
+    """Successes and trials up to 1e9, with at most a million failures: their tails take a sum over them."""
+    trials = round(10 ** draw(st.floats(5, 9)))
+    return trials - min(trials // 2, round(10 ** draw(st.floats(0, 6))) - 1), trials
+
+
+@settings(exhaustive, max_examples=60)
+@given(many_draws(), alphas)
+def test_radius_of_up_to_a_billion_draws_is_sound_and_tight(count, alpha):
     radius = certified_radius(*count, 1.0, alpha)
     assume(radius)
     assert is_sound_and_tight(radius, *count, alpha)

@@ -26,6 +26,8 @@ ALLOWED = {
     "registry": {"errors"},
     "records": {"", "errors"},
     "readers": {"errors", "records"},
+    "shards": {"errors", "records"},
+    "workers": FOUNDATION,
     "noise": FOUNDATION,
     "certification": FOUNDATION,
     "analysis": FOUNDATION,
@@ -33,14 +35,26 @@ ALLOWED = {
     "architectures": FOUNDATION | {"datasets"},
     "attacks": FOUNDATION | {"noise"},
     "objectives": FOUNDATION | {"attacks", "noise"},
-    "core": FOUNDATION | {"certification", "noise"},
-    "evaluation": FOUNDATION | {"core", "datasets", "noise"},
+    "voting": FOUNDATION | {"certification", "noise"},
+    "core": FOUNDATION | {"certification", "noise", "voting"},
+    "inference": FOUNDATION | {"architectures"},
+    "evaluation": FOUNDATION | {"datasets", "voting"},
     "checkpoints": FOUNDATION | {"architectures", "datasets"},
     "training": FOUNDATION | {"objectives", "checkpoints", "datasets", "noise"},
     "scripts": {"commands"},
 }
 ALLOWED["commands"] = set(ALLOWED) - {"scripts"}
-WITHOUT_TORCH = {"errors", "settings", "registry", "records", "readers", "bounds", "certification", "analysis"}
+WITHOUT_TORCH = {
+    "errors",
+    "settings",
+    "registry",
+    "records",
+    "readers",
+    "shards",
+    "bounds",
+    "certification",
+    "analysis",
+}
 TORCH = {"torch", "torchvision"}
 
 

@@ -9,6 +9,7 @@ q has not.
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 from scipy import special, stats
 
@@ -65,21 +66,84 @@ def failure_upper_bound(successes: int, trials: int, alpha: float) -> float:
     return q
 
 
-def certified_radius(successes: int, trials: int, sigma: float, alpha: float) -> float | None:
+def certified_radius(
+    successes: int, trials: int, sigma: float, alpha: float, noise_distance: float = 0.0
+) -> float | None:
     """Radius sigma * Phi^-1(p_lower) of Cohen et al., Theorem 1 with p_B = 1 - p_A; None means abstain.
+
+    ``noise_distance`` d >= 0 bounds the total variation distance between the noise that was drawn and N(0, sigma^2 I)
+    on any one image; the radius is then sigma * (Phi^-1(p_lower - d) - Phi^-1(1/2 + d)), since d is lost once at the
+    certified image and once at the other.
 
     Formal guarantee: with probability at least 1 - alpha over the draws, the smoothed classifier returns
     the same class everywhere in the open l2 ball of this radius. The returned float64 is never above
     the exact value (and within 1e-8 sigma of it). Same unit as ``sigma``. Abstains where p_lower < 1/2.
     ValueError on impossible counts, alpha outside (0, 1) or sigma <= 0.
     """
-    if not (sigma > 0 and math.isfinite(sigma)):
-        raise ValueError(f"sigma must be a positive finite number, got {sigma}")
+    check_sigma(sigma)
+    loss = sigma * _distance_quantile(noise_distance)
     q = failure_upper_bound(successes, trials, alpha)
+    if noise_distance:
+        q = min(1.0, (q + noise_distance) * (1 + 1e-15))
     if q > 0.5:
         return None
     # ndtri is accurate to a few units in the last place; the factor keeps those below the exact value.
-    return max(0.0, -sigma * float(special.ndtri(q)) * (1 - 2e-15))
+    radius = -sigma * float(special.ndtri(q)) * (1 - 2e-15) - loss
+    if noise_distance and radius <= 0:
+        return None
+    return max(0.0, radius)
+
+
+def check_sigma(sigma: float) -> None:
+    """ValueError unless sigma is a positive finite number."""
+    if not (sigma > 0 and math.isfinite(sigma)):
+        raise ValueError(f"sigma must be a positive finite number, got {sigma}")
+
+
+def _distance_quantile(distance: float) -> float:
+    """Phi^-1(1/2 + distance), never below it, for a small distance."""
+    # Phi^-1 is convex above 1/2, where it starts with slope sqrt(2 pi): 1 % covers its bend up to a distance of 0.05.
+    if not 0 <= distance <= 0.05:
+        raise ValueError(f"a total variation distance must lie in 0..0.05 to certify anything, got {distance}")
+    return math.sqrt(2 * math.pi) * distance * 1.01
+
+
+def radius_probability(radius: float, sigma: float, noise_distance: float = 0.0) -> float:
+    """Phi(radius / sigma), never below it: the largest p_A with which ``radius`` is not certified.
+
+    If the smoothed classifier is not constant on the open ball of this radius, then p_A is at most this (Cohen et
+    al., Theorem 1, read backwards). With noise at total variation distance d from the Gaussian it is
+    Phi(radius / sigma + Phi^-1(1/2 + d)) + d. In [1/2, 1].
+    """
+    check_sigma(sigma)
+    z = radius / sigma * (1 + 1e-15) + _distance_quantile(noise_distance)
+    # Through the upper tail, which keeps its digits where p is near 1.
+    q = float(special.ndtr(-z)) * (1 - 1e-13) - noise_distance
+    return min(1.0, math.nextafter(1.0 - max(0.0, q), 2.0))
+
+
+def minimum_successes_to_certify(trials: int, alpha: float, noise_distance: float = 0.0) -> int:
+    """The fewest successes among ``trials`` that certify anything; ``trials`` + 1 if none do.
+
+    50,490 of 100,000 at alpha = 0.001 (Cohen et al., section 3.2.2).
+    """
+    low, high = 0, trials + 1
+    while low < high:
+        middle = (low + high) // 2
+        if certified_radius(middle, trials, 1.0, alpha, noise_distance) is None:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def squared_grey_radius(radius: float) -> int:
+    """The largest integer m that is certain to lie below (255 * radius)^2; 0, the image itself, at radius 0.
+
+    An 8-bit image X' with sum((X' - X)^2) <= m, in grey levels 0..255, then lies in the open ball of ``radius`` around
+    X on the scale [0, 1]: no rounding of a norm is left to whoever checks it.
+    """
+    return math.floor(Fraction(255) ** 2 * Fraction(radius) ** 2 * (1 - Fraction(1, 10**12)))
 
 
 def maximum_radius(trials: int, sigma: float, alpha: float) -> float:

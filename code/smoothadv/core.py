@@ -1,18 +1,23 @@
 """Smooth: a base classifier under Gaussian noise, its predictions and its certificates.
 
-This module owns the sampling; what the counts mean is decided in ``certification`` and ``bounds``.
+What the counts mean is decided in ``certification`` and ``bounds``; how votes are counted, in ``voting``.
 """
 
 from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
 
 import numpy as np
 import torch
 
 from smoothadv.bounds import check_alpha
-from smoothadv.certification import ABSTAIN, PROCEDURES, Certificate
-from smoothadv.certification.prediction import predict_from_votes
-from smoothadv.errors import NonFiniteError
-from smoothadv.noise import GaussianNoise, NoiseStream, derive_generator
+from smoothadv.certification import ABSTAIN, PROCEDURES, Certificate, Draws, Procedure, Smoothing
+from smoothadv.certification.prediction import predict
+from smoothadv.noise import GaussianNoise, NoiseStream
+from smoothadv.voting import Poll, VoteCounter
+
+_NO_LABEL = -2
 
 
 class Smooth:
@@ -55,17 +60,16 @@ class Smooth:
         *,
         stream: NoiseStream | None = None,
         method: str = "exact",
+        **settings: Any,
     ) -> Certificate:
-        """As ``certify``, with the counts behind the statement; ``method`` names a certification procedure."""
-        if n0 < 1 or n < 1 or batch_size < 1:
-            raise ValueError(f"n0, n and batch_size must be at least 1, got {n0}, {n} and {batch_size}")
-        check_alpha(alpha)
+        """As ``certify``, with the counts behind the statement.
+
+        ``method`` names a certification procedure, ``settings`` are its own; of several sizes n is the largest.
+        """
         stream = stream or self._fresh_stream(x)
-
-        def count_votes(*sizes: int) -> np.ndarray:
-            return self.count_votes(x, sizes, batch_size, stream)
-
-        return PROCEDURES[method](count_votes, sigma=self.sigma, n0=n0, n=n, alpha=alpha)
+        distance = stream.noise.distance(x.numel())
+        procedure: Procedure = PROCEDURES[method](Smoothing(self.sigma, n0, n, alpha, distance), **settings)
+        return self._run(x, procedure.votes(_NO_LABEL), min(batch_size, max(n0, n)), stream)
 
     def predict(
         self, x: torch.Tensor, n: int, alpha: float, batch_size: int, *, stream: NoiseStream | None = None
@@ -74,49 +78,33 @@ class Smooth:
 
         Wrong with probability at most ``alpha``: the guarantee of ``certification.prediction``.
         """
-        if n < 1 or batch_size < 1:
-            raise ValueError(f"n and batch_size must be at least 1, got {n} and {batch_size}")
+        if n < 1:
+            raise ValueError(f"n must be at least 1, got {n}")
         check_alpha(alpha)
-        votes = self.count_votes(x, (n,), batch_size, stream or self._fresh_stream(x))
-        return predict_from_votes(votes[0], alpha)
+        return self._run(x, predict(n, alpha), min(batch_size, n), stream or self._fresh_stream(x))
 
-    @torch.inference_mode()
     def count_votes(self, x: torch.Tensor, sizes: tuple[int, ...], batch_size: int, stream: NoiseStream) -> np.ndarray:
         """Votes of the base classifier on fresh noisy copies of ``x`` [C, H, W]: int64 [len(sizes), num_classes].
 
-        Row i holds sizes[i] votes. Everything stays on the stream's device until one transfer at the end.
-        NonFiniteError if a logit is NaN or infinite; ValueError if the classifier's number of classes
-        is not num_classes.
+        Row i holds sizes[i] votes. NonFiniteError if a logit is NaN or infinite; ValueError if the classifier's
+        number of classes is not num_classes.
         """
+
+        def ask() -> Generator[Draws, np.ndarray, np.ndarray]:
+            rows = []
+            for size in sizes:
+                rows.append((yield Draws(size)))
+            return np.stack(rows)
+
+        return self._run(x, ask(), batch_size, stream)
+
+    def _run(self, x: torch.Tensor, voting: Generator, batch_size: int, stream: NoiseStream) -> Any:
         if isinstance(self.base_classifier, torch.nn.Module):
             self.base_classifier.eval()
-        x = x.to(stream.generator.device)
-        # One bin more than classes: it counts the outputs that are no vote because a logit is not finite.
-        counts = torch.zeros((len(sizes), self.num_classes + 1), dtype=torch.int64, device=x.device)
-        for row, size in zip(counts, sizes):
-            for start in range(0, size, batch_size):
-                noise = stream.draw(min(batch_size, size - start), x)
-                votes = self._votes(noise.add_(x))
-                # Not bincount: on CUDA it waits for the device.
-                row.scatter_add_(0, votes, torch.ones_like(votes))
-        counts = counts.cpu().numpy()
-        if counts[:, -1].any():
-            raise NonFiniteError(
-                f"the base classifier returned logits that are not finite for {counts[:, -1].sum()} "
-                f"of {sum(sizes)} noisy images: its weights are broken or training diverged"
-            )
-        return counts[:, :-1]
-
-    def _votes(self, noisy_images: torch.Tensor) -> torch.Tensor:
-        """The class of each noisy image [B, C, H, W], or num_classes where a logit is not finite: int64 [B]."""
-        logits = self.base_classifier(noisy_images)
-        if logits.shape != (len(noisy_images), self.num_classes):
-            raise ValueError(
-                f"the base classifier returned shape {tuple(logits.shape)} for {len(noisy_images)} images "
-                f"and {self.num_classes} classes"
-            )
-        return logits.argmax(1).where(logits.isfinite().all(1), self.num_classes)
+        counter = VoteCounter(self.base_classifier, self.num_classes, batch_size, stream.device)
+        (result,) = counter.run([Poll(x, stream, voting)])
+        return result.outcome
 
     def _fresh_stream(self, x: torch.Tensor) -> NoiseStream:
-        key = int(torch.randint(2**62, (1,)))
-        return NoiseStream(self.sigma, derive_generator(x.device, key))
+        seed = int(torch.randint(2**62, (1,)))
+        return GaussianNoise(self.sigma, seed).stream(0, x.device)

@@ -23,6 +23,7 @@ _WHOLE = re.compile("[-+]?[0-9]{1,18}")
 # No part can match what its neighbour can: else a field of 100,000 digits would take minutes to refuse.
 _REAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4})?|nan|[-+]?inf")
 _CERTIFICATION = ("idx", "label", "predict", "radius", "correct")
+_OPTIONAL = (("successes", "trials"), ("samples", "level", "looks"), ("label_aware",))
 _PREDICTION = ("idx", "label", "predict", "correct")
 _OF_OTHER_THINGS = {".png", ".pdf", ".svg", ".html", ".tex", ".md", ".csv", ".json"}
 # The released training logs spell these in several ways and orders; a suffix says what the released unit is.
@@ -62,18 +63,22 @@ def resembles_log(path: Path) -> bool:
 def read_certification_log(path: Path) -> Any:
     """A certification log: columns idx, label, predict, correct (int64) and radius (float64), sorted by idx.
 
-    Columns successes and trials (int64) follow where the log has both. UserError unless there are rows and
-    every one is consistent: finite radii >= 0, one row per idx, ``correct`` equal to (predict == label),
-    abstentions (predict -1) with radius 0. A running total of hits in place of ``correct``, and True and
+    Columns successes and trials, those of a procedure on a grid of radii (samples, level, looks) and label_aware, all
+    int64, follow where the log has them. UserError unless there are rows and every one is consistent: finite radii >=
+    0, one row per idx, ``correct`` equal to (predict == label), abstentions (predict -1) with radius 0. A running total of hits in place of ``correct``, and True and
     False for 1 and 0, are noted and understood.
     """
-    columns, notes = _read_examples(path, "certification log", _CERTIFICATION, ("successes", "trials"))
+    columns, notes = _read_examples(path, "certification log", _CERTIFICATION, _OPTIONAL)
     idx, predict, radius = columns["idx"], columns["predict"], columns["radius"]
     _refuse(path, idx, "a radius that is negative or not finite", ~((radius >= 0) & (radius < np.inf)))
     _refuse(path, idx, "an abstention with a radius", (predict == -1) & (radius > 0))
     if "trials" in columns:
-        impossible = (columns["successes"] < 0) | (columns["successes"] > columns["trials"]) | (columns["trials"] < 1)
-        _refuse(path, idx, "successes that are not between 0 and trials, or no trials", impossible)
+        impossible = (
+            (columns["successes"] < 0)
+            | (columns["successes"] > columns["trials"])
+            | ((columns["trials"] < 1) & (predict >= 0))
+        )
+        _refuse(path, idx, "successes that are not between 0 and trials, or a certificate of no trials", impossible)
     return _frame(columns, notes)
 
 
@@ -107,11 +112,11 @@ def read_training_log(path: Path) -> Any:
 
 
 def _read_examples(
-    path: Path, kind: str, required: tuple[str, ...], optional: tuple[str, ...] = ()
+    path: Path, kind: str, required: tuple[str, ...], optional: tuple[tuple[str, ...], ...] = ()
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """The numeric columns of a log with a row per example and notes; all that both kinds of log promise is checked."""
     table = _parse(path, kind, str, required)
-    names = [*required, *(optional if set(table.names).issuperset(optional) else ())]
+    names = [*required, *(name for group in optional if set(table.names).issuperset(group) for name in group)]
     columns = {name: table.real(name) if name == "radius" else table.whole(name) for name in names if name != "correct"}
     idx, label, predict = columns["idx"], columns["label"], columns["predict"]
     columns["correct"] = (predict == label).astype(np.int64)

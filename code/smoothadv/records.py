@@ -7,6 +7,7 @@ dropped when the log is resumed. Beside each log lies a manifest that says what 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import platform
@@ -34,6 +35,7 @@ TRAINING_COLUMNS = ("epoch", "time", "lr", "epsilon", "train_loss", "train_accur
 """epoch counts from 0; time in seconds; accuracies are fractions, of noisy copies classified correctly."""
 
 _MANIFEST = ".manifest.json"
+_SHARDS = ".shards"
 _PACKAGES = ("torch", "torchvision", "numpy", "scipy", "statsmodels", "pandas")
 
 
@@ -45,6 +47,38 @@ def manifest_path(log: Path) -> Path:
 def is_manifest(path: Path) -> bool:
     """Whether the file's name is that of a manifest."""
     return path.name.endswith(_MANIFEST)
+
+
+def shard_folder(log: Path) -> Path:
+    """Where the shards of a log lie until they are merged: a folder beside it."""
+    return log.with_name(log.name + _SHARDS)
+
+
+def is_shard_folder(name: str) -> bool:
+    """Whether a folder's name is that of shards, which are parts of a log and no logs to analyse."""
+    return name.endswith(_SHARDS)
+
+
+def recorded_settings(log: Path) -> dict[str, Any]:
+    """The settings in a log's manifest; empty where there is none that can be read."""
+    try:
+        return read_manifest_file(log)["settings"]
+    except UserError:
+        return {}
+
+
+def read_manifest_file(log: Path) -> dict[str, Any]:
+    """The manifest of a log: {"settings": ..., "runs": [...]}. UserError where it is missing or is something else."""
+    manifest = manifest_path(log)
+    try:
+        content = json.loads(manifest.read_text())
+        if isinstance(content["settings"], dict) and isinstance(content["runs"], list):
+            return content
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise UserError(
+        f"the manifest of {log}, {manifest}, is missing or unreadable, so nothing tells how its rows were made"
+    )
 
 
 def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
@@ -118,6 +152,32 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
+def cache_folder() -> Path:
+    """Where what can be computed again is kept between runs: $SMOOTHADV_CACHE, or the user's cache folder."""
+    explicit, xdg = os.environ.get("SMOOTHADV_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    return Path(explicit) if explicit else Path(xdg or Path.home() / ".cache") / "smoothadv"
+
+
+def read_cached(name: str) -> bytes | None:
+    """What ``write_cached`` put under ``name``; None if nothing is there or the file is not whole."""
+    try:
+        content = (cache_folder() / name).read_bytes()
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
+        return None
+    digest, payload = content[:32], content[32:]
+    return payload if hashlib.sha256(payload).digest() == digest else None
+
+
+def write_cached(name: str, payload: bytes) -> None:
+    """Keep ``payload`` under ``name`` if the cache folder can be written; nothing depends on it."""
+    try:
+        own = cache_folder() / f"{name}.{os.getpid()}"  # several processes may want the same at once
+        write_atomically(own, lambda file: file.write(hashlib.sha256(payload).digest() + payload))
+        os.replace(own, cache_folder() / name)
+    except (OSError, RuntimeError):
+        pass
+
+
 def format_radius(radius: float) -> str:
     """A radius >= 0 with 17 significant digits, rounded towards zero: the printed number is never the larger."""
     digits = Context(prec=17, rounding=ROUND_DOWN).create_decimal(Decimal(radius))
@@ -176,7 +236,7 @@ class ExampleLog:
         if path.exists() and existing == "refuse":
             raise UserError(f"{path} exists already: add --resume to continue it or --overwrite to start it anew")
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)
         try:
             lock(self._file, path)
             if existing == "resume" and path.stat().st_size:
@@ -198,6 +258,12 @@ class ExampleLog:
         self._write(str(row[column]) for column in self.columns)
         self.done.add(int(row["idx"]))
 
+    def amend(self, run: dict[str, Any]) -> None:
+        """Enter what became different about the process that writes, from the next row on."""
+        self._record_run()
+        last = {name: value for name, value in self._manifest["runs"][-1].items() if name != "first_row"}
+        self._unrecorded_run = {**last, **run}
+
     def _record_run(self) -> None:
         """Enter this run in the manifest, once."""
         if self._unrecorded_run is not None:
@@ -206,9 +272,15 @@ class ExampleLog:
             write_json(manifest_path(self.path), self._manifest)
 
     def _write(self, fields: Iterable[str]) -> None:
-        self._file.write(("\t".join(fields) + "\n").encode())
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        whole = os.fstat(self._file.fileno()).st_size
+        try:
+            line = ("\t".join(fields) + "\n").encode()
+            while line:  # a write may take a part and say so
+                line = line[self._file.write(line) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._file.truncate(whole)  # a full disk may have taken half of the row
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def close(self) -> None:
         self._file.close()
@@ -228,19 +300,14 @@ class ExampleLog:
 
     def _check_manifest(self, settings: dict[str, Any]) -> list[dict[str, Any]]:
         """The earlier runs; UserError unless they had equal settings."""
-        manifest = manifest_path(self.path)
         try:
-            content = json.loads(manifest.read_text())
-            before, runs = content["settings"], list(content["runs"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"cannot resume {self.path}: its manifest {manifest} is missing or unreadable, so nothing tells "
-                "how its rows were made; --overwrite starts anew"
-            ) from error
-        difference = differing_fields(before, settings)
+            content = read_manifest_file(self.path)
+        except UserError as error:
+            raise UserError(f"cannot resume {self.path}: {error}; --overwrite starts anew") from error
+        difference = differing_fields(content["settings"], settings)
         if difference:
             raise UserError(f"cannot resume {self.path} with other settings: {difference}; --overwrite starts anew")
-        return runs
+        return content["runs"]
 
     def _recover(self) -> set[int]:
         """Drop a torn last row and return the examples that the log holds."""

@@ -26,7 +26,7 @@ from smoothadv.readers import (
     read_training_log,
     resembles_log,
 )
-from smoothadv.records import is_manifest
+from smoothadv.records import is_manifest, is_shard_folder
 
 Warn = Callable[[str], None]
 
@@ -137,11 +137,15 @@ def _find_in(place: str, group: str) -> list[_Found]:
 
 
 def _files_below(folder: Path) -> list[Path]:
-    """All files that are not hidden, through links too, each folder once."""
+    """All files that are not hidden, through links too, each folder once; shards are no logs yet."""
     files, visited = [], set()
     for place, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(place)
-        folders[:] = [] if real in visited else [name for name in folders if not name.startswith(".")]
+        folders[:] = (
+            []
+            if real in visited
+            else [name for name in folders if not name.startswith(".") and not is_shard_folder(name)]
+        )
         if real not in visited:
             files += [Path(place, name) for name in names if not name.startswith(".")]
         visited.add(real)

@@ -34,13 +34,28 @@ def clean_accuracy(table: pd.DataFrame) -> float:
     return certified_accuracy(table, 0.0)
 
 
+def is_on_grid(table: pd.DataFrame) -> bool:
+    """Whether the radii are the largest of a grid that were certified, and not the largest that could have been."""
+    return "level" in table
+
+
+def is_label_aware(table: pd.DataFrame) -> bool:
+    """Whether images were skipped because the class selected was not the true one: benchmarks only."""
+    return "label_aware" in table
+
+
 def average_certified_radius(table: pd.DataFrame) -> float:
-    """mean(R * [predict = label]) (Zhai et al., 2020): the area under the certified-accuracy curve."""
+    """mean(R * [predict = label]) (Zhai et al., 2020): the area under the certified-accuracy curve.
+
+    Of a log ``is_on_grid``, a lower bound that must be called so.
+    """
     return float((table["radius"].to_numpy() * table["correct"].to_numpy()).mean())
 
 
-def abstention_rate(table: pd.DataFrame) -> float:
-    """The share of examples without a statement (predict = -1)."""
+def abstention_rate(table: pd.DataFrame) -> float | None:
+    """The share of examples without a statement (predict = -1); None where wrong selections are among them."""
+    if is_label_aware(table):
+        return None
     return float((table["predict"].to_numpy() == -1).mean())
 
 

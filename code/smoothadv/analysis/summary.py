@@ -6,9 +6,14 @@ from dataclasses import dataclass
 
 from smoothadv.analysis import ANALYSES
 from smoothadv.analysis.logs import Logs
-from smoothadv.analysis.quantities import abstention_rate, average_certified_radius, clean_accuracy
+from smoothadv.analysis.quantities import abstention_rate, average_certified_radius, clean_accuracy, is_on_grid
 from smoothadv.analysis.radii import AtRadii, radius_column
 from smoothadv.analysis.tables import Column, Table
+
+
+_ON_GRID = Column(
+    "average_certified_radius_on_the_grid", "average certified radius (l2) on the grid of radii decided", "number"
+)
 
 
 @ANALYSES.register("summary")
@@ -18,11 +23,13 @@ class Summary(AtRadii):
 
     def __call__(self, logs: Logs) -> Table:
         radii = self.chosen_radii(logs.certification)
+        grids = any(is_on_grid(log.table) for log in logs.certification)
         columns = [
             Column("log", "log" if self.heading == "l2 radius" else f"log (at {self.heading})", "text"),
             Column("examples", "examples", "count"),
             Column("clean_accuracy", "clean accuracy", "fraction"),
             Column("average_certified_radius", "average certified radius (l2)", "number"),
+            *([_ON_GRID] if grids else []),
             Column("abstention_rate", "abstention rate", "fraction"),
             *map(radius_column, radii),
         ]
@@ -31,7 +38,8 @@ class Summary(AtRadii):
                 log.name,
                 len(log.table),
                 clean_accuracy(log.table),
-                average_certified_radius(log.table),
+                None if is_on_grid(log.table) else average_certified_radius(log.table),
+                *([average_certified_radius(log.table) if is_on_grid(log.table) else None] if grids else []),
                 abstention_rate(log.table),
                 *self.accuracies(log, radii).tolist(),
             ]

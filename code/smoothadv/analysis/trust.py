@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 
 from smoothadv.analysis.parameters import Parameters
-from smoothadv.bounds import certified_radius, maximum_radius
+from smoothadv.analysis.quantities import is_label_aware, is_on_grid
+from smoothadv.bounds import certified_radius, maximum_radius, minimum_successes_to_certify
 from smoothadv.errors import UserError
 
 _OTHER_ALPHA = 0.01
@@ -24,8 +25,8 @@ def check_certificates(path: Path, table: pd.DataFrame, parameters: Parameters) 
     the radii show that the assumed one was not used, and notes: sentences on what was tolerated and on
     what could not be checked.
     """
-    notes = [*table.attrs.get("notes", []), *_collapse(table)]
-    if "trials" in table and _method(parameters) == "exact":
+    notes = [*table.attrs.get("notes", []), *_collapse(table), *_of_procedure(table)]
+    if "trials" in table and not is_on_grid(table) and _method(parameters) == "exact":
         parameters = _check_counts(path, table, parameters)
     sigma, n, alpha = (parameters.get(name) for name in ("sigma", "N", "alpha"))
     if sigma is None:
@@ -67,33 +68,51 @@ def _collapse(table: pd.DataFrame) -> list[str]:
     return [f"it predicts class {predicted} for every example: the model has collapsed"]
 
 
+def _of_procedure(table: pd.DataFrame) -> list[str]:
+    """What the columns say of the procedure that a reader must know."""
+    notes = []
+    if is_on_grid(table):
+        notes.append("its radii were decided on a grid: an average certified radius on the grid is a lower bound")
+    if is_label_aware(table):
+        notes.append(
+            f"{int(table.label_aware.sum())} of its images were given up because the class selected was not the label: "
+            "its accuracies are true, its abstentions mean nothing"
+        )
+    return notes
+
+
 def _method(parameters: Parameters) -> str:
     return (parameters.manifest or {}).get("settings", {}).get("method", "exact")
 
 
 def _check_counts(path: Path, table: pd.DataFrame, parameters: Parameters) -> Parameters:
     """UserError unless one n and one sigma explain all counts and radii; returns what the counts tell of them."""
-    trials = table["trials"].unique()
-    if len(trials) > 1:
-        raise UserError(
-            f"{path} mixes certificates of different n: {', '.join(map(str, sorted(trials)[:4]))} trials, "
-            f"the second first at idx {table.idx[table.trials != table.trials.iloc[0]].iloc[0]}"
-        )
-    if trials[0] < 1:
-        raise UserError(f"{path} holds certificates of no trials at all")
-    if parameters.sources.get("N") == "assumed":
-        parameters = parameters.replaced("N", int(trials[0]), "column trials")
-    if trials[0] != parameters.get("N"):
-        n, source = parameters.get("N"), parameters.sources["N"]
-        raise UserError(f"{path} holds {trials[0]} trials per example where n = {n} ({source})")
-    alpha = float(parameters.values["alpha"])
+    alpha, n = float(parameters.values["alpha"]), int(table["trials"].max())
+    if parameters.sources.get("N") == "assumed" and (table.predict >= 0).any():
+        parameters = parameters.replaced("N", n, "column trials")
+    if n != parameters.get("N") and ((table.predict >= 0).any() or n > parameters.get("N")):
+        stated, source = parameters.get("N"), parameters.sources["N"]
+        raise UserError(f"{path} holds {n} trials per example where n = {stated} ({source})")
+    _check_partial_counts(path, table, int(parameters.values["N"]), alpha)
     if parameters.get("sigma") is None:
-        sigma = _sigma_of_counts(table, int(trials[0]), alpha)
+        sigma = _sigma_of_counts(table, n, alpha)
         if sigma is None:
             return parameters
         parameters = parameters.replaced("sigma", sigma, "column radius and its counts")
     _check_radii_of_counts(path, table, float(parameters.values["sigma"]), alpha)
     return parameters
+
+
+def _check_partial_counts(path: Path, table: pd.DataFrame, n: int, alpha: float) -> None:
+    """UserError unless every row counts n trials, or fewer that already rule out all but an abstention."""
+    fewer = table[table.trials < n]
+    allowed = n - minimum_successes_to_certify(n, alpha)
+    wrong = fewer[(fewer.predict >= 0) | (fewer.trials - fewer.successes <= allowed)]
+    if len(wrong):
+        raise UserError(
+            f"{path} mixes certificates of different n: {wrong.trials.iloc[0]} trials at idx {wrong.idx.iloc[0]} "
+            f"where others have {n}"
+        )
 
 
 def _sigma_of_counts(table: pd.DataFrame, trials: int, alpha: float) -> float | None:
@@ -111,9 +130,9 @@ def _check_radii_of_counts(path: Path, table: pd.DataFrame, sigma: float, alpha:
     """Each radius must be the one that its successes certify; one computation per distinct count."""
     certified = table[table.predict >= 0]
     counts, inverse = np.unique(certified.successes.to_numpy(), return_inverse=True)
-    trials = int(table.trials.iloc[0])
     if not len(certified):
         return
+    trials = int(certified.trials.iloc[0])
     radii = [certified_radius(int(count), trials, sigma, alpha) for count in counts]
     # NaN equals no radius: such counts abstain.
     expected = np.array([math.nan if radius is None else radius for radius in radii])[inverse]

@@ -2,25 +2,52 @@
 
 from __future__ import annotations
 
-from smoothadv.bounds import certified_radius
-from smoothadv.certification import ABSTAIN, PROCEDURES, Certificate, VoteCounter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from smoothadv.bounds import certified_radius, minimum_successes_to_certify
+from smoothadv.certification import ABSTAIN, PROCEDURES, Certificate, Draws, Smoothing, Voting
 
 
 @PROCEDURES.register("exact")
-def certify_exact(count_votes: VoteCounter, *, sigma: float, n0: int, n: int, alpha: float) -> Certificate:
-    """Select a class by ``n0`` votes, then bound its probability by ``n`` fresh votes.
+@dataclass(frozen=True)
+class Exact:
+    """Select a class by n0 votes, then bound its probability by n fresh votes.
 
     With c the most frequent of the n0 votes (the smallest class among ties) and k its count among the n,
-    returns c with radius sigma * Phi^-1(p_lower(k, n, alpha)), or abstains where p_lower < 1/2.
+    returns c with radius sigma * Phi^-1(p_lower(k, n, alpha)), or abstains where p_lower < 1/2. Counting ends as soon
+    as too many votes were against c for anything but an abstention: no decision depends on it, but the counts of that
+    abstention are then partial.
 
     Formal guarantee: the probability, over the draws, of returning a class and a radius such that the
     smoothed classifier is not that class throughout the open ball of that radius is at most alpha. It
     holds for each input by itself and is void if draws are reused or the run repeated until it pleases.
     """
-    selection, estimation = count_votes(n0, n)
-    candidate = int(selection.argmax())
-    successes = int(estimation[candidate])
-    radius = certified_radius(successes, n, sigma, alpha)
-    if radius is None:
-        return Certificate(ABSTAIN, 0.0, successes, n)
-    return Certificate(candidate, radius, successes, n)
+
+    default_n: ClassVar[int] = 100_000
+    columns: ClassVar[tuple[str, ...]] = ()
+    smoothing: Smoothing
+
+    @cached_property
+    def largest_radius(self) -> float:
+        return self._radius(self.smoothing.n, self.smoothing.n) or 0.0
+
+    @cached_property
+    def _allowed_misses(self) -> int:
+        given = self.smoothing
+        return max(0, given.n - minimum_successes_to_certify(given.n, given.alpha, given.noise_distance))
+
+    def _radius(self, successes: int, trials: int) -> float | None:
+        given = self.smoothing
+        return certified_radius(successes, trials, given.sigma, given.alpha, given.noise_distance)
+
+    def votes(self, label: int) -> Voting:
+        selection = yield Draws(self.smoothing.n0)
+        candidate = int(selection.argmax())
+        estimation = yield Draws(self.smoothing.n, candidate, self._allowed_misses)
+        successes, trials = int(estimation[candidate]), int(estimation.sum())
+        radius = self._radius(successes, trials) if trials == self.smoothing.n else None
+        if radius is None:
+            return Certificate(ABSTAIN, 0.0, successes, trials)
+        return Certificate(candidate, radius, successes, trials)

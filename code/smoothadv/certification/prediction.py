@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import numpy as np
 
 from smoothadv.bounds import vote_is_significant
-from smoothadv.certification import ABSTAIN
+from smoothadv.certification import ABSTAIN, Draws
+
+
+def predict(n: int, alpha: float) -> Generator[Draws, np.ndarray, int]:
+    """PREDICT at work on one input: asks for ``n`` votes and returns the class that leads them, or ABSTAIN."""
+    votes = yield Draws(n)
+    return predict_from_votes(votes, alpha)
 
 
 def predict_from_votes(votes: np.ndarray, alpha: float) -> int:

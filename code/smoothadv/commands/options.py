@@ -24,8 +24,8 @@ def add_dataset(parser: Parser) -> None:
     parser.add_argument("dataset", metavar="DATASET", type=name_that(check_dataset_name), help=f"one of {names}")
 
 
-def add_running(parser: Parser) -> None:
-    """Where data lies, where to compute, the seed and what to do with output that exists."""
+def add_running(parser: Parser, existing: str = "refuse") -> None:
+    """Where data lies, where to compute, the seed and what to do with output that exists (by default ``existing``)."""
     group = parser.add_argument_group("running")
     group.add_argument(
         "--data-dir", metavar="DIR", help="folder of the dataset's files (default: data; for imagenet IMAGENET_DIR)"
@@ -34,16 +34,17 @@ def add_running(parser: Parser) -> None:
         "--device", type=_device, default=None, help="torch device like cpu or cuda:1 (default: cuda if there is one)"
     )
     group.add_argument("--seed", type=non_negative_int, default=0, help="seed of all randomness (default: 0)")
-    existing = group.add_mutually_exclusive_group()
-    existing.add_argument(
+    choice = group.add_mutually_exclusive_group()
+    choice.add_argument(
         "--resume",
         dest="existing",
         action="store_const",
         const="resume",
-        default="refuse",
-        help="continue what an earlier run of the same command left; start anew if there is nothing",
+        default=existing,
+        help="continue what an earlier run of the same command left; start anew if there is nothing"
+        + (" (the default)" if existing == "resume" else ""),
     )
-    existing.add_argument(
+    choice.add_argument(
         "--overwrite",
         dest="existing",
         action="store_const",

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Generator
 from typing import Any
 
+import numpy as np
 import torch
 
 from smoothadv.attacks import Attack
 from smoothadv.bounds import minimum_trials_to_predict
-from smoothadv.certification import ABSTAIN
+from smoothadv.certification import ABSTAIN, Draws
+from smoothadv.certification.prediction import predict
 from smoothadv.commands.components import settings_record, warn
+from smoothadv.commands.evaluating import evaluate, merge_main, told_of_shard
 from smoothadv.commands.options import add_attack, compose_attack, given_attack_flags
 from smoothadv.commands.runner import Parser, run
 from smoothadv.commands.smoothing import SmoothingJob, add_smoothing, prepare
-from smoothadv.evaluation import evaluate_examples
 from smoothadv.noise import Purpose, derive_generator
 from smoothadv.readers import read_prediction_log
 from smoothadv.records import PREDICTION_COLUMNS
 from smoothadv.settings import positive_int
+from smoothadv.voting import Poll
+
+_DEFAULT_N = 100_000
 
 _EXAMPLES = """examples:
   python code/predict.py digits models/digits_gaussian/checkpoint.pth.tar 0.25 logs/predictions.tsv --N 10000
@@ -29,13 +35,15 @@ _EXAMPLES = """examples:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command ``predict``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
+    if arguments and arguments[0] == "merge":
+        return merge_main("predict", arguments[1:])
     parser = Parser(
         prog="predict",
         epilog=_EXAMPLES,
         description="Predict with a smoothed classifier (Cohen et al., 2019), or "
         "abstain; with --attack, on images attacked through the plug-in gradient (Salman et al., 2019).",
     )
-    add_smoothing(parser, outfile="log to write (TSV)", n=100_000, n_help="draws per prediction")
+    add_smoothing(parser, outfile="log to write (TSV)", n_help=f"draws per prediction (default: {_DEFAULT_N:,})")
     add_attack(parser)
     parser.add_argument(
         "--num-noise-vec",
@@ -49,13 +57,13 @@ def main(arguments: list[str] | None = None) -> int:
         parser,
         lambda options: _predict(parser, options),
         arguments,
-        interrupted="every finished example is in the log; run the same command with --resume to continue",
+        interrupted="every finished example is in the log; run the same command again to continue",
     )
 
 
 def _predict(parser: Parser, options: argparse.Namespace) -> None:
     attack = _compose_attack(parser, options)
-    copies = options.num_noise_vec or 1
+    copies, options.N = options.num_noise_vec or 1, options.N or _DEFAULT_N
     if options.N < minimum_trials_to_predict(options.alpha):
         warn(
             f"--N {options.N} can decide nothing at --alpha {options.alpha:g}, every image will abstain: "
@@ -63,29 +71,37 @@ def _predict(parser: Parser, options: argparse.Namespace) -> None:
         )
     job = prepare(options)
 
-    def predict(index: int, image: torch.Tensor, label: int) -> dict[str, Any]:
+    def poll(index: int, image: torch.Tensor, label: int) -> Poll:
         image = image.to(job.device)
         if attack is not None:
             image = _attacked(job, attack, image, label, index, copies, options)
         with torch.inference_mode():
-            base = int(job.smooth.base_classifier(image.unsqueeze(0)).argmax())
-        prediction = job.smooth.predict(
-            image, options.N, options.alpha, job.batch, stream=job.noise.stream(index, job.device)
-        )
-        return {"predict": prediction, "basePredict": base}
+            base = int(job.classifier(image.unsqueeze(0)).argmax())
+        return Poll(image, job.stream(index), _voting(options, base))
 
     settings = {
+        "N": options.N,
         "attack": attack and settings_record(attack),
         "num_noise_vec": copies if attack else None,
         "base_attack": options.base_attack,
     }
-    with job.open_log(options, PREDICTION_COLUMNS, settings) as log:
-        evaluate_examples(job.dataset, job.indices, predict, log, "predicting")
-    table = read_prediction_log(options.outfile)
-    print(
-        f"{options.outfile}: {len(table)} examples, accuracy {table.correct.mean():.1%}, "
-        f"abstained {(table.predict == ABSTAIN).mean():.1%}"
+    whole = evaluate(
+        options, job, PREDICTION_COLUMNS, settings, poll, "predicting", "correct", lambda row: bool(row["correct"])
     )
+    if whole:
+        table = read_prediction_log(options.outfile)
+        print(
+            f"{options.outfile}: {len(table)} examples, accuracy {table.correct.mean():.1%}, "
+            f"abstained {(table.predict == ABSTAIN).mean():.1%}"
+        )
+    elif options.shard is not None:
+        print(told_of_shard(options, "predict"))
+
+
+def _voting(options: argparse.Namespace, base: int) -> Generator[Draws, np.ndarray, dict[str, Any]]:
+    """PREDICT at work on one image; returns the columns of its row."""
+    prediction = yield from predict(options.N, options.alpha)
+    return {"predict": prediction, "basePredict": base}
 
 
 def _compose_attack(parser: Parser, options: argparse.Namespace) -> Attack | None:
@@ -115,7 +131,7 @@ def _attacked(
     """The adversarial image [C, H, W]; its noise is drawn apart from the prediction's, which must be fresh."""
     noise = None
     if not options.base_attack:
-        noise = job.noise.stream(index, job.device, Purpose.ATTACK_NOISE).draw(copies, image).unsqueeze(0)
+        noise = job.stream(index, Purpose.ATTACK_NOISE).draw(copies, image).unsqueeze(0)
     choices = derive_generator(job.device, options.seed, index, Purpose.ATTACK_CHOICES)
     labels = torch.tensor([label], device=job.device)
-    return attack(job.smooth.base_classifier, image.unsqueeze(0), labels, noise, choices).squeeze(0)
+    return attack(job.classifier, image.unsqueeze(0), labels, noise, choices).squeeze(0)

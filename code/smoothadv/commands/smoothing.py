@@ -1,8 +1,9 @@
-"""What certify and predict share: from options to a smoothed classifier, its test images and its log."""
+"""What certify and predict share: from options to a smoothed classifier, its images and what decides the numbers."""
 
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,20 @@ from smoothadv.commands.options import (
     device_name,
 )
 from smoothadv.commands.runner import Parser
-from smoothadv.core import Smooth
 from smoothadv.datasets import get_dataset
 from smoothadv.datasets.images import ImageDataset
-from smoothadv.evaluation import check_logged_examples, select_examples
-from smoothadv.noise import GaussianNoise
-from smoothadv.records import ExampleLog, provenance
+from smoothadv.errors import UserError
+from smoothadv.evaluation import select_examples
+from smoothadv.inference import PRECISIONS, Arrangement, arrange, default_batch, make_deterministic
+from smoothadv.noise import GaussianNoise, Noise, NoiseStream, Purpose, RoundedGaussianNoise
+from smoothadv.records import provenance, recorded_settings
 from smoothadv.settings import positive_int, positive_noise_level, probability
+from smoothadv.shards import shard, shards_of
+from smoothadv.voting import VoteCounter, check_repeatable
+from smoothadv.workers import Workers, join_workers, own_device
 
 
-def add_smoothing(parser: Parser, outfile: str, n: int, n_help: str) -> None:
+def add_smoothing(parser: Parser, outfile: str, n_help: str) -> None:
     """DATASET CHECKPOINT SIGMA OUTFILE and the options that certify and predict share."""
     add_dataset(parser)
     parser.add_argument(
@@ -43,86 +48,177 @@ def add_smoothing(parser: Parser, outfile: str, n: int, n_help: str) -> None:
     )
     parser.add_argument("outfile", metavar="OUTFILE", type=Path, help=outfile)
     group = parser.add_argument_group("smoothing")
-    group.add_argument("--N", type=positive_int, default=n, help=f"{n_help} (default: {n})")
+    group.add_argument("--N", type=positive_int, default=None, help=n_help)
     group.add_argument(
         "--alpha", type=probability, default=0.001, help="probability of a false statement per image (default: 0.001)"
-    )
-    group.add_argument(
-        "--batch",
-        type=positive_int,
-        default=None,
-        metavar="B",
-        help="noisy images per forward pass (default: 1000 on an accelerator, 200 on a CPU); the noise does "
-        "not depend on it",
     )
     add_input_layer(
         parser, None, "first layer of a model whose checkpoint does not record it, as the released ones do not"
     )
     add_examples(parser)
-    add_running(parser)
+    add_running(parser, existing="resume")
+    _add_speed(parser)
+
+
+def _add_speed(parser: Parser) -> None:
+    group = parser.add_argument_group("speed")
+    group.add_argument(
+        "--batch",
+        type=positive_int,
+        default=None,
+        metavar="B",
+        help="noisy images per forward pass (default: 50 to 200 on a CPU, by free memory on an accelerator); the "
+        "noise does not depend on it, the rounding of the logits may",
+    )
+    group.add_argument(
+        "--precision",
+        choices=list(PRECISIONS),
+        default="fp32",
+        help="of weights and activations; less is a different base classifier (default: fp32)",
+    )
+    group.add_argument("--compile", action="store_true", help="compile the classifier first: a minute, then faster")
+    group.add_argument(
+        "--shard",
+        type=shard,
+        default=None,
+        metavar="K/N",
+        help="do only the K-th of N shares of the examples, K from 0; `merge OUTFILE` joins them",
+    )
 
 
 @dataclass(frozen=True)
 class SmoothingJob:
-    """A smoothed classifier, the images to visit and where their noise comes from."""
+    """A base classifier, as trained and as it votes, the images to visit and where their noise comes from.
 
-    smooth: Smooth
-    noise: GaussianNoise
+    ``settings`` is what decides the numbers, ``run`` describes this process.
+    """
+
+    classifier: torch.nn.Module
+    voter: torch.nn.Module
+    noise: Noise
     dataset: ImageDataset
     indices: range
     device: torch.device
     batch: int
     settings: dict[str, Any]
+    run: dict[str, Any]
+    workers: Workers | None
 
-    def open_log(self, options: argparse.Namespace, columns: tuple[str, ...], settings: dict[str, Any]) -> ExampleLog:
-        """The log of this job; ``settings`` joins what decides the numbers."""
-        run = {
-            "checkpoint": str(options.checkpoint),
-            "skip": options.skip,
-            "max": options.max,
-            "batch": self.batch,
-            "torch_threads": torch.get_num_threads(),
-            "device": device_name(self.device),
-            **provenance(options.command),
-        }
-        log = ExampleLog(options.outfile, columns, {**self.settings, **settings}, run, options.existing)
-        check_logged_examples(log, self.indices)
-        return log
+    def counter(self) -> VoteCounter:
+        """What puts the images to the vote."""
+        keep_batch = isinstance(self.noise, RoundedGaussianNoise)
+        return VoteCounter(
+            self.voter, self.dataset.description.num_classes, self.batch, self.device, keep_batch=keep_batch
+        )
+
+    def stream(self, index: int, purpose: int = Purpose.VOTES) -> NoiseStream:
+        return self.noise.stream(index, self.device, purpose)
+
+    @property
+    def noise_distance(self) -> float:
+        return self.noise.distance(math.prod(self.dataset.description.image_shape))
 
 
-def prepare(options: argparse.Namespace) -> SmoothingJob:
+def prepare(options: argparse.Namespace, sound: bool = False) -> SmoothingJob:
     """Load everything that certify and predict need; UserError where it does not fit together."""
+    if sound:
+        make_deterministic()
     content = read_checkpoint(options.checkpoint)
     dataset = get_dataset(options.dataset, options.split, options.data_dir)
-    device = options.device or default_device()
+    workers = join_workers()
+    if workers is not None and options.shard is not None:
+        raise UserError("--shard is not read under torchrun, which shares the examples out by itself: leave it out")
+    device = own_device(options.device or default_device(), workers)
     classifier = classifier_from_checkpoint(content, options.checkpoint, dataset.description, options.input_layer).to(
         device
     )
-    _warn_about_mismatch(content, options)
+    if workers is None or workers.rank == 0:
+        _warn_about_mismatch(content, options)
+    voter = arrange(classifier, Arrangement(options.precision, options.compile), device)
+    batch = _batch(options, voter, dataset, device)
+    noise = (RoundedGaussianNoise if sound else GaussianNoise)(options.sigma, options.seed)
+    job = SmoothingJob(
+        classifier=classifier,
+        voter=voter,
+        noise=noise,
+        dataset=dataset,
+        indices=select_examples(len(dataset), options.skip, options.max),
+        device=device,
+        batch=batch if workers is None else workers.agree("batch", batch),
+        settings={},
+        run=_run(options, device),
+        workers=workers,
+    )
+    job.settings.update(_settings(options, content, job))
+    if sound:
+        _check_soundness(job)
+    return job
+
+
+def _settings(options: argparse.Namespace, content: dict[str, Any], job: SmoothingJob) -> dict[str, Any]:
     settings = {
         "dataset": options.dataset,
         "split": options.split,
-        "dataset_fingerprint": dataset.fingerprint(),
+        "dataset_fingerprint": job.dataset.fingerprint(),
         "checkpoint_sha256": file_digest(options.checkpoint),
         "arch": content["arch"],
         "input_layer": recorded_input_layer(content, options.checkpoint, options.input_layer),
-        "num_classes": dataset.description.num_classes,
+        "num_classes": job.dataset.description.num_classes,
         "sigma": options.sigma,
-        "N": options.N,
         "alpha": options.alpha,
         "seed": options.seed,
         "training": content.get("recipe"),
-        "noise": f"torch {device.type} generator, one stream per example",
+        "noise": type(job.noise).__name__,
+        "generator": "Philox4x32-10 at (seed, example, purpose, draw)",
+        "batch": job.batch,
+        "precision": options.precision,
+        "compiled": options.compile,
+        "device": job.device.type,
     }
-    return SmoothingJob(
-        Smooth(classifier, dataset.description.num_classes, options.sigma),
-        GaussianNoise(options.sigma, options.seed),
-        dataset,
-        select_examples(len(dataset), options.skip, options.max),
-        device,
-        options.batch or (200 if device.type == "cpu" else 1000),
-        settings,
-    )
+    if isinstance(job.noise, RoundedGaussianNoise):
+        # The certified classifier is the executed program: whatever may change its rounding belongs to it.
+        settings["executed_by"] = {
+            "torch": torch.__version__,
+            "device": device_name(job.device),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "threads": torch.get_num_threads(),
+        }
+    return settings
+
+
+def _run(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    return {
+        "checkpoint": str(options.checkpoint),
+        "skip": options.skip,
+        "max": options.max,
+        "torch_threads": torch.get_num_threads(),
+        "device": device_name(device),
+        **provenance(options.command),
+    }
+
+
+def _batch(options: argparse.Namespace, voter: torch.nn.Module, dataset: ImageDataset, device: torch.device) -> int:
+    """The batch asked for, else that of the log to be continued, or of its shards, else what suits the device."""
+    if options.batch is not None:
+        return options.batch
+    if options.existing == "resume":
+        for log in (options.outfile, *shards_of(options.outfile)):
+            recorded = recorded_settings(log).get("batch")
+            if isinstance(recorded, int) and recorded >= 1:
+                return recorded
+    return default_batch(voter, dataset.description.image_shape, device)
+
+
+def _check_soundness(job: SmoothingJob) -> None:
+    """UserError unless certificates for the executed arithmetic are possible here."""
+    if not len(job.indices):
+        return
+    image, _ = job.dataset[job.indices[0]]
+    try:
+        job.noise.check_image(image)
+    except ValueError as error:
+        raise UserError(f"--sound certifies 8-bit images only; of {job.settings['dataset']}, {error}") from error
+    check_repeatable(job.counter(), image.to(job.device), job.stream(job.indices[0], Purpose.SELF_CHECK))
 
 
 def _warn_about_mismatch(content: dict[str, Any], options: argparse.Namespace) -> None:

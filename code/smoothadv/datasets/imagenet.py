@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, Source
-from smoothadv.datasets.images import DatasetDescription, StreamedImages, TrainingDefaults
+from smoothadv.datasets.images import IMAGENET_RADII, DatasetDescription, StreamedImages, TrainingDefaults
 from smoothadv.errors import UserError
 
 _CLASSES = 1000
@@ -21,6 +21,7 @@ _DESCRIPTION = DatasetDescription(
     std=(0.229, 0.224, 0.225),
     # SmoothAdv, appendix A: ImageNet.
     defaults=TrainingDefaults(batch=400, epochs=90, learning_rate=0.1, learning_rate_step=30),
+    radii=IMAGENET_RADII,
 )
 
 

@@ -31,6 +31,10 @@ class TrainingDefaults:
 
 CIFAR_TRAINING = TrainingDefaults(batch=256, epochs=150, learning_rate=0.1, learning_rate_step=50)
 """SmoothAdv, appendix A: CIFAR-10."""
+CIFAR_RADII = tuple(0.25 * step for step in range(10))
+"""SmoothAdv, table 2: CIFAR-10; and 0."""
+IMAGENET_RADII = tuple(0.5 * step for step in range(8))
+"""SmoothAdv, table 1: ImageNet; and 0."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,8 @@ class DatasetDescription:
 
     ``image_shape`` is (C, H, W); ``mean`` and ``std`` are per channel on images in [0, 1], None where
     they cannot be known (an image folder without training images). Augmentation is a random crop after
-    zero padding by ``crop_padding`` pixels and, if ``horizontal_flip``, a coin toss.
+    zero padding by ``crop_padding`` pixels and, if ``horizontal_flip``, a coin toss. ``radii`` are the columns of
+    the tables in which it is reported.
     """
 
     name: str
@@ -50,6 +55,7 @@ class DatasetDescription:
     defaults: TrainingDefaults
     crop_padding: int = 4
     horizontal_flip: bool = True
+    radii: tuple[float, ...] = CIFAR_RADII
 
     @property
     def num_classes(self) -> int:

@@ -1,0 +1,229 @@
+"""How many noisy evaluations `--method adaptive` saves, and what that costs, simulated on p_A of released models.
+
+    python benchmarks/adaptive_savings.py --logs released [--rounds 3]
+    python benchmarks/adaptive_savings.py --log logs/quickstart/sigma_0.50.tsv --sigma 0.5
+
+``--logs`` names a clone of the released repository (or its unpacked logs): of the models there, the four are taken
+that are best at radii 0.25, 0.625 to 0.75, 1.25 to 1.625 and 1.875 to 2.25. Their inputs' p_A are not in the logs and
+are rebuilt so:
+
+* A radius belongs to one count n_A of 100,000, or to the few that print alike; one of these is drawn, p_A = n_A / n.
+* Where n_A = n, the number of misses to come is gamma distributed: the gamma of those inputs that missed 0 to 20 times
+  (misses Poisson given their rate), fitted by maximum likelihood, after no miss was seen.
+* An abstention's p_A lies below the others': uniformly, as densely as inputs lie between the least certified p_A and
+  0.6, down to 0.1 at least. It is of the right class as often as inputs are there.
+
+``--log`` takes p_A = successes / trials of one log that has these columns, and the last assumption for the class of its
+abstentions. The procedure itself is run on draws with these p_A, beside the exact one with 100,000 draws, which get
+the same draws as far as both go; the selection is assumed to find the class that p_A belongs to. Printed are the draws
+per input (selection included), how many times fewer that is, the draws if wrong classes are skipped, the average
+certified radius of both (the adaptive one with its ladder), and the loss: the largest drop of certified accuracy
+at a radius of the paper's tables, in points. The tables of four fine grids take half a minute, once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from scipy import optimize, special, stats
+
+from smoothadv.bounds import certified_radius
+from smoothadv.certification import Certificate, Smoothing
+from smoothadv.certification.adaptive import PAPER_RADII, Adaptive
+from smoothadv.readers import read_certification_log
+
+N0, N, N_MAX, ALPHA = 100, 100_000, 125_000, 1e-3
+FIXED_DRAWS = N0 + N
+BEST_MODELS = "data/certify/best_models/cifar10/ours/cifar10/PGD_10steps_multiNoiseSamples"
+LOGS = {
+    0.12: "4-multitrain/eps_64/cifar10/resnet110/noise_0.12/test/sigma_0.12",
+    0.25: "8-multitrain/eps_255/cifar10/resnet110/noise_0.25/test/sigma_0.25",
+    0.50: "2-multitrain/eps_512/cifar10/resnet110/noise_0.50/test/sigma_0.50",
+    1.00: "2-multitrain/eps_512/cifar10/resnet110/noise_1.00/test/sigma_1.00",
+}
+FEW_MISSES = 20
+UNCERTAIN = 0.6
+LEAST = 0.1
+"""The smallest p_A that the most probable of ten classes can have."""
+
+
+@dataclass(frozen=True)
+class Population:
+    """Inputs: the probability [N] of the class that is selected, and whether that class is the right one [N]."""
+
+    p: np.ndarray
+    right: np.ndarray
+
+
+def released_population(path: Path, sigma: float, generator: np.random.Generator) -> Population:
+    """One draw of the inputs behind a released log, whose radii have three digits."""
+    log = read_certification_log(path)
+    predicted, right = log["predict"].to_numpy() >= 0, log["correct"].to_numpy() == 1
+    count = np.zeros(len(log), np.int64)
+    count[predicted] = counts_behind(log["radius"].to_numpy()[predicted], sigma, generator)
+    p = count / N
+    full = count == N
+    p[full] = 1 - unseen_misses(N - count[predicted], int(full.sum()), generator) / N
+    return with_abstentions(p, right, ~predicted, generator, spread=True)
+
+
+def counts_behind(radii: np.ndarray, sigma: float, generator: np.random.Generator) -> np.ndarray:
+    """For each logged radius one of the counts that are logged so, or the one next to it."""
+    counts = np.arange(N // 2, N + 1)
+    exact = sigma * special.ndtri(special.betaincinv(counts, N - counts + 1, ALPHA))
+    exact[-1] = sigma * special.ndtri(ALPHA ** (1 / N))
+    counts, exact = counts[exact > 0], exact[exact > 0]
+    # Python's {:.3} is {:.3g} for these.
+    printed = np.array([float(f"{radius:.3}") for radius in exact])
+    first = np.searchsorted(printed, radii - 1e-9).clip(max=len(counts) - 1)
+    behind = np.searchsorted(printed, radii + 1e-9)
+    return counts[first + np.floor(generator.random(len(radii)) * np.maximum(1, behind - first)).astype(int)]
+
+
+def unseen_misses(misses: np.ndarray, number: int, generator: np.random.Generator) -> np.ndarray:
+    """Rates of misses among N draws, of ``number`` inputs that showed none; see the module's docstring."""
+    few = np.bincount(misses[misses <= FEW_MISSES], minlength=FEW_MISSES + 1)
+    values = np.arange(FEW_MISSES + 1)
+
+    def negative_log_likelihood(parameters: np.ndarray) -> float:
+        shape, scale = np.exp(parameters)
+        log_pmf = stats.nbinom.logpmf(values, shape, 1 / (1 + scale))
+        return -float(few @ (log_pmf - special.logsumexp(log_pmf)))
+
+    fit = optimize.minimize(negative_log_likelihood, [-1.0, 2.0], method="L-BFGS-B", bounds=[(-7, 4), (-7, 9)])
+    shape, scale = np.exp(fit.x)
+    return generator.gamma(shape, scale / (1 + scale), number)
+
+
+def with_abstentions(
+    p: np.ndarray, right: np.ndarray, abstained: np.ndarray, generator: np.random.Generator, spread: bool
+) -> Population:
+    """The population, its abstentions given classes and, with ``spread``, probabilities below those certified."""
+    p, right = p.copy(), right.copy()
+    certified = np.flatnonzero(~abstained)
+    if abstained.any() and len(certified):
+        least = p[certified].min()
+        uncertain = certified[p[certified] <= UNCERTAIN]
+        if spread:
+            density = max(1, len(uncertain)) / (UNCERTAIN - least)
+            lowest = max(LEAST, least - abstained.sum() / density)
+            p[abstained] = generator.uniform(lowest, least, abstained.sum())
+        share = right[uncertain if len(uncertain) else certified].mean()
+        right[abstained] = generator.random(abstained.sum()) < share
+    return Population(p, right)
+
+
+def logged_population(path: Path, generator: np.random.Generator) -> Population:
+    """One draw of the inputs of a log with counts."""
+    log = read_certification_log(path)
+    if "trials" not in log:
+        raise SystemExit(f"{path} has no columns successes and trials: name a log that certify made")
+    p = (log["successes"] / log["trials"]).to_numpy()
+    return with_abstentions(p, log["correct"].to_numpy() == 1, log["predict"].to_numpy() < 0, generator, spread=False)
+
+
+@cache
+def fixed_radius(successes: int, sigma: float) -> float:
+    """What the exact procedure certifies; -1 for nothing."""
+    radius = certified_radius(successes, N, sigma, ALPHA)
+    return -1.0 if radius is None else radius
+
+
+def certify(procedure: Adaptive, p: float, generator: np.random.Generator) -> tuple[Certificate, int]:
+    """What the procedure states about class 0 of probability ``p``, and how often that class won the first N draws."""
+    voting = procedure.votes(0)
+    request, drawn, successes, of_n = next(voting), -N0, 0, 0
+    while True:
+        # Votes for other classes are left out: this one is selected, and nothing else depends on them.
+        votes = generator.binomial(request.count, p, size=1)
+        successes += int(votes[0]) if drawn >= 0 else 0
+        drawn += request.count
+        of_n = successes if drawn <= N else of_n
+        try:
+            request = voting.send(votes)
+        except StopIteration as stop:
+            return stop.value, of_n + int(generator.binomial(max(0, N - drawn), p))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of each input [N]: draws, radii of both procedures (-1: abstained or of the wrong class), rightness."""
+
+    samples: np.ndarray
+    radius: np.ndarray
+    fixed: np.ndarray
+    right: np.ndarray
+
+    @property
+    def mean(self) -> float:
+        return float(self.samples.mean())
+
+    @property
+    def label_aware_mean(self) -> float:
+        return float(np.where(self.right, self.samples, N0).mean())
+
+    @property
+    def loss(self) -> float:
+        """In points."""
+        return 100 * max(float((self.fixed >= r).mean() - (self.radius >= r).mean()) for r in PAPER_RADII)
+
+
+def simulate(populations: Iterable[Population], sigma: float, generator: np.random.Generator) -> Outcome:
+    """Both procedures on all inputs."""
+    procedure = Adaptive(Smoothing(sigma, N0, N_MAX, ALPHA), radii=PAPER_RADII, ladder=True)
+    rows = []
+    for population in populations:
+        for p, right in zip(population.p.tolist(), population.right.tolist()):
+            certificate, successes = certify(procedure, p, generator)
+            radius = certificate.radius if right and certificate.prediction == 0 else -1.0
+            fixed = fixed_radius(successes, sigma) if right else -1.0
+            rows.append((certificate.details["samples"], radius, fixed, right))
+    return Outcome(*(np.array(column) for column in zip(*rows)))
+
+
+def report(name: str, outcomes: list[Outcome]) -> None:
+    """One line of the table: of one population, or over several, each of the same weight."""
+    mean = np.mean([outcome.mean for outcome in outcomes])
+    aware = np.mean([outcome.label_aware_mean for outcome in outcomes])
+    average = np.mean([np.maximum(outcome.radius, 0).mean() for outcome in outcomes])
+    fixed = np.mean([np.maximum(outcome.fixed, 0).mean() for outcome in outcomes])
+    loss = max(outcome.loss for outcome in outcomes)
+    print(
+        f"{name:>9} {mean:9,.0f} {FIXED_DRAWS / mean:7.1f}x {aware:12,.0f} {FIXED_DRAWS / aware:7.1f}x"
+        f" {loss:12.3f} {average:8.3f} {fixed:8.3f} {average / fixed:6.3f}"
+    )
+
+
+def main() -> None:
+    """Rebuild the populations, simulate, print a line for each and one over all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--logs", type=Path, help="folder of the released logs: it holds data/certify")
+    source.add_argument("--log", type=Path, help="one log with the columns successes and trials")
+    parser.add_argument("--sigma", type=float, help="noise level of --log")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each population is drawn and certified")
+    options = parser.parse_args()
+    if options.log and options.sigma is None:
+        parser.error("--log needs --sigma")
+    print("                draws  saving  label-aware  saving  loss/points      ACR  fixed n  ratio")
+    generator, outcomes = np.random.default_rng(0), []
+    for sigma in [options.sigma] if options.log else LOGS:
+        populations = (
+            logged_population(options.log, generator)
+            if options.log
+            else released_population(options.logs / BEST_MODELS / LOGS[sigma], sigma, generator)
+            for _ in range(options.rounds)
+        )
+        outcomes.append(simulate(populations, sigma, generator))
+        report(f"{sigma:g}", outcomes[-1:])
+    if len(outcomes) > 1:
+        report("overall", outcomes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Sequential certification on a grid of radii: as many draws as the decision needs, at the same level alpha."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from smoothadv.bounds import radius_probability
+from smoothadv.certification import ABSTAIN, PROCEDURES, Certificate, Draws, Smoothing, Voting
+from smoothadv.certification.error_spending import Tables, build_tables, look_schedule, success_upper_bound
+from smoothadv.records import read_cached, write_cached
+from smoothadv.settings import non_negative_float, setting
+
+PAPER_RADII = tuple(0.25 * step for step in range(10))
+"""0 and the columns of the paper's CIFAR-10 tables."""
+SMALLEST_ALPHA = 1e-9
+"""What is kept back against rounding at each look, 1e-12, would eat up a smaller one."""
+LADDER = 100
+"""Rungs of the fine grid per sigma."""
+_EARLY, _GAMMA = 0.5, 0.01
+_TABLES_VERSION = 1
+
+
+@PROCEDURES.register("adaptive")
+@dataclass(frozen=True)
+class Adaptive:
+    """Decide, for a grid of radii, which of them are certified; stop as soon as that is known or hopeless.
+
+    n0 votes select a class c. The draws for c are then counted at the looks of an exact error-spending table with a
+    row for each radius r_j, whose null hypothesis is p_A <= Phi(r_j / sigma). The radius returned is the largest
+    whose row was crossed; c is abandoned where the next row is out of reach.
+
+    Formal guarantee: the probability, over the draws, of returning a class and a radius such that the smoothed
+    classifier is not that class throughout the open ball of that radius is at most alpha, whatever the draws that
+    were saved. Let r_j be the smallest radius of the grid with Phi(r_j / sigma) > p_A, if c is the class of
+    probability p_A: a false statement needs row j to be crossed, an event that grows with p and whose probability at
+    p = Phi(r_j / sigma) is at most alpha by the construction of the row. It holds for each input by itself. The
+    radii, n and alpha must be chosen before the draws, and the run not be repeated until it pleases.
+    """
+
+    default_n: ClassVar[int] = 125_000
+    smoothing: Smoothing
+    radii: tuple[float, ...] | None = setting(
+        None,
+        help="l2 radii to decide, 0 always among them (default: the columns of the paper's tables for the dataset)",
+        parse=non_negative_float,
+        many=True,
+    )
+    ladder: bool = setting(
+        False, help="also test a fine grid of radii, sigma/100 apart, with the same draws: finer radii in the log"
+    )
+    label_aware: bool = setting(
+        False, help="benchmarks only: stop after the selection where it is not the true class; marked in the log"
+    )
+
+    def __post_init__(self) -> None:
+        chosen = PAPER_RADII if self.radii is None else self.radii
+        if not all(math.isfinite(radius) and radius >= 0 for radius in chosen):
+            raise ValueError(f"radii must be finite and at least 0, got {', '.join(map(str, chosen))}")
+        if self.smoothing.alpha < SMALLEST_ALPHA:
+            raise ValueError(f"alpha must be at least {SMALLEST_ALPHA:g} for adaptive, got {self.smoothing.alpha:g}")
+        # One order, one description: the same radii in another order are the same procedure.
+        object.__setattr__(self, "radii", tuple(sorted({0.0, *map(float, chosen)})))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("samples", "level", "looks", *(("label_aware",) if self.label_aware else ()))
+
+    @cached_property
+    def largest_radius(self) -> float:
+        if self._hopeless(self.smoothing.n0):
+            return 0.0
+        best = -1
+        for look, n in enumerate(self._tables.looks):
+            best = max(best, self._crossed(int(n), look))
+            if self._is_decided(best, look, int(n)):
+                break
+        return float(self._grid[best]) if best >= 0 else 0.0
+
+    def _crossed(self, successes: int, look: int) -> int:
+        """The highest row that these successes cross at this look; -1 if none."""
+        return int((successes >= self._tables.efficacy[:, look]).sum()) - 1
+
+    def votes(self, label: int) -> Voting:
+        selection = yield Draws(self.smoothing.n0)
+        candidate = int(selection.argmax())
+        if self.label_aware and candidate != label:
+            return self._certificate(candidate, 0, 0, 0, -1, skipped=True)
+        successes = looks = drawn = 0
+        best = -1  # the highest row crossed
+        if not self._hopeless(int(selection[candidate])):
+            for look, n in enumerate(self._tables.looks):
+                votes = yield Draws(int(n) - drawn)
+                successes, drawn, looks = successes + int(votes[candidate]), int(n), looks + 1
+                best = max(best, self._crossed(successes, look))
+                if self._is_decided(best, look, successes):
+                    break
+        return self._certificate(candidate, successes, drawn, looks, best)
+
+    def _hopeless(self, selected: int) -> bool:
+        """Whether the selection alone makes an abstention so likely that no draw is worth its cost."""
+        given = self.smoothing
+        return given.n * success_upper_bound(selected, given.n0, _GAMMA) < self._tables.efficacy[0, -1]
+
+    def _is_decided(self, best: int, look: int, successes: int) -> bool:
+        """Whether the next radius to decide is none, or out of reach, or not worth waiting for."""
+        following = self._decisions[self._decisions > best]
+        if not len(following) or look == len(self._tables.looks) - 1:
+            return True
+        row = following[0]
+        return not self._reachable(self._tables.efficacy[row]) or successes <= self._tables.futility[row, look]
+
+    def _reachable(self, row: np.ndarray) -> bool:
+        return int(row[-1]) <= self.smoothing.n
+
+    def _certificate(
+        self, candidate: int, successes: int, trials: int, looks: int, best: int, skipped: bool = False
+    ) -> Certificate:
+        level = int((self._decisions <= best).sum()) - 1
+        details = {"samples": self.smoothing.n0 + trials, "level": level, "looks": looks}
+        if self.label_aware:
+            details["label_aware"] = int(skipped)
+        if best < 0:
+            return Certificate(ABSTAIN, 0.0, successes, trials, details)
+        return Certificate(candidate, float(self._grid[best]), successes, trials, details)
+
+    @cached_property
+    def _grid(self) -> np.ndarray:
+        """All radii with a row, ascending, as float64."""
+        radii = set(self.radii)
+        if self.ladder:
+            sigma = self.smoothing.sigma
+            # n_max successes in a row reject no p beyond alpha^(1 / n_max).
+            top = math.sqrt(2 * math.log(max(2.0, self.smoothing.n / -math.log(self.smoothing.alpha)))) + 1
+            radii |= {sigma * step / LADDER for step in range(math.ceil(top * LADDER))}
+        return np.array(sorted(radii))
+
+    @cached_property
+    def _decisions(self) -> np.ndarray:
+        """The rows of the radii to decide; the others only refine what is reported."""
+        return np.flatnonzero(np.isin(self._grid, self.radii))
+
+    @cached_property
+    def _tables(self) -> Tables:
+        given = self.smoothing
+        nulls = [radius_probability(float(radius), given.sigma, given.noise_distance) for radius in self._grid]
+        deciding = [nulls[row] for row in self._decisions]
+        looks = look_schedule(deciding, given.n, given.alpha, _EARLY)
+        return _cached_tables(nulls, looks, given.alpha)
+
+
+def _cached_tables(nulls: list[float], looks: np.ndarray, alpha: float) -> Tables:
+    """The tables from this user's cache; built and put there if it lacks them or holds anything else."""
+    parameters = {
+        "version": _TABLES_VERSION,
+        "nulls": [null.hex() for null in nulls],
+        "looks": [int(look) for look in looks],
+        "alpha": alpha.hex(),
+        "early": _EARLY,
+        "gamma": _GAMMA,
+    }
+    name = "tables-" + hashlib.sha256(json.dumps(parameters).encode()).hexdigest()[:32]
+    cached = read_cached(name)
+    if cached is not None:
+        arrays = np.load(io.BytesIO(cached), allow_pickle=False)
+        return Tables(np.array(nulls), looks, arrays["efficacy"], arrays["futility"])
+    tables = build_tables(nulls, looks, alpha, _EARLY, _GAMMA)
+    content = io.BytesIO()
+    np.savez(content, efficacy=tables.efficacy, futility=tables.futility)
+    write_cached(name, content.getvalue())
+    return tables

@@ -1,0 +1,169 @@
+"""Exact error-spending tables: how many successes reject "p <= t" at each of several looks, at level alpha in all.
+
+Group-sequential testing with the error-spending function of Lan and DeMets (1983), computed for the binomial
+distribution itself instead of its normal limit (compare Jennison and Turnbull, 2000, chapter 12). A row belongs to
+one null hypothesis p <= t; it is crossed if at some look the successes so far reach the row's boundary there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import signal, special, stats
+
+FIRST_LOOK, GROWTH, STEP, PUBLISHED_N = 100, 1.25, 50, 100_000
+_TAIL, _SLACK = 1e-17, 1e-12
+"""Binomial tails cut off; what is spent at a look beyond the computed probability, for those and for rounding."""
+_NEAR_ONE = 1e-9
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What decides at run time, in whole numbers; rows are null hypotheses p <= nulls[j].
+
+    ``nulls`` float64 [J] ascending; ``looks`` int64 [K] ascending, the last one n_max; ``efficacy`` int64 [J, K]: at
+    look k, row j is rejected by at least efficacy[j, k] successes of looks[k] draws; ``futility`` int64 [J, K]: with
+    at most futility[j, k] successes a rejection of row j by the end is too unlikely to wait for (-1: never).
+    """
+
+    nulls: np.ndarray
+    looks: np.ndarray
+    efficacy: np.ndarray
+    futility: np.ndarray
+
+
+def spending(n: int, n_max: int, alpha: float, early: float) -> float:
+    """The error that may be spent up to n draws: alpha (1 - w) ln(1 + n/100) / ln(1 + n_max/100), alpha at n_max.
+
+    ``early`` is 1 - w, the share of alpha that is not kept for the last look.
+    """
+    if n >= n_max:
+        return alpha
+    return alpha * early * math.log1p(n / FIRST_LOOK) / math.log1p(n_max / FIRST_LOOK)
+
+
+def look_schedule(nulls: Sequence[float], n_max: int, alpha: float, early: float) -> np.ndarray:
+    """The numbers of draws at which to look: int64, ascending, ending with ``n_max``.
+
+    A geometric sequence; n = 100,000, where a fixed-sample procedure would decide; and, for each null t, the first n
+    at which nothing but successes can reject it: t^n <= spending(n).
+    """
+    special_looks = {first for t in nulls if (first := _first_all_success_look(t, n_max, alpha, early)) is not None} | (
+        {PUBLISHED_N} if n_max > PUBLISHED_N else set()
+    )
+    geometric = []
+    n = float(FIRST_LOOK)
+    while n < n_max / math.sqrt(GROWTH):
+        geometric.append(STEP * round(n / STEP))
+        n *= GROWTH
+    kept = {n for n in geometric if all(abs(n - other) > 0.04 * other for other in special_looks)}
+    return np.array(sorted(kept | special_looks | {n_max}), dtype=np.int64)
+
+
+def _first_all_success_look(t: float, n_max: int, alpha: float, early: float) -> int | None:
+    if t > 1 - _NEAR_ONE:
+        return None
+    # n ln t - ln spending(n) falls with n: t^n does so faster than the spending grows.
+    low, high = 1, math.ceil(n_max / STEP)
+    while low < high:
+        middle = (low + high) // 2
+        if middle * STEP * math.log(t) <= math.log(spending(middle * STEP, n_max, alpha, early)):
+            high = middle
+        else:
+            low = middle + 1
+    return low * STEP if low * STEP < n_max else None
+
+
+def efficacy_row(null: float, looks: np.ndarray, allowance: Sequence[float]) -> np.ndarray:
+    """The smallest boundaries [K] that p = ``null`` crosses with probability at most ``allowance[k]`` by look k.
+
+    The distribution of the successes on the paths that have crossed no boundary is carried from look to look. A
+    boundary of looks[k] + 1 cannot be crossed.
+
+    Formal guarantee: for every p <= ``null``, P[the boundaries are crossed] <= allowance[-1], since crossing is an
+    increasing event.
+    """
+    row = np.empty(len(looks), dtype=np.int64)
+    if null > 1 - _NEAR_ONE:
+        return looks + 1
+    alive, start, spent, before = np.ones(1), 0, 0.0, 0
+    for k, n in enumerate(looks):
+        alive, start = _add_draws(alive, start, int(n - before), null)
+        tails = np.append(np.cumsum(alive[::-1])[::-1], 0.0)
+        first = int(np.argmax(tails <= allowance[k] - spent - _SLACK))
+        if tails[first] > allowance[k] - spent - _SLACK:  # nothing is left to spend, not even on the impossible
+            row[k] = n + 1
+        else:
+            row[k] = min(start + first, n + 1)
+            spent += tails[first] + _SLACK
+        alive = alive[: row[k] - start]
+        before = n
+        if not len(alive):
+            row[k + 1 :] = row[k] + (looks[k + 1 :] - n)
+            break
+    return row
+
+
+def _add_draws(alive: np.ndarray, start: int, draws: int, p: float) -> tuple[np.ndarray, int]:
+    """The distribution of a count after ``draws`` more draws with success probability ``p``, and where it starts."""
+    low = int(stats.binom.ppf(_TAIL, draws, p))
+    high = int(stats.binom.isf(_TAIL, draws, p))
+    more = stats.binom.pmf(np.arange(low, high + 1), draws, p)
+    return np.maximum(signal.convolve(alive, more), 0.0), start + low
+
+
+def futility_row(last_boundary: int, looks: np.ndarray, gamma: float) -> np.ndarray:
+    """For each look the most successes with which the last boundary is out of reach even if p were its upper bound.
+
+    The largest s with s + (n_max - n) U(s, n) < last_boundary, U the Clopper-Pearson upper bound at level ``gamma``;
+    -1 where there is none. Uses no error: giving up early only loses certificates.
+    """
+    row = np.empty(len(looks), dtype=np.int64)
+    for k, n in enumerate(looks):
+        low, high = -1, int(n)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if middle + (looks[-1] - n) * success_upper_bound(middle, int(n), gamma) < last_boundary:
+                low = middle
+            else:
+                high = middle - 1
+        row[k] = low
+    return row
+
+
+def success_upper_bound(successes: int, trials: int, gamma: float) -> float:
+    """One-sided Clopper-Pearson upper bound on a binomial probability, at level ``gamma``."""
+    return 1.0 if successes == trials else float(special.betainccinv(successes + 1, trials - successes, gamma))
+
+
+def build_tables(
+    nulls: Sequence[float], looks: np.ndarray, alpha: float, early: float = 0.5, gamma: float = 0.01
+) -> Tables:
+    """The tables of ascending ``nulls`` at ``looks``; n_max is the last look.
+
+    A boundary is raised to those of the smaller nulls, so that rejections are nested: rejecting p <= t rejects every
+    smaller t. Raising boundaries can only lower a row's level.
+    """
+    n_max = int(looks[-1])
+    allowance = [spending(int(n), n_max, alpha, early) for n in looks]
+    rows = [efficacy_row(t, looks, allowance) for t in nulls]
+    efficacy = np.maximum.accumulate(np.array(rows, dtype=np.int64).reshape(len(rows), len(looks)), axis=0)
+    futility = [futility_row(int(row[-1]), looks, gamma) for row in efficacy]
+    return Tables(np.array(nulls, dtype=np.float64), looks, efficacy, np.array(futility, dtype=np.int64))
+
+
+def crossing_probability(p: float, looks: np.ndarray, boundaries: np.ndarray) -> float:
+    """The probability that ``boundaries`` [K] are crossed at some of ``looks`` [K] where draws succeed with ``p``."""
+    alive, start, crossed, before = np.ones(1), 0, 0.0, 0
+    for n, boundary in zip(looks, boundaries):
+        alive, start = _add_draws(alive, start, int(n - before), p)
+        below = max(0, int(boundary) - start)
+        crossed += float(alive[below:].sum())
+        alive = alive[:below]
+        before = n
+        if not len(alive):
+            break
+    return crossed

@@ -1,0 +1,142 @@
+"""The base classifier as it votes: the same function, arranged to run fast, on batches of one fixed shape.
+
+Everything here changes the rounding of the logits at most, and thereby which classifier exactly is certified: what was
+done is part of a log's settings.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.fx.experimental.optimization import fuse
+
+from smoothadv.architectures.input_layers import Center, Normalize
+from smoothadv.errors import UserError
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_CPU_ELEMENTS = 100 * 3 * 32 * 32
+_PROBE = 64
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How the classifier is run: ``precision`` of weights and activations, a name in PRECISIONS; whether compiled."""
+
+    precision: str = "fp32"
+    compile: bool = False
+
+
+class VotingClassifier(nn.Module):
+    """Maps noisy images [B, C, H, W], float32, to logits [B, K], float32, in the given precision.
+
+    The sum of image and noise, computed in float32, is what is rounded: rounding the noise alone would certify
+    another noise.
+    """
+
+    def __init__(self, classifier: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.classifier, self.dtype = classifier, dtype
+
+    def forward(self, noisy_images: torch.Tensor) -> torch.Tensor:
+        return self.classifier(noisy_images.to(self.dtype)).float()
+
+
+def arrange(classifier: nn.Module, arrangement: Arrangement, device: torch.device) -> nn.Module:
+    """A copy of ``classifier`` (images [B, C, H, W] in, logits out) on ``device``, in eval mode, arranged for speed.
+
+    Batch normalization, and the input layer's division, are folded into convolutions; tensors are channels-last.
+    UserError where ``compile`` is asked for and no compiler is there.
+    """
+    folded = fold(copy.deepcopy(classifier).eval().to(device))
+    voting = VotingClassifier(folded.to(PRECISIONS[arrangement.precision]), PRECISIONS[arrangement.precision])
+    voting = voting.requires_grad_(False).to(memory_format=torch.channels_last)
+    return _compiled(voting) if arrangement.compile else voting
+
+
+def fold(classifier: nn.Module) -> nn.Module:
+    """The same function with batch normalization, and a Normalize in front, folded into convolutions.
+
+    In eval mode only. A network that torch.fx cannot trace is returned as it is.
+    """
+    layers = classifier if isinstance(classifier, nn.Sequential) and len(classifier) == 2 else [None, classifier]
+    entrance, network = layers
+    try:
+        # Tracing follows no branch that depends on the data: TypeError is how Python objects to a symbol there.
+        traced = torch.fx.symbolic_trace(network)
+    except (torch.fx.proxy.TraceError, TypeError):
+        return classifier
+    folded = fuse(traced, no_trace=True)
+    if entrance is None:
+        return folded
+    if isinstance(entrance, Normalize) and _scale_first_convolution(folded, entrance.std):
+        entrance = Center(tuple(entrance.mean.flatten().tolist()), ()).to(entrance.mean.device)
+    return nn.Sequential(entrance, folded)
+
+
+def _scale_first_convolution(network: torch.fx.GraphModule, std: torch.Tensor) -> bool:
+    """Divide the first layer's weights by ``std`` [C, 1, 1]; False, and nothing done, where that is no convolution.
+
+    Exact under zero padding, where the border of a centred image is the mean; folding the mean itself into a bias
+    would not be.
+    """
+    (entry,) = [node for node in network.graph.nodes if node.op == "placeholder"]
+    users = list(entry.users)
+    if len(users) != 1 or users[0].op != "call_module":
+        return False
+    layer = network.get_submodule(str(users[0].target))
+    if not isinstance(layer, nn.Conv2d) or layer.padding_mode != "zeros" or layer.groups != 1:
+        return False
+    layer.weight.data /= std.flatten().view(1, -1, 1, 1)
+    return True
+
+
+def _compiled(classifier: nn.Module) -> nn.Module:
+    """Compiled for one batch shape, with its weights as constants."""
+    import torch._inductor.config as inductor
+
+    inductor.freezing = True
+    return torch.compile(classifier, dynamic=False)
+
+
+def compiler_error(error: Exception) -> UserError:
+    """What to tell where compilation failed."""
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return UserError(f"--compile failed, leave it out or install a C++ compiler (on a GPU: Triton): {reason}")
+
+
+def default_batch(classifier: nn.Module, image_shape: tuple[int, ...], device: torch.device) -> int:
+    """A batch that suits the device: 50 to 200 images on a CPU, whose cache it should not leave; else by memory."""
+    if device.type == "cpu":
+        return min(200, max(50, _CPU_ELEMENTS // math.prod(image_shape)))
+    if device.type != "cuda":
+        return _PROBE
+    images = torch.zeros(_PROBE, *image_shape, device=device).to(memory_format=torch.channels_last)
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    with torch.inference_mode():
+        classifier(images)
+    per_image = (torch.cuda.max_memory_allocated(device) - before) / _PROBE
+    return batch_that_fits(torch.cuda.mem_get_info(device)[0], per_image)
+
+
+def batch_that_fits(free_bytes: float, bytes_per_image: float) -> int:
+    """The largest power of two, up to 4096, whose images take at most half of the free memory; at least 1."""
+    most = max(1.0, min(4096.0, free_bytes / 2 / max(bytes_per_image, 1.0)))
+    return 2 ** int(math.log2(most))
+
+
+def make_deterministic() -> None:
+    """Let this process use kernels only whose results depend on nothing but their inputs and shapes.
+
+    Before the first use of CUDA. RuntimeError, later, from an operation that has no such kernel.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True

@@ -1,0 +1,20 @@
+"""The noise that smooths: every draw has an address, and depends on nothing else.
+
+Noise is N(0, sigma^2 I) on images in [0, 1] (SmoothAdv eq. 2; Cohen et al. eq. 1); sigma is its standard deviation
+per coordinate, on the same scale as the images. ``gaussian`` draws it in float32; ``rounded`` draws whole grey levels,
+for certificates that hold for the arithmetic itself.
+"""
+
+from smoothadv.noise.gaussian import GaussianNoise, training_noise
+from smoothadv.noise.rounded import RoundedGaussianNoise
+from smoothadv.noise.streams import Noise, NoiseStream, Purpose, derive_generator
+
+__all__ = [
+    "GaussianNoise",
+    "Noise",
+    "NoiseStream",
+    "Purpose",
+    "RoundedGaussianNoise",
+    "derive_generator",
+    "training_noise",
+]

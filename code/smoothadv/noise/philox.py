@@ -1,0 +1,31 @@
+"""Philox4x32-10 (Salmon et al., 2011): random bits that are a function of their address.
+
+The same integers on every device, whatever is asked for before, after or at the same time.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+_KEY_STEPS = 0x9E3779B9, 0xBB67AE85
+_MASK = 0xFFFFFFFF
+_ROUNDS = 10
+Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def philox(counter: Words, key: tuple[int, int]) -> Words:
+    """Four independent uniform 32-bit words for each counter, as int64 tensors in 0..2^32-1.
+
+    ``counter`` holds four int64 tensors in 0..2^32-1 of shapes that broadcast; ``key`` two such integers.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        # An int64 product wraps around, but all of its 64 bits are right. The low halves are left with the high bits
+        # above them: the next round's mask, or the last line's, takes those away.
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1 = ((p1 >> 32) ^ (c1 ^ k0)).bitwise_and_(_MASK), p1
+        c2, c3 = ((p0 >> 32) ^ (c3 ^ k1)).bitwise_and_(_MASK), p0
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
+    return c0, c1 & _MASK, c2, c3 & _MASK

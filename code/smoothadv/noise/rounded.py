@@ -1,0 +1,87 @@
+"""Gaussian noise in whole grey levels: smoothing whose certificates hold for the executed arithmetic.
+
+Float noise added to a float image leaks the image through its last bits, and a Gaussian in float32 is none (Jin et
+al., 2022, arXiv 2205.10159; Voracek and Hein, 2023, arXiv 2207.07209). Here an 8-bit image X in {0..255}^d receives
+round(N(0, (255 sigma)^2)), an integer, and the sum is clipped to a range that no image in {0..255}^d falls out of by
+itself. Rounding commutes with integer shifts and clipping comes after them, so Cohen et al.'s theorem applies to the
+classifier that first rounds and clips, without any loss by the discretisation.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from functools import cached_property
+
+import mpmath
+import torch
+
+from smoothadv.noise.streams import Noise
+
+_BITS = 62
+_DIGITS = 40
+_REACH = 6  # in sigmas: the range is clipped to [-6 sigma, 255 + 6 sigma]
+WHITE = 255
+
+
+class RoundedGaussianNoise(Noise):
+    """round(N(0, (255 sigma)^2)) per pixel, by inversion of a 62-bit uniform integer, added to an 8-bit image.
+
+    The noisy image is Y / 255 in float32 for an integer Y in [-B, 255 + B], B = ceil(6 * 255 sigma): a function of Y,
+    so that a classifier of it is one of Y. The same integers come out on every device.
+    """
+
+    @cached_property
+    def clip(self) -> int:
+        """B: how far below black and above white noisy pixels may lie, in grey levels."""
+        return math.ceil(_REACH * WHITE * Fraction(self.sigma))
+
+    @cached_property
+    def _table(self) -> tuple[torch.Tensor, float]:
+        """Thresholds T_i = 2^62 Phi((i + 1/2) / 255 sigma), i = -M..M-1, rounded; and the sum of their errors / 2^62.
+
+        M = 255 + B: noise beyond it is clipped whatever the pixel, so that it needs no further thresholds.
+        """
+        reach = WHITE + self.clip
+        with mpmath.workdps(_DIGITS):
+            scale = mpmath.mpf(WHITE) * mpmath.mpf(self.sigma)
+            exact = [mpmath.ldexp(mpmath.ncdf((i + mpmath.mpf(1) / 2) / scale), _BITS) for i in range(-reach, reach)]
+            nearest = [int(mpmath.nint(value)) for value in exact]
+            error = mpmath.fsum(abs(value - integer) for value, integer in zip(exact, nearest))
+            distance = float(mpmath.ldexp(error, -_BITS))
+        return torch.tensor(nearest, dtype=torch.int64), distance * (1 + 1e-12)
+
+    def distance(self, dimension: int) -> float:
+        return dimension * self._table[1]
+
+    def check_image(self, image: torch.Tensor) -> None:
+        grey = (image * WHITE).round()
+        if not torch.equal(grey.to(torch.float32) / WHITE, image) or grey.min() < 0 or grey.max() > WHITE:
+            raise ValueError("the image is not of 8 bits: its values are not k/255 with k in 0..255")
+
+    def fill(self, out: torch.Tensor, image: torch.Tensor, example: int, first: int, purpose: int) -> None:
+        self.check_image(image)
+        dimension, device = image.numel(), out.device
+        grey = (image.to(device) * WHITE).round().to(torch.int64)
+        thresholds = self._thresholds_on(device)
+        chunks = self.words(device, -(-dimension // 2), len(out), example, first, purpose)
+        for part, (w0, w1, w2, w3) in chunks:
+            uniform = torch.cat([_join(w0, w1), _join(w2, w3)], dim=1)[:, :dimension]
+            # The number of thresholds at most the uniform: P[it is <= i + M] = T_i / 2^62.
+            noise = torch.bucketize(uniform, thresholds, right=True).sub_(WHITE + self.clip)
+            noisy = noise.view(-1, *image.shape).add_(grey).clamp_(-self.clip, WHITE + self.clip)
+            torch.div(noisy.to(torch.float32), WHITE, out=out[part])
+
+    @cached_property
+    def _copies(self) -> dict[torch.device, torch.Tensor]:
+        return {}
+
+    def _thresholds_on(self, device: torch.device) -> torch.Tensor:
+        if device not in self._copies:
+            self._copies[device] = self._table[0].to(device)
+        return self._copies[device]
+
+
+def _join(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+    """62 random bits from two words of 32."""
+    return (high << 30) | (low >> 2)

@@ -1,0 +1,134 @@
+"""Addresses of random numbers: the streams of examples, and generators for everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from smoothadv.noise.philox import Words, philox
+
+_MOST = 2**32
+# Counters whose words are computed at a time: their temporaries then stay in a processor's cache.
+_CHUNK = 2**16
+
+
+class Purpose(IntEnum):
+    """What a random stream is for: a part of its key, so that no two uses ever share their draws."""
+
+    VOTES = 0
+    ATTACK_NOISE = 1
+    ATTACK_CHOICES = 2
+    DATA_ORDER = 3
+    OBJECTIVE = 4
+    EVALUATION = 5
+    LAYERS = 6
+    AUGMENTATION = 7
+    SELF_CHECK = 8
+
+
+def derive_generator(device: torch.device | str, *key: int) -> torch.Generator:
+    """A torch generator on ``device`` whose state is a hash of the non-negative integers ``key``.
+
+    Equal keys give equal draws on the same kind of device; different keys give streams as independent as
+    numpy.random.SeedSequence makes them, but that torch's CPU generator reads 32 bits of the hash: among
+    10,000 streams two are the same with probability 1.2 %. Nothing reads or changes torch's global generators.
+    """
+    # 63 bits: Generator.manual_seed takes a signed 64-bit integer.
+    # The length goes first because SeedSequence pads with zeros: (1, 0) would otherwise equal (1,).
+    seed = int(np.random.SeedSequence((len(key), *key)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    return torch.Generator(device=device).manual_seed(seed)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What adds noise to images: subclasses say of which distribution, and the class owns the addresses.
+
+    ``sigma`` > 0 is the standard deviation on images in [0, 1]; ``seed`` >= 0 keys all streams. A draw is a function
+    of (seed, example, purpose, number of the draw): neither the batch in which it is asked for nor the order of
+    examples, the device or an interruption can change its random bits.
+    """
+
+    sigma: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not (self.sigma > 0 and np.isfinite(self.sigma)):
+            raise ValueError(f"sigma must be a positive finite number, got {self.sigma}")
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0, got {self.seed}")
+
+    @cached_property
+    def _key(self) -> tuple[int, int]:
+        first, second = np.random.SeedSequence(self.seed).generate_state(2, np.uint32)
+        return int(first), int(second)
+
+    def stream(self, example: int, device: torch.device | str, purpose: int = Purpose.VOTES) -> NoiseStream:
+        """The draws of the example with index ``example`` >= 0 in its dataset, from the first on.
+
+        Streams of another ``purpose`` >= 0 are independent: an attack must not see the prediction's noise.
+        """
+        return NoiseStream(self, example, device, purpose)
+
+    def distance(self, dimension: int) -> float:
+        """An upper bound on the total variation distance to N(0, sigma^2 I) in ``dimension`` coordinates.
+
+        0 where the noise is taken for a Gaussian.
+        """
+        raise NotImplementedError
+
+    def check_image(self, image: torch.Tensor) -> None:
+        """ValueError if the noise is not made for this image [C, H, W]."""
+
+    def fill(self, out: torch.Tensor, image: torch.Tensor, example: int, first: int, purpose: int) -> None:
+        """Set ``out`` [B, C, H, W], float32, to ``image`` [C, H, W] plus the draws of a stream from ``first`` on."""
+        raise NotImplementedError
+
+    def words(
+        self, device: torch.device, counters: int, draws: int, example: int, first: int, purpose: int
+    ) -> Iterator[tuple[slice, Words]]:
+        """4 * ``counters`` words for each draw, in chunks: (which of ``draws``, four int64 [chunk, counters])."""
+        if max(counters, first + draws, example + 1, purpose + 1) > _MOST or min(first, example, purpose) < 0:
+            raise ValueError(f"example {example}, purpose {purpose} or draw {first + draws - 1} has no address")
+
+        def constant(value: int) -> torch.Tensor:
+            return torch.full((1, 1), value, dtype=torch.int64, device=device)
+
+        position = torch.arange(counters, dtype=torch.int64, device=device).unsqueeze(0)
+        chunk = draws if device.type != "cpu" else max(1, _CHUNK // counters)
+        for start in range(0, draws, chunk):
+            stop = min(draws, start + chunk)
+            draw = torch.arange(first + start, first + stop, dtype=torch.int64, device=device).unsqueeze(1)
+            yield slice(start, stop), philox((position, draw, constant(example), constant(purpose)), self._key)
+
+
+class NoiseStream:
+    """The draws of one example for one purpose, in their order; every draw is given out once."""
+
+    def __init__(self, noise: Noise, example: int, device: torch.device | str, purpose: int) -> None:
+        self.noise, self.example, self.purpose = noise, example, purpose
+        self.device = torch.device(device)
+        self._position = 0
+
+    def reserve(self, count: int) -> int:
+        """Set the next ``count`` draws aside for the caller; the number of the first of them."""
+        first, self._position = self._position, self._position + count
+        return first
+
+    def fill(self, out: torch.Tensor, image: torch.Tensor, first: int) -> None:
+        """Set ``out`` [B, C, H, W], float32, to ``image`` [C, H, W] plus the reserved draws from ``first`` on."""
+        self.noise.fill(out, image, self.example, first, self.purpose)
+
+    def noisy(self, count: int, image: torch.Tensor) -> torch.Tensor:
+        """The next ``count`` noisy copies of an image [C, H, W]: float32 [count, C, H, W] on the stream's device."""
+        out = torch.empty((count, *image.shape), dtype=torch.float32, device=self.device)
+        self.fill(out, image.to(self.device), self.reserve(count))
+        return out
+
+    def draw(self, count: int, image: torch.Tensor) -> torch.Tensor:
+        """The next ``count`` draws by themselves, for an image of this shape: as ``noisy`` on a black one."""
+        return self.noisy(count, torch.zeros(image.shape, dtype=torch.float32))

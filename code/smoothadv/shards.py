@@ -1,0 +1,149 @@
+"""Shares of one evaluation in logs of their own: which examples each has, where it lies, and how all are joined.
+
+Shard K of N has every N-th of the selected examples, from the K-th on (K from 0): neighbours, often alike in cost, are
+spread over all shards. No torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smoothadv.errors import UserError
+from smoothadv.records import differing_fields, manifest_path, read_manifest_file, shard_folder, write_json, write_text
+
+_EXAMPLES_PER_SHARD, _MOST_SHARDS = 8, 256
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Share ``index`` of ``count``, 0 <= index < count."""
+
+    index: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    def of(self, examples: range) -> range:
+        """The examples of this shard."""
+        return examples[self.index :: self.count]
+
+    def path(self, log: Path) -> Path:
+        """Where this shard of ``log`` lies."""
+        width = len(str(self.count - 1))
+        return shard_folder(log) / f"{self.index:0{width}d}-of-{self.count}.tsv"
+
+    def record(self, examples: range) -> dict[str, Any]:
+        """What the manifest of a shard says of it, beside the settings that all shards share."""
+        selection = [examples.start, examples.stop, examples.step]
+        return {"index": self.index, "count": self.count, "examples": selection}
+
+
+def shard(text: str) -> Shard:
+    """argparse type: K/N with 0 <= K < N."""
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+    if not match or not int(match[1]) < int(match[2]):
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is no shard: write K/N, K from 0 to N-1, as in 0/8, 1/8, ... 7/8 for eight shards"
+        )
+    return Shard(int(match[1]), int(match[2]))
+
+
+def shard_count(examples: int) -> int:
+    """Into how many shards processes that share the work divide it: small ones, so that a slow process takes fewer.
+
+    A function of the number of examples alone, so that any number of processes can continue.
+    """
+    return max(1, min(_MOST_SHARDS, -(-examples // _EXAMPLES_PER_SHARD)))
+
+
+def shards_of(log: Path) -> list[Path]:
+    """The shard logs beside ``log``, in their order."""
+    folder = shard_folder(log)
+    return (
+        sorted(folder.glob("*-of-*.tsv"), key=lambda path: int(path.name.partition("-")[0])) if folder.is_dir() else []
+    )
+
+
+def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
+    """Join ``shards`` into ``log``, rows in the order of the examples; the number of rows.
+
+    UserError, and nothing written, if the shards are not all there, overlap, are unfinished or were made with
+    different settings.
+    """
+    if not shards:
+        raise UserError(
+            f"there are no shards of {log} in {shard_folder(log)}: name them, or make them with --shard K/N"
+        )
+    if log.exists() and not overwrite:
+        raise UserError(f"{log} exists already: add --overwrite to replace it")
+    manifests = [read_manifest_file(path) for path in shards]
+    settings = _common_settings(shards, manifests)
+    _check_complete(shards, manifests)
+    header, rows = _joined_rows(shards, manifests)
+    runs = [
+        {"shard": manifest["settings"]["shard"]["index"], **run} for manifest in manifests for run in manifest["runs"]
+    ]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    write_json(manifest_path(log), {"settings": settings, "runs": runs})
+    write_text(log, "\n".join([header, *(rows[idx] for idx in sorted(rows))]) + "\n")
+    return len(rows)
+
+
+def _common_settings(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The settings that all shards share; UserError naming the first difference."""
+    shared = []
+    for path, manifest in zip(shards, manifests):
+        settings = dict(manifest["settings"])
+        record = settings.pop("shard", None)
+        if not isinstance(record, dict) or not {"index", "count", "examples"} <= record.keys():
+            raise UserError(f"{path} is no shard: its manifest does not say which one")
+        shared.append({**settings, "shard": {name: record[name] for name in ("count", "examples")}})
+        difference = differing_fields(shared[0], shared[-1])
+        if difference:
+            raise UserError(f"cannot merge {path} with {shards[0]}, made with other settings: {difference}")
+    return {name: value for name, value in shared[0].items() if name != "shard"}
+
+
+def _check_complete(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> None:
+    """UserError unless every shard is there once."""
+    owners: dict[int, Path] = {}
+    for path, manifest in zip(shards, manifests):
+        index = manifest["settings"]["shard"]["index"]
+        if index in owners:
+            raise UserError(f"cannot merge {path} and {owners[index]}: both are shard {index}")
+        owners[index] = path
+    count = manifests[0]["settings"]["shard"]["count"]
+    missing = [str(index) for index in range(count) if index not in owners]
+    if missing:
+        raise UserError(
+            f"cannot merge: of {count} shards {len(missing)} are missing, {', '.join(missing[:8])}"
+            f"{', ...' if len(missing) > 8 else ''}; make them with --shard {missing[0]}/{count}"
+        )
+
+
+def _joined_rows(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> tuple[str, dict[int, str]]:
+    """The header and the rows of all shards by example; UserError unless each has exactly the rows it should have."""
+    header, rows = "", {}
+    for path, manifest in zip(shards, manifests):
+        record = manifest["settings"]["shard"]
+        expected = set(Shard(record["index"], record["count"]).of(range(*record["examples"])))
+        text = path.read_text()
+        first, *lines = text.splitlines() or [""]
+        found = {int(line.partition("\t")[0]): line for line in lines if re.match(r"\d+\t", line)}
+        torn = bool(text) and not text.endswith("\n")
+        if torn or found.keys() != expected or len(found) != len(lines):
+            reason = "its last row is torn" if torn else f"it has {len(lines)} rows of {len(expected)}"
+            raise UserError(
+                f"cannot merge {path}: {reason}; finish it with --shard {record['index']}/{record['count']}"
+            )
+        if header and first != header:
+            raise UserError(f"cannot merge {path}: its columns are '{first}', those of {shards[0]} '{header}'")
+        header = first
+        rows.update(found)
+    return header, rows

@@ -1,0 +1,265 @@
+"""Counting votes: the draws of several images, packed into batches of one fixed shape.
+
+Kernels may round differently with another shape, so every forward pass has the same one, padded where too few draws
+are wanted. Which draws share a batch then decides nothing: the votes of an image are a function of its stream.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from smoothadv.certification import Draws
+from smoothadv.errors import NonFiniteError, UserError
+from smoothadv.noise import NoiseStream
+
+
+@dataclass(frozen=True)
+class Poll:
+    """An image [C, H, W] put to the vote: ``voting`` asks for votes until it returns, ``stream`` has its draws.
+
+    ``tag`` is for the caller to know it by.
+    """
+
+    image: torch.Tensor
+    stream: NoiseStream
+    voting: Generator[Draws, np.ndarray, Any]
+    tag: Any = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a poll's ``voting`` returned, and its share of the time that the batches took."""
+
+    tag: Any
+    outcome: Any
+    seconds: float
+
+
+class _OpenPoll:
+    """A poll under way: its present request, what was counted of it and what was handed out."""
+
+    def __init__(self, poll: Poll, num_classes: int) -> None:
+        self.poll, self.num_classes = poll, num_classes
+        self.image = poll.image.to(poll.stream.device)
+        self.seconds, self.closed, self.outcome = 0.0, False, None
+        self.round = -1
+        self._proceed(None)
+
+    def _proceed(self, answer: np.ndarray | None) -> None:
+        """Answer the present request and take the next one; none is left once the poll is closed."""
+        self.round += 1
+        self.wanted = 0
+        self.counts = np.zeros(self.num_classes, dtype=np.int64)
+        try:
+            self.request = next(self.poll.voting) if answer is None else self.poll.voting.send(answer)
+        except StopIteration as end:
+            self.closed, self.outcome = True, end.value
+            return
+        self.wanted = self.request.count
+        self._next_draw = self.poll.stream.reserve(self.wanted)
+        if self.wanted == 0:
+            self._proceed(self.counts)
+
+    def hand_out(self, most: int) -> tuple[int, int]:
+        """At most ``most`` of the draws wanted: the number of the first and how many."""
+        count = min(most, self.wanted)
+        first, self._next_draw = self._next_draw, self._next_draw + count
+        self.wanted -= count
+        return first, count
+
+    def receive(self, round_: int, votes: np.ndarray) -> None:
+        """Count the votes of draws handed out in ``round_``, in their order; those of an ended round come too late."""
+        if round_ != self.round or self.closed:
+            return
+        request = self.request
+        decided = False
+        if request.misses is not None:
+            missed = np.flatnonzero(votes != request.candidate)
+            left = request.misses - (self.counts.sum() - self.counts[request.candidate])
+            if len(missed) > left:
+                # Up to the very vote that decides, so that the counts do not depend on the size of a batch.
+                votes, decided = votes[: missed[left] + 1], True
+        self.counts += np.bincount(votes, minlength=self.num_classes)
+        if decided or self.counts.sum() == request.count:
+            self._proceed(self.counts)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """The rows start..stop-1 of a batch: draws of one open poll."""
+
+    owner: _OpenPoll
+    round: int
+    first: int
+    start: int
+    stop: int
+
+
+class VoteCounter:
+    """Puts images to the vote of ``classifier``, which maps [B, C, H, W] to logits [B, num_classes].
+
+    ``batch`` is the number of noisy images per forward pass; ``keep_batch`` forbids to halve it where memory runs
+    out, and ``on_smaller_batch`` is told if that happens. ``on_batch`` is told the number of draws after every batch.
+    """
+
+    def __init__(
+        self,
+        classifier: Callable[[torch.Tensor], torch.Tensor],
+        num_classes: int,
+        batch: int,
+        device: torch.device,
+        keep_batch: bool = False,
+        on_smaller_batch: Callable[[int], None] = lambda batch: None,
+    ) -> None:
+        if batch < 1:
+            raise ValueError(f"the batch must be at least 1, got {batch}")
+        self.classifier, self.num_classes, self.batch, self.device = classifier, num_classes, batch, device
+        self.keep_batch, self.on_smaller_batch = keep_batch, on_smaller_batch
+        self.on_batch: Callable[[int], None] = lambda draws: None
+        self._buffer: torch.Tensor | None = None
+        # An accelerator works on the next batch while the votes of this one are counted.
+        self._depth = 1 if device.type == "cpu" else 2
+
+    def run(self, polls: Iterable[Poll]) -> Iterator[Result]:
+        """The results of ``polls``, in their order. Earlier polls come first; later ones fill up the batches.
+
+        NonFiniteError if a logit is NaN or infinite; ValueError if the classifier's number of classes is not
+        num_classes.
+        """
+        waiting, open_polls = iter(polls), deque()
+        in_flight: deque[tuple[list[_Share], torch.Tensor]] = deque()
+        last = time.perf_counter()
+        while True:
+            while len(in_flight) < self._depth and (shares := self._plan(open_polls, waiting)):
+                in_flight.append((shares, self._launch(shares)))
+            idle = not in_flight
+            if in_flight:
+                shares, votes = in_flight.popleft()
+                votes = votes.cpu().numpy()
+                now = time.perf_counter()
+                self._distribute(shares, votes, now - last)
+                last = now
+            while open_polls and open_polls[0].closed:
+                done = open_polls.popleft()
+                yield Result(done.poll.tag, done.outcome, done.seconds)
+            if idle:
+                return
+
+    def _plan(self, open_polls: deque[_OpenPoll], waiting: Iterator[Poll]) -> list[_Share]:
+        """Which draws the next batch holds; starts further polls where there is room for them."""
+        shares: list[_Share] = []
+        filled = 0
+
+        def take(owner: _OpenPoll) -> None:
+            nonlocal filled
+            first, count = owner.hand_out(self.batch - filled)
+            if count:
+                shares.append(_Share(owner, owner.round, first, filled, filled + count))
+                filled += count
+
+        for owner in open_polls:
+            take(owner)
+        while filled < self.batch and (poll := next(waiting, None)) is not None:
+            open_polls.append(_OpenPoll(poll, self.num_classes))
+            take(open_polls[-1])
+        return shares
+
+    def _distribute(self, shares: list[_Share], votes: np.ndarray, seconds: float) -> None:
+        invalid = int((votes == self.num_classes).sum())
+        if invalid:
+            raise NonFiniteError(
+                f"the base classifier returned logits that are not finite for {invalid} of {len(votes)} noisy images: "
+                "its weights are broken or training diverged"
+            )
+        for share in shares:
+            share.owner.seconds += seconds * (share.stop - share.start) / len(votes)
+            share.owner.receive(share.round, votes[share.start : share.stop])
+        self.on_batch(len(votes))
+
+    def _launch(self, shares: list[_Share]) -> torch.Tensor:
+        """The votes of the planned draws: int32 [draws] on the device; halves the batch until it fits in memory."""
+        while True:
+            try:
+                rows = shares[-1].stop
+                parts = [self._forward(shares, start, self.batch) for start in range(0, rows, self.batch)]
+                return torch.cat(parts)[:rows]
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._halve(error)
+
+    @torch.inference_mode()
+    def _forward(self, shares: list[_Share], start: int, rows: int) -> torch.Tensor:
+        """The votes of the rows start..start+rows-1 of a plan, padded: int32 [batch]; num_classes marks no vote."""
+        image = shares[0].owner.image
+        buffer = self._batch_buffer(image)
+        filled = 0
+        for share in shares:
+            low, high = max(share.start, start), min(share.stop, start + rows)
+            if low < high:
+                out = buffer[filled : filled + high - low]
+                share.owner.poll.stream.fill(out, share.owner.image, share.first + low - share.start)
+                filled += high - low
+        buffer[filled:] = buffer[0]
+        logits = self.classifier(buffer)
+        if logits.shape != (len(buffer), self.num_classes):
+            raise ValueError(
+                f"the base classifier returned shape {tuple(logits.shape)} for {len(buffer)} images "
+                f"and {self.num_classes} classes"
+            )
+        return logits.argmax(1).where(logits.isfinite().all(1), self.num_classes).int()
+
+    def _batch_buffer(self, image: torch.Tensor) -> torch.Tensor:
+        shape = (self.batch, *image.shape)
+        if self._buffer is None or self._buffer.shape != shape:
+            self._buffer = torch.empty(
+                shape, dtype=torch.float32, device=self.device, memory_format=torch.channels_last
+            )
+        return self._buffer
+
+    def _halve(self, error: BaseException) -> None:
+        """Go on with half the batch; the draws keep their addresses, so none is lost or repeated."""
+        if self.keep_batch or self.batch == 1:
+            raise UserError(f"out of memory with --batch {self.batch}: give a smaller one ({_first_line(error)})")
+        self._buffer = None
+        self.batch //= 2
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.on_smaller_batch(self.batch)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that an allocation failed, on an accelerator or on the host."""
+    # torch's allocator of host memory raises a RuntimeError like any other.
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+@torch.inference_mode()
+def check_repeatable(counter: VoteCounter, image: torch.Tensor, stream: NoiseStream) -> None:
+    """UserError unless the classifier gives each noisy image the same logits again, and in another row of the batch.
+
+    Certificates for the executed arithmetic need a classifier that is one function of one image.
+    """
+    images = stream.noisy(counter.batch, image).to(memory_format=torch.channels_last)
+    logits = counter.classifier(images)
+    again, rolled = counter.classifier(images), counter.classifier(images.roll(1, 0))
+    if not torch.equal(logits, again):
+        raise UserError(
+            "the base classifier gives different logits for the same batch: it is no function on this device"
+        )
+    if not torch.equal(logits.roll(1, 0), rolled):
+        raise UserError(
+            f"the base classifier's logits depend on an image's row in the batch at --batch {counter.batch}: "
+            "choose another batch (a multiple of 16, or 1)"
+        )

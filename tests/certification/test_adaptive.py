@@ -1,0 +1,238 @@
+"""Adaptive certification, driven as the coroutine it is: against a plain loop, with and without its options.
+
+The error of the whole procedure is simulated in test_adaptive_error.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from smoothadv.bounds import radius_probability
+from smoothadv.certification import ABSTAIN, PROCEDURES, Draws, Smoothing
+from smoothadv.certification.adaptive import PAPER_RADII, Adaptive
+from smoothadv.certification.error_spending import Tables, build_tables, look_schedule
+from support.votes import DrawnVotes, ListedVotes, certify, listed
+
+SMALL = Smoothing(sigma=0.5, n0=50, n=3000, alpha=1e-3)
+PROBABILITIES = [0.3, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.995, 0.999, 1.0]
+
+
+def plain_tables(smoothing: Smoothing, radii: list[float]) -> Tables:
+    nulls = [radius_probability(radius, smoothing.sigma, smoothing.noise_distance) for radius in radii]
+    return build_tables(nulls, look_schedule(nulls, smoothing.n, smoothing.alpha, 0.5), smoothing.alpha, 0.5, 0.01)
+
+
+def plain_loop(tables: Tables, smoothing: Smoothing, classes: np.ndarray) -> tuple[int, int, int, int]:
+    """Class, level, draws and looks, step by step: the procedure as it is published, one row at a time."""
+    selection, rest = classes[: smoothing.n0], classes[smoothing.n0 :]
+    candidate = int(np.bincount(selection).argmax())
+    selected = int((selection == candidate).sum())
+    rows, last = range(len(tables.nulls)), len(tables.looks) - 1
+    upper = 1.0 if selected == smoothing.n0 else stats.beta.ppf(0.99, selected + 1, smoothing.n0 - selected)
+    if smoothing.n * upper < tables.efficacy[0, last]:
+        return candidate, -1, smoothing.n0, 0
+    level = -1
+    for look, n in enumerate(tables.looks):
+        successes = int((rest[:n] == candidate).sum())
+        level = max(level, sum(successes >= tables.efficacy[j, look] for j in rows) - 1)
+        following = level + 1
+        if following not in rows or tables.efficacy[following, last] > smoothing.n or look == last:
+            break
+        if successes <= tables.futility[following, look]:
+            break
+    return candidate, level, smoothing.n0 + int(n), look + 1
+
+
+@pytest.mark.parametrize(
+    ("smoothing", "radii"),
+    [
+        (SMALL, list(PAPER_RADII)),
+        (dataclasses.replace(SMALL, sigma=0.12, n=400, alpha=0.05), [0.0, 0.1, 0.2, 0.3]),
+        (dataclasses.replace(SMALL, sigma=1.0, n0=1, n=77), [0.0]),
+        (dataclasses.replace(SMALL, noise_distance=1e-3), [0.0, 0.5, 1.0]),
+    ],
+)
+def test_every_decision_is_that_of_the_plain_loop(smoothing, radii):
+    generator, tables = np.random.default_rng(1), plain_tables(smoothing, radii)
+    procedure = Adaptive(smoothing, radii=tuple(radii))
+    levels = set()
+    for p in [*PROBABILITIES, *generator.uniform(0.5, 1, 88)]:
+        classes = listed(p, smoothing.n0 + smoothing.n, generator)
+        candidate, level, samples, looks = plain_loop(tables, smoothing, classes)
+        votes = ListedVotes(classes)
+        certificate = certify(procedure, votes)
+        assert certificate.details == {"samples": samples, "level": level, "looks": looks}
+        assert votes.used == samples == smoothing.n0 + certificate.trials
+        assert certificate.successes == (classes[smoothing.n0 : samples] == candidate).sum()
+        assert certificate.prediction == (candidate if level >= 0 else ABSTAIN)
+        assert certificate.radius == (radii[level] if level >= 0 else 0.0)
+        levels.add(level)
+    assert len(levels) >= min(3, len(radii) + 1), "the runs exercise hardly anything"
+
+
+def test_requests_are_the_selection_and_then_the_steps_between_looks():
+    procedure = Adaptive(SMALL, radii=(0.0, 2.0))
+    first, second, *_ = plain_tables(SMALL, [0.0, 2.0]).looks.tolist()
+    voting = procedure.votes(0)
+    assert next(voting) == Draws(50)
+    assert voting.send(np.array([20, 30])) == Draws(first)
+    assert voting.send(np.array([20, first - 20])) == Draws(second - first)
+
+
+def test_a_selection_without_hope_ends_the_run_at_once():
+    voting = Adaptive(SMALL).votes(0)
+    next(voting)
+    with pytest.raises(StopIteration) as stop:
+        voting.send(np.array([10, 10, 10, 10, 10]))
+    assert stop.value.value.prediction == ABSTAIN
+    assert stop.value.value.details == {"samples": 50, "level": -1, "looks": 0}
+
+
+def test_a_constant_classifier_gets_the_largest_radius():
+    certificate = certify(Adaptive(SMALL), ListedVotes(np.full(3050, 2)))
+    assert (certificate.prediction, certificate.radius) == (2, 1.25)
+    assert Adaptive(SMALL).largest_radius == 1.25
+    ladder = Adaptive(SMALL, ladder=True)
+    assert 1.25 <= certify(ladder, ListedVotes(np.full(3050, 2))).radius <= ladder.largest_radius
+
+
+def test_nothing_is_certified_where_no_count_can():
+    procedure = Adaptive(dataclasses.replace(SMALL, n=9))
+    assert procedure.largest_radius == 0.0
+    assert certify(procedure, ListedVotes(np.full(59, 2))).prediction == ABSTAIN
+
+
+def test_radii_may_come_in_any_order_and_zero_is_always_among_them():
+    assert Adaptive(SMALL, radii=(1.0, 0.5, 1)) == Adaptive(SMALL, radii=(0.5, 0.0, 1.0))
+    assert Adaptive(SMALL, radii=[1, 0.5]).radii == (0.0, 0.5, 1.0)
+    assert Adaptive(SMALL).radii == PAPER_RADII and hash(Adaptive(SMALL)) == hash(Adaptive(SMALL, radii=PAPER_RADII))
+
+
+def test_wrong_settings_are_refused():
+    for change in ({"sigma": 0.0}, {"n0": 0}, {"n": 0}, {"alpha": 0.0}, {"alpha": 1.0}, {"noise_distance": 0.2}):
+        with pytest.raises(ValueError):
+            Adaptive(dataclasses.replace(SMALL, **change)).largest_radius  # noqa: B018
+
+
+def test_it_is_registered_with_its_columns():
+    assert PROCEDURES["adaptive"] is Adaptive and Adaptive.default_n == 125_000
+    assert Adaptive(SMALL).columns == ("samples", "level", "looks")
+    assert Adaptive(SMALL, label_aware=True).columns == ("samples", "level", "looks", "label_aware")
+
+
+@pytest.mark.parametrize("radii", [PAPER_RADII, (0.3,)])
+def test_ladder_refines_radii_and_changes_no_draw(radii):
+    generator, finer = np.random.default_rng(2), 0
+    plain, ladder = Adaptive(SMALL, radii=radii), Adaptive(SMALL, radii=radii, ladder=True)
+    for p in [*PROBABILITIES, *generator.uniform(0.5, 1, 60)]:
+        classes = listed(p, 3050, generator)
+        one, other = (certify(procedure, ListedVotes(classes)) for procedure in (plain, ladder))
+        assert (one.details, one.prediction, one.trials) == (other.details, other.prediction, other.trials)
+        # Finer, but never as far as the next radius of the grid: that one was not certified.
+        above = [radius for radius in plain.radii if radius > one.radius]
+        assert one.radius <= other.radius < min(above, default=np.inf) or one.prediction == ABSTAIN
+        finer += other.radius > one.radius
+    assert finer > 20
+
+
+def test_rungs_are_a_hundredth_of_sigma_apart_and_reach_what_can_be_certified():
+    ladder = Adaptive(SMALL, radii=(0.0,), ladder=True)
+    generator = np.random.default_rng(3)
+    radii = {certify(ladder, DrawnVotes(p, generator)).radius for p in np.linspace(0.6, 1, 30)}
+    assert len(radii) > 3 and all(abs(200 * radius - round(200 * radius)) < 1e-9 for radius in radii)
+    # alpha^(1/n), the largest probability that n successes in a row reject, lies within the next two rungs.
+    top = SMALL.sigma * stats.norm.ppf(SMALL.alpha ** (1 / SMALL.n))
+    assert top - 0.01 <= ladder.largest_radius <= top
+
+
+def test_label_awareness_skips_wrong_classes_and_marks_them():
+    generator, skipped = np.random.default_rng(4), 0
+    aware, blind = Adaptive(SMALL, label_aware=True), Adaptive(SMALL)
+    for p in [*PROBABILITIES, *generator.uniform(0.1, 1, 40)]:
+        classes = listed(p, 3050, generator)
+        selected = int(np.bincount(classes[:50]).argmax())
+        one, other = (certify(procedure, ListedVotes(classes), label=2) for procedure in (aware, blind))
+        if selected == 2:
+            assert one == dataclasses.replace(other, details={**other.details, "label_aware": 0})
+        else:
+            assert (one.prediction, one.radius, one.trials) == (ABSTAIN, 0.0, 0)
+            assert one.details == {"samples": 50, "level": -1, "looks": 0, "label_aware": 1}
+            skipped += 1
+        assert [one.prediction == 2 and one.radius >= r for r in PAPER_RADII] == [
+            other.prediction == 2 and other.radius >= r for r in PAPER_RADII
+        ]
+    assert 5 <= skipped <= 40
+
+
+def test_noise_at_a_distance_from_a_gaussian_needs_more_successes():
+    near, far = (plain_tables(dataclasses.replace(SMALL, noise_distance=d), [0.0, 0.5]) for d in (0.0, 1e-2))
+    common = np.isin(far.looks, near.looks)
+    assert (far.efficacy[:, -1] > near.efficacy[:, -1]).all() and common.any()
+    assert (far.nulls > near.nulls).all()
+
+
+@pytest.fixture
+def build_count(monkeypatch) -> list[int]:
+    """How often tables were built rather than read."""
+    builds = []
+
+    def counted(*arguments: object) -> Tables:
+        builds.append(1)
+        return build_tables(*arguments)
+
+    monkeypatch.setattr("smoothadv.certification.adaptive.build_tables", counted)
+    return builds
+
+
+def some_certificates() -> list[object]:
+    """What a new object of the same settings states; its tables are built or read."""
+    generator, procedure = np.random.default_rng(5), Adaptive(SMALL, radii=(0.0, 0.5, 1.0))
+    return [certify(procedure, DrawnVotes(p, generator)) for p in PROBABILITIES]
+
+
+def test_tables_are_built_once_and_then_read(tmp_path, monkeypatch, build_count):
+    monkeypatch.setenv("SMOOTHADV_CACHE", str(tmp_path / "new"))
+    assert some_certificates() == some_certificates() and len(build_count) == 1
+    assert len(list((tmp_path / "new").iterdir())) == 1
+
+
+def test_other_settings_have_tables_of_their_own(tmp_path, monkeypatch, build_count):
+    monkeypatch.setenv("SMOOTHADV_CACHE", str(tmp_path))
+    for change in ({}, {"sigma": 0.25}, {"n": 2999}, {"alpha": 2e-3}, {"noise_distance": 1e-9}, {"n0": 10}):
+        Adaptive(dataclasses.replace(SMALL, **change)).largest_radius  # noqa: B018
+    assert len(build_count) == 5  # n0 has no part in them
+    looks = [plain_tables(dataclasses.replace(SMALL, alpha=alpha), [0.0]).looks.tolist() for alpha in (1e-3, 2e-3)]
+    for alpha in (1e-3, 2e-3):
+        Adaptive(dataclasses.replace(SMALL, alpha=alpha), radii=(0.0,)).largest_radius  # noqa: B018
+    assert looks[0] == looks[1] and len(build_count) == 7  # the level alone tells these apart
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-1],
+        lambda content: content[: len(content) // 2],
+        lambda content: b"",
+        lambda content: content[:200] + bytes([content[200] ^ 1]) + content[201:],
+        lambda content: b"not a table at all" * 20,
+    ],
+)
+def test_a_damaged_cache_file_is_replaced(tmp_path, monkeypatch, build_count, damage):
+    monkeypatch.setenv("SMOOTHADV_CACHE", str(tmp_path))
+    expected = some_certificates()
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    assert some_certificates() == expected and len(build_count) == 2
+    assert some_certificates() == expected and len(build_count) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch, build_count):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("SMOOTHADV_CACHE", str(tmp_path / "file" / "cache"))
+    assert some_certificates() == some_certificates() and len(build_count) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,131 @@
+"""How often adaptive certification states what is false, by simulation of the whole procedure.
+
+The simulation is the procedure's loop for many runs at once, over the tables that the procedure itself uses; that it
+is the same procedure is tested run by run against the coroutine. Every check on random outcomes rejects what is true
+with probability at most 1e-6 (``FALSE_ALARM``), and each is shown to reject a procedure that is wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from smoothadv.certification import Draws, Smoothing
+from smoothadv.certification.adaptive import Adaptive
+from smoothadv.certification.error_spending import Tables, success_upper_bound
+from support.statistical_checks import too_many
+from support.votes import certify
+
+PROBABILITIES = [0.5, 0.5049, 0.6, 0.9, 0.99, 0.999, 0.9999, 0.99999]
+ALPHA, N0 = 1e-3, 100
+
+
+@pytest.fixture(scope="module")
+def plain() -> Adaptive:
+    return Adaptive(Smoothing(sigma=0.5, n0=N0, n=125_000, alpha=ALPHA))
+
+
+@pytest.fixture(scope="module")
+def ladder() -> Adaptive:
+    """All that could add errors: nearly 550 rows, futility, the grid's stops."""
+    return Adaptive(Smoothing(sigma=0.5, n0=N0, n=125_000, alpha=ALPHA), ladder=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Runs:
+    """Of every run: votes for the class in the selection and up to each look [runs, K], row reached, looks taken."""
+
+    selected: np.ndarray
+    successes: np.ndarray
+    row: np.ndarray
+    looks: np.ndarray
+
+
+def simulate(procedure: Adaptive, p: float, number: int, seed: int, tables: Tables | None = None) -> Runs:
+    """``number`` runs on a class of probability ``p``, which is taken for the one that the selection finds."""
+    tables, decisions = tables or procedure._tables, procedure._decisions
+    generator, n_max, last = np.random.default_rng(seed), tables.looks[-1], len(tables.looks) - 1
+    upper = np.array([success_upper_bound(s, N0, 0.01) for s in range(N0 + 1)])
+    selected = generator.binomial(N0, p, number)
+    runs = Runs(selected, np.zeros((number, last + 1), np.int64), np.full(number, -1), np.zeros(number, np.int64))
+    going = np.flatnonzero(n_max * upper[selected] >= tables.efficacy[0, -1])
+    count = np.zeros(number, np.int64)
+    for look, draws in enumerate(np.diff(tables.looks, prepend=0)):
+        count[going] += generator.binomial(draws, p, len(going))
+        # Boundaries ascend with the rows, so that the number of those reached is the place of the count among them.
+        reached = np.searchsorted(tables.efficacy[:, look], count[going], side="right") - 1
+        runs.row[going] = np.maximum(runs.row[going], reached)
+        runs.looks[going], runs.successes[going, look] = look + 1, count[going]
+        following = np.searchsorted(decisions, runs.row[going], side="right")
+        row = decisions[np.minimum(following, len(decisions) - 1)]
+        decided = (following == len(decisions)) | (tables.efficacy[row, -1] > n_max)
+        going = going[~(decided | (count[going] <= tables.futility[row, look]) | (look == last))]
+    return runs
+
+
+def false_statements(procedure: Adaptive, p: float, number: int, seed: int, tables: Tables | None = None) -> int:
+    """How many runs reject a hypothesis "p <= t" that is true: their class or their radius is wrong."""
+    row = simulate(procedure, p, number, seed, tables).row
+    return int(((row >= 0) & (procedure._tables.nulls[row] >= p)).sum())
+
+
+class RecordedVotes:
+    """Answers the coroutine's requests with what a simulated run has seen."""
+
+    def __init__(self, runs: Runs, run: int) -> None:
+        steps = np.diff(runs.successes[run], prepend=0)
+        self.answers = iter([runs.selected[run], *steps])
+
+    def answer(self, request: Draws) -> np.ndarray:
+        successes = next(self.answers)
+        others = request.count - successes
+        # Split, so that the class is the one selected even where it has less than half.
+        return np.array([others // 3, others // 3, successes, others - 2 * (others // 3)])
+
+
+@pytest.mark.parametrize("p", [0.4, 0.52, *PROBABILITIES])
+def test_simulation_is_the_coroutine_run_by_run(ladder, p):
+    number = 40
+    runs = simulate(ladder, p, number, seed=0)
+    for run in range(number):
+        certificate = certify(ladder, RecordedVotes(runs, run))
+        row, looks = runs.row[run], runs.looks[run]
+        assert certificate.details["looks"] == looks
+        assert certificate.successes == (runs.successes[run, looks - 1] if looks else 0)
+        assert certificate.radius == (ladder._grid[row] if row >= 0 else 0.0)
+        assert (certificate.prediction == 2) == (row >= 0)
+
+
+def test_true_radius_is_exceeded_no_more_often_than_alpha(ladder):
+    number = 100_000
+    counts = [false_statements(ladder, p, number, seed) for seed, p in enumerate(PROBABILITIES)]
+    assert not any(too_many(count, number, ALPHA) for count in counts)
+    assert sum(counts) > 50, "hardly any errors: these runs would not show too many"
+
+
+def test_error_stays_below_alpha_where_it_is_largest(plain):
+    """At the hypotheses themselves, and without giving up early, which hides errors."""
+    number = 20_000
+    patient = dataclasses.replace(plain._tables, futility=np.full_like(plain._tables.futility, -1))
+    counts = [false_statements(plain, t, number, 1, patient) for t in plain._tables.nulls[:8]]
+    assert not any(too_many(count, number, ALPHA) for count in counts)
+    assert sum(counts) > 20, "hardly any errors: these runs would not show too many"
+
+
+def test_error_check_rejects_a_fixed_bound_looked_at_many_times(plain):
+    tables = plain._tables
+    peeking = [stats.binom.isf(ALPHA, tables.looks, t).astype(int) + 1 for t in tables.nulls[:8]]
+    peeking = dataclasses.replace(tables, efficacy=np.vstack([peeking, tables.efficacy[8:]]))
+    assert too_many(false_statements(plain, 0.5, 20_000, 0, peeking), 20_000, ALPHA)
+    assert too_many(false_statements(plain, tables.nulls[4], 20_000, 0, peeking), 20_000, ALPHA)
+
+
+def test_error_check_rejects_lowered_boundaries(ladder):
+    # By 0.7 standard deviations of the count.
+    tables = ladder._tables
+    shift = 0.7 * np.sqrt(tables.looks * tables.nulls[:, None] * (1 - tables.nulls[:, None]))
+    lowered = dataclasses.replace(tables, efficacy=tables.efficacy - shift.astype(int))
+    assert too_many(false_statements(ladder, 0.5, 20_000, 0, lowered), 20_000, ALPHA)

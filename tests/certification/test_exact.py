@@ -1,0 +1,103 @@
+"""CERTIFY's coroutine with early abstention: nothing it states differs from what the full counts say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smoothadv.bounds import certified_radius
+from smoothadv.certification import ABSTAIN, Draws, Smoothing
+from smoothadv.certification.exact import Exact
+from support.votes import ListedVotes, certify, listed
+
+many = settings(deadline=None, derandomize=True, max_examples=300)
+
+
+@st.composite
+def runs(draw) -> tuple[Smoothing, np.ndarray]:
+    """A procedure's settings and the classes of all its draws."""
+    smoothing = Smoothing(
+        sigma=draw(st.floats(0.1, 1)),
+        n0=draw(st.integers(1, 30)),
+        n=draw(st.integers(1, 300)),
+        alpha=draw(st.floats(1e-6, 0.4)),
+        noise_distance=draw(st.just(0.0) | st.floats(1e-9, 0.02)),
+    )
+    generator = np.random.default_rng(draw(st.integers(0, 2**32)))
+    p = draw(st.sampled_from([0.3, 0.5, 0.6, 0.9, 1.0]))
+    return smoothing, listed(p, smoothing.n0 + smoothing.n, generator)
+
+
+def from_full_counts(smoothing: Smoothing, classes: np.ndarray) -> tuple[int, float, int]:
+    """Class, radius and number of successes by the book: every draw is counted."""
+    selected = np.bincount(classes[: smoothing.n0], minlength=4).argmax()
+    successes = int((classes[smoothing.n0 :] == selected).sum())
+    radius = certified_radius(successes, smoothing.n, smoothing.sigma, smoothing.alpha, smoothing.noise_distance)
+    return (ABSTAIN, 0.0, successes) if radius is None else (int(selected), radius, successes)
+
+
+@many
+@given(runs())
+def test_decisions_are_those_of_the_full_counts(run):
+    smoothing, classes = run
+    stated, votes = Exact(smoothing), ListedVotes(classes)
+    certificate = certify(stated, votes)
+    prediction, radius, successes = from_full_counts(smoothing, classes)
+    assert (certificate.prediction, certificate.radius) == (prediction, radius)
+    assert votes.used == smoothing.n0 + certificate.trials
+    if prediction != ABSTAIN:
+        assert (certificate.successes, certificate.trials) == (successes, smoothing.n)
+
+
+@many
+@given(runs())
+def test_counts_are_cut_at_the_first_miss_too_many(run):
+    smoothing, classes = run
+    votes = ListedVotes(classes)
+    certificate = certify(Exact(smoothing), votes)
+    candidate = np.bincount(classes[: smoothing.n0], minlength=4).argmax()
+    missed = np.flatnonzero(classes[smoothing.n0 :] != candidate)
+    level, distance = smoothing.alpha, smoothing.noise_distance
+    radii = [certified_radius(k, smoothing.n, 1.0, level, distance) for k in range(smoothing.n + 1)]
+    allowed = max(0, sum(radius is not None for radius in radii) - 1)
+    expected = smoothing.n if len(missed) <= allowed else missed[allowed] + 1
+    assert certificate.trials == expected
+    assert certificate.successes == expected - min(len(missed), allowed + 1)
+
+
+def test_requests_name_the_candidate_and_the_misses_that_still_certify():
+    voting = Exact(Smoothing(0.25, 100, 100_000, 1e-3)).votes(0)
+    assert next(voting) == Draws(100)
+    assert voting.send(np.array([10, 45, 45])) == Draws(100_000, candidate=1, misses=100_000 - 50_490)
+
+
+@pytest.mark.parametrize(("successes", "certifies"), [(50_489, False), (50_490, True)])
+def test_fewest_successes_certify_and_one_less_does_not(successes, certifies):
+    classes = np.full(100_100, 2)
+    classes[100 : 100 + 100_000 - successes] = 0
+    certificate = certify(Exact(Smoothing(0.25, 100, 100_000, 1e-3)), ListedVotes(classes))
+    assert (certificate.prediction == 2) == certifies == (certificate.trials == 100_000)
+    assert certificate.successes == (successes if certifies else 0)
+
+
+def test_votes_that_decide_late_leave_counts_that_look_whole():
+    # The last draw of all is the miss too many: nothing was cut off, and the answer is an abstention.
+    classes = np.full(20, 2)
+    classes[-1] = 0
+    certificate = certify(Exact(Smoothing(0.25, 10, 10, 1e-3)), ListedVotes(classes))
+    assert (certificate.prediction, certificate.successes, certificate.trials) == (ABSTAIN, 9, 10)
+
+
+def test_largest_radius_is_that_of_successes_alone():
+    smoothing = Smoothing(0.25, 10, 1000, 1e-3)
+    certificate = certify(Exact(smoothing), ListedVotes(np.full(1010, 2)))
+    assert certificate.radius == Exact(smoothing).largest_radius == certified_radius(1000, 1000, 0.25, 1e-3)
+    assert Exact(Smoothing(0.25, 10, 9, 1e-3)).largest_radius == 0.0
+
+
+def test_wrong_settings_are_refused():
+    for sigma, n0, n, alpha in [(0, 1, 1, 0.1), (1, 0, 1, 0.1), (1, 1, 0, 0.1), (1, 1, 1, 0.0), (1, 1, 1, 1.0)]:
+        with pytest.raises(ValueError):
+            Smoothing(sigma, n0, n, alpha)

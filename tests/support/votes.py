@@ -1,0 +1,55 @@
+"""Certification procedures without a classifier: votes from a coin, or from a list written beforehand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from smoothadv.certification import Certificate, Draws, Procedure
+
+CLASSES = 4
+
+
+class ListedVotes:
+    """Answers requests from a list of classes, one draw after the other, as a counter with early stop must."""
+
+    def __init__(self, classes: np.ndarray) -> None:
+        self.classes, self.used = classes, 0
+
+    def answer(self, request: Draws) -> np.ndarray:
+        votes = self.classes[self.used : self.used + request.count]
+        assert len(votes) == request.count, "more draws were asked for than the list holds"
+        if request.candidate is not None:
+            missed = np.flatnonzero(votes != request.candidate)
+            if len(missed) > request.misses:
+                votes = votes[: missed[request.misses] + 1]
+        self.used += len(votes)
+        return np.bincount(votes, minlength=CLASSES)
+
+
+class DrawnVotes:
+    """Answers requests without a candidate by multinomial draws: class 2 has probability ``p``."""
+
+    def __init__(self, p: float, generator: np.random.Generator) -> None:
+        self.generator = generator
+        self.probabilities = [0.7 * (1 - p), 0.3 * (1 - p), p, 0.0]
+
+    def answer(self, request: Draws) -> np.ndarray:
+        assert request.candidate is None
+        return self.generator.multinomial(request.count, self.probabilities)
+
+
+def certify(procedure: Procedure, votes: ListedVotes | DrawnVotes, label: int = 2) -> Certificate:
+    """What the procedure states when it gets these votes."""
+    voting = procedure.votes(label)
+    request = next(voting)
+    while True:
+        assert request.count >= 1
+        try:
+            request = voting.send(votes.answer(request))
+        except StopIteration as stop:
+            return stop.value
+
+
+def listed(p: float, draws: int, generator: np.random.Generator) -> np.ndarray:
+    """Classes of ``draws`` draws, class 2 with probability ``p``, the others equally often."""
+    return np.where(generator.random(draws) < p, 2, generator.choice([0, 1, 3], draws))
