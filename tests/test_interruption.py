@@ -137,7 +137,7 @@ def test_interrupted_certification_says_how_to_go_on(checkpoint, tmp_path, capsy
     log, fresh = tmp_path / "interrupted.tsv", tmp_path / "fresh.tsv"
     code, said = interrupt_at(script("certify", *certification(checkpoint, log)), tmp_path, log, 2)
     assert code == 130
-    assert len(said.strip().splitlines()) == 1 and "--resume" in said
+    assert len(said.strip().splitlines()) == 1 and "same command again" in said
     done = len(rows(log))
     assert log.read_bytes().endswith(b"\n") and done >= 2
     assert call(capsys, "certify", *certification(checkpoint, log, "--max", done + 1, "--resume")).code == 0

@@ -123,7 +123,7 @@ def test_a_draw_does_not_depend_on_how_many_are_asked_for_at_a_time(counts, shap
     image = torch.zeros(shape)
 
     def stream() -> NoiseStream:
-        return NoiseStream(0.5, derive_generator("cpu", 9))
+        return GaussianNoise(0.5, 9).stream(3, "cpu")
 
     pieces, whole = stream(), stream().draw(sum(counts), image)
     parts = [pieces.draw(count, image) for count in counts]

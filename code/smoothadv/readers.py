@@ -64,9 +64,9 @@ def read_certification_log(path: Path) -> Any:
     """A certification log: columns idx, label, predict, correct (int64) and radius (float64), sorted by idx.
 
     Columns successes and trials, those of a procedure on a grid of radii (samples, level, looks) and label_aware, all
-    int64, follow where the log has them. UserError unless there are rows and every one is consistent: finite radii >=
-    0, one row per idx, ``correct`` equal to (predict == label), abstentions (predict -1) with radius 0. A running total of hits in place of ``correct``, and True and
-    False for 1 and 0, are noted and understood.
+    int64, follow where the log has them. UserError unless there are rows and every one is consistent: finite
+    radii >= 0, one row per idx, ``correct`` equal to (predict == label), abstentions (predict -1) with radius 0. A
+    running total of hits in place of ``correct``, and True and False for 1 and 0, are noted and understood.
     """
     columns, notes = _read_examples(path, "certification log", _CERTIFICATION, _OPTIONAL)
     idx, predict, radius = columns["idx"], columns["predict"], columns["radius"]

@@ -80,6 +80,9 @@ def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
         raise UserError(
             f"there are no shards of {log} in {shard_folder(log)}: name them, or make them with --shard K/N"
         )
+    missing = [str(path) for path in shards if not path.is_file()]
+    if missing:
+        raise UserError(f"shard {missing[0]} does not exist")
     if log.exists() and not overwrite:
         raise UserError(f"{log} exists already: add --overwrite to replace it")
     manifests = [read_manifest_file(path) for path in shards]

@@ -20,8 +20,12 @@ SCRIPTS = sorted(path.stem for path in CODE.glob("*.py"))
 
 
 def documented_commands(text: str) -> list[str]:
-    """The lines `python code/X.py ...` of a text, each joined with the lines that its backslash continues on."""
+    """The lines `python code/X.py ...` of a text, each joined with the lines that its backslash continues on.
+
+    A line that leaves the start to torchrun is given as if it did not.
+    """
     joined = re.sub(r"\\\n\s*", "", text)
+    joined = re.sub(r"^( *)torchrun (--\S+ \d+ )*code/", r"\1python code/", joined, flags=re.MULTILINE)
     return [line.strip() for line in joined.splitlines() if line.strip().startswith("python code/")]
 
 
@@ -71,6 +75,8 @@ def validate(monkeypatch):
             monkeypatch.setattr(f"smoothadv.commands.{FIRST_STEPS[name]}", accept)
         else:
             monkeypatch.setattr(command, "run", parse_only)
+        if arguments[0] == "merge":
+            monkeypatch.setattr("smoothadv.commands.evaluating.merge", accept)
         with pytest.raises(Accepted):
             code = command.main(arguments)
             pytest.fail(f"exit code {code}: {line}")

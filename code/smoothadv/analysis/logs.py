@@ -141,15 +141,15 @@ def _files_below(folder: Path) -> list[Path]:
     files, visited = [], set()
     for place, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(place)
-        folders[:] = (
-            []
-            if real in visited
-            else [name for name in folders if not name.startswith(".") and not is_shard_folder(name)]
-        )
+        folders[:] = [] if real in visited else [name for name in folders if _is_searched(name)]
         if real not in visited:
             files += [Path(place, name) for name in names if not name.startswith(".")]
         visited.add(real)
     return sorted(path for path in files if path.is_file() and not is_manifest(path))
+
+
+def _is_searched(folder: str) -> bool:
+    return not folder.startswith(".") and not is_shard_folder(folder)
 
 
 def _folder_name(argument: str) -> str:

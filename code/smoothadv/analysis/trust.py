@@ -88,6 +88,8 @@ def _method(parameters: Parameters) -> str:
 def _check_counts(path: Path, table: pd.DataFrame, parameters: Parameters) -> Parameters:
     """UserError unless one n and one sigma explain all counts and radii; returns what the counts tell of them."""
     alpha, n = float(parameters.values["alpha"]), int(table["trials"].max())
+    if n < 1:
+        raise UserError(f"{path} holds certificates of no trials at all")
     if parameters.sources.get("N") == "assumed" and (table.predict >= 0).any():
         parameters = parameters.replaced("N", n, "column trials")
     if n != parameters.get("N") and ((table.predict >= 0).any() or n > parameters.get("N")):

@@ -97,9 +97,12 @@ def _certify(parser: Parser, options: argparse.Namespace) -> None:
         given["radii"] = job.dataset.description.radii
     procedure = compose(parser, chosen, options, f"--method {options.method}", **given)
     if procedure.largest_radius == 0:
+        least = (
+            f"at least --N {minimum_trials_to_certify(options.alpha)}" if options.method == "exact" else "a larger --N"
+        )
         warn(
             f"--N {options.N} can certify nothing at --alpha {options.alpha:g}, every image will abstain: "
-            f"at least --N {minimum_trials_to_certify(options.alpha)} is needed"
+            f"{least} is needed"
         )
     columns = (*CERTIFICATION_COLUMNS, *procedure.columns, *((_SOUND_COLUMN,) if options.sound else ()))
     whole = evaluate(
