@@ -102,7 +102,7 @@ def test_a_constant_classifier_gets_the_largest_radius():
 
 def test_nothing_is_certified_where_no_count_can():
     procedure = Adaptive(dataclasses.replace(SMALL, n=9))
-    assert procedure.largest_radius == 0.0
+    assert procedure.largest_radius is None
     assert certify(procedure, ListedVotes(np.full(59, 2))).prediction == ABSTAIN
 
 

@@ -90,8 +90,8 @@ class Procedure(Protocol):
     def columns(self) -> tuple[str, ...]: ...
 
     @property
-    def largest_radius(self) -> float:
-        """The radius of an input whose every draw is a success; 0 if not even that certifies."""
+    def largest_radius(self) -> float | None:
+        """The radius of an input whose every draw is a success; None if not even that certifies."""
 
     def votes(self, label: int) -> Voting:
         """Certify one input, whose true class is ``label``: only a benchmark may look at that."""

@@ -74,15 +74,15 @@ class Adaptive:
         return ("samples", "level", "looks", *(("label_aware",) if self.label_aware else ()))
 
     @cached_property
-    def largest_radius(self) -> float:
+    def largest_radius(self) -> float | None:
         if self._hopeless(self.smoothing.n0):
-            return 0.0
+            return None
         best = -1
         for look, n in enumerate(self._tables.looks):
             best = max(best, self._crossed(int(n), look))
             if self._is_decided(best, look, int(n)):
                 break
-        return float(self._grid[best]) if best >= 0 else 0.0
+        return float(self._grid[best]) if best >= 0 else None
 
     def _crossed(self, successes: int, look: int) -> int:
         """The highest row that these successes cross at this look; -1 if none."""

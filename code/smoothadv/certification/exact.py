@@ -30,8 +30,8 @@ class Exact:
     smoothing: Smoothing
 
     @cached_property
-    def largest_radius(self) -> float:
-        return self._radius(self.smoothing.n, self.smoothing.n) or 0.0
+    def largest_radius(self) -> float | None:
+        return self._radius(self.smoothing.n, self.smoothing.n)
 
     @cached_property
     def _allowed_misses(self) -> int:

@@ -96,7 +96,7 @@ def _certify(parser: Parser, options: argparse.Namespace) -> None:
     if "radii" in {field.name for field in dataclasses.fields(chosen)}:
         given["radii"] = job.dataset.description.radii
     procedure = compose(parser, chosen, options, f"--method {options.method}", **given)
-    if procedure.largest_radius == 0:
+    if procedure.largest_radius is None:
         least = (
             f"at least --N {minimum_trials_to_certify(options.alpha)}" if options.method == "exact" else "a larger --N"
         )

@@ -1,0 +1,143 @@
+"""Noisy samples per second of certification, as a ratio to a plain eager float32 loop over the same network.
+
+    python benchmarks/certification_speed.py --arch cifar_resnet110 --plain-batch 400 --draws 800 --compile
+    python benchmarks/certification_speed.py --arch resnet50 --plain-batch 8 --draws 16 --batch 8 --compile
+
+All variants run in this process, in turns, and include drawing the noise and counting the votes; what is printed are
+medians over the rounds of the ratios within a round. The last lines say which share of a forward pass the noise takes.
+Weights are random and the statistics of the normalization settled: speed does not depend on what was learnt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from plain_certification import count_votes, gaussian
+
+from smoothadv.architectures import get_architecture
+from smoothadv.certification import Draws
+from smoothadv.datasets import describe_dataset
+from smoothadv.inference import PRECISIONS, Arrangement, arrange, default_batch
+from smoothadv.noise import GaussianNoise, Noise, RoundedGaussianNoise
+from smoothadv.voting import Poll, VoteCounter
+
+SIGMA = 0.25
+DATASETS = {"resnet50": "imagenet"}
+
+
+def settled(arch: str, dataset: str, device: torch.device) -> torch.nn.Module:
+    """The architecture with batch statistics of noise-like images, in eval mode."""
+    torch.manual_seed(0)
+    network = get_architecture(arch, dataset).to(device).train()
+    with torch.no_grad():
+        for _ in range(3):
+            network(torch.rand(16, *describe_dataset(dataset).image_shape, device=device))
+    return network.eval()
+
+
+def counting(counter: VoteCounter, noise: Noise, image: torch.Tensor, draws: int) -> Callable[[], None]:
+    """Count votes as certification does."""
+
+    def voting():
+        return (yield Draws(draws))
+
+    def run() -> None:
+        for _ in counter.run([Poll(image, noise.stream(0, counter.device), voting())]):
+            pass
+
+    return run
+
+
+def filling(noise: Noise, image: torch.Tensor, batch: int, draws: int, device: torch.device) -> Callable[[], None]:
+    """Only draw the noise."""
+    out = torch.empty(batch, *image.shape, device=device).to(memory_format=torch.channels_last)
+    stream = noise.stream(0, device)
+
+    def run() -> None:
+        for start in range(0, draws, batch):
+            stream.fill(out, image, start)
+
+    return run
+
+
+def seconds(run: Callable[[], None], options: argparse.Namespace) -> float:
+    """Of processor time where one thread works, which other processes do not disturb; else of the clock on the wall."""
+    clock = time.process_time if options.threads == 1 and options.device.type == "cpu" else time.perf_counter
+    if options.device.type == "cuda":
+        torch.cuda.synchronize()
+    start = clock()
+    run()
+    if options.device.type == "cuda":
+        torch.cuda.synchronize()
+    return clock() - start
+
+
+def variants(options: argparse.Namespace) -> dict[str, Callable[[], None]]:
+    """What is timed, by name; the plain loop first."""
+    dataset, device = DATASETS.get(options.arch, "cifar10"), options.device
+    description = describe_dataset(dataset)
+    network = settled(options.arch, dataset, device)
+    image = (torch.rand(description.image_shape) * 255).round().to(device) / 255
+    classes, gauss, rounded = description.num_classes, GaussianNoise(SIGMA, 0), RoundedGaussianNoise(SIGMA, 0)
+    runs: dict[str, Callable[[], None]] = {
+        f"plain, batch {options.plain_batch}": lambda: count_votes(
+            network, image, options.draws, options.plain_batch, classes, gaussian(SIGMA)
+        )
+    }
+    arrangements = [(precision, False) for precision in options.precision]
+    arrangements += [(precision, True) for precision in options.precision if options.compile]
+    for precision, compiled in arrangements:
+        voter = arrange(network, Arrangement(precision, compiled), device)
+        batch = options.batch or default_batch(voter, description.image_shape, device)
+        counter = VoteCounter(voter, classes, batch, device)
+        name = f"{precision}{', compiled' if compiled else ''}, batch {batch}"
+        runs[name] = counting(counter, gauss, image, options.draws)
+        if precision == "fp32" and not compiled:
+            runs[f"{name}, --sound"] = counting(counter, rounded, image, options.draws)
+            runs["drawing Gaussian noise alone"] = filling(gauss, image, batch, options.draws, device)
+            runs["drawing --sound noise alone"] = filling(rounded, image, batch, options.draws, device)
+    return runs
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--arch", default="cifar_resnet110")
+    parser.add_argument("--plain-batch", type=int, default=400)
+    parser.add_argument("--batch", type=int, default=None, help="ours; None: as certify chooses")
+    parser.add_argument("--draws", type=int, default=800, help="per round and variant")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--precision", nargs="+", choices=list(PRECISIONS), default=["fp32"])
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    runs = variants(options)
+    for run in runs.values():
+        run()
+    rounds = []
+    for _ in range(options.rounds):
+        rounds.append({name: seconds(run, options) for name, run in runs.items()})
+    plain = next(iter(runs))
+    where = torch.cuda.get_device_name() if options.device.type == "cuda" else f"{options.threads} threads"
+    print(
+        f"{options.arch}, {options.rounds} rounds of {options.draws} draws, {where}, torch {torch.__version__}, ",
+        end="",
+    )
+    print(f"Python {platform.python_version()}")
+    for name in runs:
+        ratio = statistics.median(times[plain] / times[name] for times in rounds)
+        rate = statistics.median(options.draws / times[name] for times in rounds)
+        print(f"{name:34s} {rate:12,.0f} samples/s {ratio:8.2f} x plain")
+
+
+if __name__ == "__main__":
+    main()
