@@ -50,12 +50,12 @@ def arrange(classifier: nn.Module, arrangement: Arrangement, device: torch.devic
     """A copy of ``classifier`` (images [B, C, H, W] in, logits out) on ``device``, in eval mode, arranged for speed.
 
     Batch normalization, and the input layer's division, are folded into convolutions; tensors are channels-last.
-    UserError where ``compile`` is asked for and no compiler is there.
+    Compiled at the first batch: UserError there, where no compiler can be found.
     """
     folded = fold(copy.deepcopy(classifier).eval().to(device))
     voting = VotingClassifier(folded.to(PRECISIONS[arrangement.precision]), PRECISIONS[arrangement.precision])
     voting = voting.requires_grad_(False).to(memory_format=torch.channels_last)
-    return _compiled(voting) if arrangement.compile else voting
+    return _Compiled(voting) if arrangement.compile else voting
 
 
 def fold(classifier: nn.Module) -> nn.Module:
@@ -95,18 +95,26 @@ def _scale_first_convolution(network: torch.fx.GraphModule, std: torch.Tensor) -
     return True
 
 
-def _compiled(classifier: nn.Module) -> nn.Module:
-    """Compiled for one batch shape, with its weights as constants."""
-    import torch._inductor.config as inductor
+class _Compiled(nn.Module):
+    """A classifier compiled, at its first batch, for the shape of that batch, with its weights as constants."""
 
-    inductor.freezing = True
-    return torch.compile(classifier, dynamic=False)
+    def __init__(self, classifier: nn.Module) -> None:
+        import torch._inductor.config as inductor
 
+        super().__init__()
+        inductor.freezing = True
+        self._compiled = torch.compile(classifier, dynamic=False)
 
-def compiler_error(error: Exception) -> UserError:
-    """What to tell where compilation failed."""
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return UserError(f"--compile failed, leave it out or install a C++ compiler (on a GPU: Triton): {reason}")
+    def forward(self, noisy_images: torch.Tensor) -> torch.Tensor:
+        try:
+            return self._compiled(noisy_images)
+        except Exception as error:
+            if not type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
+                raise
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"--compile failed: leave it out, or install a C++ compiler (on a GPU: Triton); {reason}"
+            ) from error
 
 
 def default_batch(classifier: nn.Module, image_shape: tuple[int, ...], device: torch.device) -> int:
@@ -138,5 +146,6 @@ def make_deterministic() -> None:
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads what it has not written
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True

@@ -10,9 +10,7 @@ from smoothadv.analysis.quantities import abstention_rate, average_certified_rad
 from smoothadv.analysis.radii import AtRadii, radius_column
 from smoothadv.analysis.tables import Column, Table
 
-_ON_GRID = Column(
-    "average_certified_radius_on_the_grid", "average certified radius (l2) on the grid of radii decided", "number"
-)
+_ON_GRID = Column("average_certified_radius_on_the_grid", "average certified radius (l2) on the grid", "number")
 
 
 @ANALYSES.register("summary")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ from smoothadv.commands.runner import Parser, run
 from smoothadv.commands.smoothing import SmoothingJob
 from smoothadv.errors import UserError
 from smoothadv.evaluation import Part, Tally, check_logged_examples, evaluate_examples
-from smoothadv.inference import compiler_error
 from smoothadv.records import ExampleLog, shard_folder
 from smoothadv.shards import Shard, merge, shard_count, shards_of
 from smoothadv.voting import Poll
+from smoothadv.workers import Workers
 
 
 def evaluate(
@@ -49,14 +49,17 @@ def evaluate(
         report=workers.report if workers else None,
         quiet=workers is not None and workers.rank > 0,
     )
-    with _compiler_errors(options):
-        evaluate_examples(job.dataset, work.parts(), job.counter(), poll, tally)
+    if options.compile and (workers is None or workers.rank == 0):
+        print("compiling the classifier first, which may take a minute", file=sys.stderr)
+    evaluate_examples(job.dataset, work.parts(), job.counter(), poll, tally)
     if workers is None:
         return options.shard is None
     workers.wait_for_all()
-    if workers.rank == 0 and not options.outfile.exists():
-        merge(options.outfile, shards_of(options.outfile))
-        shutil.rmtree(shard_folder(options.outfile))
+    if workers.rank == 0:
+        anew = options.existing == "overwrite"
+        if anew or not options.outfile.exists():
+            merge(options.outfile, shards_of(options.outfile), overwrite=anew)
+        shutil.rmtree(shard_folder(options.outfile), ignore_errors=True)
     return workers.rank == 0
 
 
@@ -75,6 +78,8 @@ class _Work:
                 if job.workers.rank == 0:
                     yield self._part(options.outfile, job.indices, self.settings, "resume")
                 return
+            if options.existing == "overwrite" and not job.workers.restarted:
+                self._remove_old_shards(job.workers)
             count = shard_count(len(job.indices))
             for index in job.workers.claims(count):
                 yield self._shard(Shard(index, count))
@@ -82,6 +87,11 @@ class _Work:
             yield self._shard(options.shard)
         else:
             yield self._part(options.outfile, job.indices, self.settings, options.existing)
+
+    def _remove_old_shards(self, workers: Workers) -> None:
+        if workers.rank == 0:
+            shutil.rmtree(shard_folder(self.options.outfile), ignore_errors=True)
+        workers.agree("removed", 1)  # nobody begins before the first process has said so
 
     def _shard(self, shard: Shard) -> Part:
         settings = {**self.settings, "shard": shard.record(self.job.indices)}
@@ -105,16 +115,6 @@ def _refuse_other_way(options: argparse.Namespace, job: SmoothingJob) -> None:
         )
     if options.shard is not None and options.outfile.exists() and options.existing != "overwrite":
         raise UserError(f"{options.outfile} exists already, without shards: name another log, or remove this one")
-
-
-@contextlib.contextmanager
-def _compiler_errors(options: argparse.Namespace) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        if options.compile and type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
-            raise compiler_error(error) from error
-        raise
 
 
 def told_of_shard(options: argparse.Namespace, command: str) -> str:

@@ -175,6 +175,8 @@ def _settings(options: argparse.Namespace, content: dict[str, Any], job: Smoothi
         "compiled": options.compile,
         "device": job.device.type,
     }
+    if job.device.type == "cuda" and options.precision == "fp32":
+        settings["tf32"] = torch.backends.cudnn.allow_tf32
     if isinstance(job.noise, RoundedGaussianNoise):
         # The certified classifier is the executed program: whatever may change its rounding belongs to it.
         settings["executed_by"] = {
