@@ -1,0 +1,67 @@
+"""The votes that certification counts are those of a loop as plain as it can be written, kept with the benchmarks."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from smoothadv.certification import Draws
+from smoothadv.checkpoints import load_classifier
+from smoothadv.datasets import get_dataset
+from smoothadv.inference import Arrangement, arrange
+from smoothadv.noise import GaussianNoise
+from smoothadv.voting import Poll, VoteCounter
+
+SIGMA, DRAWS, IMAGES, CLASSES = 0.25, 500, 12, 10
+
+
+@pytest.fixture(scope="module")
+def plain(pytestconfig):
+    """benchmarks/plain_certification.py as a module."""
+    path = Path(pytestconfig.rootpath) / "benchmarks" / "plain_certification.py"
+    spec = importlib.util.spec_from_file_location("plain_certification", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def ours(voter: torch.nn.Module, images: list[torch.Tensor], seed: int) -> np.ndarray:
+    """Counts of all images [images, classes], packed into batches of 70."""
+
+    def voting():
+        return (yield Draws(DRAWS))
+
+    noise = GaussianNoise(SIGMA, seed)
+    polls = [Poll(image, noise.stream(index, "cpu"), voting()) for index, image in enumerate(images)]
+    return np.stack([result.outcome for result in VoteCounter(voter, CLASSES, 70, torch.device("cpu")).run(polls)])
+
+
+def different_votes(first: np.ndarray, second: np.ndarray) -> int:
+    return int(np.abs(first - second).sum()) // 2
+
+
+def test_counts_are_those_of_a_plain_loop(plain, checkpoint):
+    classifier = load_classifier(checkpoint, "digits")
+    dataset = get_dataset("digits", "test")
+    images = [dataset[index][0] for index in range(IMAGES)]
+    noise = GaussianNoise(SIGMA, 0)
+
+    def draws_of(index: int):
+        stream = noise.stream(index, "cpu")
+        return lambda batch: stream.draw(len(batch), batch[0])
+
+    expected = np.stack(
+        [
+            plain.count_votes(classifier, image, DRAWS, 64, CLASSES, draws_of(index))
+            for index, image in enumerate(images)
+        ]
+    )
+    assert (ours(classifier, images, seed=0) == expected).all()
+    # Folding rounds the logits differently: a vote may fall the other way where two are equal to the last digits.
+    arranged = arrange(classifier, Arrangement(), torch.device("cpu"))
+    assert different_votes(ours(arranged, images, seed=0), expected) <= 2
+    assert different_votes(ours(arranged, images, seed=1), expected) > 50, "other draws would be noticed"
