@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,3 +17,15 @@ sys.path.insert(0, str(ROOT / "code"))
 def repository() -> Path:
     """The folder of this clone."""
     return ROOT
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Tables that the tests build, and the processes that they start, are never cached among this user's."""
+    from support.commands import ENVIRONMENT
+
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SMOOTHADV_CACHE", str(folder))
+        patch.setitem(ENVIRONMENT, "SMOOTHADV_CACHE", str(folder))
+        yield folder

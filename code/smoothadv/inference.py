@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.fx.experimental.optimization import fuse
+from torch.nn.utils.parametrize import is_parametrized
 
 from smoothadv.architectures.input_layers import Center, Normalize
 from smoothadv.errors import UserError
@@ -21,6 +22,7 @@ from smoothadv.errors import UserError
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _CPU_ELEMENTS = 100 * 3 * 32 * 32
 _PROBE = 64
+_ROUNDING = 1e-3
 
 
 @dataclass(frozen=True)
@@ -46,29 +48,47 @@ class VotingClassifier(nn.Module):
         return self.classifier(noisy_images.to(self.dtype)).float()
 
 
-def arrange(classifier: nn.Module, arrangement: Arrangement, device: torch.device) -> nn.Module:
+def arrange(
+    classifier: nn.Module, arrangement: Arrangement, device: torch.device, example: torch.Tensor | None = None
+) -> nn.Module:
     """A copy of ``classifier`` (images [B, C, H, W] in, logits out) on ``device``, in eval mode, arranged for speed.
+
+    ``example`` is one image [C, H, W] on which the copy must agree with the original up to rounding.
 
     Batch normalization, and the input layer's division, are folded into convolutions; tensors are channels-last.
     Compiled at the first batch: UserError there, where no compiler can be found.
     """
-    folded = fold(copy.deepcopy(classifier).eval().to(device))
+    original = copy.deepcopy(classifier).eval().to(device)
+    folded = fold(original, None if example is None else example.to(device).unsqueeze(0))
     voting = VotingClassifier(folded.to(PRECISIONS[arrangement.precision]), PRECISIONS[arrangement.precision])
-    voting = voting.requires_grad_(False).to(memory_format=torch.channels_last)
+    voting = voting.eval().requires_grad_(False).to(memory_format=torch.channels_last)
     return _Compiled(voting) if arrangement.compile else voting
 
 
-def fold(classifier: nn.Module) -> nn.Module:
+def fold(classifier: nn.Module, example: torch.Tensor | None = None) -> nn.Module:
     """The same function with batch normalization, and a Normalize in front, folded into convolutions.
 
-    In eval mode only. A network that torch.fx cannot trace is returned as it is.
+    In eval mode only. A network that torch.fx cannot trace, or whose layers are used twice, share weights or compute
+    them anew each time, is returned as it is; so is one whose logits on the ``example`` images [B, C, H, W] change by
+    more than rounding, as where tracing has taken a branch that no tensor takes.
     """
+    folded = _folded(classifier)
+    if example is not None:
+        with torch.inference_mode():
+            before, after = classifier(example), folded(example)
+        if not torch.allclose(before, after, rtol=_ROUNDING, atol=_ROUNDING * float(before.abs().max())):
+            return classifier
+    return folded
+
+
+def _folded(classifier: nn.Module) -> nn.Module:
     layers = classifier if isinstance(classifier, nn.Sequential) and len(classifier) == 2 else [None, classifier]
     entrance, network = layers
     try:
-        # Tracing follows no branch that depends on the data: TypeError is how Python objects to a symbol there.
         traced = torch.fx.symbolic_trace(network)
-    except (torch.fx.proxy.TraceError, TypeError):
+    except Exception:  # anybody's code may object to a symbol in place of a tensor, in any way
+        return classifier
+    if not _has_plain_layers(traced):
         return classifier
     folded = fuse(traced, no_trace=True)
     if entrance is None:
@@ -78,14 +98,24 @@ def fold(classifier: nn.Module) -> nn.Module:
     return nn.Sequential(entrance, folded)
 
 
+def _has_plain_layers(network: torch.fx.GraphModule) -> bool:
+    """Whether every layer is called once and owns its weights: only then may they be replaced."""
+    called = [node.target for node in network.graph.nodes if node.op == "call_module"]
+    owners = [id(weight) for _, weight in network.named_parameters(remove_duplicate=False)]
+    computed = any(is_parametrized(module) or module._forward_pre_hooks for module in network.modules())
+    layers_once = all(
+        called.count(target) == 1 for target in called if list(network.get_submodule(target).parameters())
+    )
+    return layers_once and len(owners) == len(set(owners)) and not computed
+
+
 def _scale_first_convolution(network: torch.fx.GraphModule, std: torch.Tensor) -> bool:
     """Divide the first layer's weights by ``std`` [C, 1, 1]; False, and nothing done, where that is no convolution.
 
     Exact under zero padding, where the border of a centred image is the mean; folding the mean itself into a bias
     would not be.
     """
-    (entry,) = [node for node in network.graph.nodes if node.op == "placeholder"]
-    users = list(entry.users)
+    users = list(next(node for node in network.graph.nodes if node.op == "placeholder").users)
     if len(users) != 1 or users[0].op != "call_module":
         return False
     layer = network.get_submodule(str(users[0].target))

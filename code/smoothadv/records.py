@@ -137,8 +137,10 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from error  # as a full disk is reported
         raise
 
 
@@ -210,6 +212,14 @@ def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def refuse_to_replace_other_files(path: Path) -> None:
+    """UserError where --overwrite, which replaces logs, would destroy a checkpoint named by mistake."""
+    with path.open("rb") as file:
+        start = file.read(64)
+    if start and not start.startswith(b"idx\t"):
+        raise UserError(f"{path} is no log, so it is not overwritten: name another file")
+
+
 class ExampleLog:
     """A TSV log with one row per example that survives being killed.
 
@@ -243,7 +253,7 @@ class ExampleLog:
                 self._manifest["runs"] = self._check_manifest(settings)
                 self.done = self._recover()
             else:
-                self._refuse_to_replace_other_files()
+                refuse_to_replace_other_files(path)
                 self._file.truncate(0)
                 self._record_run()
             if not path.stat().st_size:
@@ -290,13 +300,6 @@ class ExampleLog:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _refuse_to_replace_other_files(self) -> None:
-        """--overwrite replaces logs; it must not destroy a checkpoint named by mistake."""
-        with self.path.open("rb") as file:
-            start = file.read(64)
-        if start and not start.startswith(b"idx\t"):
-            raise UserError(f"{self.path} is no log, so it is not overwritten: name another file")
 
     def _check_manifest(self, settings: dict[str, Any]) -> list[dict[str, Any]]:
         """The earlier runs; UserError unless they had equal settings."""

@@ -14,8 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.errors import UserError
-from smoothadv.records import differing_fields, manifest_path, read_manifest_file, shard_folder, write_json, write_text
+from smoothadv.records import (
+    differing_fields,
+    manifest_path,
+    read_manifest_file,
+    refuse_to_replace_other_files,
+    shard_folder,
+    write_json,
+    write_text,
+)
 
+_SHARD_NAME = re.compile(r"\d+-of-\d+\.tsv")
 _EXAMPLES_PER_SHARD, _MOST_SHARDS = 8, 256
 
 
@@ -65,9 +74,8 @@ def shard_count(examples: int) -> int:
 def shards_of(log: Path) -> list[Path]:
     """The shard logs beside ``log``, in their order."""
     folder = shard_folder(log)
-    return (
-        sorted(folder.glob("*-of-*.tsv"), key=lambda path: int(path.name.partition("-")[0])) if folder.is_dir() else []
-    )
+    found = [path for path in folder.iterdir() if _SHARD_NAME.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted(found)
 
 
 def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
@@ -85,6 +93,8 @@ def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
         raise UserError(f"shard {missing[0]} does not exist")
     if log.exists() and not overwrite:
         raise UserError(f"{log} exists already: add --overwrite to replace it")
+    if log.exists():
+        refuse_to_replace_other_files(log)
     manifests = [read_manifest_file(path) for path in shards]
     settings = _common_settings(shards, manifests)
     _check_complete(shards, manifests)
@@ -141,7 +151,10 @@ def _joined_rows(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]) ->
         found = {int(line.partition("\t")[0]): line for line in lines if re.match(r"\d+\t", line)}
         torn = bool(text) and not text.endswith("\n")
         if torn or found.keys() != expected or len(found) != len(lines):
-            reason = "its last row is torn" if torn else f"it has {len(lines)} rows of {len(expected)}"
+            foreign = sorted(found.keys() - expected)
+            reason = f"it has {len(lines)} rows of {len(expected)}"
+            if torn or foreign:
+                reason = "its last row is torn" if torn else f"{reason}, and example {foreign[0]} is none of its own"
             raise UserError(
                 f"cannot merge {path}: {reason}; finish it with --shard {record['index']}/{record['count']}"
             )

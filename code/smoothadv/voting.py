@@ -49,7 +49,7 @@ class _OpenPoll:
         self.poll, self.num_classes = poll, num_classes
         self.image = poll.image.to(poll.stream.device)
         self.seconds, self.closed, self.outcome = 0.0, False, None
-        self.round = -1
+        self.round, self._next_draw = -1, 0
         self._proceed(None)
 
     def _proceed(self, answer: np.ndarray | None) -> None:
@@ -247,17 +247,20 @@ def _first_line(error: BaseException) -> str:
 
 @torch.inference_mode()
 def check_repeatable(counter: VoteCounter, image: torch.Tensor, stream: NoiseStream) -> None:
-    """UserError unless the classifier gives each noisy image the same logits again, and in another row of the batch.
+    """UserError unless the classifier gives a noisy image the same logits again, in another row and among others.
 
     Certificates for the executed arithmetic need a classifier that is one function of one image.
     """
-    images = stream.noisy(counter.batch, image).to(memory_format=torch.channels_last)
+    images, others = (stream.noisy(counter.batch, image).to(memory_format=torch.channels_last) for _ in range(2))
     logits = counter.classifier(images)
     again, rolled = counter.classifier(images), counter.classifier(images.roll(1, 0))
+    others[::2] = images[::2]
     if not torch.equal(logits, again):
         raise UserError(
             "the base classifier gives different logits for the same batch: it is no function on this device"
         )
+    if not torch.equal(logits[::2], counter.classifier(others)[::2]):
+        raise UserError("the base classifier's logits depend on the other images in a batch: it is no function of one")
     if not torch.equal(logits.roll(1, 0), rolled):
         raise UserError(
             f"the base classifier's logits depend on an image's row in the batch at --batch {counter.batch}: "

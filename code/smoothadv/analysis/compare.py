@@ -11,6 +11,7 @@ from scipy import stats
 
 from smoothadv.analysis import ANALYSES
 from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.quantities import is_on_grid
 from smoothadv.analysis.radii import AtRadii, radius_text
 from smoothadv.analysis.tables import Annotated, Column, Table, Value
 from smoothadv.errors import UserError
@@ -55,7 +56,7 @@ class Comparison(AtRadii):
         average = self._average_radius(pairs)
         kinds = ("number", "number", "signed", "signed", "signed")
         shown = [Annotated(value, kind=kind) for value, kind in zip(average, kinds)] + [None] * 3
-        row = ["average certified radius (l2)", len(pairs)]
+        row = [_average_title(first, second), len(pairs)]
         return Table(columns, [*rows, [*row, *average]], Table(columns, [*rows, [*row, *shown]]))
 
     def _at_radius(self, pairs: pd.DataFrame, first_length: float, second_length: float) -> list[Value]:
@@ -100,6 +101,15 @@ class Comparison(AtRadii):
             None,
             None,
         ]
+
+
+def _average_title(first: Log, second: Log) -> str:
+    """Which average radii are compared: those on a grid are smaller for that alone."""
+    on_grids = is_on_grid(first.table), is_on_grid(second.table)
+    if not any(on_grids):
+        return "average certified radius (l2)"
+    whose = "" if all(on_grids) else ", the first" if on_grids[0] else ", the second"
+    return f"average certified radius (l2){whose} on the grid"
 
 
 def pair_up(first: Log, second: Log) -> pd.DataFrame:

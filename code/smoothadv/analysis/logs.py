@@ -122,12 +122,15 @@ def _find_in(place: str, group: str) -> list[_Found]:
     if os.path.isfile(place):
         return [_Found(Path(place), group, named=True)]
     if os.path.isdir(place):
-        return [_Found(path, group or _folder_name(place), named=False) for path in _files_below(Path(place))]
+        files = [] if is_shard_folder(Path(place).name) else _files_below(Path(place))
+        return [_Found(path, group or _folder_name(place), named=False) for path in files]
     matches = sorted(glob.glob(place, recursive=True))
     if not matches:
         raise UserError(f"{place} is no file, no folder and matches nothing")
     found = []
     for match in map(Path, matches):
+        if is_shard_folder(match.name) or is_shard_folder(match.parent.name):
+            continue
         files = _files_below(match) if match.is_dir() else [match]
         found += [_Found(path, group or place, named=False) for path in files if not is_manifest(path)]
     # What is no log is passed over, but where nothing else matches the first file's fault should be told.

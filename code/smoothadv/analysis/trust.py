@@ -95,7 +95,8 @@ def _check_counts(path: Path, table: pd.DataFrame, parameters: Parameters) -> Pa
     if n != parameters.get("N") and ((table.predict >= 0).any() or n > parameters.get("N")):
         stated, source = parameters.get("N"), parameters.sources["N"]
         raise UserError(f"{path} holds {n} trials per example where n = {stated} ({source})")
-    _check_partial_counts(path, table, int(parameters.values["N"]), alpha)
+    if parameters.sources.get("N") != "assumed":
+        _check_partial_counts(path, table, int(parameters.values["N"]), alpha)
     if parameters.get("sigma") is None:
         sigma = _sigma_of_counts(table, n, alpha)
         if sigma is None:

@@ -8,6 +8,7 @@ from collections.abc import Generator
 from typing import Any
 
 import numpy as np
+import torch
 
 from smoothadv.analysis.quantities import average_certified_radius, certified_accuracy, default_radii
 from smoothadv.bounds import minimum_trials_to_certify, squared_grey_radius
@@ -104,13 +105,18 @@ def _certify(parser: Parser, options: argparse.Namespace) -> None:
             f"--N {options.N} can certify nothing at --alpha {options.alpha:g}, every image will abstain: "
             f"{least} is needed"
         )
+
+    def poll(index: int, image: torch.Tensor, label: int) -> Poll:
+        job.check_image(index, image)
+        return Poll(image, job.stream(index), _voting(procedure, label, options.sound))
+
     columns = (*CERTIFICATION_COLUMNS, *procedure.columns, *((_SOUND_COLUMN,) if options.sound else ()))
     whole = evaluate(
         options,
         job,
         columns,
         _settings(options, procedure),
-        lambda index, image, label: Poll(image, job.stream(index), _voting(procedure, label, options.sound)),
+        poll,
         "certifying",
         f"certified at {options.sigma:g}:",
         lambda row: bool(row["correct"]) and float(row["radius"]) >= options.sigma,

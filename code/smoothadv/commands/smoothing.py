@@ -114,6 +114,15 @@ class SmoothingJob:
     def stream(self, index: int, purpose: int = Purpose.VOTES) -> NoiseStream:
         return self.noise.stream(index, self.device, purpose)
 
+    def check_image(self, index: int, image: torch.Tensor) -> None:
+        """UserError if the noise is not made for this image."""
+        try:
+            self.noise.check_image(image)
+        except ValueError as error:
+            raise UserError(
+                f"--sound certifies 8-bit images only; of {self.settings['dataset']}, example {index}: {error}"
+            ) from error
+
     @property
     def noise_distance(self) -> float:
         return self.noise.distance(math.prod(self.dataset.description.image_shape))
@@ -134,7 +143,8 @@ def prepare(options: argparse.Namespace, sound: bool = False) -> SmoothingJob:
     )
     if workers is None or workers.rank == 0:
         _warn_about_mismatch(content, options)
-    voter = arrange(classifier, Arrangement(options.precision, options.compile), device)
+    example = dataset[0][0] if len(dataset) else None
+    voter = arrange(classifier, Arrangement(options.precision, options.compile), device, example)
     batch = _batch(options, voter, dataset, device)
     noise = (RoundedGaussianNoise if sound else GaussianNoise)(options.sigma, options.seed)
     job = SmoothingJob(
@@ -216,10 +226,7 @@ def _check_soundness(job: SmoothingJob) -> None:
     if not len(job.indices):
         return
     image, _ = job.dataset[job.indices[0]]
-    try:
-        job.noise.check_image(image)
-    except ValueError as error:
-        raise UserError(f"--sound certifies 8-bit images only; of {job.settings['dataset']}, {error}") from error
+    job.check_image(job.indices[0], image)
     check_repeatable(job.counter(), image.to(job.device), job.stream(job.indices[0], Purpose.SELF_CHECK))
 
 

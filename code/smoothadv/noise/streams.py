@@ -99,7 +99,7 @@ class Noise:
             return torch.full((1, 1), value, dtype=torch.int64, device=device)
 
         position = torch.arange(counters, dtype=torch.int64, device=device).unsqueeze(0)
-        chunk = draws if device.type != "cpu" else max(1, _CHUNK // counters)
+        chunk = max(1, draws if device.type != "cpu" else _CHUNK // counters)
         for start in range(0, draws, chunk):
             stop = min(draws, start + chunk)
             draw = torch.arange(first + start, first + stop, dtype=torch.int64, device=device).unsqueeze(1)

@@ -1,0 +1,289 @@
+"""Logs of every procedure are analysed as what they are: radii on a grid are called so, images given up are told."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from smoothadv.analysis.logs import read_logs
+from smoothadv.bounds import certified_radius, maximum_radius, minimum_successes_to_certify
+from smoothadv.errors import UserError
+from smoothadv.readers import read_certification_log
+from smoothadv.records import manifest_path, tsv
+from support.commands import call
+
+SIGMA, N, ALPHA = 0.5, 1000, 0.001
+RADII = [0.0, 0.25, 0.5, 0.75]
+COLUMNS = ["idx", "label", "predict", "radius", "correct", "time", "successes", "trials"]
+ADAPTIVE = ["samples", "level", "looks"]
+ALLOWED = N - minimum_successes_to_certify(N, ALPHA)
+"""The most misses among N draws with which anything is certified."""
+
+
+def row(idx: int, predict: int, radius: float, successes: int, trials: int, label: int = 3, **more: int) -> dict:
+    correct = int(predict == label)
+    return {"idx": idx, "label": label, "predict": predict, "radius": radius, "correct": correct, "time": "0:00:01",
+            "successes": successes, "trials": trials, **more}  # fmt: skip
+
+
+def exact_row(idx: int, successes: int, predict: int = 3) -> dict:
+    radius = certified_radius(successes, N, SIGMA, ALPHA)
+    return row(idx, -1 if radius is None else predict, radius or 0.0, successes, N)
+
+
+def adaptive_row(idx: int, level: int, predict: int = 3, trials: int = 400, **more: int) -> dict:
+    """A row as adaptive writes it; level -1 abstains."""
+    radius = 0.0 if level < 0 else RADII[level]
+    more = {"samples": 100 + trials, "level": level, "looks": 3 if trials else 0, **more}
+    return row(idx, predict if level >= 0 else -1, radius, trials // 2, trials, **more)
+
+
+# 3 of 5 correct, 1 abstains: 0.5 + 0.25 + 0 over five images.
+GRID = [
+    adaptive_row(0, 2),
+    adaptive_row(1, 1),
+    adaptive_row(2, 0),
+    adaptive_row(3, 3, 7),
+    adaptive_row(4, -1, trials=0),
+]
+# 2 of 5 correct; one abstains, two were given up.
+AWARE = [
+    *(adaptive_row(idx, level, label_aware=0) for idx, level in [(0, 3), (1, 1), (2, -1)]),
+    *(adaptive_row(idx, -1, trials=0, label_aware=1) for idx in (3, 4)),
+]
+PARTIAL = row(4, -1, 0.0, 20, 20 + ALLOWED + 1)
+EXACT = [exact_row(0, 1000), exact_row(1, 900), exact_row(2, 700, 7), exact_row(3, 400), PARTIAL]
+
+
+def put(name: str, rows: list[dict], method: str = "exact", manifest: bool = True) -> Path:
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(tsv(rows[0], rows))
+    settings = {"sigma": SIGMA, "N": N, "alpha": ALPHA, "method": method}
+    if manifest:
+        manifest_path(path).write_text(json.dumps({"settings": settings, "runs": []}))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a log of each kind in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    put("exact/log.tsv", EXACT)
+    put("grid/log.tsv", GRID, "adaptive")
+    put("aware/log.tsv", AWARE, "adaptive")
+    return tmp_path
+
+
+@pytest.fixture
+def analyze(capsys):
+    def run(*arguments: str) -> tuple[str, str]:
+        outcome = call(capsys, "analyze", *arguments)
+        assert outcome.code == 0, outcome.err
+        return outcome.out, outcome.err
+
+    return run
+
+
+def notes_of(path: str) -> str:
+    (log,) = read_logs([path]).certification
+    return " ".join(log.notes)
+
+
+def refusal(path: Path | str) -> str:
+    with pytest.raises(UserError) as error:
+        read_logs([str(path)])
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_columns_of_the_procedures_are_read_as_whole_numbers():
+    grid, aware = read_certification_log(Path("grid/log.tsv")), read_certification_log(Path("aware/log.tsv"))
+    assert grid.level.tolist() == [2, 1, 0, 3, -1] and grid.looks.tolist() == [3, 3, 3, 3, 0]
+    assert grid.samples.tolist() == [500, 500, 500, 500, 100] and grid.trials.tolist() == [400] * 4 + [0]
+    assert aware.label_aware.tolist() == [0, 0, 0, 1, 1] and "label_aware" not in grid
+    assert {str(grid[name].dtype) for name in (*ADAPTIVE, "successes", "trials")} == {"int64"}
+    assert not {*ADAPTIVE, "label_aware"} & set(read_certification_log(Path("exact/log.tsv")).columns)
+
+
+@pytest.mark.parametrize("column", [*ADAPTIVE, "label_aware", "trials"])
+def test_text_in_a_column_of_the_procedures_is_refused(column):
+    broken = [dict(entry) for entry in AWARE]
+    broken[1][column] = "many"
+    assert f"{column} is 'many' in row 2" in refusal(put("broken.tsv", broken, "adaptive"))
+
+
+def test_no_trials_are_for_abstentions_alone():
+    assert len(read_certification_log(put("good.tsv", [adaptive_row(0, -1, trials=0)], "adaptive"))) == 1
+    for level in (0, 1):
+        message = refusal(put("bad.tsv", [GRID[0], adaptive_row(7, level, trials=0)], "adaptive"))
+        assert "certificate of no trials" in message and "idx 7" in message
+    impossible = [row(7, -1, 0.0, 1, 0, samples=100, level=-1, looks=0)]
+    assert "idx 7" in refusal(put("bad.tsv", impossible, "adaptive"))
+
+
+def records(text: str) -> dict[str, dict]:
+    return {record["log"]: record for record in json.loads(text)}
+
+
+AVERAGE, ON_GRID = "average_certified_radius", "average_certified_radius_on_the_grid"
+
+
+def test_average_radius_of_a_grid_is_called_so(analyze):
+    found = records(analyze("summary", "exact", "grid", "--format", "json")[0])
+    average = np.mean([entry["radius"] * entry["correct"] for entry in EXACT])
+    assert found["exact"][AVERAGE] == pytest.approx(average) and found["exact"][ON_GRID] is None
+    assert found["grid"][AVERAGE] is None and found["grid"][ON_GRID] == pytest.approx(0.75 / 5)
+    alone = records(analyze("summary", "grid", "--format", "json")[0])["log"]
+    assert alone[AVERAGE] is None and alone[ON_GRID] == pytest.approx(0.75 / 5)
+
+
+def test_exact_logs_alone_have_no_column_for_grids(analyze):
+    text, warnings = analyze("summary", "exact", "--format", "json")
+    assert ON_GRID not in records(text)["log"] and warnings == ""
+    assert "grid" not in analyze("summary", "exact")[0]
+
+
+def test_average_on_the_grid_is_in_every_format(analyze):
+    lines = list(csv.DictReader(io.StringIO(analyze("summary", "exact", "grid", "--format", "csv")[0])))
+    assert [bool(line[AVERAGE]) for line in lines] == [True, False]
+    assert [line[ON_GRID] for line in lines] == ["", "0.15"]
+    heading, _, exact, grid = analyze("summary", "exact", "grid")[0].splitlines()
+    titles = [cell.strip() for cell in heading.split("|")]
+    plain, gridded = (
+        next(k for k, title in enumerate(titles) if "radius" in title and ("grid" in title) is there)
+        for there in (False, True)
+    )
+    assert "on the grid" in titles[gridded]
+    for line, filled, empty in ((exact, plain, gridded), (grid, gridded, plain)):
+        cells = [cell.strip() for cell in line.split("|")]
+        assert cells[empty] == "–" and float(cells[filled]) > 0
+    assert "on the grid" in analyze("summary", "grid", "--format", "latex")[0]
+
+
+def test_certified_accuracies_of_a_grid_are_those_of_its_radii(analyze):
+    text, _ = analyze("table", "grid", "--radii", "0", "0.25", "0.3", "0.5", "0.75", "--format", "json")
+    (found,) = json.loads(text)
+    assert [found[radius] for radius in ("0", "0.25", "0.3", "0.5", "0.75")] == [3 / 5, 2 / 5, 1 / 5, 1 / 5, 0]
+
+
+def test_reader_of_a_grid_is_told(analyze):
+    assert "on a grid" in notes_of("grid/log.tsv") and "lower bound" in notes_of("grid/log.tsv")
+    assert "grid" not in notes_of("exact/log.tsv")
+    assert "on a grid" in analyze("summary", "grid")[1]
+
+
+def test_given_up_images_are_no_abstentions(analyze):
+    found = records(analyze("summary", "exact", "grid", "aware", "--format", "json")[0])
+    rates = {name: found[name]["abstention_rate"] for name in found}
+    assert rates == {"exact": 2 / 5, "grid": 1 / 5, "aware": None}
+    assert found["aware"]["clean_accuracy"] == 2 / 5
+    last = analyze("summary", "aware")[0].splitlines()[-1]
+    assert last.count("–") == 2, "neither an abstention rate nor a plain average radius"
+
+
+@pytest.mark.parametrize("name, rate", [("aware", None), ("grid", 1 / 5)])
+def test_envelope_shows_no_abstention_rate_of_given_up_images(analyze, name, rate):
+    options = ["envelope", name, "--radii", "0", "0.25"]
+    found = json.loads(analyze(*options, "--format", "json")[0])
+    assert [entry["abstention_rate"] for entry in found] == [rate, rate]
+    shown = analyze(*options, "--show", "abstention_rate")[0].splitlines()[-1]
+    assert shown.count("–") == (2 if rate is None else 0)
+
+
+def test_reader_of_a_label_aware_log_is_told(analyze):
+    assert "2 of its images were given up" in notes_of("aware/log.tsv")
+    assert "abstentions mean nothing" in notes_of("aware/log.tsv")
+    assert "given up" in analyze("envelope", "aware")[1]
+    assert "given up" not in notes_of("grid/log.tsv")
+
+
+def test_report_of_all_procedures_says_the_same(analyze):
+    analyze("report", "exact", "grid", "aware", "-o", "page.html")
+    page = Path("page.html").read_text()
+    assert "on the grid" in page and "2 of its images were given up" in page
+
+
+def test_partial_counts_that_rule_out_a_certificate_are_abstentions():
+    """One miss more than n allows, as soon as that is so."""
+    assert notes_of("exact/log.tsv") == ""
+    for successes in (0, 1, N - ALLOWED - 2):
+        stopped = row(9, -1, 0.0, successes, successes + ALLOWED + 1)
+        assert notes_of(str(put("log.tsv", [*EXACT[:3], stopped]))) == ""
+
+
+@pytest.mark.parametrize("successes", [0, 1, 300, N - ALLOWED - 1])
+def test_partial_counts_that_could_still_certify_are_refused(successes):
+    undecided = row(9, -1, 0.0, successes, successes + ALLOWED)
+    message = refusal(put("log.tsv", [*EXACT[:3], undecided]))
+    assert f"different n: {successes + ALLOWED} trials at idx 9 where others have 1000" in message
+
+
+def test_prediction_from_partial_counts_is_refused():
+    for successes, trials in [(20, 20 + ALLOWED + 1), (990, 999), (500, 500)]:
+        radius = certified_radius(successes, trials, SIGMA, ALPHA) or 0.0
+        message = refusal(put("log.tsv", [*EXACT[:3], row(9, 3, radius, successes, trials)]))
+        assert f"{trials} trials at idx 9" in message
+
+
+def test_all_images_may_abstain_early():
+    stopped = [row(idx, -1, 0.0, 10 * idx, 10 * idx + ALLOWED + 1, idx % 10) for idx in range(30)]
+    assert "abstains on every" in notes_of(str(put("log.tsv", stopped)))
+
+
+def test_radii_of_a_grid_have_a_cap_too():
+    cap = maximum_radius(N, SIGMA, ALPHA)
+    for radius, fine in [(cap * 0.999, True), (cap * 1.001, False)]:
+        path = put("log.tsv", [*GRID, {**GRID[0], "idx": 9, "radius": radius}], "adaptive")
+        if fine:
+            assert "on a grid" in notes_of(str(path))
+        else:
+            assert "cannot be certified" in refusal(path) and "idx 9" in refusal(path)
+
+
+def test_counts_of_a_grid_need_not_certify_its_radii():
+    """A boundary was crossed earlier: what the last count says by itself is another matter."""
+    assert certified_radius(200, 400, SIGMA, ALPHA) is None and GRID[0]["radius"] == 0.5
+    assert len(read_logs(["grid/log.tsv"]).certification) == 1
+    without = [{name: entry[name] for name in COLUMNS} for entry in GRID]
+    assert "400 trials" in refusal(put("log.tsv", without)), "an exact log could not be like that"
+
+
+def test_grid_that_lost_its_manifest_is_still_one(analyze):
+    path = put("sigma_0.50/log.tsv", GRID, manifest=False)
+    assert records(analyze("summary", str(path), "--sigma", "0.5", "--format", "json")[0])["log"][AVERAGE] is None
+
+
+@pytest.mark.parametrize("argument", [".", "deep", "d*", "**/deep"])
+def test_shards_are_passed_over_in_folders(argument):
+    put("deep/log.tsv", EXACT)
+    put("deep/more.tsv.shards/0-of-2.tsv", EXACT[:2])
+    put("deep/more.tsv.shards/inner/1-of-2.tsv", EXACT[2:])
+    found = [str(log.path) for log in read_logs([argument]).certification]
+    assert "deep/log.tsv" in found and not any(".shards" in path for path in found)
+
+
+def test_log_without_manifest_in_which_all_abstain_is_no_mixture():
+    """Its n is in its counts, here 1000; nothing says that it is the published one."""
+    path = put("sigma_0.50", [row(idx, -1, 0.0, 400, N) for idx in range(3)], manifest=False)
+    assert len(read_logs([str(path)]).certification) == 1
+
+
+@pytest.mark.parametrize("logs", [("grid", "other"), ("exact", "grid")])
+def test_difference_of_average_radii_on_grids_is_called_so(analyze, logs):
+    put("other/log.tsv", GRID[1:], "adaptive")
+    assert "on the grid" in analyze("compare", *logs)[0]
+
+
+@pytest.mark.parametrize("argument", ["*/*", "deep/*", "deep/more.tsv.shards", "**/*.tsv"])
+def test_shards_are_passed_over_in_globs_too(argument):
+    """The shell expands `logs/*` to the names in it, of which the folder of shards is one."""
+    put("deep/log.tsv", EXACT)
+    put("deep/more.tsv.shards/0-of-2.tsv", EXACT[:2])
+    found = [str(log.path) for log in read_logs(["deep/log.tsv", argument]).certification]
+    assert "deep/log.tsv" in found and not any(".shards" in path for path in found)

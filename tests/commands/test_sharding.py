@@ -1,0 +1,184 @@
+"""--shard and merge end in the log that one process would have written, or say what to do next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.commands import call, rows, snapshot, succeed, timeless
+from support.sharding import EXAMPLES, METHODS, assert_same, manifest_of, refused
+
+
+@pytest.fixture(scope="module")
+def whole(checkpoint, tmp_path_factory) -> dict[str, Path]:
+    """The log that one process writes, of twenty examples by each method."""
+    folder = tmp_path_factory.mktemp("whole")
+    for method, (command, *options) in METHODS.items():
+        positional = ["digits", checkpoint, 0.25, folder / method]
+        succeed(command, *positional, "--device", "cpu", *EXAMPLES, *options)
+    return {method: folder / method for method in METHODS}
+
+
+@pytest.fixture
+def start(checkpoint, workplace, capsys) -> Callable:
+    """Run a method on the shared classifier into log.tsv; options given later win."""
+
+    def run(method: str, *options: object):
+        command, *usual = METHODS[method]
+        positional = ["digits", checkpoint, 0.25, "log.tsv"]
+        return call(capsys, command, *positional, "--device", "cpu", *EXAMPLES, *usual, *options)
+
+    return run
+
+
+@pytest.fixture
+def merge(workplace, capsys) -> Callable:
+    return lambda *options, command="certify": call(capsys, command, "merge", "log.tsv", *options)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("order", [(0,), (0, 1, 2), (2, 0, 1)], ids=str)
+def test_shards_in_any_order_merge_into_the_log_of_one_process(start, merge, workplace, whole, method, order):
+    command = METHODS[method][0]
+    for index in order:
+        outcome = start(method, "--shard", f"{index}/{len(order)}")
+        assert outcome.code == 0 and outcome.err == ""
+        assert f"python code/{command}.py merge log.tsv" in outcome.out, "what to do next"
+    outcome = merge(command=command)
+    assert outcome.code == 0 and f"20 examples from {len(order)} shards" in outcome.out and outcome.err == ""
+    assert_same(workplace / "log.tsv", whole[method])
+    runs = manifest_of(workplace / "log.tsv")["runs"]
+    assert [run["shard"] for run in runs] == sorted(order) and all("--shard" in run["command"] for run in runs)
+
+
+def test_merged_log_is_continued_by_the_plain_command(start, merge, workplace, whole):
+    """Once the shards are removed, as merging says, it is a log like any other."""
+    start("exact", "--max", 15, "--shard", "0/1")
+    assert "can be removed" in merge().out
+    for path in (workplace / "log.tsv.shards").iterdir():
+        path.unlink()
+    (workplace / "log.tsv.shards").rmdir()
+    before = (workplace / "log.tsv").read_bytes()
+    assert start("exact").code == 0
+    assert (workplace / "log.tsv").read_bytes().startswith(before)
+    assert_same(workplace / "log.tsv", whole["exact"])
+
+
+@pytest.mark.parametrize(("method", "keep"), [("exact", 0), ("exact", 5), ("adaptive", 3), ("predict", 2)])
+def test_interrupted_shard_is_continued_by_the_same_command(start, merge, workplace, whole, method, keep):
+    for index in (0, 1, 2):
+        start(method, "--shard", f"{index}/3")
+    part = workplace / "log.tsv.shards" / "1-of-3.tsv"
+    finished = part.read_bytes()
+    left = b"".join(finished.splitlines(keepends=True)[: 1 + keep])
+    part.write_bytes(left + b"16\t4\t")
+    outcome = merge(command=METHODS[method][0])
+    assert outcome.code == 1 and "torn" in outcome.err and "--shard 1/3" in outcome.err and outcome.err.count("\n") == 1
+    part.write_bytes(left)
+    outcome = merge(command=METHODS[method][0])
+    assert outcome.code == 1 and f"{keep} rows of 7" in outcome.err and "--shard 1/3" in outcome.err
+    assert start(method, "--shard", "1/3").code == 0
+    assert part.read_bytes().startswith(left)
+    assert merge(command=METHODS[method][0]).code == 0
+    assert_same(workplace / "log.tsv", whole[method])
+
+
+def test_finished_shard_is_left_alone_by_the_same_command(start, workplace):
+    start("exact", "--shard", "1/3")
+    before = snapshot(workplace)
+    outcome = start("exact", "--shard", "1/3")
+    assert outcome.code == 0 and "shard 1/3 is done" in outcome.out
+    assert snapshot(workplace) == before
+
+
+def test_more_shards_than_examples_do(start, merge, workplace, whole):
+    for index in range(3):
+        assert start("exact", "--max", 2, "--shard", f"{index}/3").code == 0
+    assert rows(workplace / "log.tsv.shards/2-of-3.tsv") == []
+    assert merge().code == 0
+    assert timeless(workplace / "log.tsv") == timeless(whole["exact"])[:2]
+
+
+def test_one_process_and_shards_do_not_mix(start, merge, workplace):
+    start("exact", "--shard", "0/2")
+    before = snapshot(workplace)
+    assert refused(start("exact"), "log.tsv.shards", "1 shards", "merge", "remove that folder")
+    assert refused(start("exact", "--overwrite"), "log.tsv.shards")
+    assert refused(merge(), "of 2 shards 1 are missing, 1;", "--shard 1/2")
+    assert snapshot(workplace) == before
+
+
+def test_shards_are_refused_where_the_log_exists(start, workplace):
+    start("exact", "--max", 2)
+    before = snapshot(workplace)
+    assert refused(start("exact", "--shard", "0/2"), "log.tsv exists already", "without shards")
+    assert snapshot(workplace) == before
+
+
+def test_merging_needs_shards_and_does_not_replace_a_log_unasked(start, merge, workplace, whole):
+    assert refused(merge(), "log.tsv.shards", "--shard K/N")
+    assert list(workplace.iterdir()) == []
+    start("exact", "--shard", "0/1")
+    (workplace / "log.tsv").write_text("idx\tlabel\n")
+    assert refused(merge(), "log.tsv exists already", "--overwrite")
+    assert (workplace / "log.tsv").read_text() == "idx\tlabel\n"
+    assert merge("--overwrite").code == 0
+    assert_same(workplace / "log.tsv", whole["exact"])
+
+
+def test_shards_may_be_brought_together_from_several_places(start, merge, workplace, whole):
+    """As from machines that share no disk."""
+    for index in (0, 1):
+        start("exact", "--shard", f"{index}/2")
+        (workplace / "log.tsv.shards").rename(workplace / f"machine{index}")
+    assert merge("machine1/1-of-2.tsv", "machine0/0-of-2.tsv").code == 0
+    assert_same(workplace / "log.tsv", whole["exact"])
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (["--seed", 1], "seed was 0, now 1"),
+        (["--N", 101], "N was 100, now 101"),
+        (["--batch", 50], "batch was 200, now 50"),
+        (["--precision", "bf16"], "precision was 'fp32', now 'bf16'"),
+        (["--max", 19], "shard.examples was [0, 20, 1], now [0, 19, 1]"),
+        (["--method", "adaptive"], "method was 'exact', now 'adaptive'"),
+    ],
+)
+def test_shards_of_other_settings_are_not_merged(start, merge, workplace, change, field):
+    start("exact", "--shard", "0/2")
+    assert start("exact", "--shard", "1/2", *change).code == 0, "nobody can know yet"
+    before = snapshot(workplace)
+    assert refused(merge(), field, "0-of-2.tsv", "1-of-2.tsv")
+    assert snapshot(workplace) == before
+    assert refused(start("exact", "--shard", "1/2"), "1-of-2.tsv", field.split()[0]), "nor continued"
+    assert start("exact", "--shard", "1/2", "--overwrite").code == 0
+    assert merge().code == 0
+
+
+def test_shard_takes_over_the_batch_of_those_that_are_there(start, merge, workplace):
+    start("exact", "--shard", "0/2", "--batch", 50)
+    start("exact", "--shard", "1/2")
+    assert merge().code == 0 and manifest_of(workplace / "log.tsv")["settings"]["batch"] == 50
+
+
+@pytest.mark.parametrize("text", ["2/2", "1", "0/0", "-1/2", "a/b", "1/2/3"])
+def test_what_is_no_shard_is_a_usage_error(start, workplace, text):
+    outcome = start("exact", f"--shard={text}")
+    assert outcome.code == 2 and f"'{text}'" in outcome.err and "K/N" in outcome.err and outcome.err.count("\n") == 1
+    assert list(workplace.iterdir()) == []
+
+
+def test_analyses_pass_over_shards(start, workplace, whole, capsys):
+    """Parts of a log would count as models of their own."""
+    (workplace / "done.tsv").write_bytes(whole["exact"].read_bytes())
+    (workplace / "done.tsv.manifest.json").write_text(json.dumps(manifest_of(whole["exact"])))
+    start("exact", "--shard", "0/2")
+    outcome = call(capsys, "analyze", "summary", ".", "--format", "json")
+    assert [row["log"] for row in json.loads(outcome.out)] == ["done"]
+    outcome = call(capsys, "analyze", "summary", "log.tsv.shards/0-of-2.tsv", "--format", "json")
+    assert [row["examples"] for row in json.loads(outcome.out)] == [10], "one that is named itself is read"

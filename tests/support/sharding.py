@@ -1,0 +1,30 @@
+"""What the tests of shards share: small runs by each method, and comparing the logs that they leave."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from support.commands import Outcome, header, timeless
+
+EXAMPLES = ["--max", 20]
+METHODS = {
+    "exact": ["certify", "--N", 100],
+    "adaptive": ["certify", "--method", "adaptive", "--N", 500, "--radii", 0, 0.25],
+    "predict": ["predict", "--N", 50, "--attack", "PGD", "--epsilon", 0.5, "--num-steps", 2, "--num-noise-vec", 2],
+}
+
+
+def manifest_of(log: Path) -> dict:
+    return json.loads(log.with_name(f"{log.name}.manifest.json").read_text())
+
+
+def assert_same(log: Path, expected: Path) -> None:
+    """All but the times is equal: columns, rows, their order, and what the manifest says of their numbers."""
+    assert header(log) == header(expected) and timeless(log) == timeless(expected)
+    assert manifest_of(log)["settings"] == manifest_of(expected)["settings"]
+
+
+def refused(outcome: Outcome, *words: str) -> bool:
+    """Whether a command failed with one line that has these words."""
+    return outcome.code == 1 and outcome.err.count("\n") == 1 and all(word in outcome.err for word in words)

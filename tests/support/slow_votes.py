@@ -1,0 +1,81 @@
+"""Counting votes, written down a second time: one image and one draw after the other. And classifiers to put to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from torch import nn
+
+from smoothadv.certification import Draws
+from smoothadv.noise import NoiseStream
+from smoothadv.voting import Poll
+
+CLASSES = 4
+
+
+class WholeNumbers(nn.Module):
+    """A small convolutional network on black and white pixels with small whole weights: no sum is ever rounded.
+
+    Its classes share the noisy copies of most images among themselves.
+    """
+
+    def __init__(self, channels: int = 1, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, 6, 3, padding=1, bias=False), nn.ReLU(), nn.Flatten(2), nn.LazyLinear(3), nn.Flatten()
+        )
+        self.last = nn.Linear(18, CLASSES)
+        self.layers(torch.zeros(1, channels, 4, 4))  # settles the size of the lazy layer
+        for parameter in self.parameters():
+            parameter.data = torch.randint(-3, 4, parameter.shape, generator=generator).float()
+
+    @torch.no_grad()
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.last(self.layers((images > 0.5).float()))
+
+
+def votes_one_by_one(
+    classifier: Callable[[torch.Tensor], torch.Tensor], poll: Poll, request: Draws
+) -> tuple[np.ndarray, int]:
+    """The answer to a request, and how many draws it took."""
+    counts, first = np.zeros(CLASSES, dtype=np.int64), poll.stream.reserve(request.count)
+    for draw in range(first, first + request.count):
+        noisy = torch.empty(1, *poll.image.shape)
+        poll.stream.fill(noisy, poll.image, draw)
+        counts[int(classifier(noisy)[0].argmax())] += 1
+        if request.misses is not None and counts.sum() - counts[request.candidate] > request.misses:
+            break
+    return counts, int(counts.sum())
+
+
+def outcome_one_by_one(classifier: Callable[[torch.Tensor], torch.Tensor], poll: Poll):
+    """What a poll's voting returns in the end."""
+    answer = None
+    while True:
+        try:
+            request = poll.voting.send(answer)
+        except StopIteration as end:
+            return end.value
+        answer, _ = votes_one_by_one(classifier, poll, request)
+
+
+def ask(requests: Iterable[Draws]):
+    """A voting that makes these requests whatever the answers, and returns the answers."""
+    answers = []
+    for request in requests:
+        answers.append((yield request).tolist())
+    return answers
+
+
+def image_of(number: int) -> torch.Tensor:
+    """[1, 4, 4], of 8 bits, grey: noise turns many of its pixels black or white."""
+    generator = torch.Generator().manual_seed(number)
+    return torch.randint(90, 166, (1, 4, 4), generator=generator).to(torch.float32) / 255
+
+
+def stream_of(noise, number: int) -> NoiseStream:
+    """The draws for that image."""
+    return noise.stream(number, "cpu")
