@@ -66,7 +66,7 @@ class Smooth:
 
         ``method`` names a certification procedure, ``settings`` are its own; of several sizes n is the largest.
         """
-        stream = stream or self._fresh_stream(x)
+        stream = self._own_stream(stream, x)
         distance = stream.noise.distance(x.numel())
         procedure: Procedure = PROCEDURES[method](Smoothing(self.sigma, n0, n, alpha, distance), **settings)
         return self._run(x, procedure.votes(_NO_LABEL), min(batch_size, max(n0, n)), stream)
@@ -81,7 +81,7 @@ class Smooth:
         if n < 1:
             raise ValueError(f"n must be at least 1, got {n}")
         check_alpha(alpha)
-        return self._run(x, predict(n, alpha), min(batch_size, n), stream or self._fresh_stream(x))
+        return self._run(x, predict(n, alpha), min(batch_size, n), self._own_stream(stream, x))
 
     def count_votes(self, x: torch.Tensor, sizes: tuple[int, ...], batch_size: int, stream: NoiseStream) -> np.ndarray:
         """Votes of the base classifier on fresh noisy copies of ``x`` [C, H, W]: int64 [len(sizes), num_classes].
@@ -105,6 +105,11 @@ class Smooth:
         (result,) = counter.run([Poll(x, stream, voting)])
         return result.outcome
 
-    def _fresh_stream(self, x: torch.Tensor) -> NoiseStream:
+    def _own_stream(self, stream: NoiseStream | None, x: torch.Tensor) -> NoiseStream:
+        """The stream given, or a fresh one; ValueError where its noise is not this classifier's."""
+        if stream is not None:
+            if stream.noise.sigma != self.sigma:
+                raise ValueError(f"the stream's sigma is {stream.noise.sigma}, the smoothed classifier's {self.sigma}")
+            return stream
         seed = int(torch.randint(2**62, (1,)))
         return GaussianNoise(self.sigma, seed).stream(0, x.device)

@@ -22,7 +22,7 @@ from smoothadv.errors import UserError
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _CPU_ELEMENTS = 100 * 3 * 32 * 32
 _PROBE = 64
-_ROUNDING = 1e-3
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class VotingClassifier(nn.Module):
     another noise.
     """
 
-    def __init__(self, classifier: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, classifier: nn.Module, dtype: torch.dtype, is_folded: bool) -> None:
         super().__init__()
-        self.classifier, self.dtype = classifier, dtype
+        self.classifier, self.dtype, self.is_folded = classifier, dtype, is_folded
 
     def forward(self, noisy_images: torch.Tensor) -> torch.Tensor:
         return self.classifier(noisy_images.to(self.dtype)).float()
@@ -58,11 +58,13 @@ def arrange(
     Batch normalization, and the input layer's division, are folded into convolutions; tensors are channels-last.
     Compiled at the first batch: UserError there, where no compiler can be found.
     """
-    original = copy.deepcopy(classifier).eval().to(device)
-    folded = fold(original, None if example is None else example.to(device).unsqueeze(0))
-    voting = VotingClassifier(folded.to(PRECISIONS[arrangement.precision]), PRECISIONS[arrangement.precision])
+    # In float64 on the CPU, where all that folding may change is beyond the digits of float32.
+    original = copy.deepcopy(classifier).eval().cpu().double()
+    folded = fold(original, None if example is None else example.cpu().double().unsqueeze(0))
+    dtype = PRECISIONS[arrangement.precision]
+    voting = VotingClassifier(folded.to(dtype).to(device), dtype, is_folded=folded is not original)
     voting = voting.eval().requires_grad_(False).to(memory_format=torch.channels_last)
-    return _Compiled(voting) if arrangement.compile else voting
+    return compiled(voting) if arrangement.compile else voting
 
 
 def fold(classifier: nn.Module, example: torch.Tensor | None = None) -> nn.Module:
@@ -73,12 +75,16 @@ def fold(classifier: nn.Module, example: torch.Tensor | None = None) -> nn.Modul
     more than rounding, as where tracing has taken a branch that no tensor takes.
     """
     folded = _folded(classifier)
-    if example is not None:
+    if folded is classifier or example is None:
+        return folded
+    try:
         with torch.inference_mode():
             before, after = classifier(example), folded(example)
-        if not torch.allclose(before, after, rtol=_ROUNDING, atol=_ROUNDING * float(before.abs().max())):
-            return classifier
-    return folded
+    except (RuntimeError, TypeError, ValueError):  # a network that insists on its dtype, or that its tracing broke
+        return classifier
+    scale = float(before.abs().max())
+    agree = scale < math.inf and torch.allclose(before, after, rtol=_ROUNDING, atol=_ROUNDING * scale)
+    return folded if agree else classifier
 
 
 def _folded(classifier: nn.Module) -> nn.Module:
@@ -102,7 +108,9 @@ def _has_plain_layers(network: torch.fx.GraphModule) -> bool:
     """Whether every layer is called once and owns its weights: only then may they be replaced."""
     called = [node.target for node in network.graph.nodes if node.op == "call_module"]
     owners = [id(weight) for _, weight in network.named_parameters(remove_duplicate=False)]
-    computed = any(is_parametrized(module) or module._forward_pre_hooks for module in network.modules())
+    computed = any(
+        is_parametrized(module) or module._forward_pre_hooks or module._forward_hooks for module in network.modules()
+    )
     layers_once = all(
         called.count(target) == 1 for target in called if list(network.get_submodule(target).parameters())
     )
@@ -125,6 +133,11 @@ def _scale_first_convolution(network: torch.fx.GraphModule, std: torch.Tensor) -
     return True
 
 
+def compiled(classifier: VotingClassifier) -> nn.Module:
+    """The classifier, compiled at its first batch: UserError there, where no compiler can be found."""
+    return _Compiled(classifier)
+
+
 class _Compiled(nn.Module):
     """A classifier compiled, at its first batch, for the shape of that batch, with its weights as constants."""
 
@@ -132,6 +145,7 @@ class _Compiled(nn.Module):
         import torch._inductor.config as inductor
 
         super().__init__()
+        self.is_folded = classifier.is_folded
         inductor.freezing = True
         self._compiled = torch.compile(classifier, dynamic=False)
 
@@ -147,8 +161,13 @@ class _Compiled(nn.Module):
             ) from error
 
 
-def default_batch(classifier: nn.Module, image_shape: tuple[int, ...], device: torch.device) -> int:
-    """A batch that suits the device: 50 to 200 images on a CPU, whose cache it should not leave; else by memory."""
+def default_batch(
+    classifier: nn.Module, image_shape: tuple[int, ...], device: torch.device, alike: bool = False
+) -> int:
+    """A batch that suits the device: 50 to 200 images on a CPU, whose cache it should not leave; else by free memory.
+
+    ``alike`` counts all memory, so that devices of one kind choose alike.
+    """
     if device.type == "cpu":
         return min(200, max(50, _CPU_ELEMENTS // math.prod(image_shape)))
     if device.type != "cuda":
@@ -160,13 +179,14 @@ def default_batch(classifier: nn.Module, image_shape: tuple[int, ...], device: t
     with torch.inference_mode():
         classifier(images)
     per_image = (torch.cuda.max_memory_allocated(device) - before) / _PROBE
-    return batch_that_fits(torch.cuda.mem_get_info(device)[0], per_image)
+    free, total = torch.cuda.mem_get_info(device)
+    return batch_that_fits(total if alike else free, per_image)
 
 
 def batch_that_fits(free_bytes: float, bytes_per_image: float) -> int:
     """The largest power of two, up to 4096, whose images take at most half of the free memory; at least 1."""
     most = max(1.0, min(4096.0, free_bytes / 2 / max(bytes_per_image, 1.0)))
-    return 2 ** int(math.log2(most))
+    return 2 ** (int(most).bit_length() - 1)
 
 
 def make_deterministic() -> None:

@@ -181,8 +181,11 @@ def write_cached(name: str, payload: bytes) -> None:
 
 
 def format_radius(radius: float) -> str:
-    """A radius >= 0 with 17 significant digits, rounded towards zero: the printed number is never the larger."""
-    digits = Context(prec=17, rounding=ROUND_DOWN).create_decimal(Decimal(radius))
+    """Digits that read back as ``radius`` >= 0 and do not exceed it: the printed number is never the larger."""
+    shortest, exact = Decimal(repr(float(radius))), Decimal(radius)
+    is_close_below = exact * (1 - Decimal("2e-16")) <= shortest <= exact
+    # 20 digits, cut off, are nearer to this float than to the next.
+    digits = shortest if is_close_below else Context(prec=20, rounding=ROUND_DOWN).create_decimal(exact)
     return f"{digits:f}" if radius else "0.0"
 
 

@@ -18,6 +18,7 @@ from smoothadv.records import (
     differing_fields,
     manifest_path,
     read_manifest_file,
+    recorded_settings,
     refuse_to_replace_other_files,
     shard_folder,
     write_json,
@@ -78,6 +79,31 @@ def shards_of(log: Path) -> list[Path]:
     return sorted(found)
 
 
+def check_siblings(log: Path, settings: dict[str, Any]) -> None:
+    """UserError where shards of ``log`` that are there could not be merged with one of these ``settings``."""
+    ours = _without_index(settings)
+    for path in shards_of(log):
+        theirs = recorded_settings(path)
+        difference = differing_fields(_without_index(theirs), ours) if "shard" in theirs else ""
+        if difference:
+            raise UserError(
+                f"{path} was made with other settings: {difference}; give the same ones, or remove {path.parent}"
+            )
+
+
+def is_merged(shard: Path, log: Path) -> bool:
+    """Whether ``log`` is there and holds all rows of a shard."""
+    try:
+        return set(shard.read_text().splitlines()) <= set(log.read_text().splitlines())
+    except FileNotFoundError:
+        return False
+
+
+def _without_index(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that all shards share."""
+    return {**settings, "shard": {name: value for name, value in settings["shard"].items() if name != "index"}}
+
+
 def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
     """Join ``shards`` into ``log``, rows in the order of the examples; the number of rows.
 
@@ -103,8 +129,10 @@ def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
         {"shard": manifest["settings"]["shard"]["index"], **run} for manifest in manifests for run in manifest["runs"]
     ]
     log.parent.mkdir(parents=True, exist_ok=True)
-    write_json(manifest_path(log), {"settings": settings, "runs": runs})
+    # Never rows under another log's manifest, whenever this is killed.
+    manifest_path(log).unlink(missing_ok=True)
     write_text(log, "\n".join([header, *(rows[idx] for idx in sorted(rows))]) + "\n")
+    write_json(manifest_path(log), {"settings": settings, "runs": runs})
     return len(rows)
 
 
@@ -112,11 +140,10 @@ def _common_settings(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]
     """The settings that all shards share; UserError naming the first difference."""
     shared = []
     for path, manifest in zip(shards, manifests):
-        settings = dict(manifest["settings"])
-        record = settings.pop("shard", None)
+        record = manifest["settings"].get("shard")
         if not isinstance(record, dict) or not {"index", "count", "examples"} <= record.keys():
             raise UserError(f"{path} is no shard: its manifest does not say which one")
-        shared.append({**settings, "shard": {name: record[name] for name in ("count", "examples")}})
+        shared.append(_without_index(manifest["settings"]))
         difference = differing_fields(shared[0], shared[-1])
         if difference:
             raise UserError(f"cannot merge {path} with {shards[0]}, made with other settings: {difference}")

@@ -47,6 +47,7 @@ class _OpenPoll:
 
     def __init__(self, poll: Poll, num_classes: int) -> None:
         self.poll, self.num_classes = poll, num_classes
+        poll.stream.noise.check_image(poll.image)
         self.image = poll.image.to(poll.stream.device)
         self.seconds, self.closed, self.outcome = 0.0, False, None
         self.round, self._next_draw = -1, 0
@@ -176,7 +177,7 @@ class VoteCounter:
         if invalid:
             raise NonFiniteError(
                 f"the base classifier returned logits that are not finite for {invalid} of {len(votes)} noisy images: "
-                "its weights are broken or training diverged"
+                "its weights are broken, training diverged, or --precision fp16 overflowed"
             )
         for share in shares:
             share.owner.seconds += seconds * (share.stop - share.start) / len(votes)
@@ -204,6 +205,8 @@ class VoteCounter:
         for share in shares:
             low, high = max(share.start, start), min(share.stop, start + rows)
             if low < high:
+                if share.owner.image.shape != image.shape:
+                    raise ValueError(f"images of shapes {tuple(image.shape)} and {tuple(share.owner.image.shape)}")
                 out = buffer[filled : filled + high - low]
                 share.owner.poll.stream.fill(out, share.owner.image, share.first + low - share.start)
                 filled += high - low
@@ -238,7 +241,10 @@ class VoteCounter:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that an allocation failed, on an accelerator or on the host."""
     # torch's allocator of host memory raises a RuntimeError like any other.
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+    said = str(error)
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
+        sign in said for sign in ("can't allocate memory", "STATUS_ALLOC_FAILED")
+    )
 
 
 def _first_line(error: BaseException) -> str:
@@ -251,7 +257,8 @@ def check_repeatable(counter: VoteCounter, image: torch.Tensor, stream: NoiseStr
 
     Certificates for the executed arithmetic need a classifier that is one function of one image.
     """
-    images, others = (stream.noisy(counter.batch, image).to(memory_format=torch.channels_last) for _ in range(2))
+    draws = (stream.noisy(counter.batch, image) for _ in range(2))
+    images, others = (noisy.to(memory_format=torch.channels_last) for noisy in draws)
     logits = counter.classifier(images)
     again, rolled = counter.classifier(images), counter.classifier(images.roll(1, 0))
     others[::2] = images[::2]

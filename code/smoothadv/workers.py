@@ -20,9 +20,12 @@ class Workers:
     """
 
     def __init__(self) -> None:
-        self._store, self.rank, self.size = next(iter(distributed.rendezvous("env://")))
+        store, self.rank, self.size = next(iter(distributed.rendezvous("env://")))
         self.local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
-        self.restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+        attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+        self.restarted = attempt > 0
+        # torchrun's store outlives a restart, and what was claimed before is to be claimed again.
+        self._store = distributed.PrefixStore(f"attempt {attempt}", store)
 
     def claims(self, count: int) -> Iterator[int]:
         """Numbers below ``count`` that nobody else gets, one whenever this process asks."""

@@ -25,7 +25,7 @@ def documented_commands(text: str) -> list[str]:
     A line that leaves the start to torchrun is given as if it did not.
     """
     joined = re.sub(r"\\\n\s*", "", text)
-    joined = re.sub(r"^( *)torchrun (--\S+ \d+ )*code/", r"\1python code/", joined, flags=re.MULTILINE)
+    joined = re.sub(r"^( *)torchrun (--\S+ \d+ )*(-- )?code/", r"\1python code/", joined, flags=re.MULTILINE)
     return [line.strip() for line in joined.splitlines() if line.strip().startswith("python code/")]
 
 

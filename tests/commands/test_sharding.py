@@ -151,11 +151,16 @@ def test_shards_may_be_brought_together_from_several_places(start, merge, workpl
 )
 def test_shards_of_other_settings_are_not_merged(start, merge, workplace, change, field):
     start("exact", "--shard", "0/2")
+    assert refused(start("exact", "--shard", "1/2", *change), field, "0-of-2.tsv"), "before any work is done"
+    aside = workplace / "aside"
+    (workplace / "log.tsv.shards").rename(aside)  # as on another machine
     assert start("exact", "--shard", "1/2", *change).code == 0, "nobody can know yet"
+    for path in aside.iterdir():
+        path.rename(workplace / "log.tsv.shards" / path.name)
     before = snapshot(workplace)
     assert refused(merge(), field, "0-of-2.tsv", "1-of-2.tsv")
     assert snapshot(workplace) == before
-    assert refused(start("exact", "--shard", "1/2"), "1-of-2.tsv", field.split()[0]), "nor continued"
+    assert refused(start("exact", "--shard", "1/2"), "-of-2.tsv", field.split()[0]), "nor continued"
     assert start("exact", "--shard", "1/2", "--overwrite").code == 0
     assert merge().code == 0
 

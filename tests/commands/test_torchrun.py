@@ -91,7 +91,6 @@ def test_torchrun_starts_anew_when_told(start, workplace, twenty, under_torchrun
     assert sorted(path.name for path in workplace.iterdir()) == ["log.tsv", "log.tsv.manifest.json"]
 
 
-@pytest.mark.xfail(reason="all the work is done before merging refuses", strict=True)
 @pytest.mark.parametrize("before", [["--shard", "0/2"], ["--shard", "3/8"], ["--shard", "2/3", "--max", 19]], ids=str)
 def test_torchrun_refuses_shards_of_another_division_before_it_works(start, workplace, monkeypatch, before):
     """Twenty examples are three shards under torchrun; those that are there are of other ones."""

@@ -80,7 +80,8 @@ class Smoothing:
 class Procedure(Protocol):
     """The interface: a frozen dataclass of a ``Smoothing`` and its own settings, which become options of certify.
 
-    ``default_n`` is --N where none is given; ``columns`` name what it adds to a log's row.
+    ``default_n`` is --N where none is given; ``columns`` name what it adds to a log's row, ``settings`` is what beside
+    its fields decides the numbers.
     """
 
     default_n: ClassVar[int]
@@ -88,6 +89,9 @@ class Procedure(Protocol):
 
     @property
     def columns(self) -> tuple[str, ...]: ...
+
+    @property
+    def settings(self) -> dict[str, str]: ...
 
     @property
     def largest_radius(self) -> float | None:

@@ -131,6 +131,13 @@ class Adaptive:
             return Certificate(ABSTAIN, 0.0, successes, trials, details)
         return Certificate(candidate, float(self._grid[best]), successes, trials, details)
 
+    @property
+    def settings(self) -> dict[str, str]:
+        digest = hashlib.sha256(self._tables.looks.tobytes())
+        digest.update(self._tables.efficacy.tobytes())
+        digest.update(self._tables.futility.tobytes())
+        return {"tables_sha256": digest.hexdigest()}
+
     @cached_property
     def _grid(self) -> np.ndarray:
         """All radii with a row, ascending, as float64."""

@@ -27,6 +27,7 @@ class Exact:
 
     default_n: ClassVar[int] = 100_000
     columns: ClassVar[tuple[str, ...]] = ()
+    settings: ClassVar[dict[str, str]] = {}
     smoothing: Smoothing
 
     @cached_property

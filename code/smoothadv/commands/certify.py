@@ -23,7 +23,7 @@ from smoothadv.commands.components import (
 )
 from smoothadv.commands.evaluating import evaluate, merge_main, told_of_shard
 from smoothadv.commands.runner import Parser, run
-from smoothadv.commands.smoothing import SmoothingJob, add_smoothing, prepare
+from smoothadv.commands.smoothing import add_smoothing, prepare
 from smoothadv.readers import read_certification_log
 from smoothadv.records import CERTIFICATION_COLUMNS, format_radius
 from smoothadv.settings import positive_int, settings_of
@@ -36,7 +36,7 @@ _EXAMPLES = """examples:
   python code/certify.py imagenet released/checkpoint.pth.tar 0.5 logs/imagenet.tsv --skip 100 \\
       --input-layer center --data-dir /datasets/imagenet
 on several GPUs, or machines:
-  torchrun --nproc-per-node 8 code/certify.py cifar10 models/pgd/checkpoint.pth.tar 0.25 logs/cifar10.tsv
+  torchrun --nproc-per-node 8 -- code/certify.py cifar10 models/pgd/checkpoint.pth.tar 0.25 logs/cifar10.tsv
   python code/certify.py cifar10 models/pgd/checkpoint.pth.tar 0.25 logs/cifar10.tsv --shard 0/4    # ... 3/4
   python code/certify.py merge logs/cifar10.tsv
 The same command again continues what was interrupted. docs/guarantee.md says what a radius guarantees.
@@ -122,7 +122,7 @@ def _certify(parser: Parser, options: argparse.Namespace) -> None:
         lambda row: bool(row["correct"]) and float(row["radius"]) >= options.sigma,
     )
     if whole:
-        _summarise(options, job)
+        _summarise(options, [radius for radius in getattr(procedure, "radii", ()) if radius > 0])
     elif options.shard is not None:
         print(told_of_shard(options, "certify"))
 
@@ -130,7 +130,14 @@ def _certify(parser: Parser, options: argparse.Namespace) -> None:
 def _settings(options: argparse.Namespace, procedure: Procedure) -> dict[str, Any]:
     """What the procedure adds to the settings that decide the numbers."""
     own = {name: value for name, value in settings_record(procedure).items() if name not in ("name", "smoothing")}
-    return {"N0": options.N0, "N": options.N, "method": options.method, "sound": options.sound, **own}
+    return {
+        "N0": options.N0,
+        "N": options.N,
+        "method": options.method,
+        "sound": options.sound,
+        **own,
+        **procedure.settings,
+    }
 
 
 def _voting(procedure: Procedure, label: int, sound: bool) -> Generator[Draws, np.ndarray, dict[str, Any]]:
@@ -146,11 +153,11 @@ def _voting(procedure: Procedure, label: int, sound: bool) -> Generator[Draws, n
     return {**row, _SOUND_COLUMN: squared_grey_radius(certificate.radius)} if sound else row
 
 
-def _summarise(options: argparse.Namespace, job: SmoothingJob) -> None:
+def _summarise(options: argparse.Namespace, decided: list[float]) -> None:
+    """Say in a line what the log says; at the radii ``decided``, where only those are."""
     table = read_certification_log(options.outfile)
-    accuracies = ", ".join(
-        f"{certified_accuracy(table, radius):.1%} at {radius:g}" for radius in default_radii([table])[:5]
-    )
+    radii = decided or default_radii([table])
+    accuracies = ", ".join(f"{certified_accuracy(table, radius):.1%} at {radius:g}" for radius in [0.0, *radii][:6])
     on_the_grid = "" if options.method == "exact" else " on the grid of radii"
     print(
         f"{options.outfile}: {len(table)} examples, certified accuracy {accuracies}; "

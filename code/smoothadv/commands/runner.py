@@ -52,8 +52,8 @@ def run(
     except MemoryError as error:
         return _failed(f"out of memory: use a smaller --batch ({error})", arguments)
     except RuntimeError as error:
-        # torch.OutOfMemoryError, told by name: this module does without torch.
-        if type(error).__name__ != "OutOfMemoryError":
+        # torch.OutOfMemoryError, told by name, or by what its allocator on the host says: this module is without torch.
+        if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in str(error):
             raise
         return _failed(
             f"out of memory: use a smaller --batch or --num-noise-vec ({str(error).split('. ')[0]})", arguments

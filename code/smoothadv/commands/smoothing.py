@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,24 @@ from smoothadv.datasets import get_dataset
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.errors import UserError
 from smoothadv.evaluation import select_examples
-from smoothadv.inference import PRECISIONS, Arrangement, arrange, default_batch, make_deterministic
+from smoothadv.inference import (
+    PRECISIONS,
+    Arrangement,
+    VotingClassifier,
+    arrange,
+    compiled,
+    default_batch,
+    make_deterministic,
+)
 from smoothadv.noise import GaussianNoise, Noise, NoiseStream, Purpose, RoundedGaussianNoise
 from smoothadv.records import provenance, recorded_settings
-from smoothadv.settings import positive_int, positive_noise_level, probability
+from smoothadv.settings import number, positive_noise_level, probability
 from smoothadv.shards import shard, shards_of
 from smoothadv.voting import VoteCounter, check_repeatable
 from smoothadv.workers import Workers, join_workers, own_device
+
+_draws = number(int, "a whole number from 1 to 4,000,000,000", lambda v: 1 <= v <= 4_000_000_000)
+_batch_size = number(int, "a whole number from 1 to 1,000,000", lambda v: 1 <= v <= 1_000_000)
 
 
 def add_smoothing(parser: Parser, outfile: str, n_help: str) -> None:
@@ -48,7 +60,7 @@ def add_smoothing(parser: Parser, outfile: str, n_help: str) -> None:
     )
     parser.add_argument("outfile", metavar="OUTFILE", type=Path, help=outfile)
     group = parser.add_argument_group("smoothing")
-    group.add_argument("--N", type=positive_int, default=None, help=n_help)
+    group.add_argument("--N", type=_draws, default=None, help=n_help)
     group.add_argument(
         "--alpha", type=probability, default=0.001, help="probability of a false statement per image (default: 0.001)"
     )
@@ -64,7 +76,7 @@ def _add_speed(parser: Parser) -> None:
     group = parser.add_argument_group("speed")
     group.add_argument(
         "--batch",
-        type=positive_int,
+        type=_batch_size,
         default=None,
         metavar="B",
         help="noisy images per forward pass (default: 50 to 200 on a CPU, by free memory on an accelerator); the "
@@ -74,7 +86,8 @@ def _add_speed(parser: Parser) -> None:
         "--precision",
         choices=list(PRECISIONS),
         default="fp32",
-        help="of weights and activations; less is a different base classifier (default: fp32)",
+        help="of weights and activations; less is a different base classifier (default: fp32, whose convolutions "
+        "use TF32 on GPUs that have it, as is PyTorch's default)",
     )
     group.add_argument("--compile", action="store_true", help="compile the classifier first: a minute, then faster")
     group.add_argument(
@@ -94,7 +107,7 @@ class SmoothingJob:
     """
 
     classifier: torch.nn.Module
-    voter: torch.nn.Module
+    voter: VotingClassifier
     noise: Noise
     dataset: ImageDataset
     indices: range
@@ -144,8 +157,14 @@ def prepare(options: argparse.Namespace, sound: bool = False) -> SmoothingJob:
     if workers is None or workers.rank == 0:
         _warn_about_mismatch(content, options)
     example = dataset[0][0] if len(dataset) else None
-    voter = arrange(classifier, Arrangement(options.precision, options.compile), device, example)
+    voter = arrange(classifier, Arrangement(options.precision), device, example)
     batch = _batch(options, voter, dataset, device)
+    if options.compile:
+        if sound and device.type != "cpu":
+            raise UserError("--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by a race")
+        if workers is None or workers.rank == 0:
+            print("compiling the classifier first, which may take a minute", file=sys.stderr)
+        voter = compiled(voter)
     noise = (RoundedGaussianNoise if sound else GaussianNoise)(options.sigma, options.seed)
     job = SmoothingJob(
         classifier=classifier,
@@ -160,8 +179,8 @@ def prepare(options: argparse.Namespace, sound: bool = False) -> SmoothingJob:
         workers=workers,
     )
     job.settings.update(_settings(options, content, job))
-    if sound:
-        _check_soundness(job)
+    if len(job.indices):
+        _check_classifier(job, sound)
     return job
 
 
@@ -183,18 +202,16 @@ def _settings(options: argparse.Namespace, content: dict[str, Any], job: Smoothi
         "batch": job.batch,
         "precision": options.precision,
         "compiled": options.compile,
-        "device": job.device.type,
+        "folded": job.voter.is_folded,
+        "device": device_name(job.device),
+        "torch": torch.__version__,
     }
     if job.device.type == "cuda" and options.precision == "fp32":
         settings["tf32"] = torch.backends.cudnn.allow_tf32
-    if isinstance(job.noise, RoundedGaussianNoise):
+    if isinstance(job.noise, RoundedGaussianNoise) and job.device.type == "cpu":
         # The certified classifier is the executed program: whatever may change its rounding belongs to it.
-        settings["executed_by"] = {
-            "torch": torch.__version__,
-            "device": device_name(job.device),
-            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-            "threads": torch.get_num_threads(),
-        }
+        settings["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
+        settings["threads"] = torch.get_num_threads()
     return settings
 
 
@@ -218,16 +235,21 @@ def _batch(options: argparse.Namespace, voter: torch.nn.Module, dataset: ImageDa
             recorded = recorded_settings(log).get("batch")
             if isinstance(recorded, int) and recorded >= 1:
                 return recorded
-    return default_batch(voter, dataset.description.image_shape, device)
+    return default_batch(voter, dataset.description.image_shape, device, alike=options.shard is not None)
 
 
-def _check_soundness(job: SmoothingJob) -> None:
-    """UserError unless certificates for the executed arithmetic are possible here."""
-    if not len(job.indices):
-        return
+def _check_classifier(job: SmoothingJob, sound: bool) -> None:
+    """UserError, or without --sound a warning, where the classifier is no function of one image on this device."""
+    if job.device.type == "cpu" and not sound:
+        return  # its kernels are known to be, and several passes of a large network take long
     image, _ = job.dataset[job.indices[0]]
     job.check_image(job.indices[0], image)
-    check_repeatable(job.counter(), image.to(job.device), job.stream(job.indices[0], Purpose.SELF_CHECK))
+    try:
+        check_repeatable(job.counter(), image, job.stream(job.indices[0], Purpose.SELF_CHECK))
+    except UserError as error:
+        if sound:
+            raise
+        warn(f"{error}; a log may then depend on how its draws were packed")
 
 
 def _warn_about_mismatch(content: dict[str, Any], options: argparse.Namespace) -> None:

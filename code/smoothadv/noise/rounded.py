@@ -55,13 +55,15 @@ class RoundedGaussianNoise(Noise):
         return dimension * self._table[1]
 
     def check_image(self, image: torch.Tensor) -> None:
+        # On the CPU: an accelerator divides by a number by multiplying with its rounded inverse.
+        image = image.cpu()
         grey = (image * WHITE).round()
         if not torch.equal(grey.to(torch.float32) / WHITE, image) or grey.min() < 0 or grey.max() > WHITE:
-            raise ValueError("the image is not of 8 bits: its values are not k/255 with k in 0..255")
+            raise ValueError("the image is not of 8 bits: its values are not k/255 in float32 with k in 0..255")
 
     def fill(self, out: torch.Tensor, image: torch.Tensor, example: int, first: int, purpose: int) -> None:
-        self.check_image(image)
         dimension, device = image.numel(), out.device
+        white = torch.full((), float(WHITE), device=device)  # a tensor, by which every device divides as IEEE 754 says
         grey = (image.to(device) * WHITE).round().to(torch.int64)
         thresholds = self._ranks_on(device)
         chunks = self.words(device, -(-dimension // 2), len(out), example, first, purpose)
@@ -70,7 +72,7 @@ class RoundedGaussianNoise(Noise):
             # The number of thresholds at most the uniform: P[it is <= i + M] = T_i / 2^62.
             noise = thresholds.at_most(uniform).sub_(WHITE + self.clip)
             noisy = noise.view(-1, *image.shape).add_(grey).clamp_(-self.clip, WHITE + self.clip)
-            torch.div(noisy.to(torch.float32), WHITE, out=out[part])
+            torch.div(noisy.to(torch.float32), white, out=out[part])
 
     @cached_property
     def _copies(self) -> dict[torch.device, _Ranks]:

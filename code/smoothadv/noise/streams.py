@@ -85,7 +85,10 @@ class Noise:
         """ValueError if the noise is not made for this image [C, H, W]."""
 
     def fill(self, out: torch.Tensor, image: torch.Tensor, example: int, first: int, purpose: int) -> None:
-        """Set ``out`` [B, C, H, W], float32, to ``image`` [C, H, W] plus the draws of a stream from ``first`` on."""
+        """Set ``out`` [B, C, H, W], float32, to ``image`` [C, H, W] plus the draws of a stream from ``first`` on.
+
+        ``check_image`` has accepted the image.
+        """
         raise NotImplementedError
 
     def words(
@@ -125,6 +128,7 @@ class NoiseStream:
 
     def noisy(self, count: int, image: torch.Tensor) -> torch.Tensor:
         """The next ``count`` noisy copies of an image [C, H, W]: float32 [count, C, H, W] on the stream's device."""
+        self.noise.check_image(image)
         out = torch.empty((count, *image.shape), dtype=torch.float32, device=self.device)
         self.fill(out, image.to(self.device), self.reserve(count))
         return out

@@ -1,0 +1,234 @@
+"""Noise in whole grey levels: what is executed is a function of image + noise in integers, of the stated distribution.
+
+The random checks have a false-alarm probability of 1e-6 over the seeds (``support.statistical_checks``).
+"""
+
+import math
+from dataclasses import dataclass
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from smoothadv.bounds import squared_grey_radius
+from smoothadv.certification import Smoothing
+from smoothadv.certification.exact import Exact
+from smoothadv.noise import RoundedGaussianNoise
+from support import slow_noise
+from support.slow_noise import SIGMAS, clip_of, noisy_grey, thresholds
+from support.statistical_checks import FALSE_ALARM, are_uncorrelated
+
+many = settings(deadline=None, derandomize=True, max_examples=40)
+CIFAR, IMAGENET = 3 * 32 * 32, 3 * 224 * 224
+EVERY_GREY = torch.arange(256, dtype=torch.float32).view(1, 16, 16) / 255
+
+
+@dataclass(frozen=True)
+class ChosenNoise(RoundedGaussianNoise):
+    """Noise that is made from given uniforms [draws, coordinates], an even number of coordinates, not random ones."""
+
+    uniforms: torch.Tensor
+
+    def words(self, device, counters, draws, example, first, purpose):
+        assert self.uniforms.shape == (draws, 2 * counters)
+        halves = self.uniforms.split(counters, dim=1)
+        # 32 bits, then 30; the last 2 bits of the second word are not read, and are all ones here.
+        words = [part for half in halves for part in (half >> 30, (half & (2**30 - 1)) << 2 | 3)]
+        yield slice(0, draws), tuple(words)
+
+
+def executed(sigma: float, image: torch.Tensor, uniforms: list[int] | torch.Tensor) -> np.ndarray:
+    """The noisy images, float32, if every coordinate of draw k is made from the k-th of these uniforms."""
+    column = torch.as_tensor(uniforms, dtype=torch.int64)[:, None]
+    noise = ChosenNoise(sigma, 0, column.expand(-1, image.numel()))
+    return noise.stream(0, "cpu").noisy(len(column), image).numpy()
+
+
+def grey_levels(noisy: np.ndarray) -> np.ndarray:
+    """The integers Y of float32 values Y / 255."""
+    levels = np.rint(noisy.astype(np.float64) * 255).astype(np.int64)
+    assert (levels.astype(np.float32) / np.float32(255) == noisy).all()
+    return levels
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_every_noisy_grey_level_is_a_float_of_its_own(sigma):
+    levels = np.arange(-clip_of(sigma), 256 + clip_of(sigma), dtype=np.float32)
+    assert len(np.unique(levels / np.float32(255))) == len(levels)
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_what_is_executed_depends_on_the_sum_of_image_and_noise_alone(sigma):
+    """Exhaustive: every value of a pixel, every integer that noise can be."""
+    clip = clip_of(sigma)
+    # The smallest uniform of each integer that any gives: far out, 62 bits are too few for every integer.
+    smallest = {value: k - 255 - clip for k, value in enumerate([0, *thresholds(sigma)]) if value < 2**62}
+    noise = np.array(list(smallest.values()))
+    found = executed(sigma, EVERY_GREY, list(smallest)).reshape(len(noise), 256)
+    sums = np.clip(np.arange(256)[None, :] + noise[:, None], -clip, 255 + clip)
+    assert set(sums.flatten()) == set(range(-clip, 256 + clip))
+    assert (found == sums.astype(np.float32) / np.float32(255)).all()
+
+
+def test_float_noise_on_a_float_image_would_tell_the_image_from_the_sum():
+    """Negative control: most sums have several values then, by which the image's pixel is narrowed down."""
+    pixels, several = np.arange(256), 0
+    for total in range(-1530, 1786):
+        noisy = pixels.astype(np.float32) / np.float32(255) + (total - pixels).astype(np.float32) / np.float32(255)
+        several += len(np.unique(noisy)) > 1
+    assert several > 0.8 * 3316
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+@pytest.mark.parametrize("grey", [0, 1, 128, 255])
+def test_uniforms_at_the_thresholds_and_next_to_them_give_the_right_integers(sigma, grey):
+    """The thresholds are those of 60-digit arithmetic: one more or less, of 2^62, would be noticed."""
+    clip, table = clip_of(sigma), thresholds(sigma)
+    evenly = range(0, 2**62 + 1, 2**49)
+    near = {value + step for value in (*table, *evenly) for step in (-1, 0, 1)}
+    uniforms = sorted(value for value in near if 0 <= value < 2**62)
+    found = grey_levels(executed(sigma, torch.full((1, 1, 2), grey / 255), uniforms))
+    expected = [noisy_grey(grey, uniform, table, clip) for uniform in uniforms]
+    assert (found == np.array(expected)[:, None, None, None]).all()
+
+
+@pytest.mark.parametrize(("sigma", "clip"), [(0.12, 184), (0.25, 383), (0.5, 765), (1.0, 1530)])
+def test_noisy_pixels_reach_six_sigma_beyond_black_and_white(sigma, clip):
+    assert RoundedGaussianNoise(sigma, 0).clip == clip == math.ceil(6 * 255 * sigma)
+
+
+@many
+@given(
+    st.sampled_from([0.03, 0.1, 0.12, 0.25]),
+    st.integers(0, 2**40),
+    st.sampled_from([(1, 1, 1), (1, 3, 3), (3, 4, 5)]),
+    st.integers(0, 2**31),
+    st.integers(0, 2**31),
+)
+def test_draws_are_those_of_a_slow_implementation(sigma, seed, shape, example, draw):
+    grey = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(seed % 1000))
+    rows = torch.empty(1, *shape)
+    RoundedGaussianNoise(sigma, seed).stream(example, "cpu").fill(rows, grey.to(torch.float32) / 255, draw)
+    table, clip, dimension = thresholds(sigma), clip_of(sigma), grey.numel()
+    uniforms = [slow_noise.uniform_coordinate(i, dimension, seed, example, 0, draw) for i in range(dimension)]
+    expected = [noisy_grey(int(g), uniform, table, clip) for g, uniform in zip(grey.flatten(), uniforms)]
+    assert grey_levels(rows.numpy()).flatten().tolist() == expected
+
+
+def drawn(sigma: float, count: int, seed: int = 0) -> np.ndarray:
+    """Noise in grey levels: integers [count, 10000]."""
+    noise = RoundedGaussianNoise(sigma, seed).stream(0, "cpu").draw(count, torch.zeros(1, 100, 100))
+    return grey_levels(noise.numpy()).reshape(count, 10_000)
+
+
+def is_rounded_gaussian(levels: np.ndarray, sigma: float) -> bool:
+    """Whether integers are credibly round(N(0, (255 sigma)^2)): chi-square, a cell for each but the rare ones."""
+    scale = 255 * sigma
+    probabilities = stats.norm.pdf(np.arange(10 * int(scale)) / scale) / scale
+    reach = int((probabilities * levels.size > 50).sum())  # where each integer is expected 50 times or so
+    edges = np.arange(-reach, reach) + 0.5
+    expected = np.diff(stats.norm.cdf(edges / scale), prepend=0, append=1) * levels.size
+    counts = np.bincount(levels.flatten().clip(-reach, reach) + reach, minlength=2 * reach + 1)
+    return stats.chisquare(counts, expected).pvalue >= FALSE_ALARM
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_noise_is_a_rounded_gaussian_of_the_stated_scale(sigma):
+    levels = drawn(sigma, 400)
+    assert is_rounded_gaussian(levels, sigma)
+    # A scale 1 % off would be noticed, in either direction.
+    assert not is_rounded_gaussian(levels, 1.01 * sigma)
+    assert not is_rounded_gaussian(levels, 0.99 * sigma)
+
+
+def test_rounding_down_would_be_noticed():
+    gaussian = np.random.default_rng(0).normal(0, 255 * 0.12, (400, 10_000))
+    assert is_rounded_gaussian(np.rint(gaussian).astype(np.int64), 0.12)
+    assert not is_rounded_gaussian(np.floor(gaussian).astype(np.int64), 0.12)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_draws_and_coordinates_are_uncorrelated(axis):
+    levels = drawn(0.25, 20)
+    neighbours = np.roll(levels, 1, axis)
+    assert are_uncorrelated(levels, neighbours)
+    assert not are_uncorrelated(levels + 0.1 * neighbours, neighbours)
+
+
+def test_the_two_halves_of_an_image_are_uncorrelated():
+    """They come from the same counters."""
+    first, second = np.split(drawn(0.25, 20), 2, axis=1)
+    assert are_uncorrelated(first, second)
+    assert not are_uncorrelated(first + 0.1 * second, second)
+
+
+def sum_of_rounding_errors(sigma: float) -> mpmath.mpf:
+    with mpmath.workdps(60):
+        exact = slow_noise.exact_thresholds(sigma)
+        return mpmath.fsum(abs(value - whole) for value, whole in zip(exact, thresholds(sigma))) / 2**62
+
+
+def total_variation(sigma: float) -> mpmath.mpf:
+    """Of one coordinate of a black image, from the distribution that it should have: half the l1 distance."""
+    with mpmath.workdps(60):
+        edges = [mpmath.mpf(0), *slow_noise.exact_thresholds(sigma), mpmath.mpf(2) ** 62]
+        rounded = [0, *thresholds(sigma), 2**62]
+        errors = [value - whole for value, whole in zip(edges, rounded)]
+        return mpmath.fsum(abs(after - before) for before, after in zip(errors, errors[1:])) / 2 / 2**62
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_distance_is_a_tight_bound_and_small(sigma):
+    noise = RoundedGaussianNoise(sigma, 0)
+    for dimension, limit in [(1, 3e-16), (CIFAR, 6e-13), (IMAGENET, 3e-11)]:
+        exact = dimension * sum_of_rounding_errors(sigma)
+        assert exact <= noise.distance(dimension) <= exact * (1 + mpmath.mpf("1e-11"))
+        assert noise.distance(dimension) <= limit
+    assert 0 < total_variation(sigma) <= noise.distance(1)
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+@pytest.mark.parametrize("dimension", [CIFAR, IMAGENET])
+def test_the_distance_costs_next_to_no_radius(sigma, dimension):
+    def largest_radius(distance: float) -> float:
+        return Exact(Smoothing(sigma, 100, 100_000, 1e-3, distance)).largest_radius
+
+    lost = largest_radius(0.0) - largest_radius(RoundedGaussianNoise(sigma, 0).distance(dimension))
+    assert 0 < lost <= 2e-7 * sigma
+
+
+def test_largest_radius_in_whole_grey_levels():
+    distance = RoundedGaussianNoise(0.25, 0).distance(CIFAR)
+    assert squared_grey_radius(Exact(Smoothing(0.25, 100, 100_000, 1e-3, distance)).largest_radius) == 59_039
+
+
+def test_every_image_of_8_bits_is_accepted():
+    RoundedGaussianNoise(0.25, 0).check_image(EVERY_GREY)
+    for grey in range(256):
+        RoundedGaussianNoise(0.25, 0).check_image(torch.full((1, 1, 1), grey / 255))
+
+
+@pytest.mark.parametrize(
+    "value", [0.5, -1 / 255, 256 / 255, 1e-9, -1e-9, 1 + 1e-6, 200.0, float("nan"), float("inf"), float("-inf")]
+)
+def test_other_images_are_refused(value):
+    """Rounding them would move them by up to half a grey level per pixel, which no radius accounts for."""
+    image = EVERY_GREY.clone()
+    image[0, 3, 4] = value
+    noise = RoundedGaussianNoise(0.25, 0)
+    with pytest.raises(ValueError, match="not of 8 bits"):
+        noise.check_image(image)
+    with pytest.raises(ValueError, match="not of 8 bits"):
+        noise.stream(0, "cpu").noisy(1, image)
+
+
+@pytest.mark.parametrize("grey", range(0, 256, 15))
+@pytest.mark.parametrize("towards", [-1.0, 2.0])
+def test_the_float_next_to_a_grey_level_is_refused(grey, towards):
+    neighbour = torch.nextafter(torch.full((1, 1, 1), grey / 255), torch.tensor(towards))
+    with pytest.raises(ValueError, match="not of 8 bits"):
+        RoundedGaussianNoise(0.25, 0).check_image(neighbour)
