@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smoothadv import shards
 from smoothadv.errors import UserError
 from smoothadv.records import ExampleLog, manifest_path
 from smoothadv.shards import Shard, merge, shard, shard_count, shards_of
@@ -153,6 +154,46 @@ def test_shards_may_lie_anywhere_and_the_folder_of_the_log_is_made(log, tmp_path
     elsewhere = tmp_path / "new" / "place" / "log.tsv"
     assert merge(elsewhere, shards_of(log)) == 7
     assert elsewhere.read_text() == WHOLE
+
+
+without_manifest = pytest.mark.xfail(reason="leaves a log that lacks its manifest", strict=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "written", "overwrite"),
+    [
+        ("write_text", False, False),
+        pytest.param("write_text", True, False, marks=without_manifest),
+        pytest.param("write_json", False, False, marks=without_manifest),
+        ("write_json", True, False),
+        *((file, written, True) for file in ("write_text", "write_json") for written in (False, True)),
+    ],
+)
+def test_merging_that_is_killed_can_be_done_again(log, monkeypatch, file, written, overwrite):
+    """The same command, whenever it was killed: no log may be left that lacks its manifest, or has another's."""
+    if overwrite:
+        with ExampleLog(log, COLUMNS, {**SETTINGS, "sigma": 1.0}, {}) as other:
+            other.append({"idx": 1, "label": 1, "time": "0:00:09"})
+    write = getattr(shards, file)
+
+    def killed(*arguments: object) -> None:
+        if written:
+            write(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shards, file, killed)
+        merge(log, shards_of(log), overwrite)
+    if overwrite or not is_whole(log):
+        merge(log, shards_of(log), overwrite)
+    assert is_whole(log)
+
+
+def is_whole(log: Path) -> bool:
+    """Whether a log and its manifest are those of the merged shards."""
+    if not log.exists() or log.read_text() != WHOLE or not manifest_path(log).exists():
+        return False
+    return json.loads(manifest_path(log).read_text())["settings"] == SETTINGS
 
 
 def test_more_shards_than_examples_leave_some_empty(tmp_path):

@@ -199,7 +199,6 @@ def test_killed_torchrun_is_continued_by_another_number_of_processes(
 
 @needs_proc
 @pytest.mark.slow
-@pytest.mark.xfail(reason="torchrun's store, and the claims in it, outlive the restart", strict=True)
 def test_killed_worker_is_started_again_by_torchrun(checkpoint, tmp_path, forty):
     """torchrun then starts all of them anew, which takes 15 seconds."""
     with launched(torchrun(checkpoint, 2, TORCHRUN["exact"], restarts=1), tmp_path, 9) as launcher:
