@@ -156,15 +156,12 @@ def test_shards_may_lie_anywhere_and_the_folder_of_the_log_is_made(log, tmp_path
     assert elsewhere.read_text() == WHOLE
 
 
-without_manifest = pytest.mark.xfail(reason="leaves a log that lacks its manifest", strict=True)
-
-
 @pytest.mark.parametrize(
     ("file", "written", "overwrite"),
     [
         ("write_text", False, False),
-        pytest.param("write_text", True, False, marks=without_manifest),
-        pytest.param("write_json", False, False, marks=without_manifest),
+        ("write_text", True, False),
+        ("write_json", False, False),
         ("write_json", True, False),
         *((file, written, True) for file in ("write_text", "write_json") for written in (False, True)),
     ],

@@ -194,12 +194,12 @@ class _Compiled(nn.Module):
 def default_batch(
     classifier: nn.Module, image_shape: tuple[int, ...], device: torch.device, alike: bool = False
 ) -> int:
-    """A batch that suits the device: 50 to 200 images on a CPU, whose cache it should not leave; else by free memory.
+    """A batch that suits the device: 16 to 200 images on a CPU, whose cache it should not leave; else by free memory.
 
     ``alike`` counts all memory, so that devices of one kind choose alike.
     """
     if device.type == "cpu":
-        return min(200, max(50, _CPU_ELEMENTS // math.prod(image_shape)))
+        return min(200, max(16, _CPU_ELEMENTS // math.prod(image_shape)))
     if device.type != "cuda":
         return _PROBE
     images = torch.zeros(_PROBE, *image_shape, device=device).to(memory_format=torch.channels_last)

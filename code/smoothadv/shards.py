@@ -129,10 +129,10 @@ def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
         {"shard": manifest["settings"]["shard"]["index"], **run} for manifest in manifests for run in manifest["runs"]
     ]
     log.parent.mkdir(parents=True, exist_ok=True)
-    # Never rows under another log's manifest, whenever this is killed.
-    manifest_path(log).unlink(missing_ok=True)
-    write_text(log, "\n".join([header, *(rows[idx] for idx in sorted(rows))]) + "\n")
+    # Whenever this is killed: never rows under another log's manifest, and nothing in the way of merging again.
+    log.unlink(missing_ok=True)
     write_json(manifest_path(log), {"settings": settings, "runs": runs})
+    write_text(log, "\n".join([header, *(rows[idx] for idx in sorted(rows))]) + "\n")
     return len(rows)
 
 

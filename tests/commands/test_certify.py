@@ -189,7 +189,6 @@ def test_resume_starts_anew_where_there_is_nothing(certify, workplace):
         (["--N0", 10], "N0"),
         (["--batch", 7], "batch was 200, now 7"),
         (["--precision", "bf16"], "precision"),
-        (["--sound"], "noise"),
         (["--alpha", 0.01], "alpha"),
         (["--seed", 1], "seed"),
         (["--split", "train"], "split"),

@@ -79,7 +79,7 @@ def _add_speed(parser: Parser) -> None:
         type=_batch_size,
         default=None,
         metavar="B",
-        help="noisy images per forward pass (default: 50 to 200 on a CPU, by free memory on an accelerator); the "
+        help="noisy images per forward pass (default: 16 to 200 on a CPU, by free memory on an accelerator); the "
         "noise does not depend on it, the rounding of the logits may",
     )
     group.add_argument(
