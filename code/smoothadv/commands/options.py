@@ -82,7 +82,7 @@ def add_input_layer(parser: Parser, default: str | None, help: str) -> None:
 
 def add_examples(parser: Parser) -> None:
     """Which images to visit."""
-    group = parser.add_argument_group("examples")
+    group = parser.add_argument_group("images")
     group.add_argument("--split", choices=SPLITS, default="test", help="images to use (default: test)")
     group.add_argument(
         "--skip", type=positive_int, default=1, metavar="K", help="take every K-th image (default: 1, all)"
