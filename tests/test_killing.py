@@ -12,7 +12,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.commands import call, rows, run_process, script, snapshot, start_process, succeed, timeless, wait_until
+from support.commands import (
+    CODE,
+    call,
+    rows,
+    run_process,
+    script,
+    snapshot,
+    start_process,
+    succeed,
+    timeless,
+    wait_until,
+)
 from support.warm import WarmProcesses
 
 KILLED = -signal.SIGKILL
@@ -179,7 +190,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def run_on_a_small_disk(space: int, command: list[str], cwd: Path):
-    return run_process([command[0], "-c", ON_A_SMALL_DISK, str(space), *command[1:]], cwd)
+    return run_process([command[0], "-c", ON_A_SMALL_DISK, str(space), *command[1:]], cwd, PYTHONPATH=str(CODE))
 
 
 def test_full_disk_ends_in_one_line_and_a_log_of_whole_rows(checkpoint, tmp_path):

