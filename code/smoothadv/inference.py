@@ -113,10 +113,8 @@ def _has_plain_layers(network: torch.fx.GraphModule) -> bool:
     computed = any(
         is_parametrized(module) or module._forward_pre_hooks or module._forward_hooks for module in network.modules()
     )
-    layers_once = all(
-        called.count(target) == 1 for target in called if list(network.get_submodule(target).parameters())
-    )
-    return layers_once and len(owners) == len(set(owners)) and not computed
+    with_weights = [target for target in called if list(network.get_submodule(target).parameters())]
+    return len(with_weights) == len(set(with_weights)) and len(owners) == len(set(owners)) and not computed
 
 
 def _in_place(network: torch.fx.GraphModule) -> torch.fx.GraphModule:

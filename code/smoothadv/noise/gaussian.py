@@ -20,6 +20,9 @@ class GaussianNoise(Noise):
     def distance(self, dimension: int) -> float:
         return 0.0
 
+    def check_image(self, image: torch.Tensor) -> None:
+        """Any image will do."""
+
     def fill(self, out: torch.Tensor, image: torch.Tensor, example: int, first: int, purpose: int) -> None:
         dimension = image.numel()
         image = image.to(out.device)

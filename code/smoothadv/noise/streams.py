@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -45,7 +46,7 @@ def derive_generator(device: torch.device | str, *key: int) -> torch.Generator:
 
 
 @dataclass(frozen=True)
-class Noise:
+class Noise(ABC):
     """What adds noise to images: subclasses say of which distribution, and the class owns the addresses.
 
     ``sigma`` > 0 is the standard deviation on images in [0, 1]; ``seed`` >= 0 keys all streams. A draw is a function
@@ -74,22 +75,23 @@ class Noise:
         """
         return NoiseStream(self, example, device, purpose)
 
+    @abstractmethod
     def distance(self, dimension: int) -> float:
         """An upper bound on the total variation distance to N(0, sigma^2 I) in ``dimension`` coordinates.
 
         0 where the noise is taken for a Gaussian.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def check_image(self, image: torch.Tensor) -> None:
         """ValueError if the noise is not made for this image [C, H, W]."""
 
+    @abstractmethod
     def fill(self, out: torch.Tensor, image: torch.Tensor, example: int, first: int, purpose: int) -> None:
         """Set ``out`` [B, C, H, W], float32, to ``image`` [C, H, W] plus the draws of a stream from ``first`` on.
 
         ``check_image`` has accepted the image.
         """
-        raise NotImplementedError
 
     def words(
         self, device: torch.device, counters: int, draws: int, example: int, first: int, purpose: int
