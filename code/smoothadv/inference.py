@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import copy
 import math
-import operator
 import os
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.fx.experimental.optimization import fuse
-from torch.nn import functional as F
-from torch.nn.utils.parametrize import is_parametrized
 
 from smoothadv.architectures.input_layers import Center, Normalize
 from smoothadv.errors import UserError
+from smoothadv.graphs import overwrite_in_place, traced_plainly
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _CPU_ELEMENTS = 100 * 3 * 32 * 32
@@ -92,57 +90,15 @@ def fold(classifier: nn.Module, example: torch.Tensor | None = None) -> nn.Modul
 def _folded(classifier: nn.Module) -> nn.Module:
     layers = classifier if isinstance(classifier, nn.Sequential) and len(classifier) == 2 else [None, classifier]
     entrance, network = layers
-    try:
-        traced = torch.fx.symbolic_trace(network)
-    except Exception:  # anybody's code may object to a symbol in place of a tensor, in any way
+    traced = traced_plainly(network)
+    if traced is None:
         return classifier
-    if not _has_plain_layers(traced):
-        return classifier
-    folded = _in_place(fuse(traced, no_trace=True))
+    folded = overwrite_in_place(fuse(traced, no_trace=True))
     if entrance is None:
         return folded
     if isinstance(entrance, Normalize) and _scale_first_convolution(folded, entrance.std):
         entrance = Center(tuple(entrance.mean.flatten().tolist()), ()).to(entrance.mean.device)
     return nn.Sequential(entrance, folded)
-
-
-def _has_plain_layers(network: torch.fx.GraphModule) -> bool:
-    """Whether every layer is called once and owns its weights: only then may they be replaced."""
-    called = [node.target for node in network.graph.nodes if node.op == "call_module"]
-    owners = [id(weight) for _, weight in network.named_parameters(remove_duplicate=False)]
-    computed = any(
-        is_parametrized(module) or module._forward_pre_hooks or module._forward_hooks for module in network.modules()
-    )
-    with_weights = [target for target in called if list(network.get_submodule(target).parameters())]
-    return len(with_weights) == len(set(with_weights)) and len(owners) == len(set(owners)) and not computed
-
-
-def _in_place(network: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The same, with sums and rectifications written over the convolution's output that nothing else reads."""
-    fresh: set[torch.fx.Node] = set()  # values that live in memory of their own
-    for node in network.graph.nodes:
-        layer = network.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if isinstance(layer, nn.Conv2d):
-            fresh.add(node)
-        elif isinstance(layer, nn.ReLU) or node.target is F.relu:
-            if _may_be_overwritten(node.args[0], fresh):
-                fresh.add(node)
-                if layer is None:
-                    node.kwargs = {**node.kwargs, "inplace": True}
-                else:
-                    node.op, node.target = "call_function", F.relu
-                    node.args, node.kwargs = (node.args[0],), {"inplace": True}
-        elif node.target is operator.add and all(isinstance(term, torch.fx.Node) for term in node.args):
-            terms = sorted(node.args, key=lambda term: not _may_be_overwritten(term, fresh))
-            if _may_be_overwritten(terms[0], fresh) and terms[0] is not terms[1]:
-                node.target, node.args = operator.iadd, tuple(terms)
-                fresh.add(node)
-    network.recompile()
-    return network
-
-
-def _may_be_overwritten(value: torch.fx.Node, fresh: set[torch.fx.Node]) -> bool:
-    return value in fresh and len(value.users) == 1
 
 
 def _scale_first_convolution(network: torch.fx.GraphModule, std: torch.Tensor) -> bool:

@@ -1,0 +1,61 @@
+"""Networks as graphs of their layers (torch.fx): what rewrites them without changing the function."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrize import is_parametrized
+
+
+def traced_plainly(network: nn.Module) -> torch.fx.GraphModule | None:
+    """The graph of a network whose layers may be replaced; None where tracing fails or layers share or compute weights.
+
+    Layers are those of ``network`` itself, not copies.
+    """
+    try:
+        traced = torch.fx.symbolic_trace(network)
+    except Exception:  # anybody's code may object to a symbol in place of a tensor, in any way
+        return None
+    return traced if _has_plain_layers(traced) else None
+
+
+def _has_plain_layers(network: torch.fx.GraphModule) -> bool:
+    """Whether every layer is called once and owns its weights: only then may they be replaced."""
+    called = [node.target for node in network.graph.nodes if node.op == "call_module"]
+    owners = [id(weight) for _, weight in network.named_parameters(remove_duplicate=False)]
+    computed = any(
+        is_parametrized(module) or module._forward_pre_hooks or module._forward_hooks for module in network.modules()
+    )
+    with_weights = [target for target in called if list(network.get_submodule(target).parameters())]
+    return len(with_weights) == len(set(with_weights)) and len(owners) == len(set(owners)) and not computed
+
+
+def overwrite_in_place(network: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The same, with sums and rectifications written over the convolution's output that nothing else reads."""
+    fresh: set[torch.fx.Node] = set()  # values that live in memory of their own
+    for node in network.graph.nodes:
+        layer = network.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(layer, nn.Conv2d):
+            fresh.add(node)
+        elif isinstance(layer, nn.ReLU) or node.target is F.relu:
+            if _may_be_overwritten(node.args[0], fresh):
+                fresh.add(node)
+                if layer is None:
+                    node.kwargs = {**node.kwargs, "inplace": True}
+                else:
+                    node.op, node.target = "call_function", F.relu
+                    node.args, node.kwargs = (node.args[0],), {"inplace": True}
+        elif node.target is operator.add and all(isinstance(term, torch.fx.Node) for term in node.args):
+            terms = sorted(node.args, key=lambda term: not _may_be_overwritten(term, fresh))
+            if _may_be_overwritten(terms[0], fresh) and terms[0] is not terms[1]:
+                node.target, node.args = operator.iadd, tuple(terms)
+                fresh.add(node)
+    network.recompile()
+    return network
+
+
+def _may_be_overwritten(value: torch.fx.Node, fresh: set[torch.fx.Node]) -> bool:
+    return value in fresh and len(value.users) == 1
