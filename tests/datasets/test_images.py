@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 from torchvision.datasets.folder import pil_loader
-from torchvision.transforms import ToTensor
+from torchvision.transforms import PILToTensor
 
-from smoothadv.datasets.images import CIFAR_TRAINING, DatasetDescription, InMemoryImages, StreamedImages, augment
+from smoothadv.datasets.augmentation import augment
+from smoothadv.datasets.images import CIFAR_TRAINING, DatasetDescription, InMemoryImages, StreamedImages
 from support.image_files import random_image, save_image
 
 CPU = torch.device("cpu")
@@ -114,6 +115,11 @@ def in_memory(images: np.ndarray, labels: list[int], padding: int = 1, flip: boo
     return InMemoryImages(torch.from_numpy(images.copy()), torch.tensor(labels), description)
 
 
+def shuffled(number: int, batch_size: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Batches of indices, all of them in a random order."""
+    return torch.randperm(number, generator=seeded(seed)).split(batch_size)
+
+
 def distinct_images(number: int = 10) -> InMemoryImages:
     """Images of one grey level each, which no flip changes, so that the level tells the image; no zeros."""
     images = np.arange(1, number + 1, dtype=np.uint8).repeat(9).reshape(number, 1, 3, 3)
@@ -122,7 +128,7 @@ def distinct_images(number: int = 10) -> InMemoryImages:
 
 @pytest.mark.parametrize("batch_size", [1, 3, 10, 99])
 def test_an_epoch_shows_every_image_once_with_its_label(batch_size):
-    batches = list(distinct_images().training_batches(batch_size, CPU, seeded(0)))
+    batches = list(distinct_images().training_batches(shuffled(10, batch_size), CPU, seeded(0)))
     # The centre pixel survives any crop after padding by one.
     levels = [round(float(image[0, 1, 1]) * 255) for images, _ in batches for image in images]
     labels = [int(label) for _, labels in batches for label in labels]
@@ -138,7 +144,7 @@ def test_training_batches_are_augmented_as_the_description_says():
     known = [all_augmentations(image, 2, True) for image in images]
     shown = [
         (image * 255).round().to(torch.uint8).numpy().tobytes()
-        for batch, _ in dataset.training_batches(7, CPU, seeded(0))
+        for batch, _ in dataset.training_batches(shuffled(20, 7), CPU, seeded(0))
         for image in batch
     ]
     assert all(any(image in outcomes for outcomes in known) for image in shown)
@@ -146,7 +152,7 @@ def test_training_batches_are_augmented_as_the_description_says():
 
 
 def epoch(dataset: InMemoryImages, generator: torch.Generator) -> torch.Tensor:
-    return torch.cat([images for images, _ in dataset.training_batches(3, CPU, generator)])
+    return torch.cat([images for images, _ in dataset.training_batches(shuffled(len(dataset), 3), CPU, generator)])
 
 
 def test_an_epoch_is_a_function_of_the_generator():
@@ -156,6 +162,19 @@ def test_an_epoch_is_a_function_of_the_generator():
     torch.manual_seed(1)  # the global generator must not matter
     assert torch.equal(epoch(dataset, seeded(5)), first)
     assert not torch.equal(epoch(dataset, seeded(6)), first)
+
+
+def test_augmentation_of_an_image_does_not_depend_on_the_batches():
+    """Nor on which of them are asked for: a run that is resumed or shared among processes sees the same images."""
+    pixels = np.random.default_rng(0).integers(1, 256, (12, 3, 4, 5), dtype=np.uint8)
+    dataset = in_memory(pixels, [0] * 12, padding=2)
+    (whole, _), *_ = dataset.training_batches([torch.arange(12)], CPU, seeded(4))
+    for seed, size, wanted in [(1, 1, slice(None)), (2, 5, slice(None)), (3, 5, slice(1, 2))]:
+        batches = shuffled(12, size, seed)[wanted]
+        for indices, (images, _) in zip(batches, dataset.training_batches(batches, CPU, seeded(4)), strict=True):
+            assert torch.equal(images, whole[indices])
+    (other, _), *_ = dataset.training_batches([torch.arange(12)], CPU, seeded(5))
+    assert not torch.equal(other, whole)
 
 
 def test_training_leaves_the_images_as_they_were():
@@ -169,7 +188,7 @@ def test_training_leaves_the_images_as_they_were():
 def test_evaluation_shows_the_images_in_order_and_untouched(batch_size):
     pixels = np.random.default_rng(0).integers(0, 256, (10, 3, 4, 5), dtype=np.uint8)
     dataset = in_memory(pixels, [index % 3 for index in range(10)])
-    batches = list(dataset.evaluation_batches(batch_size, CPU))
+    batches = list(dataset.evaluation_batches(torch.arange(10).split(batch_size), CPU))
     shown = torch.cat([images for images, _ in batches]).numpy()
     assert np.array_equal(shown, pixels.astype(np.float32) / np.float32(255))
     assert torch.cat([labels for _, labels in batches]).tolist() == [index % 3 for index in range(10)]
@@ -205,7 +224,7 @@ def streamed(tmp_path):
             for label in (0, 1)
         ]
         description = DatasetDescription("made up", ("0", "1"), (3, 4, 5), (0.5,) * 3, (0.5,) * 3, CIFAR_TRAINING)
-        return StreamedImages(edit(files), pil_loader, ToTensor(), ToTensor(), description)
+        return StreamedImages(edit(files), pil_loader, PILToTensor(), PILToTensor(), description)
 
     return make
 

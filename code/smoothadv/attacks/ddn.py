@@ -27,8 +27,10 @@ class DDN(GradientAttack):
     The direction follows the gradient with cosine-annealed steps; the norm shrinks by ``gamma`` while the
     example is adversarial and grows while it is not. Adversarial means that the majority of the m noisy
     copies is not classified as the label (``targeted``: is). Where no iterate was adversarial the
-    clean input is returned. ``quantization_levels`` rounds every iterate to that many grey levels, as the
-    released code does with 256; nothing is rounded after the final projection, so that ||v|| <= epsilon holds.
+    clean input is returned. ``quantization_levels`` rounds every iterate to that many grey levels; nothing is rounded
+    after the final projection, so that ||v|| <= epsilon holds, unless ``result_levels`` says so.
+
+    An example that is adversarial before the first step is its own closest one: no more work is done on it.
     """
 
     initial_norm: float = setting(1.0, flag="--init-norm-DDN", parse=positive_float, help="l2 norm at DDN's first step")
@@ -39,6 +41,20 @@ class DDN(GradientAttack):
         None, flag="--levels-DDN", parse=_levels, help="round DDN's iterates to this many grey levels (default: none)"
     )
     evaluate_last: bool = setting(False, flag="--evaluate-last-DDN", help="let DDN's last update compete as well")
+    initial_norm_is_epsilon: bool = setting(
+        False, flag="--init-norm-is-epsilon-DDN", help="start DDN at norm epsilon, as the released training code does"
+    )
+    result_levels: int | None = setting(
+        None,
+        flag="--result-levels-DDN",
+        parse=_levels,
+        help="round DDN's result to this many grey levels: it may then lie outside the ball (default: none)",
+    )
+    anneal_past_end: bool = setting(
+        False,
+        flag="--anneal-past-end-DDN",
+        help="shorten DDN's steps as if one more followed, as the released code does",
+    )
 
     def perturbation(
         self,
@@ -48,30 +64,55 @@ class DDN(GradientAttack):
         noise: torch.Tensor,
         generator: torch.Generator | None,
     ) -> torch.Tensor:
-        v, best = torch.zeros_like(inputs), torch.zeros_like(inputs)
-        worst_norm = l2_norm(torch.maximum(inputs, 1 - inputs))
-        best_norm = worst_norm
-        norm = torch.full_like(worst_norm, self.initial_norm)
-        for k in range(self.num_steps):
-            estimate = self.estimator(model, inputs + v, labels, noise)
-            adversarial = self._adversarial(estimate.logits, labels)
-            best, best_norm = _keep_shorter(adversarial, v, best, best_norm)
-            v = v + self.direction * self._step_length(k) * unit(estimate.gradient)
+        clean = self.estimator(model, inputs, labels, noise) if self._updates else None
+        logits = _logits(model, inputs, noise) if clean is None else clean.logits
+        open_ones = (~self._adversarial(logits, labels)).nonzero().squeeze(1)
+        best = torch.zeros_like(inputs)
+        if clean is None or len(open_ones) == 0:
+            return best
+        first = unit(clean.gradient[open_ones])
+        best[open_ones] = self._search(model, inputs[open_ones], labels[open_ones], noise[open_ones], first)
+        return best
+
+    @property
+    def _updates(self) -> int:
+        """How many updates are ever looked at."""
+        return self.num_steps - 1 + self.evaluate_last
+
+    def _search(
+        self, model: Callable, inputs: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor, direction: torch.Tensor
+    ) -> torch.Tensor:
+        """The shortest adversarial iterate [B, ...], 0 if none, for inputs that are not adversarial themselves.
+
+        ``direction`` [B, ...] is the unit gradient at the inputs.
+        """
+        best = torch.zeros_like(inputs)
+        best_norm = worst_norm = l2_norm(torch.maximum(inputs, 1 - inputs))
+        norm = torch.full_like(worst_norm, self.epsilon if self.initial_norm_is_epsilon else self.initial_norm)
+        v, adversarial = best, torch.zeros_like(labels, dtype=torch.bool)
+        for k in range(self._updates):
+            v = v + self.direction * self._step_length(k) * direction
             norm = torch.minimum(torch.where(adversarial, norm * (1 - self.gamma), norm * (1 + self.gamma)), worst_norm)
             v = project_box(inputs, unit(v) * per_example(norm, v))
             if self.quantization_levels is not None:
                 v = quantize(inputs + v, self.quantization_levels) - inputs
-        if self.evaluate_last:
-            with torch.no_grad():
-                logits = noisy_logits(model, inputs + v, noise)
-            best, _ = _keep_shorter(self._adversarial(logits, labels), v, best, best_norm)
+            if k + 1 < self._updates:
+                estimate = self.estimator(model, inputs + v, labels, noise)
+                direction, logits = unit(estimate.gradient), estimate.logits
+            else:
+                logits = _logits(model, inputs + v, noise)  # nothing follows that would need a gradient
+            adversarial = self._adversarial(logits, labels)
+            best, best_norm = _keep_shorter(adversarial, v, best, best_norm)
         return best
+
+    def finish(self, inputs: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        adversarial = super().finish(inputs, v)
+        return adversarial if self.result_levels is None else quantize(adversarial, self.result_levels)
 
     def _step_length(self, k: int) -> float:
         """Cosine annealing from 1 at k = 0 to 0.01 at k = T - 1."""
-        if self.num_steps == 1:
-            return 1.0
-        return 0.01 + 0.495 * (1 + math.cos(math.pi * k / (self.num_steps - 1)))
+        last = self.num_steps if self.anneal_past_end else self.num_steps - 1
+        return 0.01 + 0.495 * (1 + math.cos(math.pi * k / max(1, last)))
 
     def _adversarial(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Whether the majority of copies errs (or, targeted, obeys): [B, m, K] and [B] give bool [B].
@@ -80,6 +121,11 @@ class DDN(GradientAttack):
         """
         votes = F.one_hot(logits.argmax(-1), logits.shape[-1]).sum(1)
         return (votes.argmax(-1) == labels) if self.targeted else (votes.argmax(-1) != labels)
+
+
+def _logits(model: Callable, points: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return noisy_logits(model, points, noise)
 
 
 def _keep_shorter(

@@ -47,8 +47,12 @@ class GradientAttack(ABC):
             return inputs.detach()
         with frozen(model):
             v = self.perturbation(model, inputs, labels, no_noise(inputs) if noise is None else noise, generator)
+        return self.finish(inputs, project_ball(v, self.epsilon)).detach()
+
+    def finish(self, inputs: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """The adversarial inputs of perturbations ``v`` that are in the ball."""
         # The clamp only catches the last rounding of a sum that is in [0, 1] already.
-        return (inputs + project_ball(v, self.epsilon)).clamp(0, 1).detach()
+        return (inputs + v).clamp(0, 1)
 
     @abstractmethod
     def perturbation(

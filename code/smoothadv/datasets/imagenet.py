@@ -48,14 +48,12 @@ def _files(folder: Path) -> list[tuple[str, int]]:
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> StreamedImages:
-    from torchvision import transforms
     from torchvision.datasets.folder import pil_loader
+    from torchvision.transforms import v2
 
     root = data_dir or Path(os.environ.get("IMAGENET_DIR") or DEFAULT_DATA_DIR / "imagenet")
-    training = transforms.Compose(
-        [transforms.RandomResizedCrop(_CROP), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
-    )
-    evaluation = transforms.Compose([transforms.Resize(_RESIZE), transforms.CenterCrop(_CROP), transforms.ToTensor()])
+    training = v2.Compose([v2.RandomResizedCrop(_CROP), v2.RandomHorizontalFlip(), v2.PILToTensor()])
+    evaluation = v2.Compose([v2.Resize(_RESIZE), v2.CenterCrop(_CROP), v2.PILToTensor()])
     return StreamedImages(
         _files((root / _FOLDERS[split]).resolve()),
         pil_loader,

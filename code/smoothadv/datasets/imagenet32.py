@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 
 from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, Source
 from smoothadv.datasets.images import CIFAR_MEAN, CIFAR_STD, DatasetDescription, InMemoryImages, TrainingDefaults
+from smoothadv.datasets.pickles import read_pickled_arrays
 from smoothadv.errors import UserError
 
 _CLASSES = 1000
@@ -24,35 +24,12 @@ _DESCRIPTION = DatasetDescription(
 _FILES = {"train": [f"train_data_batch_{part}" for part in range(1, 11)], "test": ["val_data"]}
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Reads dicts, lists, numbers and NumPy arrays; a file that asks for anything else is refused."""
-
-    _ALLOWED = {
-        ("numpy", "ndarray"),
-        ("numpy", "dtype"),
-        ("_codecs", "encode"),
-        ("numpy.core.multiarray", "_reconstruct"),
-        ("numpy._core.multiarray", "_reconstruct"),
-        ("numpy.core.numeric", "_frombuffer"),
-        ("numpy._core.numeric", "_frombuffer"),
-    }
-
-    def find_class(self, module: str, name: str):
-        if (module, name) not in self._ALLOWED:
-            raise pickle.UnpicklingError(f"it asks to load {module}.{name}, which no array needs")
-        # NumPy 2 renamed the module that NumPy 1 pickles name; each reads the other's files through this.
-        old, new = "numpy.core", "numpy._core"
-        present = module.replace(old, new) if int(np.__version__.split(".")[0]) >= 2 else module.replace(new, old)
-        return super().find_class(present, name)
-
-
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """One batch: images uint8 [N, 3, 32, 32] and labels 0..999, which the files number from 1."""
     if not path.is_file():
         raise UserError(f"imagenet32 needs the file {path}: name the folder of the published batches with --data-dir")
     try:
-        with path.open("rb") as file:
-            batch = _ArraysOnly(file, encoding="latin1").load()
+        batch = read_pickled_arrays(path)
         images = np.asarray(batch["data"]).reshape(-1, 3, 32, 32)
         labels = np.asarray(batch["labels"], dtype=np.int64) - 1
     except Exception as error:  # a damaged pickle can raise nearly anything

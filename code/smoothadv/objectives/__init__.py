@@ -1,50 +1,119 @@
 """Training objectives: a batch becomes a loss, one objective per file.
 
-An objective is a frozen dataclass registered in ``OBJECTIVES``. Its fields made by ``settings.setting``
-become options of the training commands; a field called ``attack`` receives the attack that the
-command line describes. ``training`` relies on
-
-    noise_sd                      the standard deviation that the classifier is trained for
-    epsilon(epoch) -> float       the attack's l2 norm in that epoch (0-based), 0 without an attack
-    __call__(model, images, labels, epoch, generator) -> Outcome
+An objective is a frozen dataclass, derived from ``Objective`` and registered in ``OBJECTIVES``. Its fields made by
+``settings.setting`` become options of the training commands; a field called ``attack`` receives the attack that
+the command line describes. What it leaves as it is here is Gaussian augmentation: one noisy copy of each image.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from abc import ABC
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
+from smoothadv.noise import training_noise
 from smoothadv.registry import Registry, discover
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """``loss`` (a scalar with its graph), and how many of ``examples`` noisy copies were classified correctly."""
+    """``loss`` (a scalar with its graph), and how many of ``examples`` noisy copies were classified correctly.
+
+    ``unattacked_correct`` of ``unattacked_examples`` copies were so in eval mode, as the attack met them before its
+    first step; None and 0 without an attack.
+    """
 
     loss: torch.Tensor
     correct: torch.Tensor
     examples: int
+    unattacked_correct: torch.Tensor | None = None
+    unattacked_examples: int = 0
 
 
-class Objective(Protocol):
-    """What ``training`` needs of an objective; see the package's docstring."""
+class Objective(ABC):
+    """What ``training`` needs of an objective; ``noise_sd`` is the standard deviation that a classifier is trained for."""
 
     noise_sd: float
 
-    def epsilon(self, epoch: int) -> float: ...
+    @property
+    def copies(self) -> int:
+        """m, the noise draws per image."""
+        return 1
+
+    def epsilon(self, epoch: int) -> float:
+        """The attack's l2 norm in that epoch, counted from 0; 0 without an attack."""
+        return 0.0
+
+    def draw(self, images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """The noise [B, m, C, H, W] for images [B, C, H, W]."""
+        return training_noise(images, self.copies, self.noise_sd, generator)
+
+    def adversarial(
+        self,
+        model: Callable,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        noise: torch.Tensor,
+        epsilon: float,
+        generator: torch.Generator | None = None,
+    ) -> torch.Tensor:
+        """The images [B, C, H, W] to train on, within the l2 distance ``epsilon``: without an attack, ``images``."""
+        return images
+
+    def loss(self, model: nn.Module, adversarial: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Outcome:
+        """The loss on what ``adversarial`` returned."""
+        return noisy_cross_entropy(model, adversarial, labels, noise)
+
+    def on_noise(
+        self,
+        model: nn.Module,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        noise: torch.Tensor,
+        epoch: int,
+        generator: torch.Generator | None = None,
+        attacked: nn.Module | None = None,
+    ) -> Outcome:
+        """Attack images [B, C, H, W] in [0, 1] with labels int64 [B] as in that epoch; the loss of what results.
+
+        ``attacked`` is the same classifier in a form that is faster to attack; None attacks ``model``.
+        """
+        watched = FirstLogits(model if attacked is None else attacked)
+        adversarial = self.adversarial(watched, images, labels, noise, self.epsilon(epoch), generator)
+        outcome = self.loss(model, adversarial, labels, noise)
+        if watched.logits is None:
+            return outcome
+        targets = labels.repeat_interleave(len(watched.logits) // len(labels))
+        hits = (watched.logits.argmax(1) == targets).sum()
+        return replace(outcome, unattacked_correct=hits, unattacked_examples=len(targets))
 
     def __call__(
-        self, model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, epoch: int, generator: torch.Generator
+        self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor, epoch: int, generator: torch.Generator
     ) -> Outcome:
-        """Images [B, C, H, W] in [0, 1] and labels int64 [B]; all randomness comes from ``generator``."""
+        """As ``on_noise`` with fresh noise: all randomness comes from ``generator``, on the images' device."""
+        return self.on_noise(model, images, labels, self.draw(images, generator), epoch, generator)
 
 
-def noisy_cross_entropy(
-    model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
-) -> Outcome:
+class FirstLogits(nn.Module):
+    """A classifier that remembers the first logits it gave, of unattacked copies where an attack starts there."""
+
+    def __init__(self, model: Callable) -> None:
+        super().__init__()
+        self.model = model
+        self.logits: torch.Tensor | None = None
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits = self.model(images)
+        if self.logits is None:
+            self.logits = logits.detach()
+        return logits
+
+
+def noisy_cross_entropy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Outcome:
     """The mean cross-entropy over all copies images[b] + noise[b, i]: noise is [B, m, C, H, W].
 
     Pseudocode 1 of SmoothAdv: the m copies of an image form one batch of B * m, each with the image's label.
@@ -55,6 +124,6 @@ def noisy_cross_entropy(
     return Outcome(F.cross_entropy(logits, targets), (logits.detach().argmax(1) == targets).sum(), len(targets))
 
 
-OBJECTIVES: Registry[type] = Registry("objective")
+OBJECTIVES: Registry[type[Objective]] = Registry("objective")
 
 discover(__name__, __path__)

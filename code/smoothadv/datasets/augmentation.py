@@ -1,0 +1,87 @@
+"""Random crops and mirror images of whole batches, where the images are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """For each of N images whether it is mirrored, and where its crop starts: bool [N] and int64 [2, N], rows first.
+
+    None leaves that out. Offsets count from the corner of the image padded by ``crop_padding`` on all sides.
+    """
+
+    crop_padding: int
+    mirrored: torch.Tensor | None
+    offsets: torch.Tensor | None
+
+    def of(self, indices: torch.Tensor) -> Augmentation:
+        """That of the images ``indices`` int64 [B], in their order."""
+        return Augmentation(
+            self.crop_padding,
+            None if self.mirrored is None else self.mirrored[indices],
+            None if self.offsets is None else self.offsets[:, indices],
+        )
+
+    def to(self, device: torch.device) -> Augmentation:
+        return Augmentation(
+            self.crop_padding,
+            None if self.mirrored is None else self.mirrored.to(device),
+            None if self.offsets is None else self.offsets.to(device),
+        )
+
+
+def draw_augmentation(
+    images: int, crop_padding: int, horizontal_flip: bool, generator: torch.Generator
+) -> Augmentation:
+    """One for each of so many images, from a CPU generator."""
+    mirrored = torch.rand(images, generator=generator) < 0.5 if horizontal_flip else None
+    offsets = torch.randint(2 * crop_padding + 1, (2, images), generator=generator) if crop_padding else None
+    return Augmentation(crop_padding, mirrored, offsets)
+
+
+def augmented(
+    pixels: torch.Tensor, shape: tuple[int, int], indices: torch.Tensor, chosen: Augmentation
+) -> torch.Tensor:
+    """Images ``indices`` int64 [B], cropped and mirrored as ``chosen`` for those: [B, C, H, W], channels last.
+
+    ``pixels`` [N * H * W + 1, C] holds the pixels of all images, row by row, and then one of the colour of the padding;
+    ``shape`` is (H, W).
+    """
+    height, width = shape
+    device = indices.device
+    rows = torch.arange(height, device=device).expand(len(indices), height)
+    columns = torch.arange(width, device=device).expand(len(indices), width)
+    if chosen.mirrored is not None:
+        columns = torch.where(chosen.mirrored[:, None], width - 1 - columns, columns)
+    if chosen.offsets is not None:
+        rows, columns = (
+            positions + offsets[:, None] - chosen.crop_padding
+            for positions, offsets in zip((rows, columns), chosen.offsets)
+        )
+    position = (indices[:, None] * height + rows)[:, :, None] * width + columns[:, None, :]
+    if chosen.offsets is not None:
+        inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+        position = torch.where(inside, position, len(pixels) - 1)
+    return pixels.index_select(0, position.flatten()).view(len(indices), height, width, -1).permute(0, 3, 1, 2)
+
+
+def augment(images: torch.Tensor, crop_padding: int, horizontal_flip: bool, generator: torch.Generator) -> torch.Tensor:
+    """Random crops (zero padding on all sides) and flips of a batch [B, C, H, W], each image its own.
+
+    The random numbers come from the CPU ``generator``.
+    """
+    chosen = draw_augmentation(len(images), crop_padding, horizontal_flip, generator).to(images.device)
+    everything = torch.arange(len(images), device=images.device)
+    return augmented(pixels_of(images), tuple(images.shape[2:]), everything, chosen)
+
+
+def pixels_of(images: torch.Tensor) -> torch.Tensor:
+    """Images [N, C, H, W] as their pixels [N * H * W + 1, C], a black one last."""
+    channels = images.shape[1]
+    pixels = images.new_zeros((len(images) * images.shape[2] * images.shape[3] + 1, channels))
+    pixels[:-1].view(len(images), *images.shape[2:], channels).copy_(images.permute(0, 2, 3, 1))
+    return pixels

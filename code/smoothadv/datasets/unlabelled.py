@@ -1,0 +1,83 @@
+"""Images with the labels that a classifier gave them, for self-training (SmoothAdv, section 4.2; Carmon et al., 2019)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from smoothadv.datasets.images import DatasetDescription, InMemoryImages
+from smoothadv.datasets.pickles import read_pickled_arrays
+from smoothadv.errors import UserError
+
+_IMAGES = ("data", "images")
+_LABELS = ("extrapolated_targets", "labels")
+
+
+def load_pseudo_labelled(path: Path, description: DatasetDescription) -> InMemoryImages:
+    """The images of a .npz file or a pickled dict of arrays, for training beside those of ``description``.
+
+    ``data`` (or ``images``) is uint8 [N, H, W, C] or [N, C, H, W], or [N, H, W] for one channel; ``extrapolated_targets``
+    (or ``labels``) holds N class numbers. UserError where the file is missing, damaged or does not fit the dataset.
+    """
+    if not path.is_file():
+        raise UserError(f"--use-unlabelled: {path} does not exist")
+    try:
+        content = _read(path)
+    except Exception as error:  # a damaged file can raise nearly anything
+        raise UserError(
+            f"--use-unlabelled: {path} cannot be read as a .npz file or a pickle of arrays: {error}"
+        ) from error
+    images, labels = _array(content, _IMAGES, path), _array(content, _LABELS, path)
+    images = _channels_first(images, description, path)
+    if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer) or not len(labels):
+        raise UserError(
+            f"--use-unlabelled: {path} holds labels of shape {list(labels.shape)} and type {labels.dtype} for "
+            f"{len(images)} images; expected a whole number for each"
+        )
+    outside = (labels < 0) | (labels >= description.num_classes)
+    if outside.any():
+        raise UserError(
+            f"--use-unlabelled: {path} holds the label {labels[outside][0]}; {description.name} has the classes 0 to "
+            f"{description.num_classes - 1}"
+        )
+    name = dataclasses.replace(description, name=f"pseudo-labelled {path.name}")
+    return InMemoryImages(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)), name)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """The named arrays of the file."""
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as content:
+            return dict(content)
+    content = read_pickled_arrays(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"it holds a {type(content).__name__}, no dict")
+    return content
+
+
+def _array(content: Mapping[str, Any], names: tuple[str, ...], path: Path) -> np.ndarray:
+    found = next((content[name] for name in names if name in content), None)
+    if found is None:
+        raise UserError(
+            f"--use-unlabelled: {path} lacks {' or '.join(names)}; it holds {', '.join(map(str, content)) or 'nothing'}"
+        )
+    return np.asarray(found)
+
+
+def _channels_first(images: np.ndarray, description: DatasetDescription, path: Path) -> np.ndarray:
+    """Images as uint8 [N, C, H, W]; UserError unless they have the shape of the dataset's."""
+    channels, height, width = description.image_shape
+    if images.dtype == np.uint8:
+        if images.shape[1:] == (height, width, channels):
+            return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+        if images.shape[1:] == (channels, height, width) or (channels == 1 and images.shape[1:] == (height, width)):
+            return np.ascontiguousarray(images.reshape(-1, channels, height, width))
+    raise UserError(
+        f"--use-unlabelled: {path} holds images of shape {list(images.shape)} and type {images.dtype}; {description.name} "
+        f"needs uint8 [N, {height}, {width}, {channels}] or [N, {channels}, {height}, {width}]"
+    )
