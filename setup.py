@@ -30,7 +30,7 @@ setup(
     python_requires=">=3.10",
     package_dir={"": "code"},
     packages=find_packages("code"),
-    package_data={"smoothadv.analysis": ["*.jinja"]},
+    package_data={"smoothadv": ["recipes/*.txt"], "smoothadv.analysis": ["*.jinja"]},
     install_requires=requirements(),
     extras_require={"test": ["pytest>=7.4", "pytest-timeout>=2.2", "pytest-xdist>=3.5", "hypothesis>=6.90"]},
     entry_points={"console_scripts": ["smoothadv=smoothadv.commands:main"]},

@@ -63,8 +63,25 @@ def test_our_log_is_read_exactly(tmp_path):
     assert table.attrs["notes"] == []
 
 
-def test_the_header_of_this_test_is_the_one_that_we_write():
-    assert OURS.splitlines()[0].split(" ") == list(TRAINING_COLUMNS)
+def test_the_columns_of_this_test_are_among_those_that_we_write():
+    assert set(OURS.splitlines()[0].split(" ")) < set(TRAINING_COLUMNS)
+
+
+def whole_log(tested: str = "2.0 0.25 0.5 nan 100", untested: str = "nan nan nan nan 0") -> str:
+    """A log with all columns that we write, of one epoch that was tested and one that was not."""
+    rows = [f"0 11 0.1 0 2.25 0.125 nan {tested} 900.5", f"1 11 0.1 0 1.5 0.5 nan {untested} 900.5"]
+    return "\n".join([" ".join(TRAINING_COLUMNS), *rows])
+
+
+def test_epochs_without_a_test_have_none(tmp_path):
+    table = read_training_log(write(tmp_path / "log.txt", whole_log()))
+    assert table.train_loss.tolist() == [2.25, 1.5] and table.test_accuracy.isna().tolist() == [False, True]
+    assert (table.test_loss[0], table.test_accuracy[0]) == (2.0, 0.25)
+
+
+def test_test_that_took_place_must_have_given_numbers(tmp_path):
+    assert "not finite" in refusal(write(tmp_path / "log.txt", whole_log(untested="nan 0.5 0.5 nan 100")))
+    assert "no share" in refusal(write(tmp_path / "log.txt", whole_log(tested="2.0 nan 0.5 nan 100")))
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n"], ids=["LF", "CRLF"])

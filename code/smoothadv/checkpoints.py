@@ -98,6 +98,27 @@ def classifier_from_checkpoint(
     return model.eval()
 
 
+def start_from(
+    model: torch.nn.Module, content: dict[str, Any], path: str | Path, description: DatasetDescription
+) -> str:
+    """Load a checkpoint's weights into ``model``, but for a classification layer of other classes; what was done.
+
+    The last linear layer stays as it is where the checkpoint was trained on other classes, or on another number of
+    them. UserError where the other weights do not fit.
+    """
+    weights = network_keys(content["state_dict"])
+    last = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)][-1]
+    own = {key for key in model.state_dict() if key.startswith(f"{last}.")}
+    fits = all(key in weights and weights[key].shape == model.state_dict()[key].shape for key in own)
+    recorded = content.get("classes")
+    is_new = not fits or (recorded is not None and list(recorded) != list(description.class_names))
+    kept = {**weights, **{key: model.state_dict()[key] for key in own}} if is_new else weights
+    _check_fit(kept, model.state_dict(), path, content["arch"], description)
+    model.load_state_dict(kept)
+    layer = f"a new classification layer for {description.num_classes} classes" if is_new else "all of its layers"
+    return f"starting from {path} with {layer}"
+
+
 def recorded_input_layer(content: dict[str, Any], path: str | Path, asked: str | None) -> str:
     """The input layer a checkpoint records, else the one asked for; UserError if neither or if they differ."""
     recorded = content.get("input_layer")

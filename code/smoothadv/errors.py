@@ -9,5 +9,9 @@ class UserError(Exception):
     """
 
 
+class Terminated(Exception):
+    """The process was asked to end by SIGTERM, as clusters do, and has saved its work."""
+
+
 class NonFiniteError(UserError, ArithmeticError):
     """A loss or a logit stopped being a finite number."""

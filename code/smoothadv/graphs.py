@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
+
+from smoothadv.errors import UserError
 
 
 def traced_plainly(network: nn.Module) -> torch.fx.GraphModule | None:
@@ -59,3 +62,16 @@ def overwrite_in_place(network: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 def _may_be_overwritten(value: torch.fx.Node, fresh: set[torch.fx.Node]) -> bool:
     return value in fresh and len(value.users) == 1
+
+
+def call_compiled(compiled: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor) -> torch.Tensor:
+    """What a compiled network gives; UserError, at its first call, where no compiler can be found."""
+    try:
+        return compiled(images)
+    except Exception as error:
+        if not type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"--compile failed: leave it out, or install a C++ compiler (on a GPU: Triton); {reason}"
+        ) from error

@@ -16,8 +16,7 @@ from torch import nn
 from torch.fx.experimental.optimization import fuse
 
 from smoothadv.architectures.input_layers import Center, Normalize
-from smoothadv.errors import UserError
-from smoothadv.graphs import overwrite_in_place, traced_plainly
+from smoothadv.graphs import call_compiled, overwrite_in_place, traced_plainly
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _CPU_ELEMENTS = 100 * 3 * 32 * 32
@@ -134,15 +133,7 @@ class _Compiled(nn.Module):
         self._compiled = torch.compile(classifier, dynamic=False)
 
     def forward(self, noisy_images: torch.Tensor) -> torch.Tensor:
-        try:
-            return self._compiled(noisy_images)
-        except Exception as error:
-            if not type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
-                raise
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UserError(
-                f"--compile failed: leave it out, or install a C++ compiler (on a GPU: Triton); {reason}"
-            ) from error
+        return call_compiled(self._compiled, noisy_images)
 
 
 def default_batch(

@@ -91,7 +91,8 @@ def read_training_log(path: Path) -> Any:
     """A training log: columns epoch (int64, from 0), train_loss, train_accuracy, test_loss, test_accuracy (float64).
 
     Accuracies are fractions; the released logs, in percent, are converted. UserError unless there are rows,
-    epochs ascend and all is finite, accuracies in [0, 1].
+    epochs ascend and all is finite, accuracies in [0, 1]; where a column test_images says 0, there was no test and its
+    numbers may be nan.
     """
     import pandas as pd
 
@@ -100,8 +101,9 @@ def read_training_log(path: Path) -> Any:
     columns = {"epoch": table.whole("epoch")}
     for name in _TRAINING[1:]:
         columns[name] = table.real(name) / (100 if spelled[name].endswith("%") else 1)
-    losses = np.concatenate([columns["train_loss"], columns["test_loss"]])
-    accuracies = np.concatenate([columns["train_accuracy"], columns["test_accuracy"]])
+    tested = table.whole("test_images") > 0 if "test_images" in table.names else np.ones(len(columns["epoch"]), bool)
+    losses = np.concatenate([columns["train_loss"], columns["test_loss"][tested]])
+    accuracies = np.concatenate([columns["train_accuracy"], columns["test_accuracy"][tested]])
     if not np.isfinite(losses).all() or not ((accuracies >= 0) & (accuracies <= 1)).all():
         raise UserError(f"{path} holds a loss that is not finite or an accuracy that is no share")
     if columns["epoch"][0] < 0 or (np.diff(columns["epoch"]) <= 0).any():

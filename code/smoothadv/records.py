@@ -31,8 +31,14 @@ ARGUMENTS = "args.json"
 CERTIFICATION_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time", "successes", "trials")
 """The first six are the released columns; successes of trials estimation draws voted for the selected class."""
 PREDICTION_COLUMNS = ("idx", "label", "predict", "basePredict", "correct", "time")
-TRAINING_COLUMNS = ("epoch", "time", "lr", "epsilon", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
-"""epoch counts from 0; time in seconds; accuracies are fractions, of noisy copies classified correctly."""
+TRAINING_COLUMNS = (
+    *("epoch", "time", "lr", "epsilon", "train_loss", "train_accuracy", "train_unattacked_accuracy"),
+    *("test_loss", "test_accuracy", "test_clean_accuracy", "test_adversarial_accuracy", "test_images"),
+    "images_per_second",
+)
+"""epoch counts from 0; time in seconds; accuracies are fractions, of noisy copies classified correctly: in training
+after the attack and, in eval mode, before it; on so many test images without an attack, without noise, and under the
+attack of the training at its full epsilon. nan where there is no attack or the epoch was not evaluated."""
 
 _MANIFEST = ".manifest.json"
 _SHARDS = ".shards"

@@ -38,6 +38,7 @@ _standard_deviation = number(
     float, "a standard deviation between 0 and 10 on images in [0, 1], like 0.25", lambda v: 0 <= v <= 10
 )
 _LARGEST_L2 = 32.0
+_in_256ths = number(float, "a number of 1/256, like 64 for an l2 norm of 0.25", lambda v: v >= 0)
 
 
 def noise_level(text: str) -> float:
@@ -73,6 +74,16 @@ def perturbation_size(text: str) -> float:
         raise argparse.ArgumentTypeError(
             f"'{text}' is {value:g}, far beyond the paper's largest l2 norm on images in [0, 1], 4: for {value:g} "
             f"grey levels write {value:g}/255 (or {value:g}/256 to match the released SmoothAdv code)"
+        )
+    return value
+
+
+def perturbation_size_in_256ths(text: str) -> float:
+    """argparse type: an l2 norm in 1/256 of the range of images, as the released code counts: 64 is 0.25."""
+    value = _in_256ths(text) / 256
+    if value > _LARGEST_L2:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is {value:g} on images in [0, 1], far beyond the paper's largest, 4"
         )
     return value
 

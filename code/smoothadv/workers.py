@@ -59,8 +59,8 @@ def join_workers() -> Workers | None:
     return Workers() if started else None
 
 
-def own_device(device: torch.device, workers: Workers | None) -> torch.device:
-    """The GPU of this process where several share a machine and none was named."""
-    if workers is None or device.type != "cuda" or device.index is not None:
+def own_device(device: torch.device, local_rank: int | None) -> torch.device:
+    """The GPU of this process where several (None: not) share a machine and none was named."""
+    if local_rank is None or device.type != "cuda" or device.index is not None:
         return device
-    return torch.device("cuda", workers.local_rank % torch.cuda.device_count())
+    return torch.device("cuda", local_rank % torch.cuda.device_count())

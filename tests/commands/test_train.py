@@ -14,7 +14,9 @@ from support.commands import call, header, rows, run_process, script, snapshot, 
 from support.recipes import EPOCHS, RECIPES
 from support.weights import read, same_state
 
-COLUMNS = ["epoch", "time", "lr", "epsilon", "train_loss", "train_accuracy", "test_loss", "test_accuracy"]
+COLUMNS = ["epoch", "time", "lr", "epsilon", "train_loss", "train_accuracy", "train_unattacked_accuracy"]
+COLUMNS += ["test_loss", "test_accuracy", "test_clean_accuracy", "test_adversarial_accuracy", "test_images"]
+COLUMNS += ["images_per_second"]
 # Every option that makes an epoch depend on its number: learning rate, epsilon, and the draws.
 SHORT_RUNS = {
     "gaussian": ("train", ["--noise", "0.25", "--lr-step-size", "1"]),

@@ -80,8 +80,9 @@ def rows(log: Path) -> list[dict[str, str]]:
 
 
 def timeless(log: Path) -> list[dict[str, str]]:
-    """The rows of a log without their times, the one column that differs between equal runs."""
-    return [{name: field for name, field in row.items() if name != "time"} for row in rows(log)]
+    """The rows of a log without what differs between equal runs: times, and rates computed from them."""
+    timed = ("time", "images_per_second")
+    return [{name: field for name, field in row.items() if name not in timed} for row in rows(log)]
 
 
 def header(log: Path) -> list[str]:

@@ -144,18 +144,29 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
 
 
 def _from_certification_manifest(settings: dict[str, Any]) -> dict[str, Value]:
-    objective = _mapping(_mapping(settings.get("training")).get("objective"))
+    recipe = _mapping(settings.get("training"))
+    objective = _mapping(recipe.get("objective"))
     attack = _mapping(objective.get("attack"))
-    name = objective.get("name")
     return {
         **_shared_settings(settings),
-        "training": f"SmoothAdv-{attack['name']}" if name == "SmoothAdv" and "name" in attack else name,
+        "training": _training_of_recipe(recipe, objective, attack),
         "noise": objective.get("noise_sd"),
         "attack": attack.get("name"),
         "epsilon": attack.get("epsilon"),
         "num_steps": attack.get("num_steps"),
         "num_noise_vec": objective.get("num_noise_vec"),
     }
+
+
+def _training_of_recipe(recipe: dict[str, Any], objective: dict[str, Any], attack: dict[str, Any]) -> Value:
+    """The name of the training as ``_training`` gives it."""
+    name = objective.get("name")
+    if name == "SmoothAdv" and isinstance(attack.get("name"), str):
+        without_noise = objective.get("base_attack") or objective.get("noise_sd") == 0
+        vanilla = f"vanilla {attack['name']}" + (" + noise" if objective.get("noise_sd") else "")
+        name = vanilla if without_noise else f"SmoothAdv-{attack['name']}"
+    extras = [("pre-training", "pretrained_sha256"), ("self-training", "pseudo_labelled_fingerprint")]
+    return " + ".join([name, *(extra for extra, key in extras if key in recipe)]) if isinstance(name, str) else None
 
 
 def _from_prediction_manifest(settings: dict[str, Any]) -> dict[str, Value]:

@@ -50,7 +50,10 @@ class TrainingPlot:
         for split, style in (("train", "-"), ("test", "--")):
             values = (100 if percent else 1) * log.table[f"{split}_{quantity}"]
             label = name + ("training" if split == "train" else split)
-            lines += axes.plot(log.table.epoch + 1, values, label=label, linestyle=style, markevery=marks, **look)
+            there = values.notna()  # not every epoch need have been evaluated
+            lines += axes.plot(
+                log.table.epoch[there] + 1, values[there], label=label, linestyle=style, markevery=marks, **look
+            )
         axes.set_xlabel("epoch")
         axes.set_ylabel(f"{quantity} under noise" + (" (%)" if percent else ""))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -53,7 +53,7 @@ class DDN(GradientAttack):
     anneal_past_end: bool = setting(
         False,
         flag="--anneal-past-end-DDN",
-        help="shorten DDN's steps as if one more followed, as the released code does",
+        help="shorten DDN's steps as if there was one more, as the released code does",
     )
 
     def perturbation(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 
 import torch
 
@@ -12,7 +13,7 @@ from smoothadv.attacks.gradients import GradientEstimator, Stein, plug_in
 from smoothadv.commands.components import add_settings, compose, name_in, name_that, refuse_foreign_settings
 from smoothadv.commands.runner import Parser
 from smoothadv.datasets import DATASETS, SPLITS, check_dataset_name
-from smoothadv.settings import Setting, non_negative_int, positive_int, settings_of
+from smoothadv.settings import Setting, non_negative_int, perturbation_size_in_256ths, positive_int, settings_of
 
 
 def add_dataset(parser: Parser) -> None:
@@ -75,7 +76,7 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def add_input_layer(parser: Parser, default: str | None, help: str) -> None:
+def add_input_layer(parser: argparse._ActionsContainer, default: str | None, help: str) -> None:
     """--input-layer, one of the registered input layers."""
     parser.add_argument("--input-layer", choices=list(INPUT_LAYERS), default=default, help=help)
 
@@ -102,18 +103,27 @@ _NO_GRADIENT = {
 }
 
 
-def add_attack(parser: Parser) -> None:
-    """--attack, where its gradients come from, and the settings of each attack."""
+def add_attack(parser: Parser, in_256ths: bool = False) -> None:
+    """--attack, where its gradients come from, and the settings of each attack.
+
+    ``in_256ths`` reads epsilon as the released code does: ``64`` is 64/256.
+    """
     group = parser.add_argument_group("attack")
     names = ", ".join(ATTACKS)
     group.add_argument("--attack", type=name_in(ATTACKS), metavar="NAME", help=f"one of {names} (default: none)")
-    add_settings(group, _attack_settings())
+    add_settings(group, [_in_256ths(setting) if in_256ths else setting for setting in _attack_settings()])
     for flag, what in _NO_GRADIENT.items():
         group.add_argument(flag, dest=flag, action="store_true", default=argparse.SUPPRESS, help=what)
 
 
 def _attack_settings() -> list[Setting]:
     return [setting for name in ATTACKS for setting in settings_of(ATTACKS[name])]
+
+
+def _in_256ths(setting: Setting) -> Setting:
+    if setting.flag != "--epsilon":
+        return setting
+    return dataclasses.replace(setting, parse=perturbation_size_in_256ths, help="attack's l2 norm in 1/256, like 64")
 
 
 def compose_attack(parser: Parser, options: argparse.Namespace, noise_sd: float) -> Attack:
@@ -132,7 +142,8 @@ def _estimator(parser: Parser, options: argparse.Namespace, noise_sd: float) -> 
     if not given:
         return plug_in
     if noise_sd == 0:
-        reason = "--base-attack has none" if getattr(options, "base_attack", False) else "--noise is 0"
+        is_base = getattr(options, "base_attack", False) or "--base-attack" in options
+        reason = "--base-attack has none" if is_base else "--noise is 0"
         parser.error(f"{given[0]} estimates gradients from noise, and {reason}: leave one of them out")
     return Stein(noise_sd, hard="--hard-no-grad-attack" in given)
 

@@ -6,12 +6,13 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
-from smoothadv.errors import UserError
+from smoothadv.errors import Terminated, UserError
 
-SUCCESS, FAILURE, USAGE, INTERRUPTED = 0, 1, 2, 130
+SUCCESS, FAILURE, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
 
 class Parser(argparse.ArgumentParser):
@@ -25,8 +26,17 @@ class Parser(argparse.ArgumentParser):
             "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
         )
 
+        self._source = ""
+
+    @contextmanager
+    def reading(self, source: str) -> Iterator[None]:
+        """Within, errors are said to be in ``source``, not in the command line."""
+        self._source = f"{source}: "
+        yield
+        self._source = ""
+
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"error: {message} (see {self.prog} --help)\n")
+        self.exit(USAGE, f"error: {self._source}{message} (see {self.prog} --help)\n")
 
 
 def run(
@@ -35,9 +45,9 @@ def run(
     """Parse ``arguments`` (None: the process's), call ``body`` and turn what happens into an exit code.
 
     ``body`` finds in ``options.command`` the command line that repeats this run.
-    0 on success, 2 on a usage error, 1 with one line on a UserError or a failing file, 130 on Ctrl-C, where
-    ``interrupted`` says how to go on. ``--debug`` adds the traceback. Any other exception is a defect
-    and propagates.
+    0 on success, 2 on a usage error, 1 with one line on a UserError or a failing file, 130 on Ctrl-C and 143 on a
+    SIGTERM that was obeyed, where ``interrupted`` says how to go on. ``--debug`` adds the traceback. Any other
+    exception is a defect and propagates.
     """
     try:
         options = parser.parse_args(arguments)
@@ -67,6 +77,9 @@ def run(
     except KeyboardInterrupt:
         print(f"\ninterrupted{': ' + interrupted if interrupted else ''}", file=sys.stderr)
         return INTERRUPTED
+    except Terminated:
+        print(f"stopped by SIGTERM{': ' + interrupted if interrupted else ''}", file=sys.stderr)
+        return TERMINATED
 
 
 def _failed(message: str, arguments: list[str] | None) -> int:

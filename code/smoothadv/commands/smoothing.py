@@ -150,7 +150,7 @@ def prepare(options: argparse.Namespace, sound: bool = False) -> SmoothingJob:
     workers = join_workers()
     if workers is not None and options.shard is not None:
         raise UserError("--shard is not read under torchrun, which shares the examples out by itself: leave it out")
-    device = own_device(options.device or default_device(), workers)
+    device = own_device(options.device or default_device(), workers and workers.local_rank)
     classifier = classifier_from_checkpoint(content, options.checkpoint, dataset.description, options.input_layer).to(
         device
     )

@@ -3,41 +3,41 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from smoothadv.architectures import ARCHITECTURES, get_architecture
-from smoothadv.attacks import ATTACKS
-from smoothadv.commands.components import (
-    add_settings,
-    compose,
-    describe,
-    name_in,
-    refuse_foreign_settings,
-    settings_record,
-)
-from smoothadv.commands.options import (
-    add_attack,
-    add_dataset,
-    add_input_layer,
-    add_running,
-    compose_attack,
-    default_device,
-    device_name,
-    given_attack_flags,
-)
+from smoothadv.checkpoints import file_digest, read_checkpoint, recorded_input_layer, start_from
+from smoothadv.commands.components import describe, name_in, settings_record
+from smoothadv.commands.options import add_attack, add_dataset, add_running, default_device, device_name
 from smoothadv.commands.runner import Parser, run
+from smoothadv.commands.training_options import (
+    add_data,
+    add_execution,
+    add_objective,
+    add_recipe,
+    add_schedule,
+    apply_recipes,
+    compose_evaluation,
+    compose_execution,
+    compose_objective,
+    compose_schedule,
+)
 from smoothadv.datasets import get_dataset
-from smoothadv.datasets.images import DatasetDescription, ImageDataset
+from smoothadv.datasets.images import DatasetDescription
+from smoothadv.datasets.unlabelled import load_pseudo_labelled
+from smoothadv.errors import UserError
 from smoothadv.noise import derive_generator
-from smoothadv.objectives import OBJECTIVES, Objective
+from smoothadv.objectives import Objective
 from smoothadv.records import CHECKPOINT, provenance
-from smoothadv.settings import non_negative_float, non_negative_int, positive_float, positive_int, settings_of
-from smoothadv.training import RunFolder, Schedule, recipe_of, train
+from smoothadv.training import Data, Execution, Processes, RunFolder, Schedule, join_processes, train
+from smoothadv.workers import own_device
 
 _EXAMPLES = """examples:
   python code/train.py digits digits_resnet8 models/digits_gaussian --noise 0.25
@@ -60,123 +60,132 @@ def main(arguments: list[str] | None = None) -> int:
 
 def train_command(name: str, description: str, examples: str, objective: str, arguments: list[str] | None) -> int:
     """The command behind train and train_pgd, which differ in their default objective."""
+    words = sys.argv[1:] if arguments is None else arguments
     parser = Parser(prog=name, description=description, epilog=examples)
     add_dataset(parser)
     parser.add_argument("arch", metavar="ARCH", type=name_in(ARCHITECTURES), help=f"one of {', '.join(ARCHITECTURES)}")
     parser.add_argument(
         "outdir", metavar="OUTDIR", type=Path, help="folder for the checkpoint, the log and the arguments"
     )
-    _add_objective(parser, objective)
-    add_attack(parser)
-    _add_schedule(parser)
+    add_recipe(parser)
+    add_objective(parser, objective)
+    add_attack(parser, in_256ths="--released-behaviour" in words)
+    add_schedule(parser)
+    add_data(parser)
+    add_execution(parser)
     add_running(parser)
     return run(
         parser,
         lambda options: _train(parser, options),
         arguments,
-        interrupted="every finished epoch is saved; run the same command with --resume to continue",
+        interrupted="what was trained is saved; run the same command with --resume to continue",
     )
-
-
-def _add_objective(parser: Parser, default: str) -> None:
-    group = parser.add_argument_group("objective")
-    group.add_argument(
-        "--objective",
-        type=name_in(OBJECTIVES),
-        default=default,
-        metavar="NAME",
-        help=f"one of {', '.join(OBJECTIVES)} (default: {default})",
-    )
-    add_settings(group, [setting for name in OBJECTIVES for setting in settings_of(OBJECTIVES[name])])
-
-
-def _add_schedule(parser: Parser) -> None:
-    group = parser.add_argument_group("schedule (defaults: the paper's for the dataset)")
-    group.add_argument("--epochs", type=positive_int, metavar="N")
-    group.add_argument(
-        "--batch", type=positive_int, metavar="B", help="images per update, each in all its noisy copies"
-    )
-    group.add_argument("--lr", type=positive_float, help="initial learning rate")
-    group.add_argument(
-        "--lr-step-size",
-        "--lr_step_size",
-        type=positive_int,
-        metavar="N",
-        help="epochs between divisions of the learning rate",
-    )
-    group.add_argument(
-        "--lr-factor",
-        "--gamma",
-        type=positive_float,
-        default=0.1,
-        metavar="F",
-        help="what the learning rate is multiplied with then (default: 0.1)",
-    )
-    group.add_argument("--momentum", type=non_negative_float, default=0.9, help="default: 0.9")
-    group.add_argument("--weight-decay", type=non_negative_float, default=1e-4, help="default: 1e-4")
-    group.add_argument(
-        "--crop-padding",
-        type=non_negative_int,
-        metavar="P",
-        help="random crops after padding by P pixels, 0 for none (default: the dataset's)",
-    )
-    group.add_argument(
-        "--horizontal-flip",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="random mirror images (default: the dataset's)",
-    )
-    add_input_layer(parser, "normalize", "first layer of the model (default: normalize)")
 
 
 def _train(parser: Parser, options: argparse.Namespace) -> None:
-    objective = _compose_objective(parser, options)
-    device = options.device or default_device()
-    training_set = get_dataset(options.dataset, "train", options.data_dir)
-    test_set = get_dataset(options.dataset, "test", options.data_dir)
-    description = training_set.description = _with_augmentation(training_set.description, options)
-    schedule = _schedule(description, options)
+    apply_recipes(parser, options)
+    objective = compose_objective(parser, options)
+    if options.unlabelled_weight is not None and options.use_unlabelled is None:
+        parser.error("--unlabelled-weight weighs the images of --use-unlabelled: name their file, or leave it out")
+    processes = join_processes()
+    local_rank = processes.local_rank if processes.size > 1 else None
+    device = own_device(options.device or default_device(), local_rank)
+    execution = compose_execution(options)
+    if execution.synchronized_norm and device.type != "cuda":
+        raise UserError(f"--sync-bn is for GPUs, and this trains on {device.type}: leave it out")
+    # Else cuDNN may choose kernels whose sums depend on timing, and a resumed run would end with other weights.
+    torch.backends.cudnn.deterministic = True
+    with processes.connected(device):
+        with processes.first_goes_first():
+            data = _load(options)
+        _train_on(parser, options, objective, data, execution, processes, device)
+
+
+def _load(options: argparse.Namespace) -> Data:
+    """The images, augmented as the options say."""
+    training = get_dataset(options.dataset, "train", options.data_dir)
+    training.description = _with_augmentation(training.description, options)
+    pseudo = load_pseudo_labelled(options.use_unlabelled, training.description) if options.use_unlabelled else None
+    test = get_dataset(options.dataset, "test", options.data_dir)
+    return Data(training, test, pseudo, options.unlabelled_weight or 1.0)
+
+
+def _train_on(
+    parser: Parser,
+    options: argparse.Namespace,
+    objective: Objective,
+    data: Data,
+    execution: Execution,
+    processes: Processes,
+    device: torch.device,
+) -> None:
+    description = data.training.description
+    schedule = compose_schedule(parser, options, description, objective)
+    pretrained = read_checkpoint(options.pretrained_model) if options.pretrained_model else None
+    input_layer = options.input_layer or "normalize"
+    if pretrained is not None:
+        input_layer = recorded_input_layer(pretrained, options.pretrained_model, options.input_layer)
+    torch.manual_seed(derive_generator("cpu", options.seed).initial_seed())
+    model = get_architecture(options.arch, description, input_layer)
+    said = start_from(model, pretrained, options.pretrained_model, description) if pretrained is not None else None
+    this_run = {
+        "epochs": schedule.epochs,
+        "device": device_name(device),
+        "processes": processes.size,
+        **provenance(options.command),
+    }
+    existing = "resume" if processes.restarted else options.existing
+    recipe = _recipe(options, objective, data, schedule, execution, input_layer)
+    folder = RunFolder(options.outdir, _facts(options, description, objective, input_layer), recipe, this_run, existing)
+    with folder if processes.is_first else contextlib.nullcontext():
+        if processes.is_first:
+            _announce(options, objective, schedule, data, processes, device)
+            print(said or "", end="\n" if said else "")
+        train(
+            model,
+            objective,
+            data,
+            schedule,
+            options.seed,
+            device,
+            folder,
+            execution,
+            compose_evaluation(options),
+            processes,
+            board=options.tensorboard,
+        )
+    if processes.is_first:
+        print(f"saved {options.outdir / CHECKPOINT}; certify it with:\n  {_certify_command(options, objective)}")
+
+
+def _recipe(
+    options: argparse.Namespace,
+    objective: Objective,
+    data: Data,
+    schedule: Schedule,
+    execution: Execution,
+    input_layer: str,
+) -> dict[str, Any]:
+    """All that decides the weights, for the reader and for a resumed run to be compared with."""
+    description = data.training.description
     recipe = {
         "dataset": options.dataset,
-        "dataset_fingerprint": training_set.fingerprint(),
+        "dataset_fingerprint": data.training.fingerprint(),
         "arch": options.arch,
-        "input_layer": options.input_layer,
+        "input_layer": input_layer,
         "seed": options.seed,
         "crop_padding": description.crop_padding,
         "horizontal_flip": description.horizontal_flip,
-        **recipe_of(schedule),
+        **schedule.record(),
+        **execution.record(),
         "objective": settings_record(objective),
     }
-    this_run = {"epochs": schedule.epochs, "device": device_name(device), **provenance(options.command)}
-    facts = _facts(options, description, objective)
-    # Else cuDNN may choose kernels whose sums depend on timing, and a resumed run would end with other weights.
-    torch.backends.cudnn.deterministic = True
-    torch.manual_seed(derive_generator("cpu", options.seed).initial_seed())
-    model = get_architecture(options.arch, description, options.input_layer)
-    with RunFolder(options.outdir, facts, recipe, this_run, options.existing) as run_folder:
-        _announce(options, objective, schedule, training_set, test_set, device)
-        train(model, objective, training_set, test_set, schedule, options.seed, device, run_folder)
-    print(f"saved {options.outdir / CHECKPOINT}; certify it with:\n  {_certify_command(options, objective)}")
-
-
-def _compose_objective(parser: Parser, options: argparse.Namespace) -> Objective:
-    component = OBJECTIVES[options.objective]
-    everything = [OBJECTIVES[name] for name in OBJECTIVES]
-    given: dict[str, Any] = {}
-    if any(field.name == "attack" for field in dataclasses.fields(component)):
-        if "--noise" not in options:
-            parser.error("--noise is required: the noise's standard deviation on images in [0, 1], like 0.25")
-        given["attack"] = compose_attack(parser, options, getattr(options, "--noise", 0.0))
-        chosen = [component, *(ATTACKS[name] for name in ATTACKS)]
-    else:
-        chosen = [component]
-        if given_attack_flags(options):
-            parser.error(
-                f"{given_attack_flags(options)[0]} is not read by --objective {options.objective}, which makes no "
-                "attack: leave it out, or use train_pgd"
-            )
-    refuse_foreign_settings(parser, options, everything, chosen, f"--objective {options.objective}")
-    return compose(parser, component, options, f"--objective {options.objective}", **given)
+    if options.pretrained_model:
+        recipe["pretrained_sha256"] = file_digest(options.pretrained_model)
+    if data.pseudo_labelled is not None:
+        recipe["pseudo_labelled_fingerprint"] = data.pseudo_labelled.fingerprint()
+        recipe["pseudo_weight"] = data.pseudo_weight
+    return recipe
 
 
 def _with_augmentation(description: DatasetDescription, options: argparse.Namespace) -> DatasetDescription:
@@ -188,27 +197,16 @@ def _with_augmentation(description: DatasetDescription, options: argparse.Namesp
     return dataclasses.replace(description, **changes)
 
 
-def _schedule(description: DatasetDescription, options: argparse.Namespace) -> Schedule:
-    defaults = description.defaults
-    return Schedule(
-        epochs=options.epochs or defaults.epochs,
-        batch=options.batch or defaults.batch,
-        learning_rate=options.lr or defaults.learning_rate,
-        learning_rate_step=options.lr_step_size or defaults.learning_rate_step,
-        learning_rate_factor=options.lr_factor,
-        momentum=options.momentum,
-        weight_decay=options.weight_decay,
-    )
-
-
-def _facts(options: argparse.Namespace, description: DatasetDescription, objective: Objective) -> dict[str, Any]:
+def _facts(
+    options: argparse.Namespace, description: DatasetDescription, objective: Objective, input_layer: str
+) -> dict[str, Any]:
     """What a reader of the checkpoint needs to use the model."""
     return {
         "arch": options.arch,
         "dataset": description.name,
         "classes": list(description.class_names),
         "image_shape": list(description.image_shape),
-        "input_layer": options.input_layer,
+        "input_layer": input_layer,
         "mean": list(description.mean or ()),
         "std": list(description.std or ()),
         "noise_sd": objective.noise_sd,
@@ -219,14 +217,17 @@ def _announce(
     options: argparse.Namespace,
     objective: Objective,
     schedule: Schedule,
-    training_set: ImageDataset,
-    test_set: ImageDataset,
+    data: Data,
+    processes: Processes,
     device: torch.device,
 ) -> None:
+    images = f"{len(data.training)} images, {len(data.test)} to test"
+    if data.pseudo_labelled is not None:
+        images += f", {len(data.pseudo_labelled)} pseudo-labelled"
+    where = f"{processes.size} processes on {device.type}" if processes.size > 1 else str(device)
     print(
-        f"training {options.arch} on {options.dataset} ({len(training_set)} images, {len(test_set)} to test) with "
-        f"{describe(objective)}, "
-        f"{schedule.epochs} epochs on {device}"
+        f"training {options.arch} on {options.dataset} ({images}) with {describe(objective)}, "
+        f"{schedule.epochs} epochs on {where}"
     )
 
 

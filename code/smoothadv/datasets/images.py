@@ -248,7 +248,7 @@ class StreamedImages(Dataset):
             num_workers=_workers(),
             pin_memory=device.type == "cuda",
             collate_fn=_collate,
-            generator=torch.Generator(),  # of the workers' seeds, which nothing here uses; else the global one would move
+            generator=torch.Generator(),  # unused seeds of the workers; else the global one would move
         )
         for batch in loader:
             if isinstance(batch, UserError):

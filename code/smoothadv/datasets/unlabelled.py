@@ -1,4 +1,4 @@
-"""Images with the labels that a classifier gave them, for self-training (SmoothAdv, section 4.2; Carmon et al., 2019)."""
+"""Images with the labels that a classifier gave them, for self-training (Carmon et al., 2019)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _LABELS = ("extrapolated_targets", "labels")
 def load_pseudo_labelled(path: Path, description: DatasetDescription) -> InMemoryImages:
     """The images of a .npz file or a pickled dict of arrays, for training beside those of ``description``.
 
-    ``data`` (or ``images``) is uint8 [N, H, W, C] or [N, C, H, W], or [N, H, W] for one channel; ``extrapolated_targets``
-    (or ``labels``) holds N class numbers. UserError where the file is missing, damaged or does not fit the dataset.
+    ``data`` (or ``images``) is uint8 [N, H, W, C] or [N, C, H, W], or [N, H, W] for one channel;
+    ``extrapolated_targets`` (or ``labels``) holds N class numbers. UserError where the file is missing, damaged or does
+    not fit the dataset.
     """
     if not path.is_file():
         raise UserError(f"--use-unlabelled: {path} does not exist")
@@ -78,6 +79,6 @@ def _channels_first(images: np.ndarray, description: DatasetDescription, path: P
         if images.shape[1:] == (channels, height, width) or (channels == 1 and images.shape[1:] == (height, width)):
             return np.ascontiguousarray(images.reshape(-1, channels, height, width))
     raise UserError(
-        f"--use-unlabelled: {path} holds images of shape {list(images.shape)} and type {images.dtype}; {description.name} "
-        f"needs uint8 [N, {height}, {width}, {channels}] or [N, {channels}, {height}, {width}]"
+        f"--use-unlabelled: {path} holds images of shape {list(images.shape)} and type {images.dtype}; "
+        f"{description.name} needs uint8 [N, {height}, {width}, {channels}] or [N, {channels}, {height}, {width}]"
     )

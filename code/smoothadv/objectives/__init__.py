@@ -35,7 +35,7 @@ class Outcome:
 
 
 class Objective(ABC):
-    """What ``training`` needs of an objective; ``noise_sd`` is the standard deviation that a classifier is trained for."""
+    """What ``training`` needs of an objective; ``noise_sd`` is the standard deviation that it trains for."""
 
     noise_sd: float
 
@@ -46,6 +46,11 @@ class Objective(ABC):
 
     def epsilon(self, epoch: int) -> float:
         """The attack's l2 norm in that epoch, counted from 0; 0 without an attack."""
+        return 0.0
+
+    @property
+    def full_epsilon(self) -> float:
+        """The attack's l2 norm once it has grown to its full value."""
         return 0.0
 
     def draw(self, images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

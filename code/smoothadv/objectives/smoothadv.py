@@ -23,8 +23,8 @@ class SmoothAdv(Objective):
     updated in train mode. ``attack`` carries the full epsilon; the first epoch has none and it then
     grows linearly to its full value over ``warmup`` epochs (0: full from the start).
 
-    ``base_attack`` is "Vanilla PGD + noise" of the paper's appendix C.1; there, as with a ``noise_sd`` of 0, which is its
-    "Vanilla PGD", the attack is one on the base classifier (Madry et al., 2018).
+    ``base_attack`` is "Vanilla PGD + noise" of the paper's appendix C.1; there, as with a ``noise_sd`` of 0, which is
+    its "Vanilla PGD", the attack is one on the base classifier (Madry et al., 2018).
     """
 
     attack: Attack
@@ -52,6 +52,10 @@ class SmoothAdv(Objective):
     @property
     def copies(self) -> int:
         return self.num_noise_vec
+
+    @property
+    def full_epsilon(self) -> float:
+        return self.attack.epsilon
 
     def epsilon(self, epoch: int) -> float:
         """epsilon * min(1, epoch / warmup), epochs counted from 0 (SmoothAdv, appendix A)."""

@@ -1,0 +1,239 @@
+"""Options of the training commands, and what they describe: objective, schedule, execution."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from smoothadv.attacks import ATTACKS
+from smoothadv.commands.components import add_settings, compose, name_in, refuse_foreign_settings
+from smoothadv.commands.options import add_input_layer, compose_attack, given_attack_flags
+from smoothadv.commands.recipes import RELEASED, apply_recipe, recipe_names
+from smoothadv.commands.runner import Parser
+from smoothadv.datasets.images import DatasetDescription
+from smoothadv.objectives import OBJECTIVES, Objective
+from smoothadv.settings import non_negative_float, non_negative_int, positive_float, positive_int, settings_of
+from smoothadv.training import Evaluation, Execution, Schedule
+from smoothadv.training.execution import PRECISIONS
+from smoothadv.training.schedule import SHAPES
+
+
+def add_recipe(parser: Parser) -> None:
+    """--recipe and --released-behaviour."""
+    group = parser.add_argument_group("recipes (what the command line says wins)")
+    group.add_argument(
+        "--recipe", metavar="NAME", help=f"options of a recipe: {', '.join(recipe_names())}, or a file of your own"
+    )
+    group.add_argument(
+        "--released-behaviour",
+        action="store_true",
+        help="deviate from the paper as the released SmoothAdv code does, with --epsilon in 1/256 (docs/training.md)",
+    )
+
+
+def add_objective(parser: Parser, default: str) -> None:
+    """--objective and the settings of all objectives."""
+    group = parser.add_argument_group("objective")
+    group.add_argument(
+        "--objective",
+        type=name_in(OBJECTIVES),
+        default=default,
+        metavar="NAME",
+        help=f"one of {', '.join(OBJECTIVES)} (default: {default})",
+    )
+    add_settings(group, [setting for name in OBJECTIVES for setting in settings_of(OBJECTIVES[name])])
+
+
+def add_schedule(parser: Parser) -> None:
+    """Epochs, batches, learning rate; no default is an argparse default, so that a recipe may fill it in."""
+    group = parser.add_argument_group("schedule (defaults: the paper's for the dataset)")
+    group.add_argument("--epochs", type=positive_int, metavar="N")
+    group.add_argument(
+        "--batch", type=positive_int, metavar="B", help="images per update, each in all its noisy copies"
+    )
+    group.add_argument(
+        "--micro-batch",
+        type=positive_int,
+        metavar="B",
+        help="images of an update whose gradients are computed at a time, where memory is short; statistics of batch "
+        "normalization are then those of the micro-batch (default: all)",
+    )
+    group.add_argument(
+        "--split-updates",
+        action="store_true",
+        help="make m updates of each batch, on B/m images in m copies, as the released code does with "
+        "--train-multi-noise",
+    )
+    group.add_argument("--steps-per-epoch", type=positive_int, metavar="N", help="updates per epoch (default: all)")
+    group.add_argument("--lr", type=positive_float, help="initial learning rate, or the highest of one-cycle")
+    group.add_argument("--lr-schedule", choices=SHAPES, help="divisions in steps, or one rise and fall (default: step)")
+    group.add_argument(
+        "--lr-step-size",
+        "--lr_step_size",
+        type=positive_int,
+        metavar="N",
+        help="epochs between divisions of the learning rate",
+    )
+    group.add_argument(
+        "--lr-factor",
+        "--gamma",
+        type=positive_float,
+        metavar="F",
+        help="what the learning rate is multiplied with then (default: 0.1)",
+    )
+    group.add_argument("--momentum", type=non_negative_float, help="default: 0.9")
+    group.add_argument("--weight-decay", type=non_negative_float, help="default: 1e-4")
+
+
+def add_data(parser: Parser) -> None:
+    """Augmentation, other people's weights and pseudo-labelled images."""
+    group = parser.add_argument_group("data and start")
+    group.add_argument(
+        "--crop-padding",
+        type=non_negative_int,
+        metavar="P",
+        help="random crops after padding by P pixels, 0 for none (default: the dataset's)",
+    )
+    group.add_argument(
+        "--horizontal-flip",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="random mirror images (default: the dataset's)",
+    )
+    group.add_argument(
+        "--pretrained-model",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="start from these weights, with a new classification layer where the classes differ",
+    )
+    group.add_argument(
+        "--use-unlabelled",
+        type=Path,
+        metavar="FILE",
+        help="self-training: mix in batches of images with pseudo-labels, from a .npz file or a pickle with data and "
+        "extrapolated_targets",
+    )
+    group.add_argument(
+        "--unlabelled-weight",
+        type=positive_float,
+        metavar="ETA",
+        help="weight of the loss on those (paper: 0.1, 0.5, 1; default: 1)",
+    )
+    add_input_layer(group, None, "first layer of the model (default: normalize, or that of --pretrained-model)")
+
+
+def add_execution(parser: Parser) -> None:
+    """Speed, checkpoints and what is told on the way."""
+    group = parser.add_argument_group("execution")
+    group.add_argument(
+        "--precision",
+        choices=list(PRECISIONS),
+        help="of convolutions; weights and losses stay float32 (default: fp32, whose convolutions use TF32 on GPUs "
+        "that have it, as is PyTorch's default)",
+    )
+    group.add_argument("--compile", action="store_true", help="compile the network first: minutes, then faster")
+    group.add_argument(
+        "--sync-bn",
+        action="store_true",
+        help="several GPUs: statistics of batch normalization over all (default: each its own, as in the paper)",
+    )
+    group.add_argument(
+        "--checkpoint-minutes",
+        type=positive_float,
+        metavar="MIN",
+        help="minutes between checkpoints within an epoch; there is one after each (default: 10)",
+    )
+    group.add_argument(
+        "--evaluate-every", type=positive_int, metavar="K", help="test after every K-th epoch and the last (default: 1)"
+    )
+    group.add_argument(
+        "--evaluate-images", type=positive_int, metavar="N", help="on N evenly spaced test images (default: 1000)"
+    )
+    group.add_argument("--tensorboard", action="store_true", help="write curves to OUTDIR/tensorboard")
+
+
+def apply_recipes(parser: Parser, options: argparse.Namespace) -> None:
+    """Fill in what the recipes say and the command line does not; the named recipe comes before the released one."""
+    for name in [options.recipe] * (options.recipe is not None) + [RELEASED] * options.released_behaviour:
+        apply_recipe(parser, options, name, _readable(options))
+
+
+def _readable(options: argparse.Namespace) -> set[str]:
+    """The flags of settings that the objective, and the attack if it makes one, read."""
+    chosen = [OBJECTIVES[options.objective]]
+    if _makes_attack(chosen[0]):
+        chosen += [ATTACKS[options.attack]] if options.attack else []
+    return {setting.flag for component in chosen for setting in settings_of(component)}
+
+
+def _makes_attack(objective: type) -> bool:
+    return any(field.name == "attack" for field in dataclasses.fields(objective))
+
+
+def compose_objective(parser: Parser, options: argparse.Namespace) -> Objective:
+    """The objective that the options describe; a usage error where something is missing or contradictory."""
+    component = OBJECTIVES[options.objective]
+    everything = [OBJECTIVES[name] for name in OBJECTIVES]
+    given: dict[str, Any] = {}
+    if _makes_attack(component):
+        if "--noise" not in options:
+            parser.error("--noise is required: the noise's standard deviation on images in [0, 1], like 0.25")
+        noise_sd = 0.0 if "--base-attack" in options else getattr(options, "--noise")
+        given["attack"] = compose_attack(parser, options, noise_sd)
+        chosen = [component, *(ATTACKS[name] for name in ATTACKS)]
+    else:
+        chosen = [component]
+        if given_attack_flags(options):
+            parser.error(
+                f"{given_attack_flags(options)[0]} is not read by --objective {options.objective}, which makes no "
+                "attack: leave it out, or use train_pgd"
+            )
+    refuse_foreign_settings(parser, options, everything, chosen, f"--objective {options.objective}")
+    return compose(parser, component, options, f"--objective {options.objective}", **given)
+
+
+def compose_schedule(
+    parser: Parser, options: argparse.Namespace, description: DatasetDescription, objective: Objective
+) -> Schedule:
+    """The schedule that the options describe, with the dataset's defaults."""
+    defaults = description.defaults
+    batch = options.batch or defaults.batch
+    if options.split_updates:
+        if batch < objective.copies:
+            parser.error(f"--split-updates makes {objective.copies} updates of {batch} images: take a larger --batch")
+        batch //= objective.copies
+    return Schedule(
+        epochs=options.epochs or defaults.epochs,
+        batch=batch,
+        learning_rate=options.lr or defaults.learning_rate,
+        learning_rate_step=options.lr_step_size or defaults.learning_rate_step,
+        micro_batch=options.micro_batch,
+        steps_per_epoch=options.steps_per_epoch,
+        **_given(
+            learning_rate_shape=options.lr_schedule,
+            learning_rate_factor=options.lr_factor,
+            momentum=options.momentum,
+            weight_decay=options.weight_decay,
+        ),
+    )
+
+
+def compose_execution(options: argparse.Namespace) -> Execution:
+    """How the options want training to be executed."""
+    return Execution(
+        compile=options.compile,
+        synchronized_norm=options.sync_bn,
+        **_given(precision=options.precision, checkpoint_minutes=options.checkpoint_minutes),
+    )
+
+
+def compose_evaluation(options: argparse.Namespace) -> Evaluation:
+    """When and on how many images the options want training to be tested."""
+    return Evaluation(**_given(every=options.evaluate_every, images=options.evaluate_images))
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """Those that were given: the others have their defaults where they are read."""
+    return {name: value for name, value in values.items() if value is not None}

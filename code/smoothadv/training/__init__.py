@@ -1,0 +1,10 @@
+"""Trains a classifier for an objective: fast, on one GPU or many, and resumable at any step; names no objective."""
+
+from smoothadv.training.evaluate import Evaluation
+from smoothadv.training.execution import Execution
+from smoothadv.training.loop import Data, train
+from smoothadv.training.processes import Processes, join_processes
+from smoothadv.training.run_folder import RunFolder
+from smoothadv.training.schedule import Schedule
+
+__all__ = ["Data", "Evaluation", "Execution", "Processes", "RunFolder", "Schedule", "join_processes", "train"]

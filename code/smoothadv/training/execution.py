@@ -1,0 +1,74 @@
+"""How training is executed: precision, compilation, memory layout. Only rounding depends on it."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from smoothadv.graphs import call_compiled
+from smoothadv.training.attacked import AttackedModel, attacked_form
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Execution:
+    """``precision`` of convolutions, in PRECISIONS; weights, losses and sums stay float32. ``compile``: whether.
+
+    ``synchronized_norm`` computes the statistics of batch normalization over all processes. ``checkpoint_minutes`` pass
+    at most between checkpoints.
+    """
+
+    precision: str = "fp32"
+    compile: bool = False
+    synchronized_norm: bool = False
+    checkpoint_minutes: float = 10.0
+
+    def record(self) -> dict[str, Any]:
+        """What decides the weights, down to rounding."""
+        return {name: value for name, value in asdict(self).items() if name != "checkpoint_minutes"}
+
+    def prepare(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """The model on the device, channels last."""
+        model = model.to(device)
+        if self.synchronized_norm:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return model.to(memory_format=torch.channels_last)
+
+    def forward(self, model: nn.Module) -> nn.Module:
+        """What computes the training loss's logits."""
+        return CompiledForOneShape(model) if self.compile else model
+
+    def attacked(self, model: nn.Module, example: torch.Tensor) -> tuple[nn.Module, AttackedModel | None]:
+        """What computes the attack's logits, and the form of the model in it to be refreshed, if there is one."""
+        form = attacked_form(model, example, PRECISIONS[self.precision])
+        logits = model if form is None else form
+        return (CompiledForOneShape(logits) if self.compile else logits), form
+
+    def autocast(self, device: torch.device) -> AbstractContextManager:
+        """Within, convolutions compute in the precision."""
+        if self.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(device.type, dtype=PRECISIONS[self.precision])
+
+
+class CompiledForOneShape(nn.Module):
+    """A module compiled for the shape of its first input, which is that of nearly all; others run as they are.
+
+    Compiling anew for the rest of an epoch's last batch would take longer than it saves.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self._compiled = (torch.compile(module, dynamic=False),)  # a tuple: its weights are those of ``module``
+        self._shape: torch.Size | None = None
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self._shape = self._shape or images.shape
+        return self.module(images) if images.shape != self._shape else call_compiled(self._compiled[0], images)

@@ -1,0 +1,274 @@
+"""Epochs and steps, checkpoints on the way, and the history of a run."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smoothadv.datasets.images import ImageDataset
+from smoothadv.errors import NonFiniteError, Terminated
+from smoothadv.noise import Purpose, derive_generator
+from smoothadv.objectives import Objective
+from smoothadv.training.evaluate import NOT_EVALUATED, Evaluation, evaluate
+from smoothadv.training.execution import Execution
+from smoothadv.training.interruption import Interruption
+from smoothadv.training.metrics import Tally, means
+from smoothadv.training.processes import Processes
+from smoothadv.training.progress import Board, Progress
+from smoothadv.training.run_folder import RunFolder
+from smoothadv.training.schedule import Schedule, Step, steps_of_epoch
+from smoothadv.training.update import Address, Update
+
+# Between these steps several processes need not agree on whether to go on.
+_STEPS_BETWEEN_DECISIONS = 10
+# Other decisions are to save and then stop, by the number of the signal that asked for it.
+_GO_ON, _SAVE = 0, -1
+_ADVICE = "try a smaller --lr or more --warmup epochs"
+
+
+@dataclass(frozen=True)
+class Data:
+    """What is trained on and tested with; ``pseudo_labelled`` images count in the loss by ``pseudo_weight`` (eta)."""
+
+    training: ImageDataset
+    test: ImageDataset
+    pseudo_labelled: ImageDataset | None = None
+    pseudo_weight: float = 1.0
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return len(self.training), len(self.pseudo_labelled or ())
+
+
+def train(
+    model: torch.nn.Module,
+    objective: Objective,
+    data: Data,
+    schedule: Schedule,
+    seed: int,
+    device: torch.device,
+    run: RunFolder,
+    execution: Execution | None = None,
+    evaluation: Evaluation | None = None,
+    processes: Processes | None = None,
+    board: bool = False,
+    report: Callable[[str], None] = print,
+) -> list[dict[str, Any]]:
+    """Train ``model`` in place up to ``schedule.epochs``, from the run's last checkpoint if it is resumed.
+
+    Saves a checkpoint after every epoch and every ``execution.checkpoint_minutes``. All random numbers of an update are
+    functions of (seed, epoch, step), so that a resumed run ends with the weights of an uninterrupted one on the
+    same hardware. Of several ``processes``, which are connected, the first has entered ``run`` and writes there.
+    Returns the history: one row of TRAINING_COLUMNS per epoch. NonFiniteError if the loss stops being finite;
+    KeyboardInterrupt or Terminated, after saving, on Ctrl-C or SIGTERM.
+    """
+    training = _Training(
+        model,
+        objective,
+        data,
+        schedule,
+        seed,
+        device,
+        run,
+        execution or Execution(),
+        evaluation or Evaluation(),
+        processes or Processes(),
+    )
+    return training.run_epochs(report, board)
+
+
+class _Training:
+    """The state of a run between steps: its history, and of the present epoch the tally and the time it has taken."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        objective: Objective,
+        data: Data,
+        schedule: Schedule,
+        seed: int,
+        device: torch.device,
+        run: RunFolder,
+        execution: Execution,
+        evaluation: Evaluation,
+        processes: Processes,
+    ) -> None:
+        self.objective, self.data, self.schedule, self.seed, self.device = objective, data, schedule, seed, device
+        self.run, self.execution, self.evaluation, self.processes = run, execution, evaluation, processes
+        self.model = execution.prepare(model, device)
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(),
+            schedule.learning_rate,
+            momentum=schedule.momentum,
+            weight_decay=schedule.weight_decay,
+        )
+        self.steps = len(self._plan(0))
+        self.history: list[dict[str, Any]] = []
+        self.first_step, self.tally, self.seconds = 0, Tally(device), 0.0
+        self._restore()
+        example = torch.stack([data.training[index][0] for index in range(min(2, len(data.training)))])
+        self.update = Update(
+            self.model, objective, self.optimizer, execution, processes, device, example, schedule.micro_batch
+        )
+        self.first_bad_step = torch.full((), -1, device=device)
+        self.last_save = time.monotonic()
+
+    def _restore(self) -> None:
+        """Take over what the run's checkpoint holds, in every process."""
+        saved = self.processes.received(self.run.saved)
+        if saved is None:
+            return
+        RunFolder.restore(saved, self.model, self.optimizer)
+        self.history = saved["history"]
+        self.first_step = saved.get("step", 0)
+        if self.first_step:
+            # The sums of all processes: the first one goes on with them.
+            self.tally = Tally(self.device, saved["sums"] if self.processes.is_first else None)
+            self.seconds = saved["seconds"]
+
+    def run_epochs(self, report: Callable[[str], None], board: bool) -> list[dict[str, Any]]:
+        """Up to the last epoch."""
+        is_first, epochs = self.processes.is_first, self.schedule.epochs
+        done = len(self.history)
+        if done >= epochs:
+            if is_first:
+                report(f"already trained for {done} epochs: nothing to do")
+            return self.history
+        curves = Board(self.run.folder / "tensorboard", done) if board and is_first else None
+        if is_first:
+            self.run.record_arguments()
+            if done or self.first_step:
+                step = f", step {self.first_step} of {self.steps}" if self.first_step else ""
+                report(f"resuming after epoch {done} of {epochs}{step}")
+        per_epoch = sum(len(step.indices) for step in self._plan(done))
+        total, before = (count * per_epoch for count in (epochs, done + self.first_step / self.steps))
+        with Interruption() as interruption, Progress(total, int(before), epochs, report, not is_first) as progress:
+            for epoch in range(done, epochs):
+                row = self._epoch(epoch, interruption, progress)
+                self.history.append(row)
+                self.first_step, self.tally, self.seconds = 0, Tally(self.device), 0.0
+                self._save(None)
+                progress.finish_epoch(row)
+                if curves:
+                    curves.add(row)
+        if curves:
+            curves.close()
+        return self.history
+
+    def _epoch(self, epoch: int, interruption: Interruption, progress: Progress) -> dict[str, Any]:
+        """One epoch of updates and the look at the test set: a row of the history."""
+        start = time.monotonic()
+        images_seen = 0
+        plan = self._plan(epoch)
+        for number, step, (images, labels) in self._batches(epoch, plan):
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.schedule.learning_rate_at(epoch, number, self.steps)
+            _, part = self.processes.share(step.indices)
+            weight = self.data.pseudo_weight if step.source else 1.0
+            address = Address(self.seed, epoch, number)
+            seen = self.update(images, labels, len(step.indices), part, address, weight)
+            self._note_bad_loss(seen, number)
+            self.tally.merge(seen)
+            images_seen += len(step.indices)
+            progress.advance(len(step.indices))
+            if progress.wants_look():
+                self._require_finite_loss(epoch)
+                so_far = means(self.tally.sums.tolist())
+                progress.show(epoch, self.objective.epsilon(epoch), so_far, self.history)
+            if number + 1 < len(plan):  # after the last one the epoch's own checkpoint follows
+                self._save_within_epoch(epoch, number + 1, time.monotonic() - start, interruption)
+        self._require_finite_loss(epoch)
+        self._require_finite_weights(epoch)
+        seconds = time.monotonic() - start
+        return self._row(epoch, self.seconds + seconds, images_seen / seconds)
+
+    def _plan(self, epoch: int) -> list[Step]:
+        """The steps of an epoch; a rest with fewer images than processes is left out."""
+        steps = steps_of_epoch(self.schedule, *self.data.sizes, self.seed, epoch)
+        return [step for step in steps if len(step.indices) >= self.processes.size]
+
+    def _batches(self, epoch: int, plan: list[Step]) -> Iterator[tuple[int, Step, tuple[torch.Tensor, torch.Tensor]]]:
+        """The steps yet to do, with their numbers and this process's images and labels."""
+        to_do = plan[self.first_step :]
+        sources = []
+        for source, dataset in enumerate((self.data.training, self.data.pseudo_labelled)):
+            parts = [self.processes.share(step.indices)[0] for step in to_do if step.source == source]
+            generator = derive_generator("cpu", self.seed, epoch, source, Purpose.AUGMENTATION)
+            sources.append(iter(dataset.training_batches(parts, self.device, generator)) if parts else iter(()))
+        for number, step in enumerate(to_do, start=self.first_step):
+            yield number, step, next(sources[step.source])
+
+    def _row(self, epoch: int, seconds: float, rate: float) -> dict[str, Any]:
+        seen = means(self.processes.total(self.tally.sums).tolist())
+        tested: dict[str, Any] = dict(NOT_EVALUATED)
+        if self.evaluation.is_due(epoch, self.schedule.epochs):
+            self.processes.share_buffers(self.model)
+            self.update.refresh_attacked()
+            tested = evaluate(
+                self.model,
+                self.update.attacked,
+                self.objective,
+                self.data.test,
+                self.evaluation.chosen(len(self.data.test)),
+                self.schedule.batch,
+                Address(self.seed, epoch, self.steps),
+                self.processes,
+                self.device,
+            )
+        return {
+            "epoch": epoch,
+            "time": round(seconds, 3),
+            "lr": self.schedule.learning_rate_at(epoch, 0, self.steps),
+            "epsilon": self.objective.epsilon(epoch),
+            "train_loss": round(seen["loss"], 6),
+            "train_accuracy": round(seen["accuracy"], 6),
+            "train_unattacked_accuracy": round(seen["unattacked_accuracy"], 6),
+            **tested,
+            "images_per_second": round(rate, 1),
+        }
+
+    def _save_within_epoch(self, epoch: int, done: int, seconds: float, interruption: Interruption) -> None:
+        """Save, and perhaps stop, where it is time to: the first process decides for all."""
+        if self.processes.size > 1 and done % _STEPS_BETWEEN_DECISIONS:
+            return
+        is_time = time.monotonic() - self.last_save >= 60 * self.execution.checkpoint_minutes
+        decision = self.processes.decision(interruption.signal or (_SAVE if is_time else _GO_ON))
+        if decision == _GO_ON:
+            return
+        sums = self.processes.total(self.tally.sums).tolist()
+        self._require_finite_loss(epoch)
+        self._require_finite_weights(epoch)
+        self._save({"step": done, "sums": sums, "seconds": self.seconds + seconds})
+        if decision != _SAVE:
+            raise Terminated if decision == signal.SIGTERM else KeyboardInterrupt
+
+    def _save(self, within_epoch: dict[str, Any] | None) -> None:
+        if self.processes.is_first:
+            self.run.save(self.model, self.optimizer, self.history, within_epoch)
+        self.last_save = time.monotonic()
+
+    def _note_bad_loss(self, seen: Tally, number: int) -> None:
+        """Remember, on the device, the first step whose loss was not finite."""
+        is_first_bad = (self.first_bad_step < 0) & ~seen.is_finite()
+        self.first_bad_step = torch.where(is_first_bad, number, self.first_bad_step)
+
+    def _require_finite_loss(self, epoch: int) -> None:
+        if (bad := int(self.first_bad_step)) >= 0:
+            raise NonFiniteError(
+                f"the loss stopped being finite in epoch {epoch + 1}, step {bad + 1} of {self.steps}: {_ADVICE}"
+                f"{self.run.last_good()}"
+            )
+
+    def _require_finite_weights(self, epoch: int) -> None:
+        """NonFiniteError if the last updates broke the model: it must not replace a good checkpoint."""
+        broken = [name for name, value in self.model.state_dict().items() if not value.isfinite().all()]
+        if broken:
+            raise NonFiniteError(
+                f"the weights stopped being finite in epoch {epoch + 1} ({len(broken)} tensors): {_ADVICE}"
+                f"{self.run.last_good()}"
+            )

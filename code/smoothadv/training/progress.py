@@ -1,0 +1,107 @@
+"""What a person sees of a training run: a progress bar, a line per epoch, curves in TensorBoard."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from smoothadv.errors import UserError
+
+_SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_BETWEEN_LOOKS = 1.0
+_NOT_CURVES = ("epoch", "test_images")
+
+
+class Progress:
+    """The bar counts images; ``report`` takes lines. Quiet where standard error is no terminal, and if ``silent``."""
+
+    def __init__(self, images: int, done: int, epochs: int, report: Callable[[str], None], silent: bool) -> None:
+        self._bar = tqdm(
+            total=images,
+            initial=done,
+            unit=" images",
+            unit_scale=True,
+            disable=True if silent else None,
+            smoothing=0.05,
+        )
+        self._epochs, self._report, self._silent = epochs, report, silent
+        self._printed = self._looked = -math.inf
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.close()
+
+    def advance(self, images: int) -> None:
+        """So many images more."""
+        self._bar.update(images)
+
+    def wants_look(self) -> bool:
+        """Whether it is time to look at the sums, for which the device has to be waited for."""
+        now = time.monotonic()
+        if now - self._looked < _SECONDS_BETWEEN_LOOKS:
+            return False
+        self._looked = now
+        return True
+
+    def show(self, epoch: int, epsilon: float, seen: dict[str, float], history: list[dict[str, Any]]) -> None:
+        """How the present epoch goes, and the accuracy without noise when it was last tested."""
+        parts = [f"epoch {epoch + 1}/{self._epochs}", f"loss {seen['loss']:.3f}"]
+        clean = [row["test_clean_accuracy"] for row in history if not math.isnan(row["test_clean_accuracy"])]
+        if clean:
+            parts.append(f"clean {clean[-1]:.1%}")
+        if math.isnan(seen["unattacked_accuracy"]):
+            parts.append(f"noisy {seen['accuracy']:.1%}")
+        else:
+            parts += [f"noisy {seen['unattacked_accuracy']:.1%}", f"adversarial {seen['accuracy']:.1%}"]
+            parts.append(f"epsilon {epsilon:.3g}")
+        self._bar.set_postfix_str(", ".join(parts))
+
+    def finish_epoch(self, row: dict[str, Any]) -> None:
+        """A line about an epoch, unless the last one is not long ago."""
+        if self._silent:
+            return
+        if time.monotonic() - self._printed >= _SECONDS_BETWEEN_LINES or row["epoch"] + 1 == self._epochs:
+            self._printed = time.monotonic()
+            with self._bar.external_write_mode():
+                self._report(describe_epoch(row, self._epochs))
+
+
+def describe_epoch(row: dict[str, Any], epochs: int) -> str:
+    """One line for a person about a row of the history."""
+    parts = [f"epoch {row['epoch'] + 1:3d}/{epochs}", f"lr {row['lr']:.2g}"]
+    if row["epsilon"] or not math.isnan(row["test_adversarial_accuracy"]):
+        parts.append(f"epsilon {row['epsilon']:.3g}")
+    parts += [f"loss {row['train_loss']:.3f}", f"training accuracy {row['train_accuracy']:.1%}"]
+    if row["test_images"]:
+        accuracies = {"clean": "test_clean_accuracy", "noisy": "test_accuracy", "attacked": "test_adversarial_accuracy"}
+        known = [f"{name} {row[column]:.1%}" for name, column in accuracies.items() if not math.isnan(row[column])]
+        parts.append(f"of {row['test_images']} test images {', '.join(known)}")
+    return "  ".join([*parts, f"{row['images_per_second']:,.0f} images/s"])
+
+
+class Board:
+    """The history as curves in TensorBoard's format, in ``folder``; UserError where TensorBoard is not installed."""
+
+    def __init__(self, folder: Path, epochs_done: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UserError("--tensorboard needs the package tensorboard: pip install tensorboard") from error
+        self._writer = SummaryWriter(str(folder), purge_step=epochs_done)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """The values of an epoch; those that there are."""
+        for name, value in row.items():
+            if name not in _NOT_CURVES and not math.isnan(value):
+                self._writer.add_scalar(name.replace("_", "/", 1), value, row["epoch"])
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()

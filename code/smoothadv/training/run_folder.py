@@ -1,0 +1,134 @@
+"""The folder of a training run: what it holds, and who may continue it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from smoothadv.checkpoints import network_keys, read_checkpoint, save_checkpoint
+from smoothadv.errors import UserError
+from smoothadv.records import (
+    ARGUMENTS,
+    CHECKPOINT,
+    TRAINING_COLUMNS,
+    TRAINING_LOG,
+    differing_fields,
+    lock,
+    tsv,
+    write_json,
+    write_text,
+)
+
+
+class RunFolder:
+    """The folder of a training run: its checkpoint, which holds the history, and the log made from it.
+
+    ``facts`` go into every checkpoint beside the state (architecture, dataset, input layer, ...);
+    ``recipe`` is the flat record of all that decides the weights: a run is resumed only under an equal
+    one. ``run`` describes this process (command, versions, ...): checkpoint and arguments file list every
+    run that trained. ``existing`` says what to do with a run that is already there: "refuse", "resume" or
+    "overwrite". It is found out on entering the context, which holds the folder's lock.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        facts: dict[str, Any],
+        recipe: dict[str, Any],
+        run: dict[str, Any],
+        existing: str = "refuse",
+    ) -> None:
+        self.folder, self.facts, self.recipe = folder, facts, recipe
+        self.checkpoint = folder / CHECKPOINT
+        self.runs = [{"first_epoch": 0, "first_step": 0, **run}]
+        self.existing = existing
+        self.saved: dict[str, Any] | None = None
+        self.has_saved = False
+        self._lock = contextlib.ExitStack()
+
+    def __enter__(self) -> RunFolder:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            if os.name != "nt":  # Windows cannot open folders as files
+                descriptor = os.open(self.folder, os.O_RDONLY)
+                stack.callback(os.close, descriptor)
+                lock(descriptor, self.folder)
+            if self.checkpoint.exists():
+                self._open_existing()
+            self._lock = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.close()
+
+    def _open_existing(self) -> None:
+        if self.existing == "refuse":
+            raise UserError(
+                f"{self.folder} already holds a trained model ({CHECKPOINT}): add --resume to continue it, "
+                "--overwrite to start anew, or name another folder"
+            )
+        if self.existing == "overwrite":
+            return  # the first checkpoint takes the old one's place: until then nothing is lost
+        saved = read_checkpoint(self.checkpoint)
+        if "recipe" not in saved:
+            raise UserError(
+                f"cannot resume {self.folder}: its checkpoint was not written by smoothadv; name another folder"
+            )
+        difference = differing_fields(saved["recipe"], self.recipe)
+        if difference:
+            raise UserError(f"cannot resume {self.folder} with another recipe: {difference}; --overwrite starts anew")
+        self.runs[0].update(first_epoch=saved["epoch"], first_step=saved.get("step", 0))
+        self.runs = [*saved["runs"], *self.runs]
+        self.saved = saved
+        self._write_log(saved["history"])
+
+    @staticmethod
+    def restore(saved: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Load the state of a run's checkpoint, ``RunFolder.saved``, into model and optimizer."""
+        model.load_state_dict(network_keys(saved["state_dict"]))
+        optimizer.load_state_dict(saved["optimizer"])
+
+    def record_arguments(self) -> None:
+        """Write what was asked for, before the first checkpoint."""
+        write_json(self.folder / ARGUMENTS, {"recipe": self.recipe, "runs": self.runs})
+
+    def save(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        history: list[dict[str, Any]],
+        within_epoch: dict[str, Any] | None = None,
+    ) -> None:
+        """Write a checkpoint; ``within_epoch`` holds the ``step`` and what else an unfinished epoch has come to.
+
+        Checkpoint first, log second: a kill between the two loses a line that the next resume writes again.
+        """
+        save_checkpoint(
+            self.checkpoint,
+            {
+                "epoch": len(history),
+                "step": 0,
+                **(within_epoch or {}),
+                "state_dict": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "history": history,
+                "recipe": self.recipe,
+                "runs": self.runs,
+                **self.facts,
+            },
+        )
+        self.has_saved = True
+        self._write_log(history)
+
+    def last_good(self) -> str:
+        """What a person whose run failed can go back to, as the end of a sentence."""
+        if self.has_saved or self.saved is not None:
+            return f"; the last good checkpoint is {self.checkpoint}"
+        return "; nothing was saved yet"
+
+    def _write_log(self, history: list[dict[str, Any]]) -> None:
+        write_text(self.folder / TRAINING_LOG, tsv(TRAINING_COLUMNS, history))

@@ -1,0 +1,77 @@
+"""How long, in which order and with which learning rate a classifier is trained."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from smoothadv.noise import Purpose, derive_generator
+
+SHAPES = ("step", "one-cycle")
+_RISE = 0.2
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """SGD with momentum, and the course of its learning rate.
+
+    ``batch`` counts the images of an update in all processes together, each trained on in all of its noisy copies;
+    ``micro_batch`` those whose gradients a process computes at a time (None: all of its own). ``steps_per_epoch`` ends
+    every epoch after so many updates. With the shape "step" epoch e, from 0, uses
+    learning_rate * learning_rate_factor^floor(e / learning_rate_step) (SmoothAdv, appendix A); with "one-cycle" the
+    rate rises from 0 to learning_rate over the first fifth of the updates and falls back to 0, linearly (Smith and
+    Topin, 2018).
+    """
+
+    epochs: int
+    batch: int
+    learning_rate: float
+    learning_rate_step: int
+    learning_rate_factor: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    learning_rate_shape: str = "step"
+    micro_batch: int | None = None
+    steps_per_epoch: int | None = None
+
+    def learning_rate_at(self, epoch: int, step: int, steps: int) -> float:
+        """The learning rate of update ``step``, from 0, of the ``steps`` of an epoch."""
+        if self.learning_rate_shape == "step":
+            return self.learning_rate * self.learning_rate_factor ** (epoch // self.learning_rate_step)
+        done = (epoch + (step + 0.5) / steps) / self.epochs
+        return self.learning_rate * min(done / _RISE, (1 - done) / (1 - _RISE))
+
+    def record(self) -> dict[str, Any]:
+        """What decides the weights; the number of epochs may grow between resumes unless the shape depends on it."""
+        fields = asdict(self)
+        return (
+            fields
+            if self.learning_rate_shape == "one-cycle"
+            else {key: fields[key] for key in fields if key != "epochs"}
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One update: on images ``indices`` int64 [B] of the labelled set (``source`` 0) or the pseudo-labelled one (1)."""
+
+    source: int
+    indices: torch.Tensor
+
+
+def steps_of_epoch(schedule: Schedule, labelled: int, pseudo_labelled: int, seed: int, epoch: int) -> list[Step]:
+    """The updates of an epoch: every labelled image once, in random order, in batches.
+
+    With pseudo-labelled images as many batches of theirs, drawn without replacement, are mixed in (self-training; the
+    paper draws the kind of each batch by a coin, its code takes one for one as here).
+    """
+    generator = derive_generator("cpu", seed, epoch, Purpose.DATA_ORDER)
+    steps = [Step(0, indices) for indices in torch.randperm(labelled, generator=generator).split(schedule.batch)]
+    if pseudo_labelled:
+        wanted = len(steps) * schedule.batch
+        rounds = [torch.randperm(pseudo_labelled, generator=generator) for _ in range(-(-wanted // pseudo_labelled))]
+        steps += [Step(1, indices) for indices in torch.cat(rounds)[:wanted].split(schedule.batch)]
+        steps = [steps[number] for number in torch.randperm(len(steps), generator=generator).tolist()]
+    return steps[: schedule.steps_per_epoch]

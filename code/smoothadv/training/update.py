@@ -1,0 +1,96 @@
+"""One update of the weights: noise, attack, loss and gradient of a batch, in micro-batches where it is large."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from smoothadv.noise import Purpose, derive_generator
+from smoothadv.objectives import Objective
+from smoothadv.training.execution import Execution
+from smoothadv.training.metrics import Tally
+from smoothadv.training.processes import Processes
+
+
+@dataclass(frozen=True)
+class Address:
+    """Which update it is: all its random numbers are functions of this, so that nothing else need be saved."""
+
+    seed: int
+    epoch: int
+    step: int
+
+    def generator(self, device: torch.device | str, purpose: Purpose, *more: int) -> torch.Generator:
+        return derive_generator(device, self.seed, self.epoch, self.step, *more, purpose)
+
+
+class Update:
+    """Updates ``model``, already on its device, with ``optimizer``; the batches have at most ``batch`` images."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        optimizer: torch.optim.Optimizer,
+        execution: Execution,
+        processes: Processes,
+        device: torch.device,
+        example: torch.Tensor,
+        micro_batch: int | None = None,
+    ) -> None:
+        self.model, self.objective, self.optimizer = model, objective, optimizer
+        self.execution, self.processes, self.device = execution, processes, device
+        self.micro_batch = micro_batch
+        self.forward = processes.wrap(execution.forward(model), device)
+        # The attack looks at the model itself: what averages gradients must not see its passes.
+        self.attacked, self._form = execution.attacked(model, example)
+
+    def refresh_attacked(self) -> None:
+        """Let the attack see the model's present weights."""
+        if self._form is not None:
+            self._form.refresh()
+
+    def __call__(
+        self, images: torch.Tensor, labels: torch.Tensor, whole: int, part: slice, address: Address, weight: float
+    ) -> Tally:
+        """Update on images [b, C, H, W], which are ``part`` of a batch of ``whole`` images in all processes.
+
+        ``weight`` multiplies the loss. Returns the sums of what was seen.
+        """
+        self.model.train()
+        self.processes.share_buffers(self.model)
+        if self.objective.epsilon(address.epoch) > 0:
+            self.refresh_attacked()
+        # For layers that draw, like dropout.
+        torch.manual_seed(address.generator("cpu", Purpose.LAYERS, self.processes.rank).initial_seed())
+        noise = self._noise(images, whole, part, address)
+        choices = address.generator(self.device, Purpose.ATTACK_CHOICES, self.processes.rank)
+        tally = Tally(self.device)
+        self.optimizer.zero_grad(set_to_none=True)
+        starts = range(0, len(images), self.micro_batch or len(images))
+        for start in starts:
+            chosen = slice(start, start + starts.step)
+            # The mean over all images of the batch; the processes' gradients are averaged.
+            share = len(images[chosen]) * self.processes.size / whole
+            with self.processes.without_averaging(self.forward, start != starts[-1]):
+                with self.execution.autocast(self.device):
+                    outcome = self.objective.on_noise(
+                        self.forward,
+                        images[chosen],
+                        labels[chosen],
+                        noise[chosen],
+                        address.epoch,
+                        choices,
+                        self.attacked,
+                    )
+                (outcome.loss * (weight * share)).backward()
+            tally.add(outcome)
+        self.optimizer.step()
+        return tally
+
+    def _noise(self, images: torch.Tensor, whole: int, part: slice, address: Address) -> torch.Tensor:
+        """The noise [b, m, C, H, W] of this part: that of the whole batch does not depend on how it is shared."""
+        generator = address.generator(self.device, Purpose.OBJECTIVE)
+        return self.objective.draw(images[:1].expand(whole, *images.shape[1:]), generator)[part]
