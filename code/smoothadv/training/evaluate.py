@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -46,11 +47,12 @@ def evaluate(
     address: Address,
     processes: Processes,
     device: torch.device,
+    precision: AbstractContextManager,
 ) -> dict[str, float]:
     """Loss and accuracy under one draw of noise, without noise, and under noise and the objective's attack: COLUMNS.
 
     The attack has its full epsilon from the first epoch on; nan where there is none. ``attacked`` gives the attack's
-    logits. All randomness is a function of ``address``.
+    logits. All randomness is a function of ``address``. Everything runs within the context ``precision``.
     """
     model.eval()
     batches = [processes.share(indices_of_batch) for indices_of_batch in indices.split(batch)]
@@ -60,11 +62,12 @@ def evaluate(
     for number, (images, labels) in enumerate(test_set.evaluation_batches(own, device)):
         generator = address.generator(device, Purpose.EVALUATION, number, processes.rank)
         noise = objective.draw(images, generator)
-        noisy = model(images + noise[:, 0]).float()
-        hits = [noisy, model(images)]
-        if epsilon:
-            adversarial = objective.adversarial(attacked, images, labels, noise, epsilon, generator)
-            hits.append(model(adversarial + noise[:, 0]))
+        with precision:
+            noisy = model(images + noise[:, 0]).float()
+            hits = [noisy, model(images)]
+            if epsilon:
+                adversarial = objective.adversarial(attacked, images, labels, noise, epsilon, generator)
+                hits.append(model(adversarial + noise[:, 0]))
         sums[0] += F.cross_entropy(noisy, labels, reduction="sum")
         for position, logits in enumerate(hits, start=1):
             sums[position] += (logits.argmax(1) == labels).sum()

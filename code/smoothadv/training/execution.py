@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from smoothadv.graphs import call_compiled
-from smoothadv.training.attacked import AttackedModel, attacked_form
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -40,15 +39,9 @@ class Execution:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return model.to(memory_format=torch.channels_last)
 
-    def forward(self, model: nn.Module) -> nn.Module:
-        """What computes the training loss's logits."""
+    def compiled(self, model: nn.Module) -> nn.Module:
+        """The model, compiled at its first batch if that is wanted."""
         return CompiledForOneShape(model) if self.compile else model
-
-    def attacked(self, model: nn.Module, example: torch.Tensor) -> tuple[nn.Module, AttackedModel | None]:
-        """What computes the attack's logits, and the form of the model in it to be refreshed, if there is one."""
-        form = attacked_form(model, example, PRECISIONS[self.precision])
-        logits = model if form is None else form
-        return (CompiledForOneShape(logits) if self.compile else logits), form
 
     def autocast(self, device: torch.device) -> AbstractContextManager:
         """Within, convolutions compute in the precision."""

@@ -211,7 +211,7 @@ class _Training:
             self.update.refresh_attacked()
             tested = evaluate(
                 self.model,
-                self.update.attacked,
+                self.update.attacked_uncompiled,
                 self.objective,
                 self.data.test,
                 self.evaluation.chosen(len(self.data.test)),
@@ -219,6 +219,7 @@ class _Training:
                 Address(self.seed, epoch, self.steps),
                 self.processes,
                 self.device,
+                self.execution.autocast(self.device),
             )
         return {
             "epoch": epoch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -63,10 +64,12 @@ class Processes:
         """The model as it is trained: gradients are averaged over the processes while they are computed."""
         if self.size == 1:
             return model
-        # Buffers are shared by ``share_buffers``, before the attack looks at them.
-        return DistributedDataParallel(
-            model, device_ids=[device] if device.type == "cuda" else None, broadcast_buffers=False
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # newer versions rename an option that older ones need
+            # Buffers are shared by ``share_buffers``, before the attack looks at them.
+            return DistributedDataParallel(
+                model, device_ids=[device] if device.type == "cuda" else None, broadcast_buffers=False
+            )
 
     @staticmethod
     def without_averaging(wrapped: nn.Module, while_true: bool) -> AbstractContextManager:

@@ -9,7 +9,8 @@ from torch import nn
 
 from smoothadv.noise import Purpose, derive_generator
 from smoothadv.objectives import Objective
-from smoothadv.training.execution import Execution
+from smoothadv.training.attacked import attacked_form
+from smoothadv.training.execution import PRECISIONS, Execution
 from smoothadv.training.metrics import Tally
 from smoothadv.training.processes import Processes
 
@@ -43,9 +44,12 @@ class Update:
         self.model, self.objective, self.optimizer = model, objective, optimizer
         self.execution, self.processes, self.device = execution, processes, device
         self.micro_batch = micro_batch
-        self.forward = processes.wrap(execution.forward(model), device)
+        self.forward = processes.wrap(execution.compiled(model), device)
         # The attack looks at the model itself: what averages gradients must not see its passes.
-        self.attacked, self._form = execution.attacked(model, example)
+        self._form = attacked_form(model, example, PRECISIONS[execution.precision])
+        # Compiled for the shape of a batch, which is not that of a test.
+        self.attacked_uncompiled = model if self._form is None else self._form
+        self.attacked = execution.compiled(self.attacked_uncompiled)
 
     def refresh_attacked(self) -> None:
         """Let the attack see the model's present weights."""
