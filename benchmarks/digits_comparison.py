@@ -1,0 +1,236 @@
+"""Trains, certifies and compares four ways of training on digits, and writes the table to docs/replication.md.
+
+    bash scripts/digits_comparison.sh
+
+Gaussian augmentation, Vanilla PGD, Vanilla PGD + noise (SmoothAdv, appendix C.1) and SmoothAdv, all with the same
+network, epochs and steps of attack, for noise of 0.25 and 0.5. The epsilon of each is chosen on training images alone: a
+fifth of them is held out, a model is trained on the rest for each candidate, and the largest average certified radius on
+the held-out ones wins. Then models of three seeds are trained on all training images and certified on all test images.
+
+Everything is made by the commands a user would type, several at a time, and continued where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+from smoothadv.datasets import get_dataset
+from smoothadv.readers import read_certification_log
+
+CODE = Path(__file__).parent.parent / "code"
+SIGMAS = (0.25, 0.5)
+EPSILONS = (0.125, 0.25, 0.5, 1.0)
+SEEDS = (0, 1, 2)
+SELECTION_SEED = 100
+RADII = (0.0, 0.25, 0.5, 0.75, 1.0)
+STEPS, EPOCHS, N = 4, 60, 10_000
+RESAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way of training: its name in tables and files, and its options."""
+
+    name: str
+    file: str
+    options: tuple[str, ...] = ()
+    attacks: bool = True
+    noise: bool = True
+    copies: int = 1
+
+    def command(self, sigma: float, epsilon: float | None) -> list[str]:
+        """train or train_pgd with the options that make the method."""
+        noise = ["--noise", str(sigma if self.noise else 0.0)]
+        if not self.attacks:
+            return ["train", *noise]
+        attack = ["--attack", "PGD", "--epsilon", str(epsilon), "--num-steps", str(STEPS)]
+        return ["train_pgd", *noise, *attack, "--num-noise-vec", str(self.copies), *self.options]
+
+
+GAUSSIAN = Method("Gaussian", "gaussian", attacks=False)
+VANILLA = Method("Vanilla PGD", "vanilla", noise=False)
+VANILLA_NOISE = Method("Vanilla PGD + noise", "vanilla_noise", ("--base-attack",))
+SMOOTHADV = Method("SmoothAdv", "smoothadv")
+SMOOTHADV_4 = Method("SmoothAdv, m = 4", "smoothadv_m4", copies=4)
+METHODS = (GAUSSIAN, VANILLA, VANILLA_NOISE, SMOOTHADV, SMOOTHADV_4)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model, trained and certified."""
+
+    method: Method
+    sigma: float
+    epsilon: float | None
+    seed: int
+    dataset: str
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        epsilon = "" if self.epsilon is None else f"_eps_{self.epsilon}"
+        return f"{self.method.file}_sigma_{self.sigma}{epsilon}_seed_{self.seed}"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "logs" / f"{self.name}.tsv"
+
+    def run(self) -> None:
+        """Both commands; a finished one does nothing."""
+        model = self.folder / "models" / self.name
+        command, *options = self.method.command(self.sigma, self.epsilon)
+        train = [self.dataset, "digits_resnet8", str(model), *options, "--epochs", str(EPOCHS), "--resume"]
+        call(command, *train, "--seed", str(self.seed), "--crop-padding", "0", "--no-horizontal-flip", "--batch", "128")
+        checkpoint = str(model / "checkpoint.pth.tar")
+        call("certify", self.dataset, checkpoint, str(self.sigma), str(self.log), "--N", str(N))
+
+
+def call(command: str, *arguments: str) -> None:
+    """Run a command of this clone on the CPU, with one thread, quietly; what it says is shown if it fails."""
+    words = [sys.executable, str(CODE / f"{command}.py"), *arguments, "--device", "cpu"]
+    done = subprocess.run(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
+
+
+def run_all(jobs: list[Job], processes: int, what: str) -> None:
+    """So many at a time."""
+    with ThreadPoolExecutor(processes) as pool:
+        for _ in tqdm(pool.map(Job.run, jobs), what, len(jobs), disable=None):
+            pass
+
+
+def hold_out(folder: Path) -> str:
+    """The training images of digits as a dataset of their own, every fifth of a class for testing; its name."""
+    images = get_dataset("digits", "train")
+    seen = [0] * 10
+    for index in range(len(images)):
+        image, label = images[index]
+        split = "test" if seen[label] % 5 == 4 else "train"
+        seen[label] += 1
+        path = folder / split / str(label) / f"{index:04d}.png"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray((image[0] * 255).round().byte().numpy()).save(path)
+    return f"imagefolder:{folder}"
+
+
+def certified_radii(job: Job) -> np.ndarray:
+    """Per image, in order: its radius, -1 where the class is wrong or withheld."""
+    log = read_certification_log(job.log)
+    return np.where(log.correct == 1, log.radius, -1.0)
+
+
+def average_radius(radii: np.ndarray) -> np.ndarray:
+    return radii.clip(min=0).mean(-1)
+
+
+def select(folder: Path, processes: int) -> dict[tuple[Method, float], float]:
+    """The epsilon of each attacking method at each sigma, by the average radius on held-out training images."""
+    dataset = hold_out(folder / "held_out")
+    choices = itertools.product((VANILLA, VANILLA_NOISE, SMOOTHADV), SIGMAS, EPSILONS)
+    jobs = [
+        Job(method, sigma, epsilon, SELECTION_SEED, dataset, folder / "selection") for method, sigma, epsilon in choices
+    ]
+    run_all(jobs, processes, "choosing epsilon")
+    best: dict[tuple[Method, float], Job] = {}
+    for job in jobs:
+        key = (job.method, job.sigma)
+        if key not in best or average_radius(certified_radii(job)) > average_radius(certified_radii(best[key])):
+            best[key] = job
+    chosen = {key: job.epsilon for key, job in best.items()}
+    return chosen | {(SMOOTHADV_4, sigma): chosen[SMOOTHADV, sigma] for sigma in SIGMAS}
+
+
+def interval(values: np.ndarray, draws: np.ndarray) -> tuple[float, float]:
+    """95 % by the bootstrap over test images: values [images], draws [resamples, images] of indices."""
+    low, high = np.quantile(values[draws].mean(1), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def cell(values: np.ndarray, draws: np.ndarray, scale: float, digits: int) -> str:
+    low, high = interval(values, draws)
+    return f"{scale * values.mean():.{digits}f} ({scale * low:.{digits}f} to {scale * high:.{digits}f})"
+
+
+def table(radii: dict[tuple[Method, float], np.ndarray], epsilons: dict[tuple[Method, float], float]) -> str:
+    """The tables for both sigmas; ``radii`` are [seeds, images]."""
+    images = next(iter(radii.values())).shape[1]
+    draws = np.random.default_rng(0).integers(images, size=(RESAMPLES, images))
+    lines = []
+    for sigma in SIGMAS:
+        lines += ["", f"sigma = {sigma}:", ""]
+        lines.append(
+            "| training | epsilon | average certified radius | seeds | " + " | ".join(f"{r:.2f}" for r in RADII) + " |"
+        )
+        lines.append("|---|---:|---:|---:|" + "---:|" * len(RADII))
+        for method in METHODS:
+            own = radii[method, sigma]
+            by_seed = ", ".join(f"{average_radius(seed):.3f}" for seed in own)
+            accuracies = [cell((own >= radius).mean(0), draws, 100, 1) for radius in RADII]
+            epsilon = epsilons.get((method, sigma))
+            words = [method.name, "" if epsilon is None else f"{epsilon:g}", cell(own.clip(min=0).mean(0), draws, 1, 3)]
+            lines.append("| " + " | ".join([*words, by_seed, *accuracies]) + " |")
+        lines.append("")
+        lines += differences(radii, sigma, draws)
+    return "\n".join(lines)
+
+
+def differences(radii: dict[tuple[Method, float], np.ndarray], sigma: float, draws: np.ndarray) -> list[str]:
+    """How much larger average radii are, in the order in which the paper has them, on the same images."""
+    pairs = [(SMOOTHADV, GAUSSIAN), (SMOOTHADV, VANILLA_NOISE), (VANILLA_NOISE, VANILLA), (VANILLA_NOISE, GAUSSIAN)]
+    lines = []
+    for above, below in pairs:
+        values = (radii[above, sigma].clip(min=0) - radii[below, sigma].clip(min=0)).mean(0)
+        low, high = interval(values, draws)
+        verdict = "above" if low > 0 else "below" if high < 0 else "not told apart from"
+        lines.append(
+            f"- {above.name} {verdict} {below.name}: average radius {values.mean():+.3f} ({low:+.3f} to {high:+.3f})"
+        )
+    return lines
+
+
+def write_between(page: Path, text: str) -> None:
+    """Replace what is between the markers of a page."""
+    begin, end = "<!-- digits comparison: begin -->", "<!-- digits comparison: end -->"
+    content = page.read_text()
+    if begin not in content or end not in content:
+        raise SystemExit(f"{page} lacks the line {begin} or {end}")
+    head, rest = content.split(begin)
+    page.write_text(f"{head}{begin}\n{text}\n{end}{rest.split(end)[1]}")
+
+
+def main() -> None:
+    """Select, train, certify, compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=Path("logs/digits_comparison"), help="for models and logs")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="jobs at a time, of one thread each")
+    parser.add_argument("--page", type=Path, default=CODE.parent / "docs" / "replication.md")
+    options = parser.parse_args()
+    folder = options.folder.resolve()
+    epsilons = select(folder, options.processes)
+    jobs = {
+        (method, sigma): [Job(method, sigma, epsilons.get((method, sigma)), seed, "digits", folder) for seed in SEEDS]
+        for method in METHODS
+        for sigma in SIGMAS
+    }
+    run_all([job for group in jobs.values() for job in group], options.processes, "training and certifying")
+    radii = {key: np.stack([certified_radii(job) for job in group]) for key, group in jobs.items()}
+    text = table(radii, epsilons)
+    write_between(options.page, text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Training images per second and core: batches cropped and mirrored at once, against one image at a time with Pillow.
+
+    python benchmarks/input_pipeline.py
+
+Both give random crops of 32x32 images padded by 4 pixels, mirrored by a coin, as float32 batches of 256. The plain way
+is that of the released code: torchvision's transforms on Pillow images in a DataLoader, here without worker processes,
+so that all of its work is counted. In turns in one process of one thread; the median of the rounds' ratios is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+
+from smoothadv.datasets.images import CIFAR_MEAN, CIFAR_STD, CIFAR_TRAINING, DatasetDescription, InMemoryImages
+
+BATCH = 256
+
+
+class PlainImages(Dataset):
+    """As torchvision's CIFAR10 with the usual transforms."""
+
+    def __init__(self, images: np.ndarray, labels: list[int]) -> None:
+        self.images, self.labels = images, labels
+        self.transform = transforms.Compose(
+            [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+        )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.transform(Image.fromarray(self.images[index])), self.labels[index]
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    pixels = np.random.default_rng(0).integers(0, 256, (options.images, 32, 32, 3), dtype=np.uint8)
+    labels = torch.arange(options.images) % 10
+    classes = tuple("0123456789")
+    description = DatasetDescription("random", classes, (3, 32, 32), CIFAR_MEAN, CIFAR_STD, CIFAR_TRAINING)
+    batched = InMemoryImages(torch.from_numpy(pixels).permute(0, 3, 1, 2), labels, description)
+    loader = DataLoader(PlainImages(pixels, labels.tolist()), BATCH, shuffle=True)
+
+    def plain() -> int:
+        return sum(len(images) for images, _ in loader)
+
+    def ours() -> int:
+        batches = torch.randperm(options.images).split(BATCH)
+        epoch = batched.training_batches(batches, torch.device("cpu"), torch.Generator())
+        return sum(len(images) for images, _ in epoch)
+
+    rates = []
+    for _ in range(options.rounds + 1):  # the first one warms up
+        rate = {}
+        for run in (plain, ours):
+            start = time.process_time()
+            rate[run] = run() / (time.process_time() - start)
+        rates.append(rate)
+    for run in (plain, ours):
+        typical = statistics.median(rate[run] for rate in rates[1:])
+        ratio = statistics.median(rate[run] / rate[plain] for rate in rates[1:])
+        print(f"{run.__name__:6s} {typical:10,.0f} images/s per core {ratio:6.1f} x plain")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Images per second of SmoothAdv updates, as ratios to the released code's way of making them on the same network.
+
+    python benchmarks/training_speed.py --arch cifar_resnet110 --compile
+
+All variants run in this process, in turns, on random images and with a learning rate of nearly nothing, so that the
+network stays what it is; its statistics of batch normalization are settled first. Three labels in ten are chosen so
+that the clean image counts as adversarial already, which is where DDN can save work. What is printed are medians over the
+rounds of the ratios within a round. The plain update, with m copies, is what the released code does with
+--train-multi-noise: m updates on B / m images in m copies each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+import plain_training
+import torch
+
+from smoothadv.architectures import get_architecture
+from smoothadv.attacks import ATTACKS
+from smoothadv.noise import training_noise
+from smoothadv.objectives import OBJECTIVES
+from smoothadv.training import Execution, Processes
+from smoothadv.training.execution import PRECISIONS
+from smoothadv.training.update import Address, Update
+
+SIGMA, EPSILON = 0.25, 0.5
+CASES = {"PGD T=2 m=1": ("PGD", 2, 1), "PGD T=4 m=4": ("PGD", 4, 4), "DDN T=4 m=1": ("DDN", 4, 1)}
+PLAIN = {"PGD": plain_training.pgd, "DDN": plain_training.ddn}
+
+
+def settled(arch: str, device: torch.device) -> torch.nn.Module:
+    """A network whose batch normalization knows the statistics of its inputs."""
+    torch.manual_seed(0)
+    model = get_architecture(arch, "cifar10").to(device)
+    with torch.no_grad():
+        for _ in range(30):
+            model(torch.rand(32, 3, 32, 32, device=device) + SIGMA * torch.randn(32, 3, 32, 32, device=device))
+    return model
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1e-12, momentum=0.9, weight_decay=1e-4)
+
+
+def batch_of(model: torch.nn.Module, size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images, and labels of which about 30 % are not what the model says of the noisy image."""
+    images = torch.rand(size, 3, 32, 32, device=device)
+    with torch.no_grad():
+        said = copy.deepcopy(model).eval()(images + SIGMA * torch.randn_like(images)).argmax(1)
+    wrong = torch.arange(size, device=device) % 10 < 3
+    return images, torch.where(wrong, (said + 1) % 10, said)
+
+
+def variants(case: str, network: torch.nn.Module, options: argparse.Namespace) -> dict[str, Callable[[], None]]:
+    """What is timed, by name; the plain update first."""
+    name, steps, copies = CASES[case]
+    device = options.device
+    images, labels = batch_of(network, options.batch, device)
+    plain, attack = copy.deepcopy(network), PLAIN[name](EPSILON, steps)
+    optimizer = sgd(plain)
+
+    def plainly() -> None:
+        size = len(images) // copies
+        for part in range(copies):
+            chosen = slice(part * size, (part + 1) * size)
+            noise = training_noise(images[chosen], copies, SIGMA, None)
+            plain_training.update(plain, optimizer, images[chosen], labels[chosen], noise, attack)
+
+    runs: dict[str, Callable[[], None]] = {"plain": plainly}
+    for precision in options.precision:
+        for compiled in [False, True][: 1 + options.compile]:
+            execution = Execution(precision, compiled)
+            model = execution.prepare(copy.deepcopy(network), device)
+            objective = OBJECTIVES["smoothadv"](ATTACKS[name](EPSILON, steps), SIGMA, copies, warmup=0)
+            update = Update(model, objective, sgd(model), execution, Processes(), device, images[:2])
+            runs[f"{precision}{', compiled' if compiled else ''}"] = updating(update, images, labels)
+    return runs
+
+
+def updating(update: Update, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
+    images = images.contiguous(memory_format=torch.channels_last)  # as datasets give them
+    steps = iter(range(1_000_000))
+
+    def run() -> None:
+        update(images, labels, len(images), slice(0, len(images)), Address(0, 0, next(steps)), 1.0)
+
+    return run
+
+
+def seconds(run: Callable[[], None], device: torch.device) -> float:
+    """Processor time of one update on a CPU of one thread, else wall time."""
+    clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = clock()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return clock() - start
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--arch", default="cifar_resnet110")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--precision", nargs="+", choices=list(PRECISIONS), default=["fp32"])
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    where = torch.cuda.get_device_name() if options.device.type == "cuda" else f"{options.threads} threads"
+    print(
+        f"{options.arch}, batch {options.batch}, {options.rounds} rounds, {where}, torch {torch.__version__}, "
+        f"Python {platform.python_version()}"
+    )
+    network = settled(options.arch, options.device)
+    for case in options.cases:
+        runs = variants(case, network, options)
+        for run in runs.values():
+            run()
+        rounds = [{name: seconds(run, options.device) for name, run in runs.items()} for _ in range(options.rounds)]
+        for name in runs:
+            ratio = statistics.median(times["plain"] / times[name] for times in rounds)
+            rate = statistics.median(options.batch / times[name] for times in rounds)
+            print(f"{case:14s} {name:18s} {rate:10,.1f} images/s {ratio:6.2f} x plain", flush=True)
+
+
+if __name__ == "__main__":
+    main()
