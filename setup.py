@@ -32,6 +32,9 @@ setup(
     packages=find_packages("code"),
     package_data={"smoothadv": ["recipes/*.txt"], "smoothadv.analysis": ["*.jinja"]},
     install_requires=requirements(),
-    extras_require={"test": ["pytest>=7.4", "pytest-timeout>=2.2", "pytest-xdist>=3.5", "hypothesis>=6.90"]},
+    extras_require={
+        "tensorboard": ["tensorboard>=2.15"],
+        "test": ["pytest>=7.4", "pytest-timeout>=2.2", "pytest-xdist>=3.5", "hypothesis>=6.90", "tensorboard>=2.15"],
+    },
     entry_points={"console_scripts": ["smoothadv=smoothadv.commands:main"]},
 )

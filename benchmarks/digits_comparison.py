@@ -3,9 +3,9 @@
     bash scripts/digits_comparison.sh
 
 Gaussian augmentation, Vanilla PGD, Vanilla PGD + noise (SmoothAdv, appendix C.1) and SmoothAdv, all with the same
-network, epochs and steps of attack, for noise of 0.25 and 0.5. The epsilon of each is chosen on training images alone: a
-fifth of them is held out, a model is trained on the rest for each candidate, and the largest average certified radius on
-the held-out ones wins. Then models of three seeds are trained on all training images and certified on all test images.
+network, epochs and steps of attack, for noise of 0.25 and 0.5. The epsilon of each is chosen on training images alone:
+a fifth of them is held out, a model is trained on the rest for each candidate, and the largest average certified radius
+on those held out wins. Then models of three seeds are trained on all training images and certified on all test images.
 
 Everything is made by the commands a user would type, several at a time, and continued where it was interrupted.
 """

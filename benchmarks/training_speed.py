@@ -3,10 +3,10 @@
     python benchmarks/training_speed.py --arch cifar_resnet110 --compile
 
 All variants run in this process, in turns, on random images and with a learning rate of nearly nothing, so that the
-network stays what it is; its statistics of batch normalization are settled first. Three labels in ten are chosen so
-that the clean image counts as adversarial already, which is where DDN can save work. What is printed are medians over the
-rounds of the ratios within a round. The plain update, with m copies, is what the released code does with
---train-multi-noise: m updates on B / m images in m copies each.
+network stays what it is; its statistics of batch normalization are settled first. Three labels in ten are such that the
+clean image counts as adversarial already, which is where DDN can save work. What is printed are medians over the rounds
+of the ratios within a round. The plain update, with m copies, is what the released code does with --train-multi-noise:
+m updates on B / m images in m copies each.
 """
 
 from __future__ import annotations

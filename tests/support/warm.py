@@ -14,7 +14,7 @@ from support.commands import CODE, ENVIRONMENT
 
 _SERVER = """
 import json, os, runpy, sys
-import sklearn.datasets, smoothadv.commands.certify, smoothadv.commands.predict
+import sklearn.datasets, smoothadv.commands.certify, smoothadv.commands.predict, smoothadv.commands.train_pgd
 for line in sys.stdin:
     command, folder = json.loads(line)
     child = os.fork()

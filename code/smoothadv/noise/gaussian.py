@@ -46,5 +46,5 @@ def training_noise(images: torch.Tensor, copies: int, sigma: float, generator: t
     must be the generator's.
     """
     batch, *shape = images.shape
-    noise = torch.zeros((batch, copies, *shape), dtype=images.dtype, device=images.device)
-    return noise.normal_(0.0, sigma, generator=generator) if sigma > 0 else noise
+    noise = torch.empty((batch, copies, *shape), dtype=images.dtype, device=images.device)
+    return noise.normal_(0.0, sigma, generator=generator) if sigma > 0 else noise.zero_()

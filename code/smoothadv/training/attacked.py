@@ -18,10 +18,11 @@ class AttackedModel(nn.Module):
     """Maps images to the logits that ``model`` gives in eval mode, for gradients with respect to the images.
 
     Call ``refresh`` whenever the model has changed. Convolutions followed by batch normalization are replaced by folded
-    ones of ``dtype``; all other layers are the model's own. ValueError where the model cannot be rewritten like that.
+    ones of ``dtype`` (None: the model's); all other layers are the model's own. ValueError where the model cannot be
+    rewritten like that.
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         layers = list(model) if isinstance(model, nn.Sequential) and len(model) == 2 else [nn.Identity(), model]
         graph = traced_plainly(layers[1])
@@ -55,7 +56,7 @@ class AttackedModel(nn.Module):
         return self.network(self.entrance(images))
 
 
-def attacked_form(model: nn.Module, example: torch.Tensor, dtype: torch.dtype = torch.float32) -> AttackedModel | None:
+def attacked_form(model: nn.Module, example: torch.Tensor, dtype: torch.dtype | None = None) -> AttackedModel | None:
     """An AttackedModel of ``model``; None where there is none or it does not give the same logits.
 
     ``example`` [B, C, H, W] holds images on which that is tried, in float64, where only rounding is allowed to differ.
@@ -63,7 +64,7 @@ def attacked_form(model: nn.Module, example: torch.Tensor, dtype: torch.dtype = 
     trial = copy.deepcopy(model).cpu().double().eval()
     try:
         with torch.no_grad():
-            before, after = (form(example.cpu().double()) for form in (trial, AttackedModel(trial, torch.float64)))
+            before, after = (form(example.cpu().double()) for form in (trial, AttackedModel(trial)))
         scale = float(before.abs().max())
         if not (scale < math.inf and torch.allclose(before, after, rtol=_ROUNDING, atol=_ROUNDING * scale)):
             return None
@@ -72,7 +73,7 @@ def attacked_form(model: nn.Module, example: torch.Tensor, dtype: torch.dtype = 
         return None
 
 
-def _fold(graph: torch.fx.GraphModule, dtype: torch.dtype) -> list[_Pair]:
+def _fold(graph: torch.fx.GraphModule, dtype: torch.dtype | None) -> list[_Pair]:
     """Put one convolution in the place of each with its batch normalization: (the new one, the two old ones) each."""
     pairs = []
     for node in list(graph.graph.nodes):
@@ -84,7 +85,7 @@ def _fold(graph: torch.fx.GraphModule, dtype: torch.dtype) -> list[_Pair]:
             continue
         if norm.running_var is None or not norm.affine:
             continue
-        folded = _like(convolution, dtype)
+        folded = _like(convolution, dtype or convolution.weight.dtype)
         pairs.append((folded, convolution, norm))
         parent, _, name = str(before.target).rpartition(".")
         setattr(graph.get_submodule(parent), name, folded)

@@ -12,7 +12,8 @@ from torch import nn
 
 from smoothadv.graphs import call_compiled
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# The dtype of convolutions; None leaves them as they are, in float32.
+PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)

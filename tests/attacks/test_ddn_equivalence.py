@@ -1,0 +1,218 @@
+"""DDN does less than its pseudo-code says and returns the same: batches, early settling and skipped gradients.
+
+An example that is adversarial at the start is its own closest one and is never looked at again; the last iterate is
+only voted on. Compared in float64 with a per-example implementation that does all the work.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from smoothadv.attacks.ddn import DDN
+from smoothadv.attacks.gradients import Estimate, Stein, plug_in
+from support.models import Recorder
+from support.released import randomise_batch_norms
+from support.slow_ddn import copies_of, majority, slow_ddn_batch
+
+SHAPE, CLASSES = (1, 4, 4), 3
+EPSILON, INITIAL_NORM = 0.3, 0.25
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, CLASSES))
+
+
+def convolutional() -> nn.Module:
+    layers = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, CLASSES))
+
+
+NETWORKS = {"linear": linear, "convolutional": convolutional}
+
+
+@functools.cache
+def network(kind: str) -> nn.Module:
+    """A random network in train mode, whose batch normalization has statistics of its own."""
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        made = NETWORKS[kind]()
+        randomise_batch_norms(made)
+    return made.double().train()
+
+
+def in_eval_mode(model: nn.Module) -> nn.Module:
+    """The same weights, not the same object: the attack has to find the mode itself."""
+    with torch.random.fork_rng():
+        twin = NETWORKS["linear" if len(model) == 2 else "convolutional"]().double()
+    twin.load_state_dict(model.state_dict())
+    return twin.eval()
+
+
+def drawn(examples: int, copies: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images [B, 1, 4, 4] and their noise [B, m, 1, 4, 4]."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(examples, *SHAPE, dtype=torch.float64, generator=generator)
+    return x, 0.1 * torch.randn(examples, copies, *SHAPE, dtype=torch.float64, generator=generator)
+
+
+def voted(model: nn.Module, x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([majority(model(copies_of(*each)).detach()) for each in zip(x, noise)])
+
+
+def labels_such_that(adversarial: list[bool], votes: torch.Tensor, targeted: bool) -> torch.Tensor:
+    """Labels that make the chosen examples adversarial at the start: another than voted or, targeted, the voted one."""
+    another = (votes + 1) % CLASSES
+    return torch.where(torch.tensor(adversarial) == targeted, votes, another)
+
+
+STARTS = {
+    "mixed": [True, False, False, True, False, False],
+    "all": [True] * 3,
+    "none": [False] * 4,
+    "one, adversarial": [True],
+    "one, not adversarial": [False],
+}
+FAR = {"initial_norm": 1.0}
+
+
+def both(kind: str, start: str, copies: int, steps: int, seed: int = 0, **options):
+    """What the package and the slow implementation return, and the images."""
+    model = network(kind)
+    x, noise = drawn(len(STARTS[start]), copies, seed)
+    judge = in_eval_mode(model)
+    labels = labels_such_that(STARTS[start], voted(judge, x, noise), options.get("targeted", False))
+    options = {"initial_norm": INITIAL_NORM, **options}
+    quick = DDN(EPSILON, steps, **options)(model, x, labels, noise)
+    assert model.training, "the attack gives the model its mode back"
+    return quick, slow_ddn_batch(judge, x, labels, noise, EPSILON, steps, **options), x
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("copies", [1, 4])
+@pytest.mark.parametrize("steps", [1, 2, 4, 10])
+@pytest.mark.parametrize("targeted", [False, True], ids=["untargeted", "targeted"])
+@pytest.mark.parametrize("evaluate_last", [False, True], ids=["", "last"])
+def test_result_is_that_of_the_pseudo_code(kind, copies, steps, targeted, evaluate_last):
+    for start in STARTS:
+        options = {"targeted": targeted, "evaluate_last": evaluate_last}
+        quick, slow, x = both(kind, start, copies, steps, **options)
+        torch.testing.assert_close(quick, slow, rtol=0, atol=1e-10, msg=lambda text, start=start: f"{start}: {text}")
+        settled = torch.tensor(STARTS[start])
+        assert torch.equal(quick[settled], x[settled])
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("options", [FAR, {"gamma": 0.3}, {"gamma": 0.3, "quantization_levels": 16}], ids=str)
+@pytest.mark.parametrize("steps", [2, 4, 10])
+def test_settings_mean_what_they_do_in_the_pseudo_code(kind, options, steps):
+    for seed in range(3):
+        quick, slow, _ = both(kind, "mixed", 4, steps, seed, **options)
+        torch.testing.assert_close(quick, slow, rtol=0, atol=1e-10)
+
+
+def test_comparison_met_all_kinds_of_results():
+    """Else equality would mean little: clean images, whole steps into the ball, closer examples, and a wrong rule."""
+    moves = []
+    for kind in NETWORKS:
+        for targeted in (False, True):
+            for initial_norm, steps in [(INITIAL_NORM, 10), (1.0, 2)]:
+                quick, _, x = both(kind, "none", 4, steps, targeted=targeted, initial_norm=initial_norm)
+                moves += (quick - x).flatten(1).norm(dim=1).tolist()
+    assert min(moves) == 0, "none of the iterates was adversarial"
+    assert max(moves) == pytest.approx(EPSILON), "the closest was outside the ball"
+    assert any(0 < move < 0.95 * EPSILON for move in moves)
+    quick, _, _ = both("convolutional", "mixed", 4, 10)
+    _, slow, _ = both("convolutional", "mixed", 4, 10, gamma=0.06)
+    assert (quick - slow).abs().max() > 1e-4
+
+
+class CountingEstimator:
+    """The plug-in gradient, remembering the points that it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[torch.Tensor] = []
+
+    def __call__(self, model, points, labels, noise) -> Estimate:
+        self.asked.append(points.detach().clone())
+        return plug_in(model, points, labels, noise)
+
+
+class WatchingRecorder(Recorder):
+    """Remembers, too, whether a pass could have been differentiated."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.differentiable: list[bool] = []
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.differentiable.append(torch.is_grad_enabled())
+        return super().forward(inputs)
+
+
+def work(start: str, steps: int, copies: int = 2, **options):
+    """How DDN spent its effort: the estimator, the recorder, the images and which of them were not settled."""
+    x, noise = drawn(len(STARTS[start]), copies)
+    model, estimator = WatchingRecorder(network("convolutional")), CountingEstimator()
+    labels = labels_such_that(STARTS[start], voted(in_eval_mode(model.model), x, noise), False)
+    DDN(EPSILON, steps, estimator=estimator, initial_norm=INITIAL_NORM, **options)(model, x, labels, noise)
+    return estimator, model, x, ~torch.tensor(STARTS[start])
+
+
+@pytest.mark.parametrize("steps", [2, 3, 4, 10])
+@pytest.mark.parametrize("evaluate_last", [False, True], ids=["", "last"])
+@pytest.mark.parametrize("start", ["mixed", "none", "one, not adversarial"])
+def test_every_iterate_but_the_last_needs_a_gradient_and_settled_examples_none(start, steps, evaluate_last):
+    estimator, model, x, open_ones = work(start, steps, evaluate_last=evaluate_last)
+    gradients = steps if evaluate_last else steps - 1
+    assert [len(points) for points in estimator.asked] == [len(x)] + [int(open_ones.sum())] * (gradients - 1)
+    assert torch.equal(estimator.asked[0], x)
+    # Those that are not settled stay in their order: the first iterate of each is within initial_norm of its image.
+    for points in estimator.asked[1:2]:
+        assert (points - x[open_ones]).flatten(1).norm(dim=1).max() <= INITIAL_NORM * 1.05 + 1e-12
+    # The model is passed once for each gradient and once to vote on the last iterate.
+    assert model.differentiable == [True] * gradients + [False]
+    assert [len(batch) for batch in model.batches] == [2 * len(x)] + [2 * int(open_ones.sum())] * gradients
+
+
+@pytest.mark.parametrize("steps", [1, 2, 10])
+@pytest.mark.parametrize("evaluate_last", [False, True], ids=["", "last"])
+@pytest.mark.parametrize("start", ["all", "one, adversarial"])
+def test_examples_that_are_all_adversarial_are_passed_once(start, steps, evaluate_last):
+    estimator, model, x, _ = work(start, steps, evaluate_last=evaluate_last)
+    assert [len(batch) for batch in model.batches] == [2 * len(x)]
+    assert len(estimator.asked) <= 1
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_one_step_makes_no_gradient(start):
+    estimator, model, x, _ = work(start, 1)
+    assert estimator.asked == [] and not any(model.differentiable)
+    assert [len(batch) for batch in model.batches] in ([], [2 * len(x)])
+
+
+def test_one_step_whose_update_competes_makes_one():
+    estimator, model, x, open_ones = work("mixed", 1, evaluate_last=True)
+    assert [len(points) for points in estimator.asked] == [len(x)]
+    assert [len(batch) for batch in model.batches] == [2 * len(x), 2 * int(open_ones.sum())]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_gradient_free_attack_is_never_differentiated(steps):
+    x, noise = drawn(4, 8)
+    model = WatchingRecorder(network("convolutional"))
+    labels = voted(in_eval_mode(model.model), x, noise)
+    DDN(EPSILON, steps, estimator=Stein(0.1), initial_norm=INITIAL_NORM)(model, x, labels, noise)
+    assert not any(model.differentiable) and len(model.batches) == steps
+
+
+def test_base_classifier_is_attacked_as_with_one_copy_of_no_noise():
+    x, noise = drawn(6, 1)
+    model = network("convolutional")
+    labels = labels_such_that(STARTS["mixed"], voted(in_eval_mode(model), x, 0 * noise), False)
+    attack = DDN(EPSILON, 6, initial_norm=INITIAL_NORM)
+    slow = slow_ddn_batch(in_eval_mode(model), x, labels, 0 * noise, EPSILON, 6, initial_norm=INITIAL_NORM)
+    torch.testing.assert_close(attack(model, x, labels), slow, rtol=0, atol=1e-10)

@@ -1,0 +1,178 @@
+"""No training is lost: killed ten times at random moments, or stopped within epochs, it ends like any other.
+
+A checkpoint within an epoch is enough to go on from, whatever the objective, the schedule and the data are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pickle
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from support.commands import call, rows, script, start_process, succeed, timeless, wait_until
+from support.stopping import AT_ONCE, after_update, send
+from support.warm import WarmProcesses
+from support.weights import read, same_state
+
+TRAINING = ["digits", "digits_resnet8"]
+# Of the digits: 1438 images in batches of 128.
+STEPS = 12
+PGD = ["--noise", 0.25, "--attack", "PGD", "--epsilon", 0.5, "--num-steps", 1, "--num-noise-vec", 2]
+DDN = ["--noise", 0.25, "--attack", "DDN", "--epsilon", "64/255", "--num-steps", 2, "--num-noise-vec", 2]
+# Epsilon and the learning rate depend on the epoch, and the attack draws random numbers of its own.
+KILLED = {
+    "PGD": [*PGD, "--random-start", "--warmup", 3, "--lr-step-size", 2],
+    "DDN": [*DDN, "--warmup", 3, "--lr-step-size", 2],
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As in the processes: sums over several threads may differ in their last digits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[WarmProcesses]:
+    processes = WarmProcesses()
+    yield processes
+    processes.close()
+
+
+def updates_saved(folder: Path) -> int:
+    """How many updates the weights in the checkpoint have had; 0 without one, which may be replaced meanwhile."""
+    if not (folder / "checkpoint.pth.tar").exists():
+        return 0
+    content = read(folder)
+    return content["epoch"] * STEPS + content["step"]
+
+
+def kill_at_random(process, folder: Path, earliest: int, startup: float, moments: random.Random) -> None:
+    """Kill a process a moment after it has saved a random update; one in five within the seconds of its start."""
+    try:
+        if moments.random() < 0.2:
+            time.sleep(moments.uniform(0, startup))
+        else:
+            update = moments.randrange(earliest + 1, earliest + 6)
+            wait_until(lambda: updates_saved(folder) >= update, process)
+            time.sleep(moments.uniform(0, 0.06))
+    finally:
+        process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL, "it must not have finished before"
+
+
+@pytest.mark.parametrize(
+    ("attack", "start", "startup", "seed"),
+    [("PGD", "warm", 0.5, 1), pytest.param("DDN", "cold", 5.0, 2, marks=pytest.mark.slow)],
+    ids=["PGD warm", "DDN cold"],
+)
+def test_training_killed_ten_times_is_finished_by_resuming(warm, tmp_path, attack, start, startup, seed):
+    """Ten seconds; the slow one, of processes that load torch first, takes a minute and a half."""
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    moments = random.Random(seed)
+    # The last epoch is set only when the kills are over: however slow this machine is, none comes too late.
+    options = [*TRAINING, killed, *KILLED[attack], "--device", "cpu", *AT_ONCE]
+    command = script("train_pgd", *options, "--epochs", 1000, "--resume")
+    left, within = [], []
+    for _ in range(10):
+        process = (warm.start if start == "warm" else start_process)(command, tmp_path)
+        kill_at_random(process, killed, left[-1] if left else 0, startup, moments)
+        left.append(updates_saved(killed))
+        within.append(left[-1] % STEPS > 0)
+        if left[-1]:
+            assert 0 <= read(killed)["epoch"] - len(rows(killed / "log.txt")) <= 1, "the checkpoint comes first"
+    assert left == sorted(left) and len(set(left)) > 3, "what was saved is never lost, and they did get somewhere"
+    assert any(within), "at least one was killed with a checkpoint within an epoch"
+    epochs = math.ceil(left[-1] / STEPS) + 1
+    succeed("train_pgd", *options, "--epochs", epochs, "--resume")
+    succeed("train_pgd", *TRAINING, whole, *KILLED[attack], "--device", "cpu", "--epochs", epochs)
+    assert same_state(killed, whole)
+    assert timeless(killed / "log.txt") == timeless(whole / "log.txt") and len(rows(whole / "log.txt")) == epochs
+    assert sorted(path.name for path in killed.iterdir()) == ["args.json", "checkpoint.pth.tar", "log.txt"]
+    check_runs(killed, left)
+
+
+def check_runs(folder: Path, left: list[int]) -> None:
+    """The checkpoint lists the runs that trained, each with its first update, which is one that was left behind."""
+    first = [run["first_epoch"] * STEPS + run["first_step"] for run in read(folder)["runs"]]
+    assert first == sorted(first) and set(first) <= {0, *left} and first[-1] == left[-1]
+
+
+def pseudo_labelled(folder: Path) -> Path:
+    """Noise with labels that mean nothing."""
+    draws = np.random.default_rng(0)
+    images = draws.integers(0, 256, (700, 8, 8, 1), dtype=np.uint8)
+    file = folder / "pseudo.pickle"
+    file.write_bytes(pickle.dumps({"data": images, "extrapolated_targets": draws.integers(0, 10, 700)}))
+    return file
+
+
+WAYS = {
+    "gaussian": ("train", ["--noise", 0.25]),
+    "PGD": ("train_pgd", [*PGD, "--random-start", "--warmup", 2]),
+    "DDN": ("train_pgd", [*DDN, "--warmup", 0]),
+    "self-training": ("train", ["--noise", 0.25, "--unlabelled-weight", 0.5, "--steps-per-epoch", STEPS]),
+    "micro-batches": ("train_pgd", [*PGD, "--warmup", 0, "--micro-batch", 48]),
+    "one-cycle": ("train", ["--noise", 0.25, "--lr-schedule", "one-cycle"]),
+    "released behaviour": (
+        "train_pgd",
+        [*DDN[:4], "--epsilon", 64, *DDN[6:], "--released-behaviour", "--warmup", 1, "--steps-per-epoch", STEPS],
+    ),
+    "crops and mirror images": ("train", ["--noise", 0.25, "--crop-padding", 1, "--horizontal-flip"]),
+    "bf16": ("train_pgd", [*PGD, "--warmup", 0, "--precision", "bf16"]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_stops_within_epochs_leave_no_trace(way, tmp_path, capsys):
+    """Stopped after the updates 5, 12 (the last of its epoch) and 18, at each of which only the next step may stop it.
+
+    The signal of update 12 is obeyed after the first update of the next epoch.
+    """
+    command, options = WAYS[way]
+    if way == "self-training":
+        options = [*options, "--use-unlabelled", pseudo_labelled(tmp_path)]
+    options = ["--device", "cpu", "--epochs", 2, *options]
+    succeed(command, *TRAINING, tmp_path / "whole", *options)
+    done, stopped = 0, tmp_path / "stopped"
+    for last, saved in [(5, (0, 5)), (12, (1, 1)), (18, (1, 6))]:
+        with pytest.MonkeyPatch.context() as patch:
+            after_update(patch, last - done, lambda: send(signal.SIGTERM))
+            outcome = call(capsys, command, *TRAINING, stopped, *options, "--resume")
+        assert outcome.code == 143
+        content = read(stopped)
+        assert (content["epoch"], content["step"]) == saved
+        assert len(rows(stopped / "log.txt")) == content["epoch"]
+        assert (f"step {done % STEPS} of {STEPS}" in outcome.out) == (done > 0)
+        done = content["epoch"] * STEPS + content["step"]
+    succeed(command, *TRAINING, stopped, *options, "--resume")
+    assert same_state(stopped, tmp_path / "whole")
+    assert timeless(stopped / "log.txt") == timeless(tmp_path / "whole/log.txt")
+    assert read(stopped)["step"] == 0, "the last checkpoint is that of a whole epoch"
+
+
+def test_the_time_of_an_epoch_is_that_of_all_its_parts(tmp_path, capsys, monkeypatch):
+    """By a clock that goes a second further at every look."""
+    ticks = itertools.count()
+    monkeypatch.setattr("smoothadv.training.loop.time.monotonic", lambda: float(next(ticks)))
+    options = [*TRAINING, tmp_path, "--noise", 0.25, "--device", "cpu", "--epochs", 1]
+    with pytest.MonkeyPatch.context() as patch:
+        after_update(patch, 7, send)
+        assert call(capsys, "train", *options).code == 143
+    before = read(tmp_path)["seconds"]
+    assert before > 6
+    succeed("train", *options, "--resume")
+    assert float(rows(tmp_path / "log.txt")[0]["time"]) > before + 4

@@ -1,0 +1,277 @@
+"""The folded form that is attacked is the model in eval mode: in its logits, its gradients and what attacks find."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from smoothadv.architectures import get_architecture
+from smoothadv.architectures.input_layers import Normalize
+from smoothadv.attacks import ATTACKS
+from smoothadv.training.attacked import AttackedModel, attacked_form
+from support import networks
+from support.networks import Network, settle_batch_norms
+
+
+class NoStatistics(Network):
+    """Normalizes by the batch's own statistics in eval mode, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3, track_running_stats=False)
+
+
+class NormAfterActivation(Network):
+    def forward(self, x):
+        return self.end(self.norm(self.first(x).relu()))
+
+
+class NormAfterPooling(Network):
+    def forward(self, x):
+        return self.end(self.norm(F.avg_pool2d(self.first(x), 2)))
+
+
+class Geometry(nn.Module):
+    """Convolutions with and without bias, of all kinds of kernel, stride, padding, dilation and groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kinds = [
+            {"kernel_size": 3, "stride": 2, "padding": 1, "bias": False},
+            {"kernel_size": (1, 3), "padding": (0, 2), "groups": 2},
+            {"kernel_size": 3, "padding": 2, "dilation": 2, "groups": 4, "bias": False},
+            {"kernel_size": 3, "padding": "same", "padding_mode": "circular"},
+            {"kernel_size": 2, "stride": (1, 2), "padding": "valid"},
+        ]
+        self.widen = nn.Conv2d(3, 4, 1)
+        self.layers = nn.Sequential()
+        for kind in kinds:
+            self.layers.extend([nn.Conv2d(4, 4, **kind), nn.BatchNorm2d(4, eps=0.1), nn.ReLU()])
+
+    def forward(self, x):
+        return self.layers(self.widen(x)).mean((2, 3))
+
+
+class SumAfterActivation(Network):
+    """A residual block whose branch ends with the activation, as in ResNet-9: what the sum reads must be kept."""
+
+    def forward(self, x):
+        maps = self.norm(self.first(x)).relu()
+        return (F.relu(self.other_norm(self.second(maps))) + maps).mean((2, 3))
+
+
+class SumAfterActivationOfImage(Network):
+    def forward(self, x):
+        return (F.relu(self.norm(self.first(x))) + x).mean((2, 3))
+
+
+class ActivationTwice(Network):
+    def forward(self, x):
+        return self.end(F.relu(F.relu(self.norm(self.first(x)))))
+
+
+class SumAfterSmoothActivation(Network):
+    def forward(self, x):
+        maps = self.norm(self.first(x))
+        return self.end(torch.tanh(maps) + self.other_norm(self.second(torch.tanh(maps))))
+
+
+class FunctionalDropout(Network):
+    def forward(self, x):
+        return self.end(F.dropout(self.norm(self.first(x)), 0.5, training=self.training))
+
+
+class BranchOnTraining(Network):
+    def forward(self, x):
+        maps = self.norm(self.first(x))
+        return self.end(maps) if self.training else self.end(2 * maps)
+
+
+class FunctionalNorm(Network):
+    def forward(self, x):
+        norm = self.norm
+        statistics = norm.running_mean, norm.running_var
+        return self.end(F.batch_norm(self.first(x), *statistics, norm.weight, norm.bias, training=self.training))
+
+
+class InsistsOnFloat32(Network):
+    def forward(self, x):
+        return self.end(self.norm(F.conv2d(x, self.first.weight.float(), padding=1)))
+
+
+def network_with_bottlenecks(**widths: int) -> nn.Module:
+    """resnet50 with one block per stage."""
+    from torchvision.models.resnet import Bottleneck, ResNet
+
+    return ResNet(Bottleneck, [1, 1, 1, 1], num_classes=10, **widths)
+
+
+LARGE: dict[str, Callable[[], nn.Module]] = {
+    "cifar_resnet20": lambda: get_architecture("cifar_resnet20", "cifar10"),
+    "cifar_resnet20 centred": lambda: get_architecture("cifar_resnet20", "cifar10", "center"),
+    "digits_resnet8": lambda: get_architecture("digits_resnet8", "digits"),
+    "bottlenecks": lambda: nn.Sequential(Normalize((0.5,) * 3, (0.25,) * 3), network_with_bottlenecks()),
+    "grouped bottlenecks without input layer": lambda: network_with_bottlenecks(groups=8, width_per_group=4),
+}
+# With the number of normalizations that remain.
+SMALL = [
+    (networks.Network, 0),
+    (networks.Grouped, 0),
+    (networks.ReflectedBorder, 0),
+    (networks.TwoReadersOfTheImage, 0),
+    (networks.FurtherArgument, 0),
+    (Geometry, 0),
+    (SumAfterSmoothActivation, 0),
+    (networks.TwoConsumers, 1),
+    (networks.PlainNorm, 1),
+    (networks.NormFirst, 1),
+    (networks.NormAfterSum, 2),
+    (NoStatistics, 1),
+    (NormAfterActivation, 1),
+    (NormAfterPooling, 1),
+]
+KEPT_FOR_THE_GRADIENT = [SumAfterActivation, SumAfterActivationOfImage, ActivationTwice]
+DEPENDENT_ON_MODE = [FunctionalDropout, BranchOnTraining, FunctionalNorm]
+
+
+def large(name: str) -> tuple[nn.Module, torch.Tensor]:
+    """In float64 and train mode, as if trained; and images."""
+    torch.manual_seed(0)
+    model = LARGE[name]().double()
+    shape = (1, 8, 8) if name.startswith("digits") else (3, 32, 32)
+    images = torch.rand(6, *shape, dtype=torch.float64)
+    settle_batch_norms(model, images)
+    return model.train(), images[:4]
+
+
+def small(kind: type[nn.Module]) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(1)
+    model = nn.Sequential(Normalize((0.9, 0.5, 0.2), (0.2, 0.3, 0.4)), kind()).double()
+    change(model)
+    return model.train(), torch.rand(4, 3, 8, 8, dtype=torch.float64)
+
+
+@torch.no_grad()
+def change(model: nn.Module) -> None:
+    """Other weights and statistics, as after some updates."""
+    for parameter in model.parameters():
+        parameter += 0.1 * torch.randn_like(parameter)
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d) and layer.running_var is not None:
+            layer.running_mean += 0.3 * torch.randn_like(layer.running_mean)
+            layer.running_var *= torch.rand_like(layer.running_var) + 0.5
+
+
+def logits_and_gradient(model: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """In eval mode: logits, and the gradient of the loss with respect to the images."""
+    points = images.clone().requires_grad_()
+    logits = model.eval()(points)
+    (gradient,) = torch.autograd.grad(F.cross_entropy(logits, torch.arange(len(images)) % 3, reduction="sum"), points)
+    return logits.detach(), gradient
+
+
+def deviation(model: nn.Module, other: nn.Module, images: torch.Tensor) -> float:
+    """The largest difference of their logits or gradients, in units of the largest one."""
+    pairs = zip(logits_and_gradient(model, images), logits_and_gradient(other, images))
+    return max(float((ours - theirs).abs().max() / ours.abs().max()) for ours, theirs in pairs)
+
+
+def norms_in(model: nn.Module) -> int:
+    return sum(isinstance(layer, nn.BatchNorm2d) for layer in model.modules())
+
+
+def assert_follows(model: nn.Module, form: AttackedModel | None, images: torch.Tensor, folds: bool = True) -> None:
+    """The form is the model, at first and, after ``refresh``, when it has changed."""
+    assert form is not None
+    assert deviation(model, form, images) < 1e-10
+    for _ in range(2):
+        change(model)
+        # Negative control: what is folded is a copy, and an old one is noticed.
+        assert (deviation(model, form, images) > 1e-4) == folds
+        form.refresh()
+        assert deviation(model, form, images) < 1e-10
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_logits_and_gradients_of_architectures_are_those_of_the_model(name):
+    model, images = large(name)
+    form = attacked_form(model, images[:2], torch.float64)
+    assert norms_in(model) > 0 == norms_in(form)
+    assert_follows(model, form, images)
+
+
+@pytest.mark.parametrize(("kind", "left"), SMALL)
+def test_logits_and_gradients_of_small_networks_are_those_of_the_model(kind, left):
+    model, images = small(kind)
+    form = attacked_form(model, images[:2], torch.float64)
+    assert norms_in(form) == left
+    assert_follows(model, form, images, folds=not left)
+
+
+@pytest.mark.parametrize("kind", KEPT_FOR_THE_GRADIENT)
+def test_nothing_that_the_gradient_needs_is_overwritten(kind):
+    """There may be no form of them; where there is one, it has gradients."""
+    model, images = small(kind)
+    form = attacked_form(model, images[:2], torch.float64)
+    if form is not None:
+        assert_follows(model, form, images)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", DEPENDENT_ON_MODE)
+def test_networks_that_look_at_their_mode_are_attacked_in_eval_mode_or_have_no_form(kind, training):
+    model, images = small(kind)
+    with torch.no_grad():
+        in_train_mode, in_eval_mode = (copy.deepcopy(model).train(mode)(images) for mode in (True, False))
+    assert (in_train_mode - in_eval_mode).abs().max() > 0.01, "the mode does matter"
+    form = attacked_form(model.train(training), images[:2], torch.float64)
+    assert form is None or deviation(model, form, images) < 1e-10
+
+
+@torch.no_grad()
+def answers(model: nn.Module, images: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """The label that gets most votes of the noisy copies, the smaller one of two: then there is something to attack."""
+    votes = model.eval()((images[:, None] + noise).flatten(0, 1)).argmax(1).unflatten(0, noise.shape[:2])
+    return votes.mode(1).values
+
+
+@pytest.mark.parametrize("attack", [ATTACKS[name](0.5, 4) for name in ATTACKS], ids=list(ATTACKS))
+@pytest.mark.parametrize("name", ["digits_resnet8", "bottlenecks"])
+def test_attacks_find_the_same_on_both(attack, name):
+    model, images = large(name)
+    form = attacked_form(model, images[:2], torch.float64)
+    noise = 0.25 * torch.randn(len(images), 2, *images.shape[1:], dtype=torch.float64)
+    labels = answers(model, images, noise)
+    ours, theirs = (attack(each, images, labels, noise) for each in (form, model))
+    assert (theirs - images).flatten(1).norm(dim=1).max() > 0.1, "the attack did move"
+    assert (ours - theirs).abs().max() < 1e-5
+    # Negative control: on an old form it finds something else.
+    change(model)
+    labels = answers(model, images, noise)
+    assert (attack(form, images, labels, noise) - attack(model, images, labels, noise)).abs().max() > 1e-3
+
+
+UNTRACEABLE = [networks.BranchOnData, networks.BranchOnShape, networks.RangeOverShape, networks.LengthOfBatch]
+UNTRACEABLE += [networks.Autocast]
+SHARING = [networks.FirstUsedTwice, networks.NormsOfOne, networks.NormOfTwo, networks.TiedWeights]
+COMPUTED = [networks.SpectralNorm, networks.HookedLayer]
+MISLED = [networks.BranchOnType, networks.WeightReadTwice, InsistsOnFloat32]
+
+
+@pytest.mark.parametrize("kind", [*UNTRACEABLE, *SHARING, *COMPUTED, *MISLED])
+@pytest.mark.parametrize("has_entrance", [True, False])
+def test_networks_that_cannot_be_rewritten_have_no_form(kind, has_entrance):
+    model, images = small(kind)
+    assert attacked_form(model if has_entrance else model[1], images[:2], torch.float64) is None
+
+
+def test_a_model_without_finite_logits_has_no_form():
+    model, images = small(networks.Network)
+    with torch.no_grad():
+        model[1].first.bias[0] = torch.nan
+    assert attacked_form(model, images[:2], torch.float64) is None

@@ -1,0 +1,87 @@
+"""Training is the released code's, step by step: the losses of an implementation as plain as it can be written."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from smoothadv.architectures import get_architecture
+from smoothadv.attacks import ATTACKS
+from smoothadv.noise import Purpose
+from smoothadv.objectives.smoothadv import SmoothAdv
+from smoothadv.training import Execution, Processes
+from smoothadv.training.metrics import means
+from smoothadv.training.update import Address, Update
+
+SIGMA, EPSILON, BATCH, UPDATES, SEED = 0.25, 0.5, 16, 20, 5
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def plain(pytestconfig):
+    """benchmarks/plain_training.py as a module."""
+    path = Path(pytestconfig.rootpath) / "benchmarks" / "plain_training.py"
+    spec = importlib.util.spec_from_file_location("plain_training", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def network() -> torch.nn.Module:
+    """In float64: at the kinks of ReLU float32 would turn rounding into other gradients within a few steps."""
+    torch.manual_seed(1)
+    return get_architecture("digits_resnet8", "digits").double()
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-4)
+
+
+def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    source = torch.Generator().manual_seed(2)
+    images = torch.rand(UPDATES, BATCH, 1, 8, 8, generator=source, dtype=torch.float64)
+    # Labels that can be learnt, so that some examples are adversarial at the start and others are not.
+    return [(batch, (batch.flatten(1).mean(1) * 40).long() % 10) for batch in images]
+
+
+def our_losses(attack: str, steps: int, copies: int, model: torch.nn.Module) -> list[float]:
+    objective = SmoothAdv(ATTACKS[attack](EPSILON, steps), SIGMA, copies, warmup=0)
+    update = Update(model, objective, sgd(model), Execution(), Processes(), CPU, torch.rand(2, 1, 8, 8))
+    whole = slice(0, BATCH)
+    tallies = [
+        update(images, labels, BATCH, whole, Address(SEED, 0, step), 1.0)
+        for step, (images, labels) in enumerate(batches())
+    ]
+    return [means(tally.sums.tolist())["loss"] for tally in tallies]
+
+
+def plain_losses(plain, attack, copies: int, model: torch.nn.Module) -> list[float]:
+    optimizer, losses = sgd(model), []
+    for step, (images, labels) in enumerate(batches()):
+        generator = Address(SEED, 0, step).generator(CPU, Purpose.OBJECTIVE)
+        noise = SIGMA * torch.randn(BATCH, copies, 1, 8, 8, dtype=torch.float64, generator=generator)
+        losses.append(plain.update(model, optimizer, images, labels, noise, attack)["loss"])
+    return losses
+
+
+@pytest.mark.parametrize(("attack", "steps", "copies"), [("PGD", 2, 1), ("PGD", 4, 4), ("DDN", 4, 1), ("DDN", 3, 2)])
+def test_losses_and_weights_of_twenty_updates_are_those_of_the_plain_implementation(plain, attack, steps, copies):
+    ours, theirs = network(), network()
+    losses = our_losses(attack, steps, copies, ours)
+    expected = plain_losses(plain, {"PGD": plain.pgd, "DDN": plain.ddn}[attack](EPSILON, steps), copies, theirs)
+    assert losses == pytest.approx(expected, rel=1e-9)
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-7, atol=1e-9)
+    assert losses[-1] < losses[0], "it does learn"
+
+
+def test_another_attack_has_other_losses(plain):
+    """What the test above would notice: one step more, or an epsilon that is a hundredth larger."""
+    losses = our_losses("PGD", 2, 1, network())
+    for attack in (plain.pgd(EPSILON, 3), plain.pgd(1.01 * EPSILON, 2)):
+        others = plain_losses(plain, attack, 1, copy.deepcopy(network()))
+        assert abs(losses[-1] - others[-1]) > 1e-6 * losses[-1]
