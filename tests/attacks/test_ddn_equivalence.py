@@ -19,7 +19,7 @@ from support.released import randomise_batch_norms
 from support.slow_ddn import copies_of, majority, slow_ddn_batch
 
 SHAPE, CLASSES = (1, 4, 4), 3
-EPSILON, INITIAL_NORM = 0.3, 0.25
+EPSILON, INITIAL_NORM = 0.25, 0.25
 
 
 def linear() -> nn.Module:
@@ -36,12 +36,17 @@ NETWORKS = {"linear": linear, "convolutional": convolutional}
 
 @functools.cache
 def network(kind: str) -> nn.Module:
-    """A random network in train mode, whose batch normalization has statistics of its own."""
+    """A random network in train mode, whose batch normalization has statistics of its own.
+
+    No class is the most likely one over all images: else most of these would be too far from any other.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        made = NETWORKS[kind]()
+        made = NETWORKS[kind]().double().eval()
         randomise_batch_norms(made)
-    return made.double().train()
+    with torch.no_grad():
+        made[-1].bias -= made(drawn(200, 1)[0]).mean(0)
+    return made.train()
 
 
 def in_eval_mode(model: nn.Module) -> nn.Module:
@@ -116,15 +121,15 @@ def test_settings_mean_what_they_do_in_the_pseudo_code(kind, options, steps):
 
 def test_comparison_met_all_kinds_of_results():
     """Else equality would mean little: clean images, whole steps into the ball, closer examples, and a wrong rule."""
-    moves = []
     for kind in NETWORKS:
         for targeted in (False, True):
-            for initial_norm, steps in [(INITIAL_NORM, 10), (1.0, 2)]:
-                quick, _, x = both(kind, "none", 4, steps, targeted=targeted, initial_norm=initial_norm)
+            moves = []
+            for steps in (2, 4, 10):
+                quick, _, x = both(kind, "none", 4, steps, targeted=targeted)
                 moves += (quick - x).flatten(1).norm(dim=1).tolist()
-    assert min(moves) == 0, "none of the iterates was adversarial"
-    assert max(moves) == pytest.approx(EPSILON), "the closest was outside the ball"
-    assert any(0 < move < 0.95 * EPSILON for move in moves)
+            assert min(moves) == 0, "none of the iterates was adversarial"
+            assert max(moves) == pytest.approx(EPSILON), "the closest was outside the ball"
+            assert sum(0 < move < 0.95 * EPSILON for move in moves) >= 2
     quick, _, _ = both("convolutional", "mixed", 4, 10)
     _, slow, _ = both("convolutional", "mixed", 4, 10, gamma=0.06)
     assert (quick - slow).abs().max() > 1e-4

@@ -13,8 +13,10 @@ from pathlib import Path
 from support.commands import CODE, ENVIRONMENT
 
 _SERVER = """
-import json, os, runpy, sys
-import sklearn.datasets, smoothadv.commands.certify, smoothadv.commands.predict, smoothadv.commands.train_pgd
+import importlib, json, os, runpy, sys
+import sklearn.datasets
+for module in sys.argv[1:]:
+    importlib.import_module(module)
 for line in sys.stdin:
     command, folder = json.loads(line)
     child = os.fork()
@@ -32,9 +34,11 @@ for line in sys.stdin:
 class WarmProcesses:
     """Starts one process after another, each as real as any but for the seconds that loading torch takes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
+        """Those that run one of ``modules`` (default: of the commands certify and predict) need not load it."""
+        modules = modules or ("smoothadv.commands.certify", "smoothadv.commands.predict")
         self._server = subprocess.Popen(
-            [sys.executable, "-c", _SERVER],
+            [sys.executable, "-c", _SERVER, *modules],
             env={**ENVIRONMENT, "PYTHONPATH": str(CODE)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

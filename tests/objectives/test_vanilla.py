@@ -1,0 +1,238 @@
+"""Training against the base classifier, and what else SmoothAdv tells and can be told.
+
+"Vanilla PGD + noise" attacks the base classifier and trains on noisy copies of what results; with no noise at all it is
+"Vanilla PGD". Which model is attacked, what was right before, which copies are trained on, how epsilon grows.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from smoothadv.attacks import ATTACKS
+from smoothadv.attacks.ddn import DDN
+from smoothadv.attacks.pgd import PGD
+from smoothadv.noise import training_noise
+from smoothadv.objectives.gaussian import Gaussian
+from smoothadv.objectives.smoothadv import SmoothAdv
+from support.models import Recorder, linear_classifier, random_linear_classifier
+
+SIGMA, EPSILON, STEPS = 0.25, 0.5, 3
+IMAGES = torch.rand(5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([0, 1, 2, 1, 0])
+
+
+def generator(seed: int = 3) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def network(seed: int = 1) -> nn.Sequential:
+    """A classifier whose batch normalization tells train mode from eval mode by its answers."""
+    norm = nn.BatchNorm2d(1, momentum=0.0)
+    norm.running_mean.fill_(0.7)
+    norm.running_var.fill_(0.3)
+    return nn.Sequential(norm, *random_linear_classifier(16, 3, seed))
+
+
+def vanilla(attack: object, noise_sd: float, copies: int = 1, **options) -> SmoothAdv:
+    return SmoothAdv(attack, noise_sd, copies, **{"warmup": 0, **options})
+
+
+def slow_accuracy(model: nn.Module, images: torch.Tensor, noise: torch.Tensor) -> int:
+    """How many copies the model classifies correctly in eval mode, one by one."""
+    modes = model.training
+    model.eval()
+    pairs = [
+        (model((image + draw)[None]).argmax() == label)
+        for image, label, draws in zip(images, LABELS, noise)
+        for draw in draws
+    ]
+    model.train(modes)
+    return int(sum(pairs))
+
+
+def slow_loss(model: nn.Module, images: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """The mean cross-entropy over all copies, as one batch in train mode."""
+    copies = torch.stack([image + draw for image, draws in zip(images, noise) for draw in draws])
+    log_p = model.train()(copies).log_softmax(1)
+    labels = [label for label, draws in zip(LABELS, noise) for _ in draws]
+    return -torch.stack([row[label] for row, label in zip(log_p, labels)]).mean()
+
+
+OBJECTIVES_WITHOUT_NOISE_IN_THE_ATTACK = {
+    "vanilla": (0.0, {}),
+    "vanilla, asked for twice": (0.0, {"base_attack": True}),
+    "vanilla + noise": (SIGMA, {"base_attack": True}),
+}
+
+
+@pytest.mark.parametrize(
+    "noise_sd, options", OBJECTIVES_WITHOUT_NOISE_IN_THE_ATTACK.values(), ids=OBJECTIVES_WITHOUT_NOISE_IN_THE_ATTACK
+)
+@pytest.mark.parametrize("copies", [1, 4])
+def test_base_classifier_is_attacked_without_noise_by_one_pass_a_step(noise_sd, options, copies):
+    recorder = Recorder(network()).train()
+    objective = vanilla(PGD(EPSILON, STEPS), noise_sd, copies, **options)
+    outcome = objective(recorder, IMAGES, LABELS, 0, generator())
+
+    *attacked, trained_on = recorder.batches
+    assert [len(batch) for batch in attacked] == [5] * STEPS
+    assert torch.equal(attacked[0], IMAGES), "the attack starts at the image itself"
+    assert recorder.modes == [False] * STEPS + [True]
+    # Every point it looked at is within epsilon of the image: nothing was added to it.
+    assert max((batch - IMAGES).flatten(1).norm(dim=1).max() for batch in attacked) <= EPSILON * (1 + 1e-5)
+
+    adversarial = PGD(EPSILON, STEPS)(network(), IMAGES, LABELS)
+    assert (adversarial - IMAGES).flatten(1).norm(dim=1).min() > 0.1
+    noise = training_noise(IMAGES, copies, noise_sd, generator())
+    assert (noise.abs().max() > 0) == (noise_sd > 0)
+    torch.testing.assert_close(trained_on, torch.cat([image + draws for image, draws in zip(adversarial, noise)]))
+    torch.testing.assert_close(outcome.loss, slow_loss(network(), adversarial, noise))
+    assert outcome.examples == 5 * copies
+
+
+def test_smoothed_classifier_is_attacked_on_all_copies():
+    """The control: without base_attack the attack does see noise, a pass of all copies a step."""
+    recorder = Recorder(network())
+    vanilla(PGD(EPSILON, STEPS), SIGMA, 4)(recorder, IMAGES, LABELS, 0, generator())
+    assert [len(batch) for batch in recorder.batches] == [20] * (STEPS + 1)
+    noise = training_noise(IMAGES, 4, SIGMA, generator())
+    torch.testing.assert_close(recorder.batches[0], (IMAGES[:, None] + noise).flatten(0, 1))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 10])
+@pytest.mark.parametrize("noise_sd, options", [(0.0, {}), (SIGMA, {"base_attack": True})], ids=["vanilla", "+ noise"])
+def test_linear_classifier_is_attacked_straight_down_its_weights(steps, noise_sd, options):
+    weight = torch.linspace(-1, 2, 16, dtype=torch.float64)
+    images = 0.4 + 0.2 * IMAGES.double()
+    recorder = Recorder(linear_classifier(weight, 1.0))
+    objective = vanilla(PGD(0.25, steps), noise_sd, 2, **options)
+    objective(recorder, images, torch.ones(5, dtype=torch.int64), 0, generator())
+    noise = training_noise(images, 2, noise_sd, generator())
+    moved = recorder.batches[-1].unflatten(0, (5, 2)) - noise - images[:, None]
+    expected = -0.25 * weight / weight.norm()
+    torch.testing.assert_close(moved, expected.reshape(1, 1, 1, 4, 4).expand_as(moved), rtol=1e-9, atol=1e-12)
+
+
+ATTACKED = {
+    "PGD": (ATTACKS["PGD"](EPSILON, STEPS), {}, 4),
+    "DDN": (ATTACKS["DDN"](EPSILON, STEPS), {}, 4),
+    "DDN of one step": (ATTACKS["DDN"](EPSILON, 1), {}, 4),
+    "PGD on the base classifier": (ATTACKS["PGD"](EPSILON, STEPS), {"base_attack": True}, 1),
+    "DDN on the base classifier": (ATTACKS["DDN"](EPSILON, STEPS), {"base_attack": True}, 1),
+}
+
+
+@pytest.mark.parametrize("attack, options, seen", ATTACKED.values(), ids=ATTACKED)
+@pytest.mark.parametrize("first_copy", [False, True], ids=["all copies", "first copy"])
+def test_what_was_right_before_the_attack_is_counted_in_eval_mode(attack, options, seen, first_copy):
+    model = network().train()
+    objective = vanilla(attack, SIGMA, 4, train_first_copy=first_copy, **options)
+    outcomes = [objective(model, IMAGES, LABELS, 0, generator(seed)) for seed in range(8)]
+    for seed, outcome in enumerate(outcomes):
+        noise = training_noise(IMAGES, 4, SIGMA, generator(seed)) if seen == 4 else torch.zeros(5, 1, 1, 4, 4)
+        assert outcome.unattacked_examples == 5 * seen
+        assert int(outcome.unattacked_correct) == slow_accuracy(network(), IMAGES, noise)
+    # In training after the attack it is another number.
+    shares = [(int(each.unattacked_correct) / (5 * seen), int(each.correct) / each.examples) for each in outcomes]
+    assert any(before != after for before, after in shares)
+
+
+def test_nothing_is_told_of_before_the_attack_where_there_is_none():
+    growing = SmoothAdv(PGD(EPSILON, STEPS), SIGMA, 2, warmup=4)
+    model = network().train()
+    for objective, epoch in [(growing, 0), (Gaussian(SIGMA), 7)]:
+        recorder = Recorder(model)
+        outcome = objective(recorder, IMAGES, LABELS, epoch, generator())
+        assert (outcome.unattacked_correct, outcome.unattacked_examples) == (None, 0)
+        assert len(recorder.batches) == 1
+    assert growing(model, IMAGES, LABELS, 1, generator()).unattacked_examples == 10
+
+
+@pytest.mark.parametrize("base_attack", [False, True], ids=["smoothed", "base"])
+def test_first_copy_alone_is_trained_on_while_all_are_attacked(base_attack):
+    recorder = Recorder(network())
+    options = {"base_attack": base_attack, "train_first_copy": True}
+    outcome = vanilla(PGD(EPSILON, STEPS), SIGMA, 4, **options)(recorder, IMAGES, LABELS, 0, generator())
+    noise = training_noise(IMAGES, 4, SIGMA, generator())
+    adversarial = PGD(EPSILON, STEPS)(network(), IMAGES, LABELS, None if base_attack else noise)
+    assert [len(batch) for batch in recorder.batches] == [5 if base_attack else 20] * STEPS + [5]
+    torch.testing.assert_close(recorder.batches[-1], adversarial + noise[:, 0])
+    torch.testing.assert_close(outcome.loss, slow_loss(network(), adversarial, noise[:, :1]))
+    assert outcome.examples == 5
+
+
+@pytest.mark.parametrize(
+    "warmup, expected",
+    [
+        (10, [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.5, 0.5]),
+        (3, [0.5 / 3, 1 / 3, 0.5, 0.5]),
+        (1, [0.5, 0.5]),
+        (0, [0.5, 0.5]),
+    ],
+)
+def test_warmup_from_the_first_epoch_is_an_epoch_ahead_and_never_zero(warmup, expected):
+    ahead = SmoothAdv(PGD(EPSILON, 1), SIGMA, 1, warmup, warmup_from_first_epoch=True)
+    assert [ahead.epsilon(epoch) for epoch in range(len(expected))] == pytest.approx(expected)
+    assert max(ahead.epsilon(epoch) for epoch in range(500)) == EPSILON, "exactly, and never more"
+    if warmup:
+        default = SmoothAdv(PGD(EPSILON, 1), SIGMA, 1, warmup)
+        assert [default.epsilon(epoch + 1) for epoch in range(40)] == [ahead.epsilon(epoch) for epoch in range(40)]
+    # It is also what the attack is given: on a linear classifier it goes as far as it may.
+    recorder = Recorder(linear_classifier((1.0,) * 16, 1.0, torch.float32))
+    images = torch.full((1, 1, 4, 4), 0.5)
+    ahead.on_noise(recorder, images, torch.tensor([1]), torch.zeros(1, 1, 1, 4, 4), 0)
+    assert (recorder.batches[-1] - images).norm().item() == pytest.approx(expected[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"warmup_from_first_epoch": True}, {"base_attack": True}], ids=str)
+def test_full_epsilon_is_that_of_the_attack_whatever_the_epoch(options):
+    objective = SmoothAdv(DDN(EPSILON, 2), SIGMA, 2, 10, **options)
+    assert objective.full_epsilon == EPSILON == objective.epsilon(10) and objective.epsilon(1) < EPSILON
+    assert Gaussian(SIGMA).full_epsilon == 0.0
+
+
+@pytest.mark.parametrize("attack", [PGD(EPSILON, STEPS), DDN(EPSILON, STEPS)], ids=["PGD", "DDN"])
+@pytest.mark.parametrize("options", [{}, {"base_attack": True}, {"train_first_copy": True}], ids=str)
+@pytest.mark.parametrize("noise_sd", [0.0, SIGMA])
+def test_a_batch_on_given_noise_is_what_a_call_that_draws_it_gives(attack, options, noise_sd):
+    objective, model = vanilla(attack, noise_sd, 3, **options), network().train()
+    called = objective(model, IMAGES, LABELS, 2, generator())
+    noise = objective.draw(IMAGES, generator())
+    assert noise.shape == (5, 3, 1, 4, 4)
+    given = objective.on_noise(model, IMAGES, LABELS, noise, 2)
+    assert torch.equal(called.loss, given.loss) and torch.equal(called.correct, given.correct)
+    assert torch.equal(called.unattacked_correct, given.unattacked_correct)
+    assert (called.examples, called.unattacked_examples) == (given.examples, given.unattacked_examples)
+    other = objective.on_noise(model, IMAGES, LABELS, noise + 0.3 * IMAGES[0], 2)
+    assert not torch.equal(given.loss, other.loss)
+
+
+def test_gaussian_on_given_noise_is_what_a_call_that_draws_it_gives():
+    objective, model = Gaussian(SIGMA), network().train()
+    noise = objective.draw(IMAGES, generator())
+    called = objective(model, IMAGES, LABELS, 0, generator())
+    assert torch.equal(called.loss, objective.on_noise(model, IMAGES, LABELS, noise, 0).loss)
+
+
+@pytest.mark.parametrize("attack", [PGD(EPSILON, STEPS), DDN(EPSILON, STEPS)], ids=["PGD", "DDN"])
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_one_form_of_the_classifier_is_attacked_and_the_other_trained(attack, training):
+    """Two different classifiers here, so that a mix-up shows; a model and its quicker twin in use."""
+    attacked, trained = Recorder(network(1)).train(training), Recorder(network(2)).train()
+    noise = training_noise(IMAGES, 2, SIGMA, generator())
+    objective = vanilla(attack, SIGMA, 2)
+    outcome = objective.on_noise(trained, IMAGES, LABELS, noise, 0, attacked=attacked)
+
+    assert len(trained.batches) == 1 and trained.modes == [True]
+    assert len(attacked.batches) == STEPS and attacked.modes == [False] * STEPS
+    assert attacked.training == training and trained.training
+    adversarial = attack(network(1), IMAGES, LABELS, noise)
+    assert (adversarial - attack(network(2), IMAGES, LABELS, noise)).abs().max() > 0.01
+    torch.testing.assert_close(trained.batches[0], (adversarial[:, None] + noise).flatten(0, 1))
+    assert int(outcome.unattacked_correct) == slow_accuracy(network(1), IMAGES, noise)
+
+    outcome.loss.backward()
+    assert all(parameter.grad is not None for parameter in trained.parameters())
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in attacked.parameters())

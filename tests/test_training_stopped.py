@@ -1,0 +1,287 @@
+"""SIGTERM, Ctrl-C and a loss that is no number end a training with one line, and with a checkpoint to go on from."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.commands import call, rows, script, start_process, succeed, timeless, wait_until
+from support.stopping import AT_ONCE, after_update, send
+from support.warm import WarmProcesses
+from support.weights import read, same_state
+
+TRAINING = ["digits", "digits_resnet8"]
+RECIPE = ["--noise", 0.25, "--device", "cpu", "--lr-step-size", 1, "--epochs", 2]
+STEPS = 12
+STOPPED = {signal.SIGTERM: (143, "stopped by SIGTERM"), signal.SIGINT: (130, "interrupted")}
+FILES = ["args.json", "checkpoint.pth.tar", "log.txt"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As in the processes: sums over several threads may differ in their last digits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Ctrl-C is obeyed, even where the tests run in the background, which ignores it; nothing changes handlers."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    handlers = [signal.getsignal(number) for number in STOPPED]
+    yield
+    assert [signal.getsignal(number) for number in STOPPED] == handlers, "they are as they were before the command"
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("trained") / "whole"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    succeed("train", *TRAINING, folder, *RECIPE)
+    torch.set_num_threads(threads)
+    return folder
+
+
+def train(capsys, folder: Path, *options: object):
+    return call(capsys, "train", *TRAINING, folder, *RECIPE, *options)
+
+
+def train_acting(capsys, folder: Path, update: int, act, *options: object):
+    """Train, with ``act`` called in the given update of this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        after_update(patch, update, act)
+        return train(capsys, folder, *options)
+
+
+def assert_resumes(capsys, folder: Path, whole: Path) -> None:
+    """The same command with --resume ends where ``whole`` does."""
+    assert train(capsys, folder, "--resume").code == 0
+    assert same_state(folder, whole)
+    assert timeless(folder / "log.txt") == timeless(whole / "log.txt")
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+
+
+def assert_one_line(text: str, *words: str) -> None:
+    """One line, after the line break that parts it from the terminal's ^C."""
+    assert len(text.strip().splitlines()) == 1
+    for word in words:
+        assert word in text
+
+
+@pytest.mark.parametrize("number", STOPPED, ids=lambda number: number.name)
+def test_signal_saves_within_the_epoch_and_says_how_to_go_on(number, whole, tmp_path, capsys):
+    code, said = STOPPED[number]
+    outcome = train_acting(capsys, tmp_path / "run", 17, lambda: send(number))
+    assert outcome.code == code
+    assert_one_line(outcome.err, said, "--resume")
+    content = read(tmp_path / "run")
+    assert (content["epoch"], content["step"]) == (1, 5)
+    assert len(rows(tmp_path / "run/log.txt")) == 1, "the epoch that is through is in the log"
+    assert "saved" not in outcome.out, "it does not claim to be finished"
+    assert_resumes(capsys, tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize("number", STOPPED, ids=lambda number: number.name)
+def test_process_obeys_a_signal_within_its_first_epoch(number, tmp_path):
+    """As a person or a cluster sends it, at a moment between steps or within one."""
+    command = script("train", *TRAINING, tmp_path / "run", *RECIPE, "--epochs", 1000, *AT_ONCE)
+    with start_process(command, tmp_path) as process:
+        try:
+            wait_until((tmp_path / "run/checkpoint.pth.tar").exists, process)
+            process.send_signal(number)
+            said = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
+    code, words = STOPPED[number]
+    assert process.returncode == code
+    assert_one_line(said, words, "--resume")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == FILES
+
+
+def test_signal_in_the_very_first_update_saves_that_one(whole, tmp_path, capsys):
+    outcome = train_acting(capsys, tmp_path / "run", 1, send)
+    assert outcome.code == 143
+    assert (read(tmp_path / "run")["epoch"], read(tmp_path / "run")["step"]) == (0, 1)
+    assert rows(tmp_path / "run/log.txt") == []
+    assert_resumes(capsys, tmp_path / "run", whole)
+
+
+def test_sigterm_while_nothing_is_trained_yet_ends_the_process(whole, tmp_path, capsys):
+    """At ten moments of its first half second: it leaves nothing, or what can be resumed."""
+    warm = WarmProcesses("smoothadv.commands.train", "torch._dynamo")
+    folder = tmp_path / "run"
+    command = script("train", *TRAINING, folder, *RECIPE, "--epochs", 1000, "--resume")
+    try:
+        for tenth in range(10):
+            process = warm.start(command, tmp_path)
+            time.sleep(tenth / 20)
+            os.kill(process.pid, signal.SIGTERM)
+            assert process.wait() in (143, -signal.SIGTERM), "shells say 143 of both"
+            if (folder / "checkpoint.pth.tar").exists() and read(folder)["epoch"]:
+                break
+    finally:
+        warm.close()
+    assert not list(tmp_path.rglob("*.tmp"))
+    content = read(folder) if (folder / "checkpoint.pth.tar").exists() else {"epoch": 0}
+    if content["epoch"] < 2:
+        assert_resumes(capsys, folder, whole)
+
+
+def test_signal_in_the_last_update_of_all_changes_nothing(whole, tmp_path, capsys):
+    """The epoch's own checkpoint follows: there is nothing to stop."""
+    outcome = train_acting(capsys, tmp_path, 2 * STEPS, send)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert same_state(tmp_path, whole)
+
+
+@pytest.mark.parametrize("number", STOPPED, ids=lambda number: number.name)
+def test_signal_during_the_test_of_an_epoch_is_obeyed_after_a_step(number, whole, tmp_path, capsys):
+    with pytest.MonkeyPatch.context() as patch:
+        from smoothadv.training import loop
+
+        def signalled(*arguments, evaluate=loop.evaluate):
+            send(number)
+            return evaluate(*arguments)
+
+        patch.setattr("smoothadv.training.loop.evaluate", signalled)
+        assert train(capsys, tmp_path).code == STOPPED[number][0]
+    assert (read(tmp_path)["epoch"], read(tmp_path)["step"]) == (1, 1)
+    assert_resumes(capsys, tmp_path, whole)
+
+
+def test_signal_while_a_checkpoint_is_written_waits_for_it(whole, tmp_path, capsys, monkeypatch):
+    fsync = os.fsync
+    with pytest.MonkeyPatch.context() as patch:
+
+        def signalled(descriptor):
+            fsync(descriptor)
+            send(signal.SIGINT)
+
+        after_update(patch, 3, lambda: patch.setattr(os, "fsync", signalled))
+        assert train(capsys, tmp_path).code == 130
+    assert not list(tmp_path.glob("*.tmp"))
+    assert_resumes(capsys, tmp_path, whole)
+
+
+@pytest.mark.parametrize("saved", [True, False], ids=["after a checkpoint", "before any"])
+def test_second_ctrl_c_stops_at_once(saved, whole, tmp_path, capsys):
+    """Without the present step; the checkpoint that was there is the one before it."""
+
+    def twice():
+        send(signal.SIGINT)
+        send(signal.SIGINT)
+        raise AssertionError("it must not come here")
+
+    outcome = train_acting(capsys, tmp_path, STEPS + 3 if saved else 3, twice)
+    assert outcome.code == 130
+    assert_one_line(outcome.err, "interrupted", "--resume")
+    assert (tmp_path / "checkpoint.pth.tar").exists() == saved
+    if saved:
+        assert (read(tmp_path)["epoch"], read(tmp_path)["step"]) == (1, 0)
+    assert_resumes(capsys, tmp_path, whole)
+
+
+def test_sigterm_and_ctrl_c_together_save_once(whole, tmp_path, capsys):
+    """Neither alone came twice."""
+
+    def both():
+        send(signal.SIGTERM)
+        send(signal.SIGINT)
+
+    assert train_acting(capsys, tmp_path, 3, both).code in (130, 143)
+    assert read(tmp_path)["step"] == 3
+    assert_resumes(capsys, tmp_path, whole)
+
+
+def test_ignored_signals_stay_ignored(whole, tmp_path, capsys):
+    """As under nohup, or where a shell starts a job in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        outcome = train_acting(capsys, tmp_path, 3, lambda: send(signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert outcome.code == 0 and same_state(tmp_path, whole)
+
+
+def break_loss(monkeypatch, update: int) -> None:
+    """Let the loss of that update be nan."""
+    from smoothadv import objectives
+
+    count, loss = 0, objectives.noisy_cross_entropy
+
+    def breaking(*arguments):
+        nonlocal count
+        count += 1
+        outcome = loss(*arguments)
+        if count == update:
+            outcome = objectives.Outcome(outcome.loss * math.nan, outcome.correct, outcome.examples)
+        return outcome
+
+    monkeypatch.setattr(objectives, "noisy_cross_entropy", breaking)
+
+
+@pytest.mark.parametrize(
+    ("often", "update", "where", "kept"),
+    [
+        (False, 17, "epoch 2, step 5 of 12", (1, 0)),
+        (True, 17, "epoch 2, step 5 of 12", (1, 4)),
+        (True, 24, "epoch 2, step 12 of 12", (1, 11)),
+        (True, 1, "epoch 1, step 1 of 12", None),
+        (False, 5, "epoch 1, step 5 of 12", None),
+    ],
+    ids=["epoch kept", "step kept", "last step", "first step", "first epoch"],
+)
+def test_loss_that_is_no_number_ends_in_one_line_and_leaves_the_last_good_checkpoint(
+    often, update, where, kept, whole, tmp_path, capsys
+):
+    clock = iter(range(10**9))
+    with pytest.MonkeyPatch.context() as patch:
+        break_loss(patch, update)
+        if often:  # by a clock of its own, else a fast machine would leave out a step
+            patch.setattr("smoothadv.training.loop.time.monotonic", lambda: float(next(clock)))
+        outcome = train(capsys, tmp_path, *(AT_ONCE if often else []))
+    assert outcome.code == 1
+    assert_one_line(outcome.err, "error: ", "loss stopped being finite", where)
+    if kept is None:
+        assert "nothing was saved yet" in outcome.err and not (tmp_path / "checkpoint.pth.tar").exists()
+    else:
+        assert f"last good checkpoint is {tmp_path / 'checkpoint.pth.tar'}" in outcome.err
+        content = read(tmp_path)
+        assert (content["epoch"], content["step"]) == kept
+        assert all(weights.isfinite().all() for weights in content["state_dict"].values())
+    assert_resumes(capsys, tmp_path, whole)
+
+
+@pytest.mark.parametrize("stopping", [False, True], ids=["to be saved", "when stopped"])
+def test_weights_that_broke_within_an_epoch_do_not_replace_a_good_checkpoint(stopping, whole, tmp_path, capsys):
+    """The loss before that update was a number still."""
+    clock = iter(range(10**9))
+
+    def broken_step(optimizer, *arguments, step=torch.optim.SGD.step):
+        step(optimizer, *arguments)
+        counted.append(optimizer)
+        if len(counted) == 15:
+            optimizer.param_groups[0]["params"][-1].data[0] = math.inf
+            if stopping:
+                send(signal.SIGTERM)
+
+    counted: list[torch.optim.Optimizer] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("smoothadv.training.loop.time.monotonic", lambda: float(next(clock)))
+        patch.setattr(torch.optim.SGD, "step", broken_step)
+        outcome = train(capsys, tmp_path, *([] if stopping else AT_ONCE))
+    assert outcome.code == 1
+    assert_one_line(outcome.err, "error: ", "weights stopped being finite", "epoch 2", str(tmp_path))
+    assert (read(tmp_path)["epoch"], read(tmp_path)["step"]) == ((1, 0) if stopping else (1, 2))
+    assert_resumes(capsys, tmp_path, whole)

@@ -1,0 +1,215 @@
+"""The look at the test set is that of a slow obvious loop, at evenly spaced images, and changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from smoothadv.attacks import ATTACKS
+from smoothadv.datasets import describe_dataset
+from smoothadv.datasets.images import InMemoryImages
+from smoothadv.noise import Purpose, derive_generator
+from smoothadv.objectives.gaussian import Gaussian
+from smoothadv.objectives.smoothadv import SmoothAdv
+from smoothadv.training.attacked import attacked_form
+from smoothadv.training.evaluate import COLUMNS, NOT_EVALUATED, Evaluation, evaluate
+from smoothadv.training.processes import Processes
+from smoothadv.training.update import Address
+from support.models import Recorder
+from support.released import randomise_batch_norms
+
+CPU = torch.device("cpu")
+SIGMA, EPSILON = 0.25, 0.5
+ADDRESS = Address(seed=3, epoch=2, step=17)
+PGD = ATTACKS["PGD"](EPSILON, 3)
+OBJECTIVES = {"gaussian": Gaussian(SIGMA), "smoothadv": SmoothAdv(PGD, SIGMA, 1), "copies": SmoothAdv(PGD, SIGMA, 4)}
+
+
+def test_set(count: int = 23) -> InMemoryImages:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(256, (count, 1, 8, 8), dtype=torch.uint8, generator=generator)
+    return InMemoryImages(images, torch.randint(10, (count,), generator=generator), describe_dataset("digits"))
+
+
+test_set.__test__ = False
+
+
+def network() -> nn.Module:
+    """As after the updates of an epoch: in train mode."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, 10)]
+    model = nn.Sequential(nn.Identity(), nn.Sequential(*layers))
+    randomise_batch_norms(model)
+    return model.train()
+
+
+def answers_of(model: nn.Module, images: InMemoryImages, indices: torch.Tensor) -> None:
+    """Label the images as the model does, so that there is something to be right about."""
+    with torch.no_grad():
+        labels = copy.deepcopy(model).eval()(images.images.float() / 255).argmax(1)
+    images.labels = torch.where(torch.arange(len(images)) % 5 == 0, images.labels, labels)
+
+
+def looked_at(model, attacked, objective, images, indices, batch=8, address=ADDRESS) -> dict[str, float]:
+    arguments = indices, batch, address, Processes(), CPU, contextlib.nullcontext()
+    return evaluate(model, attacked, objective, images, *arguments)
+
+
+def obvious(model, objective, images, indices, batch=8) -> dict[str, float]:
+    """Image by image, with the model itself under attack."""
+    model = copy.deepcopy(model).eval()
+    loss, noisy_hits, clean_hits, hits = 0.0, 0, 0, 0
+    for number, part in enumerate(indices.split(batch)):
+        generator = derive_generator("cpu", 3, 2, 17, number, 0, Purpose.EVALUATION)
+        shape = (len(part), objective.copies, 1, 8, 8)
+        noise = torch.empty(shape).normal_(0, SIGMA, generator=generator)
+        for draws, index in zip(noise, part.tolist()):
+            image, label = images[index]
+            with torch.no_grad():
+                noisy, clean = model((image + draws[0])[None])[0], model(image[None])[0]
+            loss += float(torch.logsumexp(noisy, 0) - noisy[label])
+            noisy_hits += int(noisy.argmax() == label)
+            clean_hits += int(clean.argmax() == label)
+            if objective.full_epsilon:
+                adversarial = PGD(model, image[None], torch.tensor([label]), draws[None])
+                with torch.no_grad():
+                    hits += int(model(adversarial + draws[0])[0].argmax() == label)
+    count = len(indices)
+    attacked = hits / count if objective.full_epsilon else math.nan
+    return dict(zip(COLUMNS, [loss / count, noisy_hits / count, clean_hits / count, attacked, count]))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES.keys())
+@pytest.mark.parametrize("form", ["folded", "model"])
+def test_everything_is_that_of_a_slow_obvious_loop(objective, form):
+    model, images = network(), test_set()
+    indices = torch.arange(1, 23, 2)
+    answers_of(model, images, indices)
+    expected = obvious(model, objective, images, indices)
+    attacked = model if form == "model" else attacked_form(model, images[0][0][None])
+    ours = looked_at(model, attacked, objective, images, indices)
+    assert ours == pytest.approx(expected, abs=2e-6, nan_ok=True)
+    # The columns are different things.
+    assert expected["test_clean_accuracy"] > expected["test_accuracy"] > 0
+    if objective.full_epsilon:
+        assert expected["test_adversarial_accuracy"] < expected["test_accuracy"]
+    assert ours["test_images"] == 11
+
+
+def test_without_an_attack_there_is_no_accuracy_under_attack():
+    ours = looked_at(network(), None, Gaussian(SIGMA), test_set(), torch.arange(23))
+    assert tuple(ours) == COLUMNS
+    assert {name for name, value in ours.items() if math.isnan(value)} == {"test_adversarial_accuracy"}
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 40])
+def test_the_attack_is_at_full_strength_in_every_epoch(epoch):
+    """Also in the first epoch of a warm-up, whose updates have none."""
+    objective = SmoothAdv(ATTACKS["PGD"](EPSILON, 2), SIGMA, 1, warmup=10)
+    model, images = network(), test_set()
+    recorder, attacked = Recorder(model), Recorder(copy.deepcopy(model))
+    looked_at(recorder, attacked, objective, images, torch.arange(8), address=Address(3, epoch, 17))
+    noisy, _, adversarial = recorder.batches
+    assert len(attacked.batches) == 2 and not any([*recorder.modes, *attacked.modes])
+    lengths = (adversarial - noisy).flatten(1).norm(dim=1)
+    # The box keeps some of random pixels from the border of the ball.
+    assert 0.8 * EPSILON < lengths.max() <= EPSILON * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES.keys())
+def test_nothing_about_the_model_changes(objective):
+    model, images = network(), test_set()
+    before = copy.deepcopy(model.state_dict())
+    attacked = attacked_form(model, images[0][0][None])
+    folded = copy.deepcopy(attacked.state_dict())
+    looked_at(model, attacked, objective, images, torch.arange(23))
+    for module, state in [(model, before), (attacked, folded)]:
+        assert all(torch.equal(value, state[name]) for name, value in module.state_dict().items())
+    assert all(each.requires_grad and each.grad is None for each in model.parameters())
+    # Negative control: a pass in train mode would have changed the statistics.
+    model.train()(images[0][0][None])
+    assert any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_look_is_a_function_of_its_address():
+    def look(address: Address, seed: int) -> dict[str, float]:
+        torch.manual_seed(seed)
+        model, images = network(), test_set()
+        torch.manual_seed(seed)
+        return looked_at(model, model, OBJECTIVES["copies"], images, torch.arange(23), address=address)
+
+    assert look(ADDRESS, 1) == look(ADDRESS, 2)
+    losses = {look(Address(*key), 1)["test_loss"] for key in [(3, 2, 17), (3, 2, 18), (3, 3, 17), (4, 2, 17)]}
+    assert len(losses) == 4
+
+
+def test_precision_is_used_throughout():
+    """Within the context the logits are coarse; the loss is of float32 all the same."""
+    model, images = network(), test_set()
+    entered = []
+
+    @contextlib.contextmanager
+    def noted():
+        entered.append(True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            yield
+
+    class Context:
+        def __enter__(self):
+            self.inner = noted()
+            self.inner.__enter__()
+
+        def __exit__(self, *exception):
+            self.inner.__exit__(*exception)
+
+    arguments = torch.arange(23), 8, ADDRESS, Processes(), CPU
+    coarse = evaluate(model, model, OBJECTIVES["smoothadv"], images, *arguments, Context())
+    fine = evaluate(model, model, OBJECTIVES["smoothadv"], images, *arguments, contextlib.nullcontext())
+    assert 1e-6 < abs(coarse["test_loss"] - fine["test_loss"]) < 0.05
+    assert len(entered) == 3, "once for each batch"
+
+
+def test_what_was_not_looked_at_has_the_same_columns():
+    assert tuple(NOT_EVALUATED) == COLUMNS and NOT_EVALUATED["test_images"] == 0
+
+
+# ---- when, and at which images ----
+
+
+@pytest.mark.parametrize(
+    ("every", "epochs", "due"),
+    [(1, 3, [0, 1, 2]), (2, 5, [1, 3, 4]), (2, 4, [1, 3]), (5, 3, [2]), (3, 7, [2, 5, 6]), (1, 1, [0])],
+)
+def test_a_look_is_due_every_so_many_epochs_and_after_the_last(every, epochs, due):
+    assert [epoch for epoch in range(epochs) if Evaluation(every).is_due(epoch, epochs)] == due
+
+
+@pytest.mark.parametrize("images", [None, 1, 7, 100, 1000])
+@pytest.mark.parametrize("available", [1, 6, 7, 8, 100, 359, 10_000, 50_000])
+def test_chosen_images_are_evenly_spaced(images, available):
+    chosen = Evaluation(images=images).chosen(available)
+    assert chosen.dtype == torch.int64
+    assert len(chosen) == (available if images is None else min(images, available))
+    assert chosen[0] == 0 and chosen[-1] < available
+    gaps = torch.diff(torch.cat([chosen, torch.tensor([available])]))
+    assert gaps.min() >= 1 and gaps.max() - gaps.min() <= 1, "distinct, up to the end"
+
+
+def test_the_usual_thousand_are_every_tenth_of_cifar10():
+    assert Evaluation().chosen(10_000).tolist() == list(range(0, 10_000, 10))
+
+
+def test_the_loss_is_the_mean_cross_entropy():
+    """By torch's own function, on all images in one batch."""
+    model, images = network(), test_set()
+    ours = looked_at(model, model, Gaussian(SIGMA), images, torch.arange(23), batch=100)
+    generator = derive_generator("cpu", 3, 2, 17, 0, 0, Purpose.EVALUATION)
+    noisy = images.images.float() / 255 + torch.empty(23, 1, 8, 8).normal_(0, SIGMA, generator=generator)
+    with torch.no_grad():
+        assert ours["test_loss"] == pytest.approx(float(F.cross_entropy(model.eval()(noisy), images.labels)), abs=2e-6)

@@ -1,0 +1,169 @@
+"""The course of the learning rate, and which images each update of an epoch is on."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from smoothadv.training.schedule import SHAPES, Schedule, Step, steps_of_epoch
+
+STEP = Schedule(epochs=150, batch=256, learning_rate=0.1, learning_rate_step=50)
+ONE_CYCLE = dataclasses.replace(STEP, epochs=10, learning_rate_shape="one-cycle")
+
+
+def test_steps_divide_the_learning_rate_by_ten_every_fifty_epochs():
+    rates = [STEP.learning_rate_at(epoch, 0, 196) for epoch in range(150)]
+    assert rates == pytest.approx([0.1] * 50 + [0.01] * 50 + [0.001] * 50)
+    assert rates == pytest.approx([0.1 * 0.1 ** math.floor(epoch / 50) for epoch in range(150)])
+
+
+@pytest.mark.parametrize("epoch", [0, 49, 50, 149])
+def test_steps_stay_the_same_within_an_epoch(epoch):
+    assert len({STEP.learning_rate_at(epoch, step, 196) for step in range(196)}) == 1
+
+
+def test_other_steps_and_factors():
+    schedule = dataclasses.replace(STEP, learning_rate=0.4, learning_rate_step=3, learning_rate_factor=0.5)
+    assert [schedule.learning_rate_at(epoch, 0, 1) for epoch in (0, 2, 3, 6, 9)] == pytest.approx(
+        [0.4, 0.4, 0.2, 0.1, 0.05]
+    )
+
+
+def one_cycle(epochs: int, steps: int) -> list[float]:
+    """The rates of all updates of a run."""
+    schedule = dataclasses.replace(ONE_CYCLE, epochs=epochs)
+    return [schedule.learning_rate_at(epoch, step, steps) for epoch in range(epochs) for step in range(steps)]
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(10, 100), (1, 1000), (1000, 1), (7, 13), (1, 1), (2, 1), (1, 3)])
+def test_one_cycle_is_positive_and_at_most_the_learning_rate(epochs, steps):
+    rates = one_cycle(epochs, steps)
+    assert 0 < min(rates) and max(rates) <= 0.1 * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(10, 100), (1, 1000), (1000, 1)])
+def test_one_cycle_rises_over_a_fifth_and_falls_to_nearly_zero_linearly(epochs, steps):
+    """A thousand updates: as a straight line in each of the two parts, sampled in the middle of each update."""
+    rates = one_cycle(epochs, steps)
+    rise, fall = rates[:200], rates[200:]
+    assert rise == pytest.approx([0.1 * (update + 0.5) / 200 for update in range(200)])
+    assert fall == pytest.approx([0.1 * (800 - update - 0.5) / 800 for update in range(800)])
+    assert max(rates) == pytest.approx(0.1, rel=0.005) and rates.index(max(rates)) in (199, 200)
+    assert rates[0] < 0.001 and rates[-1] < 0.001
+
+
+def test_one_cycle_does_not_jump_between_epochs():
+    rates = one_cycle(10, 100)
+    jumps = [abs(after - before) for before, after in zip(rates, rates[1:])]
+    assert max(jumps) < 0.1 / 200 * 1.001
+    # Negative control: the other shape does jump.
+    assert STEP.learning_rate_at(49, 195, 196) - STEP.learning_rate_at(50, 0, 196) > 0.08
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_record_has_the_number_of_epochs_only_where_rates_depend_on_it(shape):
+    short, long = (dataclasses.replace(STEP, epochs=epochs, learning_rate_shape=shape) for epochs in (60, 90))
+    differ = any(short.learning_rate_at(epoch, 0, 5) != long.learning_rate_at(epoch, 0, 5) for epoch in range(60))
+    assert (short.record() != long.record()) == differ == (shape == "one-cycle")
+    fields = {field.name for field in dataclasses.fields(Schedule)}
+    assert short.record().keys() == fields - (set() if differ else {"epochs"})
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Schedule) if field.name != "epochs"])
+def test_the_record_changes_with_every_other_setting(field):
+    value = "one-cycle" if field == "learning_rate_shape" else 0.123
+    assert dataclasses.replace(STEP, **{field: value}).record() != STEP.record()
+
+
+# ---- the order of images ----
+
+
+def plan(labelled: int, pseudo: int = 0, batch: int = 8, seed: int = 0, epoch: int = 0, most: int | None = None):
+    schedule = dataclasses.replace(STEP, batch=batch, steps_per_epoch=most)
+    return steps_of_epoch(schedule, labelled, pseudo, seed, epoch)
+
+
+def indices(steps: list[Step], source: int) -> list[int]:
+    return [index for step in steps if step.source == source for index in step.indices.tolist()]
+
+
+def as_lists(steps: list[Step]) -> list[tuple[int, list[int]]]:
+    return [(step.source, step.indices.tolist()) for step in steps]
+
+
+@pytest.mark.parametrize(("labelled", "batch"), [(50, 8), (48, 8), (5, 8), (8, 8), (3, 1)])
+def test_every_labelled_image_comes_once(labelled, batch):
+    steps = plan(labelled, batch=batch)
+    assert sorted(indices(steps, 0)) == list(range(labelled))
+    sizes = [len(step.indices) for step in steps]
+    assert sizes[:-1] == [batch] * (len(sizes) - 1) and 1 <= sizes[-1] <= batch
+    assert all(step.source == 0 and step.indices.dtype == torch.int64 for step in steps)
+
+
+def test_the_order_is_a_function_of_seed_and_epoch():
+    for pseudo in (0, 30):
+        expected = as_lists(plan(100, pseudo, seed=3, epoch=2))
+        torch.manual_seed(5)
+        assert as_lists(plan(100, pseudo, seed=3, epoch=2)) == expected
+        others = [plan(100, pseudo, seed=seed, epoch=epoch) for seed, epoch in [(3, 3), (4, 2), (2, 3)]]
+        assert all(as_lists(other) != expected for other in others)
+    assert indices(plan(100), 0) != list(range(100))
+
+
+def test_all_orders_are_as_likely():
+    """Each of four images is as often in each place: over 600 epochs 150 +- 10.6, here within five of those."""
+    counts = torch.zeros(4, 4)
+    for epoch in range(600):
+        counts[torch.arange(4), torch.tensor(indices(plan(4, epoch=epoch), 0))] += 1
+    assert 97 < counts.min() and counts.max() < 203
+
+
+@pytest.mark.parametrize("pseudo", [1, 5, 8, 20, 55, 56, 57, 500])
+def test_there_are_as_many_pseudo_labelled_batches_as_labelled_ones(pseudo):
+    """Fifty labelled images are seven batches of eight; 56 pseudo-labelled ones are asked for."""
+    steps = plan(50, pseudo)
+    assert sum(step.source == 0 for step in steps) == sum(step.source == 1 for step in steps) == 7
+    assert sorted(indices(steps, 0)) == list(range(50)), "as without"
+    drawn = indices(steps, 1)
+    assert all(len(step.indices) == 8 for step in steps if step.source == 1) and len(drawn) == 56
+    # Without replacement as long as there are any, and then again: no image more than once more often than another.
+    counts = [drawn.count(index) for index in range(pseudo)]
+    assert max(counts) == -(-56 // pseudo) and min(counts) == 56 // pseudo
+
+
+def test_pseudo_labelled_images_come_in_rounds():
+    """Mixing the batches hides it: each round is in the batches that were next to each other before."""
+    steps = plan(160, 16)
+    drawn = [step.indices.tolist() for step in steps if step.source == 1]
+    assert len(drawn) == 20 and all(len(set(part)) == 8 for part in drawn)
+    pairs = [(part, other) for part in drawn for other in drawn if not set(part) & set(other)]
+    assert len({frozenset(part) for part, _ in pairs}) == 20, "each half has its other half"
+    assert len({tuple(part) for part in drawn}) == 20, "every round in an order of its own"
+
+
+def test_other_epochs_draw_other_pseudo_labelled_images():
+    first, second = (set(indices(plan(50, 5000, epoch=epoch), 1)) for epoch in (0, 1))
+    assert len(first) == len(second) == 56 and len(first & second) < 10
+
+
+def test_batches_of_both_kinds_are_mixed():
+    """Of forty in random order about half have a neighbour of the other kind: 20 +- 3.2."""
+    sources = [step.source for step in plan(160, 1000)]
+    assert 8 <= sum(one != other for one, other in zip(sources, sources[1:])) <= 32
+    assert {tuple(step.source for step in plan(160, 1000, epoch=epoch)) for epoch in range(3)} != {tuple(sources)}
+
+
+@pytest.mark.parametrize("pseudo", [0, 30])
+@pytest.mark.parametrize("most", [1, 5, 100])
+def test_steps_per_epoch_ends_an_epoch_early(pseudo, most):
+    everything = plan(50, pseudo)
+    assert as_lists(plan(50, pseudo, most=most)) == as_lists(everything)[:most]
+    assert len(plan(50, pseudo, most=most)) == min(most, len(everything))
+
+
+def test_short_epochs_do_not_always_show_the_same_images():
+    seen = {index for epoch in range(40) for index in indices(plan(50, epoch=epoch, most=1), 0)}
+    assert seen == set(range(50))

@@ -1,0 +1,230 @@
+"""An update is what a slow obvious one is, in micro-batches as in one, and counts what a look at the model counts."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from smoothadv.attacks import ATTACKS
+from smoothadv.noise import Purpose, derive_generator
+from smoothadv.objectives.gaussian import Gaussian
+from smoothadv.objectives.smoothadv import SmoothAdv
+from smoothadv.training.execution import PRECISIONS, Execution
+from smoothadv.training.processes import Processes
+from smoothadv.training.update import Address, Update
+from support.models import Recorder
+
+CPU = torch.device("cpu")
+SIGMA, EPSILON, STEPS = 0.25, 0.5, 3
+RATE, MOMENTUM, DECAY = 0.1, 0.9, 1e-2
+ADDRESS = Address(seed=3, epoch=20, step=5)
+EVERYTHING = slice(0, 7)
+LOSS, CORRECT, EXAMPLES, UNATTACKED_CORRECT, UNATTACKED_EXAMPLES = range(5)
+
+
+@pytest.fixture(autouse=True)
+def in_double_precision(monkeypatch) -> None:
+    """The form that is attacked has the dtype of the precision, and these networks are in float64."""
+    monkeypatch.setitem(PRECISIONS, "fp32", torch.float64)
+
+
+def network(normalization: type[nn.Module] | None = None, seed: int = 0) -> nn.Module:
+    """A small smooth one in float64: rectifications would make a rounding a leap now and then."""
+    torch.manual_seed(seed)
+    layers = [nn.Conv2d(3, 4, 3, bias=False), *([normalization(4)] if normalization else []), nn.Softplus()]
+    layers += [nn.Conv2d(4, 4, 2, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)]
+    return nn.Sequential(nn.Identity(), nn.Sequential(*layers)).double()
+
+
+def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Seven images and their labels."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(7, 3, 6, 6, dtype=torch.float64, generator=generator), torch.randint(3, (7,), generator=generator)
+
+
+def smoothadv(copies: int = 1, **settings) -> SmoothAdv:
+    return SmoothAdv(ATTACKS["PGD"](EPSILON, STEPS), SIGMA, copies, **{"warmup": 10, **settings})
+
+
+def updater(model: nn.Module, objective, micro_batch: int | None = None) -> Update:
+    optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=MOMENTUM, weight_decay=DECAY)
+    return Update(model, objective, optimizer, Execution(), Processes(), CPU, batch(99)[0][:2], micro_batch)
+
+
+def sums_of(update: Update, address: Address = ADDRESS, weight: float = 1.0, seed: int = 0) -> list[float]:
+    return update(*batch(seed), 7, EVERYTHING, address, weight).sums.tolist()
+
+
+def state(model: nn.Module) -> torch.Tensor:
+    """All weights, and the gradients of the last update, one after the other."""
+    return torch.cat([part.detach().flatten() for each in model.parameters() for part in (each, each.grad)])
+
+
+def state_after(objective, micro_batch: int | None, normalization: type[nn.Module] | None = None) -> torch.Tensor:
+    model = network(normalization)
+    update = updater(model, objective, micro_batch)
+    for step in range(2):
+        sums_of(update, Address(3, 20, step))
+    return state(model)
+
+
+OBJECTIVES = {"gaussian": Gaussian(SIGMA), "one copy": smoothadv(1), "four copies": smoothadv(4)}
+every_objective = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES.keys())
+
+
+@every_objective
+@pytest.mark.parametrize("micro_batch", [1, 3, 7, 100])
+def test_micro_batches_give_the_gradients_of_one_batch(objective, micro_batch):
+    """Seven images in micro-batches of three are two of them and one of one."""
+    whole, ours = (state_after(objective, size) for size in (None, micro_batch))
+    assert (ours - whole).abs().max() < 1e-10
+    assert whole.abs().max() > 0.1
+
+
+@every_objective
+def test_micro_batches_have_statistics_of_their_own(objective):
+    """Negative control of the above: where batches matter, the comparison notices."""
+    whole, ours = (state_after(objective, size, nn.BatchNorm2d) for size in (None, 3))
+    assert (ours - whole).abs().max() > 1e-4
+    assert torch.equal(state_after(objective, 7, nn.BatchNorm2d), whole)
+
+
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_micro_batches_are_counted_alike(micro_batch):
+    """What is seen is the same: losses and hits of the model before the update."""
+    expected, ours = (sums_of(updater(network(), smoothadv(4), size)) for size in (None, micro_batch))
+    assert ours == pytest.approx(expected, rel=1e-12)
+    assert ours[EXAMPLES] == ours[UNATTACKED_EXAMPLES] == 28
+
+
+# ---- a slow obvious implementation ----
+
+
+def obvious_attack(model: nn.Module, image: torch.Tensor, label: int, noise: torch.Tensor, epsilon: float):
+    """PGD on one image [C, H, W] with the draws noise [m, C, H, W], draw by draw."""
+    v = torch.zeros_like(image)
+    for _ in range(STEPS):
+        point = (image + v).requires_grad_()
+        probabilities = [model((point + draw)[None])[0].softmax(0)[label] for draw in noise]
+        (gradient,) = torch.autograd.grad(-torch.log(sum(probabilities) / len(probabilities)), point)
+        v = v + 2 * epsilon / STEPS * gradient / gradient.square().sum().sqrt()
+        v = (image + v).clamp(0, 1) - image
+        length = float(v.square().sum().sqrt())
+        v = v * min(1.0, epsilon / length)
+    return (image + v).detach()
+
+
+def obvious_training(model: nn.Module, copies: int, epoch: int, steps: int, warmup: int) -> list[float]:
+    """SmoothAdv and SGD by hand: the losses of the steps; the model is changed."""
+    losses, velocities = [], [torch.zeros_like(parameter) for parameter in model.parameters()]
+    for step in range(steps):
+        images, labels = batch(step)
+        noise = torch.empty(7, copies, 3, 6, 6, dtype=torch.float64)
+        noise.normal_(0, SIGMA, generator=derive_generator("cpu", 3, epoch, step, Purpose.OBJECTIVE))
+        model.eval()
+        epsilon = EPSILON * min(1.0, epoch / warmup)
+        attacked = [obvious_attack(model, *each, epsilon) for each in zip(images, labels.tolist(), noise)]
+        model.train()
+        noisy = [image + draw for image, draws in zip(attacked, noise) for draw in draws]
+        logits = model(torch.stack(noisy))
+        targets = [label for label in labels.tolist() for _ in range(copies)]
+        loss = sum(torch.logsumexp(row, 0) - row[label] for row, label in zip(logits, targets)) / len(targets)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for parameter, velocity, gradient in zip(model.parameters(), velocities, gradients):
+                velocity.mul_(MOMENTUM).add_(gradient + DECAY * parameter)
+                parameter -= RATE * velocity
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("normalization", [None, nn.BatchNorm2d], ids=["plain", "normalized"])
+@pytest.mark.parametrize(("copies", "epoch"), [(1, 20), (2, 4)])
+def test_twenty_updates_are_those_of_a_slow_obvious_implementation(normalization, copies, epoch):
+    """With a folded form to attack where there is normalization, and with part of epsilon during the warm-up."""
+    model = network(normalization)
+    theirs = copy.deepcopy(model)
+    update = updater(model, smoothadv(copies))
+    losses = []
+    for step in range(20):
+        sums = sums_of(update, Address(3, epoch, step), seed=step)
+        losses.append(sums[LOSS] / sums[EXAMPLES])
+    assert losses == pytest.approx(obvious_training(theirs, copies, epoch, 20, warmup=10), abs=1e-8)
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=0, atol=1e-8, msg=name)
+    start = network(normalization).state_dict()
+    assert any((value - start[name]).abs().max() > 0.1 for name, value in theirs.state_dict().items()), "it did train"
+
+
+def test_the_obvious_implementation_notices_another_epsilon():
+    """Negative control of the above."""
+    model, theirs = network(), network()
+    update = updater(model, smoothadv())
+    for step in range(3):
+        sums_of(update, Address(3, 4, step), seed=step)
+    obvious_training(theirs, 1, 4, 3, warmup=9)
+    assert max((ours - value).abs().max() for ours, value in zip(model.parameters(), theirs.parameters())) > 1e-5
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.25, 3.0])
+def test_the_weight_multiplies_the_gradient_and_nothing_else(weight):
+    plain, weighted = network(), network()
+    expected = sums_of(updater(plain, smoothadv()))
+    assert sums_of(updater(weighted, smoothadv(), 3), weight=weight) == pytest.approx(expected, rel=1e-12)
+    for ours, theirs in zip(weighted.parameters(), plain.parameters()):
+        torch.testing.assert_close(ours.grad, weight * theirs.grad, rtol=1e-10, atol=1e-12)
+        assert theirs.grad.abs().max() > 1e-4
+
+
+# ---- what is counted ----
+
+
+@pytest.mark.parametrize("attack", [ATTACKS[name](EPSILON, STEPS) for name in ATTACKS], ids=list(ATTACKS))
+@pytest.mark.parametrize("micro_batch", [None, 3])
+@pytest.mark.parametrize("base_attack", [False, True])
+def test_unattacked_hits_are_those_of_a_separate_look_in_eval_mode(attack, micro_batch, base_attack):
+    model = network(nn.BatchNorm2d)
+    update = updater(model, SmoothAdv(attack, SIGMA, 4, warmup=0, base_attack=base_attack), micro_batch)
+    for step in range(3):
+        images, labels = batch(step)
+        noise = torch.empty(7, 4, 3, 6, 6, dtype=torch.float64)
+        noise.normal_(0, SIGMA, generator=derive_generator("cpu", 3, 0, step, Purpose.OBJECTIVE))
+        noise = noise[:, :1] * 0 if base_attack else noise
+        with torch.no_grad():
+            answers = copy.deepcopy(model).eval()((images[:, None] + noise).flatten(0, 1)).argmax(1)
+        hits = (answers.unflatten(0, noise.shape[:2]) == labels[:, None]).sum()
+        sums = sums_of(update, Address(3, 0, step), seed=step)
+        assert (sums[UNATTACKED_CORRECT], sums[UNATTACKED_EXAMPLES]) == (hits, noise.shape[1] * 7)
+        assert sums[EXAMPLES] == 28
+
+
+def test_without_an_attack_nothing_is_counted_before_it():
+    for objective, epoch in [(Gaussian(SIGMA), 20), (smoothadv(), 0)]:
+        sums = sums_of(updater(network(), objective), Address(3, epoch, 0))
+        assert sums[UNATTACKED_CORRECT] == sums[UNATTACKED_EXAMPLES] == 0 and sums[EXAMPLES] == 7
+
+
+def test_the_attack_hits_harder_than_noise():
+    """So that the two counts are not mixed up: of copies learnt by heart some are lost."""
+    model = network()
+    update = updater(model, smoothadv(4))
+    for step in range(60):
+        sums = sums_of(update, Address(3, 0 if step < 59 else 20, step), seed=1)
+    assert sums[UNATTACKED_CORRECT] >= sums[CORRECT] + 4
+
+
+def test_statistics_see_each_micro_batch_once_and_no_attack():
+    model = network(nn.BatchNorm2d)
+    update = updater(model, smoothadv(2), micro_batch=3)
+    update.forward = recorder = Recorder(update.forward)
+    first, norm = model[1][0], model[1][1]
+    weight = first.weight.detach().clone()
+    sums_of(update)
+    assert norm.num_batches_tracked == 3 and [len(each) for each in recorder.batches] == [6, 6, 2]
+    expected = torch.zeros(4, dtype=torch.float64)
+    for noisy in recorder.batches:
+        expected = 0.9 * expected + 0.1 * nn.functional.conv2d(noisy, weight).mean((0, 2, 3))
+    torch.testing.assert_close(norm.running_mean, expected)
