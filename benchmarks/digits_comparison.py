@@ -34,7 +34,8 @@ EPSILONS = (0.125, 0.25, 0.5, 1.0)
 SEEDS = (0, 1, 2)
 SELECTION_SEED = 100
 RADII = (0.0, 0.25, 0.5, 0.75, 1.0)
-STEPS, EPOCHS, N = 4, 60, 10_000
+STEPS, EPOCHS = 4, 60
+DRAWS, DRAWS_TO_SELECT = 10_000, 1_000
 RESAMPLES = 10_000
 
 
@@ -79,6 +80,7 @@ class Job:
     dataset: str
     images: int
     folder: Path
+    draws: int = DRAWS
 
     @property
     def name(self) -> str:
@@ -98,7 +100,7 @@ class Job:
         train = [self.dataset, "digits_resnet8", str(model), *options, "--resume"]
         call(command, *train, "--seed", str(self.seed), "--crop-padding", "0", "--no-horizontal-flip", "--batch", "128")
         checkpoint = str(model / "checkpoint.pth.tar")
-        call("certify", self.dataset, checkpoint, str(self.sigma), str(self.log), "--N", str(N))
+        call("certify", self.dataset, checkpoint, str(self.sigma), str(self.log), "--N", str(self.draws))
 
 
 def call(command: str, *arguments: str) -> None:
@@ -146,7 +148,7 @@ def select(folder: Path, processes: int) -> dict[tuple[Method, float], float]:
     dataset, images = hold_out(folder / "held_out")
     choices = itertools.product((VANILLA, VANILLA_NOISE, SMOOTHADV), SIGMAS, EPSILONS)
     jobs = [
-        Job(method, sigma, epsilon, SELECTION_SEED, dataset, images, folder / "selection")
+        Job(method, sigma, epsilon, SELECTION_SEED, dataset, images, folder / "selection", DRAWS_TO_SELECT)
         for method, sigma, epsilon in choices
     ]
     run_all(jobs, processes, "choosing epsilon")
