@@ -92,7 +92,7 @@ def test_signal_saves_within_the_epoch_and_says_how_to_go_on(number, whole, tmp_
     assert_resumes(capsys, tmp_path / "run", whole)
 
 
-@pytest.mark.parametrize("number", STOPPED, ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=str)
 def test_process_obeys_a_signal_within_its_first_epoch(number, tmp_path):
     """As a person or a cluster sends it, at a moment between steps or within one."""
     command = script("train", *TRAINING, tmp_path / "run", *RECIPE, "--epochs", 1000, *AT_ONCE)
@@ -117,6 +117,7 @@ def test_signal_in_the_very_first_update_saves_that_one(whole, tmp_path, capsys)
     assert_resumes(capsys, tmp_path / "run", whole)
 
 
+@pytest.mark.slow
 def test_sigterm_while_nothing_is_trained_yet_ends_the_process(whole, tmp_path, capsys):
     """At ten moments of its first half second: it leaves nothing, or what can be resumed."""
     warm = WarmProcesses("smoothadv.commands.train", "torch._dynamo")

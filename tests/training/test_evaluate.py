@@ -31,13 +31,10 @@ PGD = ATTACKS["PGD"](EPSILON, 3)
 OBJECTIVES = {"gaussian": Gaussian(SIGMA), "smoothadv": SmoothAdv(PGD, SIGMA, 1), "copies": SmoothAdv(PGD, SIGMA, 4)}
 
 
-def test_set(count: int = 23) -> InMemoryImages:
+def random_digits(count: int = 23) -> InMemoryImages:
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(256, (count, 1, 8, 8), dtype=torch.uint8, generator=generator)
     return InMemoryImages(images, torch.randint(10, (count,), generator=generator), describe_dataset("digits"))
-
-
-test_set.__test__ = False
 
 
 def network() -> nn.Module:
@@ -88,7 +85,7 @@ def obvious(model, objective, images, indices, batch=8) -> dict[str, float]:
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES.keys())
 @pytest.mark.parametrize("form", ["folded", "model"])
 def test_everything_is_that_of_a_slow_obvious_loop(objective, form):
-    model, images = network(), test_set()
+    model, images = network(), random_digits()
     indices = torch.arange(1, 23, 2)
     answers_of(model, images, indices)
     expected = obvious(model, objective, images, indices)
@@ -103,7 +100,7 @@ def test_everything_is_that_of_a_slow_obvious_loop(objective, form):
 
 
 def test_without_an_attack_there_is_no_accuracy_under_attack():
-    ours = looked_at(network(), None, Gaussian(SIGMA), test_set(), torch.arange(23))
+    ours = looked_at(network(), None, Gaussian(SIGMA), random_digits(), torch.arange(23))
     assert tuple(ours) == COLUMNS
     assert {name for name, value in ours.items() if math.isnan(value)} == {"test_adversarial_accuracy"}
 
@@ -112,7 +109,7 @@ def test_without_an_attack_there_is_no_accuracy_under_attack():
 def test_the_attack_is_at_full_strength_in_every_epoch(epoch):
     """Also in the first epoch of a warm-up, whose updates have none."""
     objective = SmoothAdv(ATTACKS["PGD"](EPSILON, 2), SIGMA, 1, warmup=10)
-    model, images = network(), test_set()
+    model, images = network(), random_digits()
     recorder, attacked = Recorder(model), Recorder(copy.deepcopy(model))
     looked_at(recorder, attacked, objective, images, torch.arange(8), address=Address(3, epoch, 17))
     noisy, _, adversarial = recorder.batches
@@ -124,7 +121,7 @@ def test_the_attack_is_at_full_strength_in_every_epoch(epoch):
 
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES.keys())
 def test_nothing_about_the_model_changes(objective):
-    model, images = network(), test_set()
+    model, images = network(), random_digits()
     before = copy.deepcopy(model.state_dict())
     attacked = attacked_form(model, images[0][0][None])
     folded = copy.deepcopy(attacked.state_dict())
@@ -140,7 +137,7 @@ def test_nothing_about_the_model_changes(objective):
 def test_the_look_is_a_function_of_its_address():
     def look(address: Address, seed: int) -> dict[str, float]:
         torch.manual_seed(seed)
-        model, images = network(), test_set()
+        model, images = network(), random_digits()
         torch.manual_seed(seed)
         return looked_at(model, model, OBJECTIVES["copies"], images, torch.arange(23), address=address)
 
@@ -149,30 +146,23 @@ def test_the_look_is_a_function_of_its_address():
     assert len(losses) == 4
 
 
+class CountedAutocast(torch.autocast):
+    entered = 0
+
+    def __enter__(self) -> None:
+        self.entered += 1
+        super().__enter__()
+
+
 def test_precision_is_used_throughout():
     """Within the context the logits are coarse; the loss is of float32 all the same."""
-    model, images = network(), test_set()
-    entered = []
-
-    @contextlib.contextmanager
-    def noted():
-        entered.append(True)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            yield
-
-    class Context:
-        def __enter__(self):
-            self.inner = noted()
-            self.inner.__enter__()
-
-        def __exit__(self, *exception):
-            self.inner.__exit__(*exception)
-
+    model, images = network(), random_digits()
     arguments = torch.arange(23), 8, ADDRESS, Processes(), CPU
-    coarse = evaluate(model, model, OBJECTIVES["smoothadv"], images, *arguments, Context())
+    coarsely = CountedAutocast("cpu", dtype=torch.bfloat16)
+    coarse = evaluate(model, model, OBJECTIVES["smoothadv"], images, *arguments, coarsely)
     fine = evaluate(model, model, OBJECTIVES["smoothadv"], images, *arguments, contextlib.nullcontext())
     assert 1e-6 < abs(coarse["test_loss"] - fine["test_loss"]) < 0.05
-    assert len(entered) == 3, "once for each batch"
+    assert coarsely.entered == 3, "once for each batch"
 
 
 def test_what_was_not_looked_at_has_the_same_columns():
@@ -207,7 +197,7 @@ def test_the_usual_thousand_are_every_tenth_of_cifar10():
 
 def test_the_loss_is_the_mean_cross_entropy():
     """By torch's own function, on all images in one batch."""
-    model, images = network(), test_set()
+    model, images = network(), random_digits()
     ours = looked_at(model, model, Gaussian(SIGMA), images, torch.arange(23), batch=100)
     generator = derive_generator("cpu", 3, 2, 17, 0, 0, Purpose.EVALUATION)
     noisy = images.images.float() / 255 + torch.empty(23, 1, 8, 8).normal_(0, SIGMA, generator=generator)

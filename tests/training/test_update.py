@@ -228,3 +228,11 @@ def test_statistics_see_each_micro_batch_once_and_no_attack():
     for noisy in recorder.batches:
         expected = 0.9 * expected + 0.1 * nn.functional.conv2d(noisy, weight).mean((0, 2, 3))
     torch.testing.assert_close(norm.running_mean, expected)
+
+
+def test_a_model_that_was_looked_at_in_eval_mode_is_updated_in_train_mode():
+    usual, looked_at = network(nn.BatchNorm2d), network(nn.BatchNorm2d).eval()
+    for model in (usual, looked_at):
+        sums_of(updater(model, smoothadv(2)))
+    assert torch.equal(state(looked_at), state(usual))
+    assert usual[1][1].num_batches_tracked == looked_at[1][1].num_batches_tracked == 1

@@ -162,16 +162,19 @@ def _training_of_recipe(recipe: dict[str, Any], objective: dict[str, Any], attac
     """The name of the training as ``_training`` gives it."""
     name = objective.get("name")
     if name == "SmoothAdv" and isinstance(attack.get("name"), str):
-        without_noise = objective.get("base_attack") or objective.get("noise_sd") == 0
-        vanilla = f"vanilla {attack['name']}" + (" + noise" if objective.get("noise_sd") else "")
-        name = vanilla if without_noise else f"SmoothAdv-{attack['name']}"
+        noise = objective.get("noise_sd")
+        if objective.get("base_attack") or noise == 0:
+            known = isinstance(noise, (int, float))
+            name = f"vanilla {attack['name']}" + (" + noise" if noise else "") if known else None
+        else:
+            name = f"SmoothAdv-{attack['name']}"
     extras = [("pre-training", "pretrained_sha256"), ("self-training", "pseudo_labelled_fingerprint")]
     return " + ".join([name, *(extra for extra, key in extras if key in recipe)]) if isinstance(name, str) else None
 
 
 def _from_prediction_manifest(settings: dict[str, Any]) -> dict[str, Value]:
     attack = _mapping(settings.get("attack"))
-    gradient = {"plug_in": "plug-in", "Stein": "gradient-free"}.get(_name(attack.get("estimator")))
+    gradient = {"plug_in": "plug-in", "Stein": "gradient-free"}.get(str(_name(attack.get("estimator"))))
     return {
         **_shared_settings(settings),
         "attack": attack.get("name"),

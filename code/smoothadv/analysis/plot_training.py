@@ -44,13 +44,13 @@ class TrainingPlot:
     def _draw(axes: Axes, quantity: str, log: Log, look: dict[str, Any], position: int, logs: int) -> list[Line2D]:
         """The curves of one log in one panel: training solid, test dashed."""
         percent = quantity == "accuracy"
-        marks = mark_every(len(log.table), position, logs)
         name = f"{log.name.removesuffix('/log.txt').removesuffix('.txt')}, " if logs > 1 else ""
         lines = []
         for split, style in (("train", "-"), ("test", "--")):
             values = (100 if percent else 1) * log.table[f"{split}_{quantity}"]
             label = name + ("training" if split == "train" else split)
             there = values.notna()  # not every epoch need have been evaluated
+            marks = mark_every(int(there.sum()), position, logs)
             lines += axes.plot(
                 log.table.epoch[there] + 1, values[there], label=label, linestyle=style, markevery=marks, **look
             )

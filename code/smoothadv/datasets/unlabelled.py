@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,12 @@ def load_pseudo_labelled(path: Path, description: DatasetDescription) -> InMemor
         raise UserError(f"--use-unlabelled: {path} does not exist")
     try:
         content = _read(path)
+        images, labels = _array(content, _IMAGES), _array(content, _LABELS)
     except Exception as error:  # a damaged file can raise nearly anything
+        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"--use-unlabelled: {path} cannot be read as a .npz file or a pickle of arrays: {error}"
+            f"--use-unlabelled: {path} cannot be read as a .npz file or a pickle of arrays: {reason}"
         ) from error
-    images, labels = _array(content, _IMAGES, path), _array(content, _LABELS, path)
     images = _channels_first(images, description, path)
     if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer) or not len(labels):
         raise UserError(
@@ -52,7 +54,7 @@ def load_pseudo_labelled(path: Path, description: DatasetDescription) -> InMemor
 
 def _read(path: Path) -> Mapping[str, Any]:
     """The named arrays of the file."""
-    if path.suffix == ".npz":
+    if zipfile.is_zipfile(path):  # whatever its name
         with np.load(path, allow_pickle=False) as content:
             return dict(content)
     content = read_pickled_arrays(path)
@@ -61,13 +63,13 @@ def _read(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def _array(content: Mapping[str, Any], names: tuple[str, ...], path: Path) -> np.ndarray:
-    found = next((content[name] for name in names if name in content), None)
-    if found is None:
-        raise UserError(
-            f"--use-unlabelled: {path} lacks {' or '.join(names)}; it holds {', '.join(map(str, content)) or 'nothing'}"
-        )
-    return np.asarray(found)
+def _array(content: Mapping[str, Any], names: tuple[str, ...]) -> np.ndarray:
+    """A writable copy, which PyTorch asks for, of the first of ``names`` that there is."""
+    for name in names:
+        if content.get(name) is not None:
+            return np.array(content[name])
+    held = ", ".join(map(str, list(content)[:8])) + (", ..." if len(content) > 8 else "")
+    raise ValueError(f"it lacks {' or '.join(names)}; it holds {held or 'nothing'}")
 
 
 def _channels_first(images: np.ndarray, description: DatasetDescription, path: Path) -> np.ndarray:

@@ -1,0 +1,247 @@
+"""Names of trainings: a manifest gives the same as the released path of the same training, whatever is damaged in it.
+
+The manifests here are made of real objectives by what the training commands record.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from smoothadv.analysis.parameters import FIELDS, certification_parameters, prediction_parameters
+from smoothadv.attacks.ddn import DDN
+from smoothadv.attacks.gradients import Stein
+from smoothadv.attacks.pgd import PGD
+from smoothadv.commands.components import settings_record
+from smoothadv.errors import UserError
+from smoothadv.objectives.gaussian import Gaussian
+from smoothadv.objectives.smoothadv import SmoothAdv
+from smoothadv.records import manifest_path
+
+CERTIFIED = {"sigma": 0.25, "N": 100_000, "alpha": 0.001}
+PGD_2, DDN_4 = PGD(0.25, 2), DDN(0.25, 4)
+PRETRAINED = {"pretrained_sha256": "0" * 64}
+SELF_TRAINED = {"pseudo_labelled_fingerprint": "1" * 64, "pseudo_weight": 0.5}
+FINETUNED = "cifar10/finetune_cifar_from_imagenetPGD2steps"
+END = "cifar10/resnet110/noise_{noise}/test/sigma_0.25"
+
+# The name, an objective, what else the recipe of such a training holds, and where its released log would be.
+TRAININGS = {
+    "Gaussian": (Gaussian(0.25), {}, END),
+    "SmoothAdv-PGD": (SmoothAdv(PGD_2, 0.25), {}, f"cifar10/PGD_2steps/eps_64/{END}"),
+    "SmoothAdv-DDN": (SmoothAdv(DDN_4, 0.25), {}, f"cifar10/DDN_4steps/eps_64/{END}"),
+    "vanilla PGD": (
+        SmoothAdv(PGD_2, 0.0),
+        {},
+        f"cifar10/PGD_2steps_baseAttackExp/without_noise/eps_64/{END}",
+    ),
+    "vanilla PGD + noise": (
+        SmoothAdv(PGD_2, 0.25, base_attack=True),
+        {},
+        f"cifar10/PGD_2steps_baseAttackExp/without_noise/eps_64/{END}",
+    ),
+    "SmoothAdv-PGD + pre-training": (
+        SmoothAdv(PGD_2, 0.25),
+        PRETRAINED,
+        f"{FINETUNED}/PGD_2steps_30epochs/eps_64/{END}",
+    ),
+    "SmoothAdv-DDN + pre-training": (
+        SmoothAdv(DDN_4, 0.25),
+        PRETRAINED,
+        f"{FINETUNED}/DDN_4steps_30epochs/eps_64/{END}",
+    ),
+    "SmoothAdv-PGD + self-training": (
+        SmoothAdv(PGD_2, 0.25),
+        SELF_TRAINED,
+        f"cifar10/self_training/PGD_2steps/weight_0.5/eps_64/{END}",
+    ),
+    "SmoothAdv-PGD + pre-training + self-training": (
+        SmoothAdv(PGD_2, 0.25),
+        {**SELF_TRAINED, **PRETRAINED},
+        f"{FINETUNED}/self_training_PGD_2steps/weight_0.5/eps_64/{END}",
+    ),
+    "Gaussian + pre-training": (Gaussian(0.25), PRETRAINED, f"{FINETUNED}/{END}"),
+    "Gaussian + self-training": (Gaussian(0.25), SELF_TRAINED, f"self_training/{END}"),
+    "vanilla PGD + pre-training": (
+        SmoothAdv(PGD_2, 0.0, base_attack=True),
+        PRETRAINED,
+        f"{FINETUNED}/PGD_2steps/without_noise/eps_64/{END}",
+    ),
+}
+
+
+def write_manifest(log: Path, content: dict[str, Any]) -> Path:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    manifest_path(log).write_text(json.dumps({"settings": content}))
+    return log
+
+
+def recipe(objective: object, extras: dict[str, Any]) -> dict[str, Any]:
+    """What a training leaves in the manifest of a certification, as far as it tells what it was."""
+    return {"dataset": "cifar10", "seed": 0, "epochs": 3, "objective": settings_record(objective), **extras}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_manifest_and_released_path_give_a_training_the_same_name(tmp_path, name):
+    objective, extras, path = TRAININGS[name]
+    released = Path(path.format(noise=f"{objective.noise_sd:.2f}"))
+    of_path = certification_parameters(released, {})
+    content = {**CERTIFIED, "training": recipe(objective, extras)}
+    of_manifest = certification_parameters(write_manifest(tmp_path / "mine", content), {})
+    assert of_path.get("training") == of_manifest.get("training") == name
+    assert (of_path.sources["training"], of_manifest.sources["training"]) == ("path", "manifest")
+    # So do the numbers that tell one training of that name from another.
+    for field in ("noise", "attack", "epsilon", "num_steps"):
+        assert of_path.get(field) == of_manifest.get(field), field
+
+
+@pytest.mark.parametrize("warmup", [0, 10])
+@pytest.mark.parametrize(
+    "options", [{"train_first_copy": True}, {"warmup_from_first_epoch": True}, {"num_noise_vec": 8}], ids=str
+)
+@pytest.mark.parametrize("attack", [PGD(0.25, 2, random_if_flat=True), PGD(0.25, 2, estimator=Stein(0.25))], ids=str)
+def test_other_options_leave_the_name_as_it_is(tmp_path, attack, options, warmup):
+    content = {**CERTIFIED, "training": recipe(SmoothAdv(attack, 0.25, warmup=warmup, **options), {})}
+    assert certification_parameters(write_manifest(tmp_path / "mine", content), {}).get("training") == "SmoothAdv-PGD"
+
+
+WHOLE = {
+    **CERTIFIED,
+    **{"dataset": "cifar10", "split": "test", "arch": "cifar_resnet110"},
+    "training": recipe(SmoothAdv(PGD(0.25, 2, estimator=Stein(0.25)), 0.25, 8), {**PRETRAINED, **SELF_TRAINED}),
+    "attack": settings_record(PGD(0.25, 20, estimator=Stein(0.25))),
+    **{"num_noise_vec": 8, "base_attack": False},
+}
+WRONG = [
+    *(None, True, False, 0, -1, 0.5, 1e300, 10**400, math.nan, math.inf),
+    *("", "x", "0.25", "SmoothAdv", "two\nlines"),
+    *([], [1], [[]], {}, {"name": []}, {"name": {}}, {"name": "Stein"}, {"name": None}),
+]
+
+
+def places(tree: object, above: tuple = ()) -> Iterator[tuple]:
+    """The paths of all values in nested dicts, of the dicts themselves too."""
+    if above:
+        yield above
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from places(value, (*above, key))
+
+
+def damaged(place: tuple, value: object) -> dict[str, Any]:
+    """WHOLE with another value there; Ellipsis takes it out."""
+    content = copy.deepcopy(WHOLE)
+    inner = content
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    if value is ...:
+        del inner[place[-1]]
+    return content
+
+
+READERS = {"certification": certification_parameters, "prediction": prediction_parameters}
+
+
+def is_understood(read, log: Path) -> bool:
+    """Whether a manifest is read, or refused in one line; what it gives must be of the kind that is computed with."""
+    try:
+        values = read(log, {}).values
+    except UserError as error:
+        assert str(log) in str(error) and "\n" not in str(error)
+        return False
+    texts = {"dataset", "split", "arch", "training", "attack", "gradient"}
+    assert values.keys() <= FIELDS.keys()
+    for name, value in values.items():
+        if name in texts:
+            assert isinstance(value, str) and value, name
+        else:
+            assert isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value), name
+    return True
+
+
+PLACES = list(places(WHOLE))
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@pytest.mark.parametrize("place", PLACES, ids=[".".join(place) for place in PLACES])
+def test_wrong_value_anywhere_in_a_manifest_is_left_out_or_refused(tmp_path, read, place):
+    needed = place[0] in CERTIFIED
+    for value in [*WRONG, ...]:
+        log = write_manifest(tmp_path / "mine", damaged(place, value))
+        try:
+            understood = is_understood(read, log)
+        except Exception as error:
+            raise AssertionError(f"{'.'.join(place)} = {value!r}: {error!r}") from error
+        assert understood or needed, f"{'.'.join(place)} = {value!r}: nothing is computed with it"
+
+
+def test_manifest_that_is_not_damaged_is_understood(tmp_path):
+    """The control of the above; and the damage is done where it is said to be."""
+    log = write_manifest(tmp_path / "mine", WHOLE)
+    assert all(is_understood(read, log) for read in READERS.values())
+    name = "SmoothAdv-PGD + pre-training + self-training"
+    assert certification_parameters(log, {}).get("training") == name
+    assert prediction_parameters(log, {}).get("gradient") == "gradient-free"
+    assert ("training", "objective", "attack", "estimator", "name") in PLACES and len(PLACES) > 30
+    assert "attack" not in damaged(("attack",), ...) and damaged(("attack", "name"), 3)["attack"]["name"] == 3
+
+
+UNNAMED = {
+    "no recipe": None,
+    "no objective": {"seed": 0},
+    "an objective without name": {"objective": {"noise_sd": 0.25}},
+    "an objective whose name is no text": {"objective": {"name": ["SmoothAdv"]}},
+    "an empty objective and extras": {"objective": {}, **PRETRAINED, **SELF_TRAINED},
+    "a list": [1],
+}
+
+
+@pytest.mark.parametrize("training", UNNAMED.values(), ids=UNNAMED)
+def test_training_that_a_manifest_does_not_name_has_no_name(tmp_path, training):
+    log = write_manifest(tmp_path / "PGD_2steps/noise_0.25/mine", {**CERTIFIED, "training": training})
+    assert certification_parameters(log, {}).get("training") is None
+
+
+def test_base_attack_without_a_known_noise_is_not_said_to_be_without_noise(tmp_path):
+    """ "vanilla PGD" says that there was none: a manifest that lost its noise_sd does not."""
+    content = damaged(("training", "objective", "base_attack"), True)
+    del content["training"]["objective"]["noise_sd"]
+    name = certification_parameters(write_manifest(tmp_path / "mine", content), {}).get("training")
+    assert name is None or not name.startswith("vanilla PGD + pre-training")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["objective", "attack", "name", "noise_sd", "estimator"]), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+def test_any_json_anywhere_in_a_manifest_breaks_nothing(tmp_path):
+    kept = []
+
+    @settings(
+        deadline=None,
+        derandomize=True,
+        database=None,
+        max_examples=150,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+    @given(st.sampled_from(PLACES), json_values, st.sampled_from(list(READERS.values())))
+    def fuzz(place, value, read):
+        kept.append(is_understood(read, write_manifest(tmp_path / "mine", damaged(place, value))))
+
+    fuzz()
+    assert {True, False} == set(kept)

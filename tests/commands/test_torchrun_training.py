@@ -1,0 +1,257 @@
+"""Under torchrun several processes train one model: alike at every step, and never lost when one or all are stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.commands import CODE, ENVIRONMENT, call, rows, run_process, succeed, timeless, wait_until
+from support.stopping import AT_ONCE
+from support.weights import read, same_state
+
+PGD = ["--noise", 0.25, "--attack", "PGD", "--epsilon", 0.5, "--num-steps", 1, "--num-noise-vec", 2, "--warmup", 1]
+# 45 steps an epoch, of which every tenth is one at which the processes decide whether to save or stop.
+TRAINING = ["digits", "digits_resnet8", "run", "--device", "cpu", "--batch", 32, *PGD, "--epochs", 2]
+FILES = ["args.json", "checkpoint.pth.tar", "log.txt"]
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds torchrun's processes in /proc")
+
+# Trains as the command does; each process writes down which weights it has after each update, by their digest.
+WITH_WITNESSES = """
+import hashlib, os, runpy, sys
+entry_point = sys.argv[1]
+sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(entry_point))
+import torch
+step = torch.optim.SGD.step
+witness = open(f"witness{os.environ['RANK']}.txt", "w")
+def watched(optimizer, *arguments):
+    step(optimizer, *arguments)
+    digest = hashlib.sha256()
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            digest.update(parameter.detach().contiguous().numpy())
+    print(digest.hexdigest(), file=witness, flush=True)
+torch.optim.SGD.step = watched
+runpy.run_path(entry_point, run_name="__main__")
+"""
+
+
+def torchrun(*options: object, processes: int = 2, restarts: int = 0, witnesses: Path | None = None) -> list[str]:
+    """As `torchrun --nproc-per-node G code/train_pgd.py ...`; options given later win."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    program = [*([str(witnesses)] if witnesses else []), str(CODE / "train_pgd.py")]
+    return [*launch, f"--max-restarts={restarts}", *program, *map(str, TRAINING), *map(str, options)]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess]:
+    """Two processes that nothing disturbed: the folder they worked in, and what they said."""
+    folder = tmp_path_factory.mktemp("two")
+    (folder / "witnesses.py").write_text(WITH_WITNESSES)
+    return folder, run_process(torchrun(witnesses=folder / "witnesses.py"), folder)
+
+
+@pytest.fixture(scope="module")
+def whole(done) -> Path:
+    """Their run folder."""
+    return done[0] / "run"
+
+
+def test_processes_write_one_run_and_say_everything_once(done):
+    folder, process = done
+    assert process.returncode == 0, process.stderr
+    written = {"witnesses.py", "witness0.txt", "witness1.txt"}
+    assert {path.name for path in folder.iterdir()} - written == {"run"}
+    assert sorted(path.name for path in (folder / "run").iterdir()) == FILES
+    begun, first, last, ended, advice = process.stdout.splitlines()
+    assert begun.startswith("training digits_resnet8") and "2 processes on cpu" in begun
+    assert "epoch   1/2" in first and "epoch   2/2" in last
+    assert ended.startswith("saved run/") and "certify.py" in advice
+    assert "Traceback" not in process.stderr and "arning: " not in process.stderr
+    (run,) = json.loads((folder / "run/args.json").read_text())["runs"]
+    assert run["processes"] == 2
+    assert [row["epoch"] for row in rows(folder / "run/log.txt")] == ["0", "1"]
+    assert all(row["test_images"] == "359" for row in rows(folder / "run/log.txt")), "shared, and counted once each"
+
+
+def test_processes_learn_something_finite(whole):
+    assert all(weights.isfinite().all() for weights in read(whole)["state_dict"].values())
+    first, last = rows(whole / "log.txt")
+    assert float(last["test_accuracy"]) > 0.5, "guessing gives 0.1"
+    assert float(first["epsilon"]) == 0 and float(last["epsilon"]) == 0.5
+
+
+def test_processes_have_equal_weights_after_every_update(done):
+    one, other = ((done[0] / f"witness{rank}.txt").read_text().split() for rank in (0, 1))
+    assert one == other and len(set(one)) == 90
+
+
+@pytest.mark.slow
+def test_repeated_run_ends_with_the_same_weights(whole, tmp_path):
+    """Seven seconds, without witnesses."""
+    again = run_process(torchrun(), tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert same_state(tmp_path / "run", whole)
+    assert timeless(tmp_path / "run/log.txt") == timeless(whole / "log.txt")
+
+
+def test_one_process_under_torchrun_is_one_process(tmp_path, monkeypatch):
+    """It is not even connected to anything."""
+    monkeypatch.chdir(tmp_path)
+    options = ["--batch", 128, "--epochs", 1]
+    succeed("train_pgd", *TRAINING, *options)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}.items():
+            patch.setenv(name, value)
+        succeed("train_pgd", *TRAINING[:2], "alone", *TRAINING[3:], *options)
+    assert same_state(tmp_path / "run", tmp_path / "alone")
+
+
+def test_synchronized_normalization_is_refused_on_the_cpu(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    outcome = call(capsys, "train_pgd", *TRAINING, "--sync-bn")
+    assert outcome.code == 1 and outcome.err.startswith("error: --sync-bn") and outcome.err.count("\n") == 1
+    assert "cpu" in outcome.err and list(tmp_path.iterdir()) == []
+
+
+def test_run_that_torchrun_starts_again_overwrites_what_it_was_told_to(tmp_path, monkeypatch, capsys):
+    """A process died before the first checkpoint: the old run in the folder is not the one to go on with."""
+    monkeypatch.chdir(tmp_path)
+    usual = [*TRAINING, "--batch", 128, "--epochs", 1]
+    succeed("train_pgd", *usual, "--seed", 1)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "x"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    outcome = call(capsys, "train_pgd", *usual, "--seed", 2, "--overwrite")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert read(tmp_path / "run")["recipe"]["seed"] == 2
+
+
+def test_run_that_torchrun_starts_again_leaves_a_strangers_run_alone(tmp_path, monkeypatch, capsys):
+    """The first start refused the folder; a second one must not take it for its own."""
+    monkeypatch.chdir(tmp_path)
+    usual = [*TRAINING, "--batch", 128]
+    succeed("train_pgd", *usual, "--epochs", 1)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "x"}.items():
+        monkeypatch.setenv(name, value)
+    assert call(capsys, "train_pgd", *usual).code == 1
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    outcome = call(capsys, "train_pgd", *usual)
+    assert outcome.code == 1 and "--resume" in outcome.err
+    assert read(tmp_path / "run")["epoch"] == 1
+
+
+def workers_of(launcher: subprocess.Popen) -> list[int]:
+    """The processes that torchrun has started and that still run, in the order of their ranks."""
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    return [int(child) for child in children if b"train_pgd.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+@contextlib.contextmanager
+def launched(command: list[str], folder: Path, ready: Callable[[], bool]) -> Iterator[subprocess.Popen]:
+    """A torchrun at work, once it is ``ready``; nothing of it is left afterwards."""
+    with (folder / "said").open("w") as said:
+        launcher = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=said, stderr=said)
+    workers: set[int] = set()
+    try:
+        wait_until(ready, launcher)
+        workers |= set(workers_of(launcher))
+        yield launcher
+    finally:
+        if launcher.poll() is None:  # some may have been started again
+            workers |= set(workers_of(launcher))
+        for process in (launcher.pid, *workers):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        launcher.wait()
+
+
+def saved(folder: Path) -> tuple[int, int]:
+    """How far the checkpoint is: its epoch and step; (0, 0) without one."""
+    if not (folder / "run/checkpoint.pth.tar").exists():
+        return 0, 0
+    content = read(folder / "run")
+    return content["epoch"], content["step"]
+
+
+@needs_proc
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("moment", [(0, 10), (1, 20)], ids=["first epoch", "second epoch"])
+def test_killed_worker_is_started_again_and_goes_on_from_the_last_checkpoint(whole, tmp_path, rank, moment):
+    """Without --resume: torchrun starts all of them anew. 20 seconds each."""
+    with launched(torchrun(*AT_ONCE, restarts=1), tmp_path, lambda: saved(tmp_path) >= moment) as launcher:
+        os.kill(workers_of(launcher)[rank], signal.SIGKILL)
+        assert launcher.wait(timeout=100) == 0, (tmp_path / "said").read_text()
+    assert "resuming after epoch" in (tmp_path / "said").read_text()
+    assert same_state(tmp_path / "run", whole)
+    assert timeless(tmp_path / "run/log.txt") == timeless(whole / "log.txt")
+    first, second = read(tmp_path / "run")["runs"]
+    assert (second["first_epoch"], second["first_step"]) >= moment > (first["first_epoch"], first["first_step"])
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == FILES
+
+
+def terminate(folder: Path, command: list[str], ready: Callable[[], bool]) -> str:
+    """Start torchrun, ask it to end once it is ``ready``; what was said until it had ended."""
+    with launched(command, folder, ready) as launcher:
+        launcher.terminate()
+        assert launcher.wait(timeout=100) != 0
+    return (folder / "said").read_text()
+
+
+@needs_proc
+@pytest.mark.slow
+def test_terminated_torchrun_saves_within_the_epoch_and_is_resumed(whole, tmp_path):
+    """20 seconds. The first epoch's checkpoint is waited for, then one follows at a tenth step."""
+    said = terminate(tmp_path, torchrun("--epochs", 1000), lambda: saved(tmp_path) >= (1, 0))
+    assert said.count("stopped by SIGTERM") >= 1 and "--resume" in said
+    epoch, step = saved(tmp_path)
+    assert epoch >= 1 and step in (10, 20, 30, 40)
+    epochs = epoch + 1
+    fresh = tmp_path / "fresh"
+    fresh.mkdir()
+    for folder, options in [(tmp_path, ["--resume"]), (fresh, [])]:
+        finished = run_process(torchrun("--epochs", epochs, *options), folder)
+        assert finished.returncode == 0, finished.stderr
+    assert same_state(tmp_path / "run", fresh / "run")
+    assert timeless(tmp_path / "run/log.txt") == timeless(fresh / "run/log.txt")
+
+
+@needs_proc
+@pytest.mark.slow
+def test_terminated_torchrun_saves_where_an_epoch_has_fewer_than_ten_steps(tmp_path):
+    """Else it is killed after torchrun's 30 seconds, in which it has gone on through hundreds of epochs."""
+    command = torchrun("--batch", 256, "--epochs", 100_000)
+    said = terminate(tmp_path, command, lambda: saved(tmp_path) >= (1, 0))
+    assert "stopped by SIGTERM" in said
+
+
+@pytest.mark.slow
+def test_three_processes_that_were_stopped_end_with_the_weights_of_three_that_were_not(tmp_path):
+    """25 seconds. The sum of three numbers depends on their order, which two cannot show."""
+    halves, whole = tmp_path / "halves", tmp_path / "whole"
+    for folder, options in [(whole, []), (halves, ["--epochs", 1]), (halves, ["--resume"])]:
+        folder.mkdir(exist_ok=True)
+        finished = run_process(torchrun(*options, processes=3), folder)
+        assert finished.returncode == 0, finished.stderr
+    assert timeless(halves / "run/log.txt")[0] == timeless(whole / "run/log.txt")[0], "they began alike"
+    assert same_state(halves / "run", whole / "run")
+
+
+@pytest.mark.slow
+def test_refusal_is_said_once_by_several_processes(whole, tmp_path):
+    """Seven seconds. torchrun adds its own report of who failed."""
+    command = torchrun()
+    command[command.index("run")] = str(whole)
+    refused = run_process(command, tmp_path)
+    assert refused.returncode != 0
+    assert sum(line.startswith("error: ") for line in refused.stderr.splitlines()) == 1

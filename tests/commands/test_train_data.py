@@ -1,0 +1,277 @@
+"""Training on pseudo-labelled images and from other people's weights, what the log says, and curves for TensorBoard."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from smoothadv.architectures import get_architecture
+from smoothadv.checkpoints import start_from
+from smoothadv.datasets import describe_dataset
+from support.commands import Outcome, call, rows, snapshot, succeed, timeless
+from support.image_files import random_image, save_image
+from support.weights import read, same_state
+
+DIGITS = ["digits", "digits_resnet8"]
+SHORT = ["--noise", 0.25, "--device", "cpu", "--epochs", 1, "--steps-per-epoch", 4, "--evaluate-images", 20]
+DRAWS = np.random.default_rng(0)
+IMAGES = DRAWS.integers(0, 256, (300, 8, 8, 1), dtype=np.uint8)
+LABELS = DRAWS.integers(0, 10, 300)
+EVIL = b"cos\nmkdir\n(S'executed'\ntR."  # what calls os.mkdir("executed") when it is unpickled
+
+
+def train(folder: object, *options: object) -> None:
+    succeed("train", *DIGITS, folder, *SHORT, *options)
+
+
+def refused(outcome: Outcome, *words: object) -> bool:
+    """Whether a command ended with one line that says these words."""
+    one_line = outcome.err.startswith("error: ") and outcome.err.count("\n") == 1
+    return outcome.code in (1, 2) and one_line and all(str(word) in outcome.err for word in words)
+
+
+def pickled(protocol: int, images: object = IMAGES, labels: object = LABELS) -> bytes:
+    return pickle.dumps({"data": images, "extrapolated_targets": labels}, protocol=protocol)
+
+
+@pytest.fixture(scope="module")
+def self_trained(tmp_path_factory) -> Path:
+    """A run on digits and pseudo-labelled images [N, H, W, C] in a .npz file."""
+    folder = tmp_path_factory.mktemp("self_trained")
+    np.savez(folder / "pseudo.npz", data=IMAGES, extrapolated_targets=LABELS)
+    train(folder / "run", "--use-unlabelled", folder / "pseudo.npz")
+    return folder / "run"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pickled(2),
+        pickled(pickle.HIGHEST_PROTOCOL),
+        pickled(4, IMAGES.transpose(0, 3, 1, 2)),
+        pickled(4, IMAGES[..., 0]),
+        pickled(4, labels=LABELS.astype(np.uint8)),
+        pickled(4, labels=LABELS.tolist()),
+        pickled(4, np.asfortranarray(IMAGES)),
+        pickle.dumps({"images": IMAGES, "labels": LABELS, "other": [1, 2]}),
+    ],
+    ids=["protocol 2", "highest protocol", "channels first", "no channels", "bytes", "list", "other order", "names"],
+)
+def test_pickle_and_layout_make_no_difference(self_trained, tmp_path, content):
+    (tmp_path / "pseudo.pickle").write_bytes(content)
+    train(tmp_path / "run", "--use-unlabelled", tmp_path / "pseudo.pickle")
+    assert same_state(tmp_path / "run", self_trained)
+
+
+def test_pseudo_labels_and_their_weight_decide_the_weights_and_are_recorded(self_trained, tmp_path, capsys):
+    file = self_trained.parent / "pseudo.npz"
+    train(tmp_path / "without")
+    train(tmp_path / "light", "--use-unlabelled", file, "--unlabelled-weight", 0.1)
+    train(tmp_path / "stated", "--use-unlabelled", file, "--unlabelled-weight", 1)
+    assert same_state(tmp_path / "stated", self_trained), "1 is the default"
+    assert not same_state(tmp_path / "light", self_trained) and not same_state(tmp_path / "without", self_trained)
+    assert "pseudo_weight" not in read(tmp_path / "without")["recipe"]
+    recipes = [read(folder)["recipe"] for folder in (self_trained, tmp_path / "light")]
+    assert [recipe["pseudo_weight"] for recipe in recipes] == [1.0, 0.1]
+    assert recipes[0]["pseudo_labelled_fingerprint"] == recipes[1]["pseudo_labelled_fingerprint"]
+    again = [*DIGITS, tmp_path / "light", *SHORT, "--resume"]
+    assert refused(call(capsys, "train", *again), "pseudo_weight was 0.1")
+    outcome = call(capsys, "train", *again, "--use-unlabelled", file, "--unlabelled-weight", 0.5)
+    assert refused(outcome, "pseudo_weight was 0.1, now 0.5")
+
+
+FAULTS = {
+    "missing": (None, ["does not exist"]),
+    "empty": (b"", ["cannot be read"]),
+    "no pickle": (b"\x89PNG\r\n\x1a\n and so on", ["cannot be read"]),
+    "half a pickle": (pickled(4)[:9000], ["cannot be read"]),
+    "no dict": (pickle.dumps([1, 2]), ["cannot be read", "list"]),
+    "code": (EVIL, ["cannot be read"]),
+    "code inside": (pickle.dumps({"data": os.getcwd}), ["cannot be read"]),
+    "no images": (pickle.dumps({"labels": LABELS}), ["data or images", "labels"]),
+    "no labels": (pickle.dumps({"data": IMAGES}), ["extrapolated_targets or labels", "data"]),
+    "nothing": (pickle.dumps({}), ["data or images", "nothing"]),
+    "other size": (pickled(4, IMAGES[:, :7]), ["[300, 7, 8, 1]", "[N, 8, 8, 1]"]),
+    "colour": (pickled(4, IMAGES.repeat(3, axis=3)), ["[300, 8, 8, 3]"]),
+    "one image": (pickled(4, IMAGES[0]), ["[8, 8, 1]"]),
+    "a number": (pickled(4, 3), ["shape []"]),
+    "floats": (pickled(4, IMAGES / 255), ["float64", "uint8"]),
+    "text": (pickled(4, "images"), ["uint8"]),
+    "ragged images": (pickled(4, [[1, 2], [3]]), []),
+    "ragged labels": (pickled(4, labels=[[1, 2], [3]]), []),
+    "float labels": (pickled(4, labels=LABELS.astype(float)), ["float64", "whole number"]),
+    "one-hot labels": (pickled(4, labels=np.eye(10, dtype=int)[LABELS]), ["[300, 10]"]),
+    "label 10": (pickled(4, labels=np.where(LABELS == 3, 10, LABELS)), ["label 10", "0 to 9"]),
+    "label -1": (pickled(4, labels=np.where(LABELS == 3, -1, LABELS)), ["label -1", "0 to 9"]),
+    "fewer labels": (pickled(4, labels=LABELS[:299]), ["[299]", "300"]),
+    "no image at all": (pickled(4, IMAGES[:0], LABELS[:0]), []),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faulty_file_is_refused_in_one_line_that_names_it(fault, workplace, capsys):
+    content, words = FAULTS[fault]
+    if content is not None:
+        (workplace / "pseudo.pickle").write_bytes(content)
+    before = snapshot(workplace)
+    outcome = call(capsys, "train", *DIGITS, "run", *SHORT, "--use-unlabelled", "pseudo.pickle")
+    assert refused(outcome, "--use-unlabelled", "pseudo.pickle", *words), outcome.err
+    assert snapshot(workplace) == before, "no code in it was executed"
+
+
+@pytest.mark.parametrize("keep", [0, 0.01, 0.5, 0.99])
+def test_damaged_npz_is_refused_in_one_line_that_names_it(keep, self_trained, workplace, capsys):
+    whole = (self_trained.parent / "pseudo.npz").read_bytes()
+    for name, content in {
+        "short.npz": whole[: int(keep * len(whole))],
+        "changed.npz": whole[: int(keep * len(whole))] + b"?" * 40 + whole[int(keep * len(whole)) + 40 :],
+    }.items():
+        (workplace / name).write_bytes(content)
+        outcome = call(capsys, "train", *DIGITS, "run", *SHORT, "--use-unlabelled", name)
+        assert refused(outcome, "--use-unlabelled", name), outcome.err
+
+
+def test_npz_with_pickled_objects_is_refused(workplace, capsys):
+    np.savez("objects.npz", data=np.array([{"a": 1}], dtype=object), labels=LABELS)
+    outcome = call(capsys, "train", *DIGITS, "run", *SHORT, "--use-unlabelled", "objects.npz")
+    assert refused(outcome, "objects.npz")
+
+
+def test_weight_without_a_file_is_refused(workplace, capsys):
+    outcome = call(capsys, "train", *DIGITS, "run", *SHORT, "--unlabelled-weight", 0.5)
+    assert refused(outcome, "--unlabelled-weight", "--use-unlabelled") and list(workplace.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory) -> Path:
+    """A run on digits whose input layer is not the usual one."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    train(folder, "--seed", 3, "--input-layer", "center")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def three_classes(tmp_path_factory) -> str:
+    """A dataset of grey 8x8 images of three classes."""
+    folder = tmp_path_factory.mktemp("three")
+    names = [f"{split}/{label}/{number}.png" for split in ("train", "test") for label in "abc" for number in range(8)]
+    for seed, name in enumerate(names):
+        save_image(folder / name, random_image(seed, 8, 8, channels=1))
+    return f"imagefolder:{folder}"
+
+
+def begun(pretrained: Path, description) -> tuple[dict, dict, dict, str]:
+    """A fresh model's weights, what start_from makes of them, those in the checkpoint, and what is said."""
+    model = get_architecture("digits_resnet8", description, "center")
+    fresh = {name: value.clone() for name, value in model.state_dict().items()}
+    said = start_from(model, read(pretrained), "there", description)
+    return fresh, model.state_dict(), read(pretrained)["state_dict"], said
+
+
+def test_all_layers_are_kept_where_the_classes_are_the_same(pretrained):
+    _, now, saved, said = begun(pretrained, describe_dataset("digits"))
+    assert now.keys() == saved.keys() and all(torch.equal(now[name], saved[name]) for name in saved)
+    assert "all of its layers" in said and "there" in said
+
+
+@pytest.mark.parametrize("names", ["abc", "ABCDEFGHIJ"], ids=["three", "ten others"])
+def test_only_the_classification_layer_is_new_where_the_classes_differ(pretrained, three_classes, names):
+    from dataclasses import replace
+
+    fresh, now, saved, said = begun(pretrained, replace(describe_dataset(three_classes), class_names=tuple(names)))
+    new = {name for name in now if not torch.equal(now[name], saved[name])}
+    assert len(new) == 2 and all(torch.equal(now[name], fresh[name]) for name in new)
+    assert {now[name].shape[0] for name in new} == {len(names)}
+    assert f"a new classification layer for {len(names)} classes" in said
+
+
+def test_command_trains_on_from_there(pretrained, three_classes, tmp_path, capsys):
+    """An update as small as this changes only what is 0, and the statistics of batch normalization."""
+    tiny = ["--lr", 1e-30, "--steps-per-epoch", 1, "--weight-decay", 0]
+    start = ["--pretrained-model", pretrained / "checkpoint.pth.tar"]
+    saved = read(pretrained)["state_dict"]
+    for dataset, words in [("digits", "all of its layers"), (three_classes, "classification layer for 3 classes")]:
+        folder = tmp_path / words.split()[0]
+        outcome = call(capsys, "train", dataset, "digits_resnet8", folder, *SHORT, *tiny, *start)
+        assert outcome.code == 0 and words in outcome.out
+        now = read(folder)
+        convolutions = [name for name, value in saved.items() if value.ndim == 4]
+        assert len(convolutions) > 6 and all(torch.equal(now["state_dict"][name], saved[name]) for name in convolutions)
+        assert now["input_layer"] == "center", "it belongs to the weights"
+        assert now["classes"] == list(describe_dataset(dataset).class_names)
+
+
+def test_pretrained_model_that_does_not_fit_is_refused(pretrained, workplace, capsys):
+    content = read(pretrained)
+    torch.save({**content, "state_dict": {f"{key}s": it for key, it in content["state_dict"].items()}}, "foreign.tar")
+    torch.save({**content, "input_layer": None}, "silent.tar")
+    whole = pretrained / "checkpoint.pth.tar"
+    for arch, file, options, words in [
+        ("cifar_resnet20", whole, [], ["is not a cifar_resnet20"]),
+        ("digits_resnet8", "foreign.tar", [], ["foreign.tar", "is not a digits_resnet8"]),
+        ("digits_resnet8", "missing.tar", [], ["missing.tar", "does not exist"]),
+        ("digits_resnet8", whole, ["--input-layer", "normalize"], ["'center'", "'normalize'"]),
+        ("digits_resnet8", "silent.tar", [], ["silent.tar", "--input-layer"]),
+    ]:
+        outcome = call(capsys, "train", "digits", arch, "run", *SHORT, "--pretrained-model", file, *options)
+        assert refused(outcome, *words), outcome.err
+    assert not Path("run").exists()
+    train("run", "--pretrained-model", whole, "--input-layer", "center")
+
+
+def test_resumed_run_goes_on_from_its_own_weights_and_only_from_the_same_start(pretrained, tmp_path, capsys):
+    start = ["--pretrained-model", pretrained / "checkpoint.pth.tar"]
+    train(tmp_path / "whole", *start, "--epochs", 2)
+    train(tmp_path / "halves", *start)
+    other = tmp_path / "other.tar"
+    torch.save({**read(pretrained), "epoch": 9}, other)
+    again = [*DIGITS, tmp_path / "halves", *SHORT, "--epochs", 2, "--resume"]
+    for options in (["--pretrained-model", other], ["--input-layer", "center"]):
+        assert refused(call(capsys, "train", *again, *options), "pretrained_sha256")
+    assert call(capsys, "train", *again, *start).code == 0
+    assert same_state(tmp_path / "halves", tmp_path / "whole")
+    assert not same_state(tmp_path / "halves", pretrained)
+
+
+def test_every_kth_epoch_and_the_last_one_is_tested_which_changes_no_weights(tmp_path):
+    usual = ["--epochs", 5, "--evaluate-images", 50]
+    train(tmp_path / "all", *usual)
+    train(tmp_path / "some", *usual, "--evaluate-every", 2)
+    train(tmp_path / "others", *usual, "--evaluate-every", 9, "--evaluate-images", 100_000)
+    log, whole, others = (rows(tmp_path / name / "log.txt") for name in ("some", "all", "others"))
+    assert [row["test_images"] for row in log] == ["0", "50", "0", "50", "50"]
+    assert [row["test_images"] for row in others] == ["0"] * 4 + ["359"], "more than there are"
+    tested = ("test_loss", "test_accuracy", "test_clean_accuracy")
+    for row, full in zip(log, whole):
+        assert all(math.isnan(float(row[name])) or row[name] == full[name] for name in tested)
+        assert all(math.isnan(float(row[name])) == (row["test_images"] == "0") for name in tested)
+        assert math.isnan(float(row["test_adversarial_accuracy"])), "there is no attack"
+    assert same_state(tmp_path / "some", tmp_path / "all") and same_state(tmp_path / "others", tmp_path / "all")
+
+
+def test_curves_are_written_for_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard", reason="--tensorboard needs the package tensorboard, which is optional")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(tmp_path, "--tensorboard")
+    train(tmp_path, "--tensorboard", "--resume", "--epochs", 3, "--evaluate-every", 3)
+    curves = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    log = timeless(tmp_path / "log.txt")
+    for tag, column in [("train/loss", "train_loss"), ("test/clean_accuracy", "test_clean_accuracy")]:
+        points = {event.step: event.value for event in curves.Scalars(tag)}
+        expected = {int(row["epoch"]): float(row[column]) for row in log if not math.isnan(float(row[column]))}
+        assert points == pytest.approx(expected)
+
+
+def test_tensorboard_that_is_not_installed_is_named_in_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    outcome = call(capsys, "train", *DIGITS, tmp_path / "run", *SHORT, "--tensorboard")
+    assert refused(outcome, "--tensorboard", "pip install tensorboard")
+    assert not list(tmp_path.rglob("*.tar")) and not list(tmp_path.rglob("log.txt"))

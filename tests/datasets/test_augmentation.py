@@ -1,0 +1,212 @@
+"""Drawing an augmentation and applying it, against pad, cut and mirror pixel by pixel; every choice equally likely."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+from smoothadv.datasets.augmentation import Augmentation, augment, augmented, draw_augmentation, pixels_of
+
+FALSE_ALARM = 1e-6
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def padded(image: list, padding: int) -> list:
+    """One channel, a list of rows, with zeros on all sides."""
+    width = len(image[0]) + 2 * padding
+    empty = [[0] * width for _ in range(padding)]
+    return empty + [[0] * padding + row + [0] * padding for row in image] + empty
+
+
+def slow_augmentation(image: torch.Tensor, padding: int, top: int, left: int, mirrored: bool) -> list:
+    """An image [C, H, W]: pad with zeros, cut H x W at (top, left), mirror; nested lists of numbers."""
+    _, height, width = image.shape
+    result = []
+    for channel in image.tolist():
+        cut = [row[left : left + width] for row in padded(channel, padding)[top : top + height]]
+        result.append([row[::-1] for row in cut] if mirrored else cut)
+    return result
+
+
+def slow_batch(images: torch.Tensor, indices: list[int], chosen: Augmentation) -> torch.Tensor:
+    """Images ``indices``, each as ``chosen`` for it among all images."""
+    return torch.tensor(
+        [
+            slow_augmentation(
+                images[index],
+                chosen.crop_padding,
+                *((0, 0) if chosen.offsets is None else chosen.offsets[:, index].tolist()),
+                chosen.mirrored is not None and bool(chosen.mirrored[index]),
+            )
+            for index in indices
+        ],
+        dtype=images.dtype,
+    )
+
+
+@st.composite
+def cases(draw):
+    """Images without a black pixel, so that padding shows, an augmentation for each and some indices."""
+    number, channels = draw(st.integers(1, 5)), draw(st.sampled_from([1, 3]))
+    shape = draw(st.integers(1, 6)), draw(st.integers(1, 6))
+    dtype = draw(st.sampled_from([torch.uint8, torch.float32]))
+    seed = draw(st.integers(0, 2**32 - 1))
+    images = torch.randint(1, 256, (number, channels, *shape), generator=seeded(seed)).to(dtype)
+    chosen = draw_augmentation(number, draw(st.integers(0, 4)), draw(st.booleans()), seeded(seed + 1))
+    indices = draw(st.lists(st.integers(0, number - 1), min_size=1, max_size=7))
+    return images, chosen, indices
+
+
+repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=150)
+
+
+@repeatable
+@given(cases())
+def test_images_are_padded_cut_and_mirrored(case):
+    images, chosen, indices = case
+    asked = torch.tensor(indices)
+    result = augmented(pixels_of(images), tuple(images.shape[2:]), asked, chosen.of(asked))
+    expected = slow_batch(images, indices, chosen)
+    assert result.dtype == images.dtype and result.shape == (len(indices), *images.shape[1:])
+    assert torch.equal(result, expected)
+    # Channels last in memory, whatever the strides of dimensions of size 1.
+    assert result.permute(0, 2, 3, 1).is_contiguous()
+    assert result.is_contiguous(memory_format=torch.channels_last)
+
+
+@repeatable
+@given(cases())
+def test_batch_is_augmented_as_drawn(case):
+    images, drawn, _ = case
+    padding, flip = drawn.crop_padding, drawn.mirrored is not None
+    result = augment(images, padding, flip, seeded(9))
+    chosen = draw_augmentation(len(images), padding, flip, seeded(9))
+    assert torch.equal(result, slow_batch(images, list(range(len(images))), chosen))
+    assert result.permute(0, 2, 3, 1).is_contiguous()
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_columns_are_cut_before_they_are_mirrored(mirrored):
+    """Written out: a crop that starts to the right of the image's corner loses its left column, then is mirrored."""
+    image = torch.tensor([[[[1, 2, 3], [4, 5, 6]]]], dtype=torch.uint8)
+    chosen = Augmentation(1, torch.tensor([mirrored]), torch.tensor([[0], [2]]))
+    (result,) = augmented(pixels_of(image), (2, 3), torch.tensor([0]), chosen)
+    assert result.tolist() == [[[0, 0, 0], [0, 3, 2]] if mirrored else [[0, 0, 0], [2, 3, 0]]]
+
+
+@repeatable
+@given(cases(), st.data())
+def test_choice_for_some_images_is_theirs_in_their_order(case, data):
+    _, chosen, indices = case
+    part = chosen.of(torch.tensor(indices))
+    again = data.draw(st.lists(st.integers(0, len(indices) - 1), max_size=5))
+    for some, positions in [(part, indices), (part.of(torch.tensor(again, dtype=torch.int64)), again)]:
+        origin = chosen if some is part else part
+        assert some.crop_padding == chosen.crop_padding
+        assert (some.mirrored is None, some.offsets is None) == (chosen.mirrored is None, chosen.offsets is None)
+        if some.mirrored is not None:
+            assert some.mirrored.tolist() == [bool(origin.mirrored[position]) for position in positions]
+        if some.offsets is not None:
+            assert some.offsets.tolist() == [
+                [row[position] for position in positions] for row in origin.offsets.tolist()
+            ]
+
+
+@repeatable
+@given(cases())
+def test_pixels_lie_image_by_image_and_row_by_row_with_a_black_one_last(case):
+    images, _, _ = case
+    number, channels, height, width = images.shape
+    pixels = pixels_of(images)
+    assert pixels.shape == (number * height * width + 1, channels) and pixels.dtype == images.dtype
+    slow = [
+        images[n, :, row, column].tolist() for n in range(number) for row in range(height) for column in range(width)
+    ]
+    assert pixels.tolist() == [*slow, [0] * channels]
+    images.zero_()
+    assert pixels[:-1].min() > 0, "a copy: what becomes of the images does not matter"
+
+
+def test_images_in_any_memory_format_have_the_same_pixels():
+    images = torch.randint(0, 256, (3, 3, 4, 5), dtype=torch.uint8, generator=seeded(0))
+    formats = [
+        images.contiguous(memory_format=torch.channels_last),
+        images.flip(3).flip(3),
+        images.repeat(2, 1, 1, 1)[:3],
+    ]
+    assert all(torch.equal(pixels_of(each), pixels_of(images)) for each in formats)
+
+
+@pytest.mark.parametrize("padding", [0, 1, 4])
+@pytest.mark.parametrize("flip", [False, True])
+def test_what_is_drawn_is_one_choice_for_each_image(padding, flip):
+    chosen = draw_augmentation(1_000, padding, flip, seeded(0))
+    assert chosen.crop_padding == padding
+    if flip:
+        assert chosen.mirrored.shape == (1_000,) and chosen.mirrored.dtype == torch.bool
+    else:
+        assert chosen.mirrored is None
+    if padding:
+        assert chosen.offsets.shape == (2, 1_000) and chosen.offsets.dtype == torch.int64
+        assert chosen.offsets.unique().tolist() == list(range(2 * padding + 1))
+    else:
+        assert chosen.offsets is None
+    moved = chosen.to(torch.device("cpu"))
+    assert (moved.mirrored is None, moved.offsets is None) == (not flip, not padding)
+
+
+def test_what_is_drawn_is_a_function_of_the_generator():
+    torch.manual_seed(0)
+    first, other = draw_augmentation(50, 2, True, seeded(1)), draw_augmentation(50, 2, True, seeded(2))
+    torch.manual_seed(1)
+    again = draw_augmentation(50, 2, True, seeded(1))
+    assert torch.equal(first.offsets, again.offsets) and torch.equal(first.mirrored, again.mirrored)
+    assert not torch.equal(first.offsets, other.offsets) and not torch.equal(first.mirrored, other.mirrored)
+
+
+def is_uniform(outcomes: list, possibilities: int) -> bool:
+    """Chi-square test at level FALSE_ALARM that each of so many outcomes is as likely as any other."""
+    counts, expected = Counter(outcomes), len(outcomes) / possibilities
+    assert expected >= 10 and len(counts) <= possibilities
+    statistic = sum((count - expected) ** 2 for count in counts.values()) / expected
+    statistic += (possibilities - len(counts)) * expected
+    return statistic < chi2.ppf(1 - FALSE_ALARM, possibilities - 1)
+
+
+@pytest.mark.parametrize("padding", [1, 2, 4])
+def test_row_column_and_mirror_are_drawn_uniformly_and_independently(padding):
+    # A fixed seed; with a random one this would be a false alarm once in a million times.
+    number, side = 40_000, 2 * padding + 1
+    chosen = draw_augmentation(number, padding, True, seeded(padding))
+    outcomes = list(zip(*chosen.offsets.tolist(), chosen.mirrored.tolist()))
+    assert is_uniform(outcomes, 2 * side**2)
+    # Negative controls: offsets that miss the last, a crop that fixes the mirror, rows that are the columns.
+    assert not is_uniform([(min(row, side - 2), column, flip) for row, column, flip in outcomes], 2 * side**2)
+    assert not is_uniform([(row, column, row == 0 or flip) for row, column, flip in outcomes], 2 * side**2)
+    assert not is_uniform([(row, row, flip) for row, _, flip in outcomes], 2 * side**2)
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_neighbours_are_drawn_independently(flip):
+    # All pairs of choices of two neighbouring images: a false alarm in one of a million seeds.
+    chosen = draw_augmentation(80_000, 1, flip, seeded(20 + flip))
+    mirrored = chosen.mirrored.tolist() if flip else [False] * 80_000
+    outcomes = list(zip(*chosen.offsets.tolist(), mirrored))
+    possibilities = (9 * (1 + flip)) ** 2
+    pairs = list(zip(outcomes[::2], outcomes[1::2]))
+    assert is_uniform(pairs, possibilities)
+    assert not is_uniform([(one, (one[0], *two[1:])) for one, two in pairs], possibilities), "the control"
+
+
+def test_share_of_mirrored_images_is_a_half_without_crops_as_well():
+    outcomes = draw_augmentation(40_000, 0, True, seeded(3)).mirrored.tolist()
+    assert is_uniform(outcomes, 2)
+    assert not is_uniform([flip or index % 20 == 0 for index, flip in enumerate(outcomes)], 2), "the control: 52.5%"

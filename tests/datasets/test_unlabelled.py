@@ -1,0 +1,291 @@
+"""Pseudo-labelled images are read from .npz files and pickles in any layout, run no code, and are as any dataset's.
+
+What cannot be read or does not fit the dataset is one line that names the file.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from smoothadv.datasets.images import CIFAR_TRAINING, DatasetDescription, InMemoryImages
+from smoothadv.datasets.unlabelled import load_pseudo_labelled
+from smoothadv.errors import UserError
+from support.traps import Trap
+
+COLOUR, GREY = (3, 2, 4), (1, 4, 5)
+NUMBER, CLASSES = 7, 5
+CPU = torch.device("cpu")
+LABELS = np.array([4, 0, 3, 3, 1, 2, 0])
+
+
+def described(shape: tuple[int, int, int] = COLOUR) -> DatasetDescription:
+    names, channels = tuple("abcde"), shape[0]
+    statistics = (0.5,) * channels
+    return DatasetDescription("toys", names, shape, statistics, statistics, CIFAR_TRAINING, crop_padding=1)
+
+
+def pixels(shape: tuple[int, int, int] = COLOUR) -> np.ndarray:
+    """Images uint8 [N, C, H, W]."""
+    return np.random.default_rng(0).integers(0, 256, (NUMBER, *shape), dtype=np.uint8)
+
+
+def write_npz(path: Path, content: dict) -> Path:
+    path = path.with_suffix(".npz")
+    np.savez(path, **content)
+    return path
+
+
+def write_pickle(protocol: int):
+    def write(path: Path, content: object) -> Path:
+        path = path.with_suffix(".pickle")
+        path.write_bytes(pickle.dumps(content, protocol=protocol))
+        return path
+
+    return write
+
+
+FORMATS = {"npz": write_npz, **{f"pickle {protocol}": write_pickle(protocol) for protocol in (0, 2, 3, 4, 5)}}
+every_format = pytest.mark.parametrize("write", FORMATS.values(), ids=FORMATS)
+
+LAYOUTS = {
+    "channels last": (COLOUR, lambda images: images.transpose(0, 2, 3, 1)),
+    "channels first": (COLOUR, lambda images: images),
+    "one channel, last": (GREY, lambda images: images.transpose(0, 2, 3, 1)),
+    "one channel, first": (GREY, lambda images: images),
+    "one channel, not spelled out": (GREY, lambda images: images[:, 0]),
+    "in Fortran order": (COLOUR, lambda images: np.asfortranarray(images.transpose(0, 2, 3, 1))),
+    "every second image": (COLOUR, lambda images: images.repeat(2, axis=0)[::2]),
+}
+
+
+@every_format
+@pytest.mark.parametrize("shape, arrange", LAYOUTS.values(), ids=LAYOUTS)
+def test_images_and_labels_are_read_in_any_layout(tmp_path, write, shape, arrange):
+    path = write(tmp_path / "extra", {"data": arrange(pixels(shape)), "extrapolated_targets": LABELS})
+    loaded = load_pseudo_labelled(path, described(shape))
+    assert loaded.images.dtype == torch.uint8 and np.array_equal(loaded.images, pixels(shape))
+    assert loaded.labels.dtype == torch.int64 and loaded.labels.tolist() == LABELS.tolist()
+    assert loaded.description.name == f"pseudo-labelled {path.name}"
+    assert loaded.description.class_names == described().class_names and loaded.description.image_shape == shape
+
+
+@every_format
+@pytest.mark.parametrize("images", ["data", "images"])
+@pytest.mark.parametrize("labels", ["extrapolated_targets", "labels"])
+def test_arrays_are_found_by_either_name(tmp_path, write, images, labels):
+    path = write(tmp_path / "extra", {"note": np.zeros(3), labels: LABELS, images: pixels()})
+    assert np.array_equal(load_pseudo_labelled(path, described()).images, pixels())
+
+
+def test_published_names_win_where_both_are_there(tmp_path):
+    content = {"images": np.zeros(3), "labels": np.zeros(2), "data": pixels(), "extrapolated_targets": LABELS}
+    loaded = load_pseudo_labelled(write_npz(tmp_path / "extra", content), described())
+    assert np.array_equal(loaded.images, pixels()) and loaded.labels.tolist() == LABELS.tolist()
+
+
+@every_format
+@pytest.mark.parametrize("dtype", ["u1", "i1", "<i2", ">i4", ">i8", "<u8", "list"])
+def test_labels_may_be_any_whole_numbers(tmp_path, write, dtype):
+    labels = LABELS.tolist() if dtype == "list" else LABELS.astype(dtype)
+    loaded = load_pseudo_labelled(write(tmp_path / "extra", {"data": pixels(), "labels": labels}), described())
+    assert loaded.labels.dtype == torch.int64 and loaded.labels.tolist() == LABELS.tolist()
+
+
+def test_arrays_that_were_read_only_are_read_without_a_warning(tmp_path):
+    """Pickle protocol 5 keeps that property, and torch warns of such arrays."""
+    images = pixels()
+    images.flags.writeable = False
+    path = write_pickle(5)(tmp_path / "extra", {"data": images, "labels": LABELS})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # torch warns once in a process: here it has to do so whenever there is a reason.
+        torch.set_warn_always(True)
+        try:
+            loaded = load_pseudo_labelled(path, described())
+        finally:
+            torch.set_warn_always(False)
+    assert np.array_equal(loaded.images, pixels())
+
+
+def refusal(path: Path, description: DatasetDescription | None = None) -> str:
+    """The message with which a file is refused: one line of a sensible length that names the file and the option."""
+    with pytest.raises(UserError) as error:
+        load_pseudo_labelled(path, description or described())
+    message = str(error.value)
+    assert str(path) in message and message.startswith("--use-unlabelled: ")
+    assert len(message.splitlines()) == 1 and len(message) < 1_000
+    return message
+
+
+CHANNELS_LAST = pixels().transpose(0, 2, 3, 1)
+FAULTS = {
+    "no images": ({"labels": LABELS}, "lacks data or images; it holds labels"),
+    "no labels": ({"data": pixels()}, "lacks extrapolated_targets or labels; it holds data"),
+    "nothing": ({}, "holds nothing"),
+    "images as floats": ({"data": pixels() / 255, "labels": LABELS}, "float64.*needs uint8"),
+    "images as signed bytes": ({"data": pixels().astype(np.int8), "labels": LABELS}, "int8.*needs uint8"),
+    "images of another size": ({"data": pixels()[:, :, :, :3], "labels": LABELS}, r"\[7, 3, 2, 3\].*needs uint8"),
+    "images without channels": ({"data": pixels()[:, 0], "labels": LABELS}, r"\[7, 2, 4\]"),
+    "one image": ({"data": pixels()[0], "labels": LABELS}, r"shape \[3, 2, 4\]"),
+    "images side by side": ({"data": CHANNELS_LAST.transpose(0, 2, 1, 3), "labels": LABELS}, r"\[7, 4, 2, 3\]"),
+    "a number for images": ({"data": np.array(3, np.uint8), "labels": LABELS}, r"shape \[\]"),
+    "fewer labels": ({"data": pixels(), "labels": LABELS[:-1]}, r"labels of shape \[6\].*7 images"),
+    "more labels": ({"data": pixels(), "labels": np.append(LABELS, 0)}, r"labels of shape \[8\].*7 images"),
+    "labels in a column": ({"data": pixels(), "labels": LABELS[:, None]}, r"labels of shape \[7, 1\]"),
+    "logits": ({"data": pixels(), "labels": np.eye(5)[LABELS]}, r"labels of shape \[7, 5\]"),
+    "labels as floats": ({"data": pixels(), "labels": LABELS.astype(float)}, "float64.*whole number"),
+    "labels as booleans": ({"data": pixels(), "labels": LABELS > 2}, "bool.*whole number"),
+    "labels as text": ({"data": pixels(), "labels": LABELS.astype(str)}, "whole number"),
+    "a label too many": ({"data": pixels(), "labels": LABELS + 1}, "label 5; toys has the classes 0 to 4"),
+    "a negative label": ({"data": pixels(), "labels": LABELS - 1}, "label -1"),
+    "a huge label": ({"data": pixels(), "labels": LABELS.astype(np.uint64) + np.uint64(2**63)}, "classes 0 to 4"),
+    "no images at all": ({"data": pixels()[:0], "labels": LABELS[:0]}, "0 images"),
+}
+
+
+@pytest.mark.parametrize("write", [write_npz, write_pickle(4)], ids=["npz", "pickle"])
+@pytest.mark.parametrize("content, words", FAULTS.values(), ids=FAULTS)
+def test_what_does_not_fit_is_refused_in_one_line(tmp_path, write, content, words):
+    message = refusal(write(tmp_path / "extra", content))
+    assert re.search(words, message), message
+
+
+def nested_in_itself() -> list:
+    outer: list = []
+    outer.append(outer)
+    return outer
+
+
+PICKLED = {
+    "a list": [pixels(), LABELS],
+    "an array": pixels(),
+    "a number": 3,
+    "labels of different lengths": {"data": pixels(), "labels": [[0], [1, 2]]},
+    "images of different lengths": {"data": [[[0]], [1]], "labels": LABELS},
+    "labels that contain themselves": {"data": pixels(), "labels": nested_in_itself()},
+    "labels as objects": {"data": pixels(), "labels": LABELS.astype(object)},
+    "labels beyond any integer": {"data": pixels(), "labels": [10**30] * NUMBER},
+    "labels in a dict": {"data": pixels(), "labels": {"first": 1}},
+    "no labels but None": {"data": pixels(), "labels": None},
+    "names that are no text": {0: pixels(), None: LABELS},
+    "a name of two lines": {"da\nta": pixels(), "labels": LABELS},
+    "very many names": {f"batch {number}": 0 for number in range(5_000)},
+}
+
+
+@pytest.mark.parametrize("content", PICKLED.values(), ids=PICKLED)
+def test_pickle_of_something_else_is_refused_in_one_line(tmp_path, content):
+    refusal(write_pickle(4)(tmp_path / "extra", content))
+
+
+DAMAGED = {
+    "nothing": b"",
+    "text": b"not a data set\nbut two lines\n",
+    "zeros": bytes(100),
+    # Also what an .npz file is under another name.
+    "an archive without an end": b"PK\x03\x04\x14\x00\x00\x00\x00\x00some archive",
+    "a torn pickle": pickle.dumps({"data": pixels(), "labels": LABELS})[:-40],
+    "a pickle of a class with line breaks in its name": b"\x80\x04\x8c\x05o\ns\nx\x8c\x03abc\x93.",
+    "a persistent object": b"\x80\x04\x8c\x01xQ.",
+}
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".NPZ", ".pickle", ""], ids=["npz", "NPZ", "pickle", "no suffix"])
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_damaged_file_is_refused_in_one_line(tmp_path, content, suffix):
+    path = tmp_path / f"extra{suffix}"
+    path.write_bytes(content)
+    refusal(path)
+
+
+def test_single_array_is_refused_in_one_line(tmp_path):
+    np.save(tmp_path / "extra.npy", pixels())
+    refusal((tmp_path / "extra.npy").rename(tmp_path / "extra.npz"))
+
+
+@pytest.mark.parametrize("torn", [10, 200, -60])
+def test_torn_npz_is_refused_in_one_line(tmp_path, torn):
+    path = write_npz(tmp_path / "extra", {"data": pixels(), "labels": LABELS})
+    path.write_bytes(path.read_bytes()[:torn])
+    refusal(path)
+
+
+def test_file_that_is_not_there_or_a_folder_is_refused(tmp_path):
+    assert "does not exist" in refusal(tmp_path / "missing.npz")
+    refusal(tmp_path)
+
+
+def trapped_contents(marker: Path) -> dict[str, object]:
+    trap = Trap(marker)
+    objects = np.array([trap] * NUMBER, dtype=object)
+    return {
+        "beside the arrays": {"data": pixels(), "labels": LABELS, "more": trap},
+        "as a name": {"data": pixels(), "labels": LABELS, trap: 0},
+        "as the images": {"data": trap, "labels": LABELS},
+        "within an array": {"data": pixels(), "labels": objects},
+        "alone": trap,
+    }
+
+
+TRAPS = list(trapped_contents(Path("unused")))
+
+
+@pytest.mark.parametrize("place", TRAPS)
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+def test_pickle_that_would_run_a_command_is_refused_and_does_not(tmp_path, place, protocol):
+    marker = tmp_path / "sprung"
+    path = write_pickle(protocol)(tmp_path / "extra", trapped_contents(marker)[place])
+    assert "asks to load" in refusal(path)
+    assert not marker.exists()
+    pickle.loads(path.read_bytes())
+    assert marker.exists(), "the control: the trap works"
+
+
+def test_npz_with_a_pickle_within_is_refused_and_runs_nothing(tmp_path):
+    marker = tmp_path / "sprung"
+    objects = np.array([Trap(marker)] * NUMBER, dtype=object)
+    path = write_npz(tmp_path / "extra", {"data": pixels(), "labels": objects})
+    assert "allow_pickle" in refusal(path) and not marker.exists()
+    with np.load(path, allow_pickle=True) as content:
+        assert len(content["labels"]) == NUMBER and marker.exists(), "the control: the trap works"
+
+
+def test_npz_of_objects_is_refused_even_if_they_are_numbers(tmp_path):
+    refusal(write_npz(tmp_path / "extra", {"data": pixels(), "labels": LABELS.astype(object)}))
+
+
+def test_pickle_behind_the_name_of_an_npz_runs_nothing(tmp_path):
+    marker, path = tmp_path / "sprung", tmp_path / "extra.npz"
+    path.write_bytes(pickle.dumps({"data": Trap(marker), "labels": LABELS}))
+    refusal(path)
+    assert not marker.exists()
+
+
+@every_format
+def test_items_and_batches_are_those_of_any_dataset_of_these_images(tmp_path, write):
+    content = {"data": pixels().transpose(0, 2, 3, 1), "extrapolated_targets": LABELS}
+    loaded = load_pseudo_labelled(write(tmp_path / "extra", content), described())
+    plain = InMemoryImages(torch.from_numpy(pixels()), torch.from_numpy(LABELS), described())
+    assert len(loaded) == NUMBER and loaded.fingerprint() == plain.fingerprint()
+    for index in range(NUMBER):
+        (image, label), (expected, expected_label) = loaded[index], plain[index]
+        assert torch.equal(image, expected) and label == expected_label and isinstance(label, int)
+    batches = torch.tensor([6, 2, 2, 0, 5]).split(2)
+    pairs = [
+        *zip(loaded.evaluation_batches(batches, CPU), plain.evaluation_batches(batches, CPU), strict=True),
+        *zip(
+            *(each.training_batches(batches, CPU, torch.Generator().manual_seed(1)) for each in (loaded, plain)),
+            strict=True,
+        ),
+    ]
+    assert len(pairs) == 6
+    for (images, labels), (expected, expected_labels) in pairs:
+        assert torch.equal(images, expected) and torch.equal(labels, expected_labels)
+        assert images.dtype == torch.float32 and labels.dtype == torch.int64

@@ -1,0 +1,217 @@
+"""However training is executed - compiled, in bfloat16, channels last - it trains the same up to rounding."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from smoothadv.architectures import get_architecture
+from smoothadv.attacks import ATTACKS
+from smoothadv.attacks.gradients import plug_in
+from smoothadv.errors import UserError
+from smoothadv.objectives.smoothadv import SmoothAdv
+from smoothadv.training.execution import CompiledForOneShape, Execution
+from smoothadv.training.processes import Processes
+from smoothadv.training.update import Address, Update
+from support.networks import settle_batch_norms
+
+CPU = torch.device("cpu")
+OBJECTIVE = SmoothAdv(ATTACKS["PGD"](0.5, 2), 0.25, 2, warmup=0)
+IMAGES = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([0, 1, 2, 1, 0, 3])
+
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler"
+)
+
+
+@pytest.fixture
+def own_compiler_cache(tmp_path, monkeypatch) -> Iterator[Path]:
+    """What is compiled stays in one test."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    yield tmp_path
+    torch._dynamo.reset()
+
+
+class SmallNetwork(nn.Module):
+    """One block of a residual network with softplus, whose slope does not leap where rounding decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.conv2, self.bn2 = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.fc = nn.Linear(4, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        maps = nn.functional.softplus(self.bn1(self.conv1(x)))
+        return self.fc(nn.functional.softplus(self.bn2(self.conv2(maps)) + maps).mean((2, 3)))
+
+
+def network(execution: Execution, arch: str | None = None) -> nn.Module:
+    torch.manual_seed(0)
+    model = get_architecture(arch, "digits") if arch else nn.Sequential(nn.Identity(), SmallNetwork())
+    settle_batch_norms(model, IMAGES)
+    return execution.prepare(model, CPU)
+
+
+def updater(execution: Execution, arch: str | None = None) -> Update:
+    model = network(execution, arch)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-4)
+    return Update(model, OBJECTIVE, optimizer, execution, Processes(), CPU, IMAGES[:2])
+
+
+def channels_last(images: torch.Tensor) -> torch.Tensor:
+    """As the datasets give them."""
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def train(update: Update, steps: int = 2) -> list[float]:
+    """So many updates; the loss of each."""
+    sums = [
+        update(channels_last(IMAGES), LABELS, 6, slice(0, 6), Address(1, 0, step), 1.0).sums for step in range(steps)
+    ]
+    return [float(each[0] / each[2]) for each in sums]
+
+
+def largest_difference(model: nn.Module, other: nn.Module) -> float:
+    """Of any weight or statistic."""
+    pairs = zip(model.state_dict().values(), other.state_dict().values())
+    return max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_compiled_training_is_eager_training(own_compiler_cache):
+    """Half a minute, most of it to compile."""
+    compiled, eager = (updater(Execution(compile=compile)) for compile in (True, False))
+    start = copy.deepcopy(eager.model)
+    assert train(compiled) == pytest.approx(train(eager), abs=1e-4)
+    assert any(own_compiler_cache.rglob("*.so")), "something was compiled"
+    assert largest_difference(compiled.model, eager.model) < 1e-4
+    assert largest_difference(start, eager.model) > 1e-2, "it did train"
+
+    noise = 0.25 * torch.randn(6, 2, 1, 8, 8)
+    estimates = []
+    for update in (compiled, eager):
+        update.refresh_attacked()
+        estimates.append(plug_in(update.attacked.eval(), channels_last(IMAGES), LABELS, noise))
+    ours, theirs = estimates
+    torch.testing.assert_close(ours.logits, theirs.logits, rtol=0, atol=1e-4)
+    torch.testing.assert_close(ours.gradient, theirs.gradient, rtol=0, atol=1e-4)
+    assert theirs.gradient.abs().max() > 1e-3
+
+    # A rest of an epoch runs as it is, with the same weights.
+    for update in (compiled, eager):
+        update(channels_last(IMAGES[:5]), LABELS[:5], 5, slice(0, 5), Address(1, 0, 9), 1.0)
+    assert largest_difference(compiled.model, eager.model) < 1e-4
+
+
+class Calls(nn.Module):
+    """A module whose Python code runs whenever it is not compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.shapes: list[tuple[int, ...]] = []
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.shapes.append(tuple(images.shape))
+        return images * self.scale
+
+
+def test_other_shapes_than_the_first_run_uncompiled(monkeypatch):
+    """With a stand-in for the compiler, which notes what reaches it."""
+    reached = []
+
+    def compile(module: nn.Module, dynamic: bool):
+        assert not dynamic
+        return lambda images: (reached.append(tuple(images.shape)), module(images))[1]
+
+    monkeypatch.setattr(torch, "compile", compile)
+    module = Calls()
+    compiled = Execution(compile=True).compiled(module)
+    shapes = [(4, 2), (4, 2), (3, 2), (8, 2), (4, 2)]
+    for shape in shapes:
+        assert torch.equal(compiled(torch.ones(shape)), torch.full(shape, 2.0))
+    assert reached == [(4, 2)] * 3 and module.shapes == shapes
+
+
+def test_a_compiled_model_has_the_weights_of_the_model():
+    """Once, and not again as those of what the compiler made."""
+    module = Calls()
+    compiled = CompiledForOneShape(module)
+    assert [parameter is module.scale for parameter in compiled.parameters()] == [True]
+    assert list(compiled.state_dict()) == ["module.scale"]
+    assert Execution(compile=False).compiled(module) is module
+
+
+def test_compiling_without_a_compiler_is_a_clear_error(own_compiler_cache):
+    import torch._inductor.config as inductor
+
+    with inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
+        with pytest.raises(UserError, match="--compile failed.*C\\+\\+ compiler"):
+            train(updater(Execution(compile=True)), steps=1)
+
+
+@pytest.mark.parametrize("arch", [None, "digits_resnet8"])
+def test_bfloat16_trains_nearly_the_same_with_weights_in_float32(arch):
+    coarse, fine = (updater(Execution(precision), arch) for precision in ("bf16", "fp32"))
+    start = copy.deepcopy(fine.model)
+    assert train(coarse) == pytest.approx(train(fine), rel=0.05)
+    floats = [value for value in coarse.model.state_dict().values() if value.is_floating_point()]
+    assert {value.dtype for value in floats} == {torch.float32}
+    assert {each.grad.dtype for each in coarse.model.parameters()} == {torch.float32}
+    momenta = [each["momentum_buffer"] for each in coarse.optimizer.state.values()]
+    assert {momentum.dtype for momentum in momenta} == {torch.float32}
+    # It is another precision that computes, and the deviation is small beside what is learnt.
+    moved = sum((theirs - ours).square().sum() for ours, theirs in zip(start.parameters(), fine.model.parameters()))
+    apart = sum(
+        (theirs - ours).square().sum() for ours, theirs in zip(coarse.model.parameters(), fine.model.parameters())
+    )
+    assert 1e-4 < (apart / moved).sqrt() < 0.5
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_convolutions_compute_in_the_precision_and_the_loss_in_float32(precision):
+    update, dtypes = updater(Execution(precision)), []
+    update.model[1].conv2.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
+    (loss,) = train(update, steps=1)
+    assert dtypes == [{"fp32": torch.float32, "bf16": torch.bfloat16}[precision]], "the attack's pass is not this one"
+    assert torch.tensor(loss, dtype=torch.bfloat16).double() != loss
+    assert {each.dtype for each in update.attacked.parameters() if each.dim() == 4} == set(dtypes)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_weights_are_channels_last_and_stay_so(precision):
+    update = updater(Execution(precision), "digits_resnet8")
+    train(update)
+    # A kernel of one pixel or one channel lies both ways.
+    weights = [each for each in update.model.parameters() if each.dim() == 4 and each[0, 0].numel() > 1 < each.shape[1]]
+    assert len(weights) >= 5
+    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+    assert not any(weight.is_contiguous() for weight in weights), "the memory formats differ"
+    assert all(weight.grad.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+
+
+def test_how_often_a_run_is_saved_does_not_decide_its_weights():
+    assert Execution(checkpoint_minutes=1).record() == Execution(checkpoint_minutes=9).record()
+    others = [Execution(precision="bf16"), Execution(compile=True), Execution(synchronized_norm=True)]
+    assert all(other.record() != Execution().record() for other in others)
+    assert Execution().record() == {"precision": "fp32", "compile": False, "synchronized_norm": False}
+
+
+def test_synchronized_norm_replaces_the_layers_and_keeps_the_model():
+    """In eval mode it is the same function, and the attack has a form of it."""
+    plain, synchronized = (network(Execution(synchronized_norm=each)) for each in (False, True))
+    kinds = [{type(layer) for layer in model.modules()} for model in (plain, synchronized)]
+    assert nn.SyncBatchNorm in kinds[1] - kinds[0] and nn.BatchNorm2d in kinds[0] - kinds[1]
+    assert synchronized.state_dict().keys() == plain.state_dict().keys()
+    with torch.no_grad():
+        torch.testing.assert_close(synchronized.eval()(IMAGES), plain.eval()(IMAGES))

@@ -1,0 +1,283 @@
+"""Two real processes compute the updates of one, and agree on what the first one has and decides.
+
+This file is also the program of those processes: all of its checks take one launch.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from smoothadv.attacks import ATTACKS
+from smoothadv.datasets import describe_dataset
+from smoothadv.datasets.images import InMemoryImages
+from smoothadv.objectives.gaussian import Gaussian
+from smoothadv.objectives.smoothadv import SmoothAdv
+from smoothadv.training.attacked import attacked_form
+from smoothadv.training.evaluate import evaluate
+from smoothadv.training.execution import Execution
+from smoothadv.training.processes import Processes, join_processes
+from smoothadv.training.update import Address, Update
+from support.commands import CODE, ENVIRONMENT
+
+CPU = torch.device("cpu")
+ATTACK = ATTACKS["PGD"](0.5, 3)
+OBJECTIVES = {"gaussian": Gaussian(0.25), "smoothadv": SmoothAdv(ATTACK, 0.25, 2, warmup=0)}
+# (images in the batch of all processes, weight of the loss) of each update.
+UPDATES = [(7, 1.0), (2, 1.0), (7, 0.5), (5, 1.0), (8, 1.0)]
+
+
+class SameHalf(Processes):
+    """Negative control: all take the first one's part."""
+
+    def share(self, indices: torch.Tensor) -> tuple[torch.Tensor, slice]:
+        part = indices.tensor_split(self.size)[0]
+        return part, slice(0, len(part))
+
+
+class NotAveraged(Processes):
+    """Negative control: each goes its own way."""
+
+    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
+        return model
+
+
+class Opaque(nn.Module):
+    """A network that has no form of its own to attack: the model itself is attacked."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) if len(x) else x
+
+
+def network(normalized: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 4, 3, bias=False), *([nn.BatchNorm2d(4)] if normalized else []), nn.Softplus()]
+    return nn.Sequential(nn.Identity(), nn.Sequential(*layers, nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 3)))
+
+
+# Objective, micro-batch and network of each run.
+RUNS: dict[str, tuple[str, int | None, Callable[[], nn.Module]]] = {
+    "gaussian": ("gaussian", None, network),
+    "gaussian by 3": ("gaussian", 3, network),
+    "smoothadv": ("smoothadv", None, network),
+    "smoothadv by 1": ("smoothadv", 1, network),
+    "smoothadv by 2": ("smoothadv", 2, network),
+    "smoothadv of an opaque network": ("smoothadv", 2, lambda: Opaque(network())),
+}
+
+
+def updater(model: nn.Module, objective: str, micro_batch: int | None, processes: Processes) -> Update:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-2)
+    example = torch.zeros(2, 1, 8, 8)
+    return Update(model, OBJECTIVES[objective], optimizer, Execution(), processes, CPU, example, micro_batch)
+
+
+def do_update(update: Update, processes: Processes, step: int) -> torch.Tensor:
+    """On this process's part of a batch; the sums of all processes."""
+    size, weight = UPDATES[step]
+    generator = torch.Generator().manual_seed(step)
+    dtype = next(update.model.parameters()).dtype
+    images = torch.rand(size, 1, 8, 8, generator=generator, dtype=dtype)
+    labels = torch.randint(3, (size,), generator=generator)
+    indices, part = processes.share(torch.arange(size))
+    seen = update(images[indices], labels[indices], size, part, Address(3, 0, step), weight)
+    return processes.total(seen.sums)
+
+
+def trained(processes: Processes, objective: str, micro_batch: int | None, build: Callable[[], nn.Module]):
+    """For each update the weights after it, and what was seen."""
+    model = build().double()
+    update = updater(model, objective, micro_batch, processes)
+    history = []
+    for step in range(len(UPDATES)):
+        sums = do_update(update, processes, step)
+        history.append({"weights": torch.cat([each.detach().flatten() for each in model.parameters()]), "sums": sums})
+    return history
+
+
+def evaluated(processes: Processes) -> dict[str, float]:
+    """Without noise, which is each process's own."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (21, 1, 8, 8), dtype=torch.uint8, generator=generator)
+    model = network(normalized=True)
+    with torch.no_grad():  # right about most of them
+        labels = copy.deepcopy(model).eval()(pixels.float() / 255).argmax(1)
+    labels[::4] = (labels[::4] + 1) % 3
+    images = InMemoryImages(pixels, labels, describe_dataset("digits"))
+    attacked = attacked_form(model, torch.zeros(1, 1, 8, 8))
+    objective = SmoothAdv(ATTACKS["PGD"](3.0, 5), 0.0)
+    # Batches of four, the last of one image.
+    arguments = torch.arange(21), 4, Address(0, 0, 0), processes, CPU, nullcontext()
+    return evaluate(model, attacked, objective, images, *arguments)
+
+
+def statistics(processes: Processes) -> dict[str, Any]:
+    """Of batch normalization, after two updates, before and after they are shared, and what the attack then sees."""
+    model = network(normalized=True)
+    update = updater(model, "smoothadv", None, processes)
+    for step in range(2):
+        do_update(update, processes, step)
+    weights = torch.cat([each.detach().flatten() for each in model.parameters()])
+    before = copy.deepcopy(dict(model.named_buffers()))
+    processes.share_buffers(model)
+    return {"weights": weights, "before": before, "after": dict(model.named_buffers())}
+
+
+def everything(processes: Processes, folder: Path) -> dict[str, Any]:
+    """What one of the processes finds."""
+    found: dict[str, Any] = {name: trained(processes, *run) for name, run in RUNS.items()}
+    found["evaluated"], found["statistics"] = evaluated(processes), statistics(processes)
+    for control in (SameHalf, NotAveraged):
+        found[control.__name__] = trained(control(launched=True), *RUNS["smoothadv"])
+    found["decision"] = processes.decision(5 + processes.rank)
+    own = torch.tensor([1.0 + processes.rank, 10.0])
+    found["total"], found["own"] = processes.total(own), own
+    found["received"] = processes.received(
+        {"list": [processes.rank, "text"], "tensor": torch.full((2,), processes.rank)}
+    )
+    found["nothing received"] = processes.received(None if processes.is_first else "something")
+    with processes.first_goes_first():
+        found["came first"] = not (folder / "been here").exists()
+        time.sleep(0.2 * processes.is_first)
+        (folder / "been here").touch()
+    return found
+
+
+def main(folder: Path) -> None:
+    processes = Processes(launched=True)
+    with processes.connected(CPU):
+        torch.save(everything(processes, folder), folder / f"{processes.rank}.pt")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> list[dict[str, Any]]:
+    """What each of two processes found."""
+    folder = tmp_path_factory.mktemp("processes")
+    path = os.pathsep.join([str(CODE), str(CODE.parent / "tests")])
+    address = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": path}
+    started = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(folder)],
+            env={**ENVIRONMENT, **address, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=120)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_train_the_weights_of_one(found, name):
+    """After every one of five updates, of 2 to 8 images, in micro-batches of which they have more or fewer."""
+    for step, expected in enumerate(trained(Processes(), *RUNS[name])):
+        first, second = (process[name][step] for process in found)
+        assert torch.equal(first["weights"], second["weights"]), f"update {step}"
+        assert (first["weights"] - expected["weights"]).abs().max() < 1e-10, f"update {step}"
+        torch.testing.assert_close(first["sums"], expected["sums"], rtol=1e-10, atol=1e-10)
+
+
+def test_equal_parts_would_train_other_weights(found):
+    """Negative control of the above."""
+    expected = trained(Processes(), *RUNS["smoothadv"])
+    for control in ("SameHalf", "NotAveraged"):
+        assert (found[0][control][0]["weights"] - expected[0]["weights"]).abs().max() > 1e-4
+    first, second = (process["NotAveraged"][0]["weights"] for process in found)
+    assert (first - second).abs().max() > 1e-4
+
+
+def test_two_processes_evaluate_as_one(found):
+    expected = evaluated(Processes())
+    assert found[0]["evaluated"] == found[1]["evaluated"] == pytest.approx(expected, abs=2e-6)
+    assert 0 < expected["test_adversarial_accuracy"] < expected["test_accuracy"] < 1
+
+
+def test_all_take_over_the_statistics_of_the_first(found):
+    first, second = (process["statistics"] for process in found)
+    assert torch.equal(first["weights"], second["weights"])
+    moving = [name for name, value in first["before"].items() if value.is_floating_point()]
+    assert len(moving) == 2
+    for name in first["before"]:
+        assert torch.equal(first["after"][name], first["before"][name])
+        assert torch.equal(second["after"][name], first["before"][name])
+    # Negative control: until then each had the statistics of its own images.
+    assert all((first["before"][name] - second["before"][name]).abs().max() > 1e-4 for name in moving)
+
+
+def test_what_the_first_has_and_decides_all_get(found):
+    assert [process["decision"] for process in found] == [5, 5]
+    assert [process["total"].tolist() for process in found] == [[3.0, 20.0]] * 2
+    assert [process["own"].tolist() for process in found] == [[1.0, 10.0], [2.0, 10.0]], "left alone"
+    for process in found:
+        assert process["received"]["list"] == [0, "text"] and process["received"]["tensor"].tolist() == [0, 0]
+        assert process["nothing received"] is None
+    assert [process["came first"] for process in found] == [True, False]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 7, 8, 256])
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_shares_are_parts_of_the_batch(count, size):
+    batch = torch.randperm(1000)[:count]
+    parts = []
+    for rank in range(size):
+        processes = Processes()
+        processes.rank, processes.size = rank, size
+        indices, where = processes.share(batch)
+        assert torch.equal(indices, batch[where])
+        parts.append(indices)
+    assert torch.equal(torch.cat(parts), batch), "each image once"
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_who_this_process_is_stands_in_the_environment(monkeypatch):
+    for name, value in [("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")]:
+        monkeypatch.setenv(name, value)
+    processes = Processes(launched=True)
+    assert (processes.rank, processes.size, processes.local_rank, processes.restarted) == (5, 8, 1, False)
+    assert not processes.is_first
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert Processes(launched=True).restarted
+    # Without torchrun the same environment, which a batch system may have set, means nothing.
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert (join_processes().rank, join_processes().size) == (0, 1)
+
+
+def test_one_process_alone_exchanges_nothing():
+    processes, model, values = Processes(), network(), torch.tensor([1.0])
+    with processes.connected(CPU), processes.first_goes_first():
+        assert processes.wrap(model, CPU) is model and processes.total(values) is values
+        assert processes.decision(7) == 7 and processes.received("this") == "this"
+        processes.share_buffers(model)
+        assert not torch.distributed.is_initialized()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
