@@ -27,7 +27,7 @@ TRAINING = ["digits", "digits_resnet8"]
 # Of the digits: 1438 images in batches of 128.
 STEPS = 12
 PGD = ["--noise", 0.25, "--attack", "PGD", "--epsilon", 0.5, "--num-steps", 1, "--num-noise-vec", 2]
-DDN = ["--noise", 0.25, "--attack", "DDN", "--epsilon", "64/255", "--num-steps", 2, "--num-noise-vec", 2]
+DDN = ["--noise", 0.25, "--attack", "DDN", "--epsilon", "64/255", "--num-steps", 2, "--num-noise-vec", 1]
 # Epsilon and the learning rate depend on the epoch, and the attack draws random numbers of its own.
 KILLED = {
     "PGD": [*PGD, "--random-start", "--warmup", 3, "--lr-step-size", 2],

@@ -270,8 +270,9 @@ def test_networks_that_cannot_be_rewritten_have_no_form(kind, has_entrance):
     assert attacked_form(model if has_entrance else model[1], images[:2], torch.float64) is None
 
 
-def test_a_model_without_finite_logits_has_no_form():
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_model_without_finite_logits_has_no_form(value):
     model, images = small(networks.Network)
     with torch.no_grad():
-        model[1].first.bias[0] = torch.nan
+        model[1].first.bias[0] = value
     assert attacked_form(model, images[:2], torch.float64) is None

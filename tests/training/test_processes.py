@@ -136,7 +136,8 @@ def statistics(processes: Processes) -> dict[str, Any]:
     weights = torch.cat([each.detach().flatten() for each in model.parameters()])
     before = copy.deepcopy(dict(model.named_buffers()))
     processes.share_buffers(model)
-    return {"weights": weights, "before": before, "after": dict(model.named_buffers())}
+    folded = [each for each in update.attacked.parameters() if not each.requires_grad]
+    return {"weights": weights, "before": before, "after": dict(model.named_buffers()), "folded": folded}
 
 
 def everything(processes: Processes, folder: Path) -> dict[str, Any]:
@@ -228,6 +229,7 @@ def test_all_take_over_the_statistics_of_the_first(found):
     for name in first["before"]:
         assert torch.equal(first["after"][name], first["before"][name])
         assert torch.equal(second["after"][name], first["before"][name])
+    assert len(first["folded"]) == 2 and all(map(torch.equal, first["folded"], second["folded"])), "and attack the same"
     # Negative control: until then each had the statistics of its own images.
     assert all((first["before"][name] - second["before"][name]).abs().max() > 1e-4 for name in moving)
 

@@ -12,7 +12,7 @@ from smoothadv.attacks import ATTACKS
 from smoothadv.noise import Purpose, derive_generator
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
-from smoothadv.training.execution import PRECISIONS, Execution
+from smoothadv.training.execution import Execution
 from smoothadv.training.processes import Processes
 from smoothadv.training.update import Address, Update
 from support.models import Recorder
@@ -23,12 +23,6 @@ RATE, MOMENTUM, DECAY = 0.1, 0.9, 1e-2
 ADDRESS = Address(seed=3, epoch=20, step=5)
 EVERYTHING = slice(0, 7)
 LOSS, CORRECT, EXAMPLES, UNATTACKED_CORRECT, UNATTACKED_EXAMPLES = range(5)
-
-
-@pytest.fixture(autouse=True)
-def in_double_precision(monkeypatch) -> None:
-    """The form that is attacked has the dtype of the precision, and these networks are in float64."""
-    monkeypatch.setitem(PRECISIONS, "fp32", torch.float64)
 
 
 def network(normalization: type[nn.Module] | None = None, seed: int = 0) -> nn.Module:
