@@ -41,7 +41,7 @@ ALLOWED = {
     "inference": FOUNDATION | {"architectures", "graphs"},
     "evaluation": FOUNDATION | {"datasets", "voting"},
     "checkpoints": FOUNDATION | {"architectures", "datasets"},
-    "training": FOUNDATION | {"objectives", "checkpoints", "datasets", "graphs", "noise"},
+    "training": FOUNDATION | {"attacks", "objectives", "checkpoints", "datasets", "graphs", "noise"},
     "scripts": {"commands"},
 }
 ALLOWED["commands"] = set(ALLOWED) - {"scripts"}

@@ -37,7 +37,10 @@ def _has_plain_layers(network: torch.fx.GraphModule) -> bool:
 
 
 def overwrite_in_place(network: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The same, with sums and rectifications written over the convolution's output that nothing else reads."""
+    """The same, with sums and rectifications written over the convolution's output that nothing else reads.
+
+    Gradients with respect to the input remain: those of a rectification need its result, which is left alone.
+    """
     fresh: set[torch.fx.Node] = set()  # values that live in memory of their own
     for node in network.graph.nodes:
         layer = network.get_submodule(str(node.target)) if node.op == "call_module" else None
@@ -45,7 +48,6 @@ def overwrite_in_place(network: torch.fx.GraphModule) -> torch.fx.GraphModule:
             fresh.add(node)
         elif isinstance(layer, nn.ReLU) or node.target is F.relu:
             if _may_be_overwritten(node.args[0], fresh):
-                fresh.add(node)
                 if layer is None:
                     node.kwargs = {**node.kwargs, "inplace": True}
                 else:

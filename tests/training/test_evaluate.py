@@ -63,7 +63,7 @@ def obvious(model, objective, images, indices, batch=8) -> dict[str, float]:
     model = copy.deepcopy(model).eval()
     loss, noisy_hits, clean_hits, hits = 0.0, 0, 0, 0
     for number, part in enumerate(indices.split(batch)):
-        generator = derive_generator("cpu", 3, 2, 17, number, 0, Purpose.EVALUATION)
+        generator = derive_generator("cpu", 3, 2, 17, number, Purpose.EVALUATION)
         shape = (len(part), objective.copies, 1, 8, 8)
         noise = torch.empty(shape).normal_(0, SIGMA, generator=generator)
         for draws, index in zip(noise, part.tolist()):
@@ -199,7 +199,7 @@ def test_the_loss_is_the_mean_cross_entropy():
     """By torch's own function, on all images in one batch."""
     model, images = network(), random_digits()
     ours = looked_at(model, model, Gaussian(SIGMA), images, torch.arange(23), batch=100)
-    generator = derive_generator("cpu", 3, 2, 17, 0, 0, Purpose.EVALUATION)
+    generator = derive_generator("cpu", 3, 2, 17, 0, Purpose.EVALUATION)
     noisy = images.images.float() / 255 + torch.empty(23, 1, 8, 8).normal_(0, SIGMA, generator=generator)
     with torch.no_grad():
         assert ours["test_loss"] == pytest.approx(float(F.cross_entropy(model.eval()(noisy), images.labels)), abs=2e-6)

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import nn
 
+from smoothadv.attacks.gradients import frozen
 from smoothadv.graphs import overwrite_in_place, traced_plainly
 
 _ROUNDING = 1e-6
@@ -25,7 +26,8 @@ class AttackedModel(nn.Module):
     def __init__(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         layers = list(model) if isinstance(model, nn.Sequential) and len(model) == 2 else [nn.Identity(), model]
-        graph = traced_plainly(layers[1])
+        with frozen(model):  # a network may look at its mode while it is traced
+            graph = traced_plainly(layers[1])
         if graph is None:
             raise ValueError("the network cannot be traced, or its layers share weights")
         # In a list of its own: the model's layers must not become this module's.
@@ -81,7 +83,7 @@ def _fold(graph: torch.fx.GraphModule, dtype: torch.dtype | None) -> list[_Pair]
         if not isinstance(before, torch.fx.Node) or len(before.users) > 1:
             continue
         norm, convolution = _layer(graph, node), _layer(graph, before)
-        if type(norm) is not nn.BatchNorm2d or type(convolution) is not nn.Conv2d:
+        if type(norm) not in (nn.BatchNorm2d, nn.SyncBatchNorm) or type(convolution) is not nn.Conv2d:
             continue
         if norm.running_var is None or not norm.affine:
             continue

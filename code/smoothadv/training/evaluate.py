@@ -55,13 +55,16 @@ def evaluate(
     logits. All randomness is a function of ``address``. Everything runs within the context ``precision``.
     """
     model.eval()
-    batches = [processes.share(indices_of_batch) for indices_of_batch in indices.split(batch)]
+    batches = [(len(whole), *processes.share(whole)) for whole in indices.split(batch)]
     epsilon = objective.full_epsilon
     sums = torch.zeros(4, dtype=torch.float64, device=device)
-    own = [part for part, _ in batches if len(part)]
-    for number, (images, labels) in enumerate(test_set.evaluation_batches(own, device)):
-        generator = address.generator(device, Purpose.EVALUATION, number, processes.rank)
-        noise = objective.draw(images, generator)
+    numbers = [number for number, (_, own, _) in enumerate(batches) if len(own)]
+    shares = test_set.evaluation_batches([batches[number][1] for number in numbers], device)
+    for number, (images, labels) in zip(numbers, shares):
+        whole, _, part = batches[number]
+        generator = address.generator(device, Purpose.EVALUATION, number)
+        # That of the whole batch: it does not depend on how many processes share it.
+        noise = objective.draw(images[:1].expand(whole, *images.shape[1:]), generator)[part]
         with precision:
             noisy = model(images + noise[:, 0]).float()
             hits = [noisy, model(images)]
@@ -71,10 +74,10 @@ def evaluate(
         sums[0] += F.cross_entropy(noisy, labels, reduction="sum")
         for position, logits in enumerate(hits, start=1):
             sums[position] += (logits.argmax(1) == labels).sum()
-    shares = [value / len(indices) for value in processes.total(sums).tolist()]
+    means = [round(value / len(indices), 6) for value in processes.total(sums).tolist()]
     if not epsilon:
-        shares[3] = math.nan
-    return dict(zip(COLUMNS, [*(round(share, 6) for share in shares), len(indices)]))
+        means[3] = math.nan
+    return dict(zip(COLUMNS, [*means, len(indices)]))
 
 
 NOT_EVALUATED = dict(zip(COLUMNS, [math.nan] * 4 + [0]))

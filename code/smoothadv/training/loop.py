@@ -189,8 +189,7 @@ class _Training:
 
     def _plan(self, epoch: int) -> list[Step]:
         """The steps of an epoch; a rest with fewer images than processes is left out."""
-        steps = steps_of_epoch(self.schedule, *self.data.sizes, self.seed, epoch)
-        return [step for step in steps if len(step.indices) >= self.processes.size]
+        return steps_of_epoch(self.schedule, *self.data.sizes, self.seed, epoch, smallest=self.processes.size)
 
     def _batches(self, epoch: int, plan: list[Step]) -> Iterator[tuple[int, Step, tuple[torch.Tensor, torch.Tensor]]]:
         """The steps yet to do, with their numbers and this process's images and labels."""

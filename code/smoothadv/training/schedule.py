@@ -61,8 +61,10 @@ class Step:
     indices: torch.Tensor
 
 
-def steps_of_epoch(schedule: Schedule, labelled: int, pseudo_labelled: int, seed: int, epoch: int) -> list[Step]:
-    """The updates of an epoch: every labelled image once, in random order, in batches.
+def steps_of_epoch(
+    schedule: Schedule, labelled: int, pseudo_labelled: int, seed: int, epoch: int, smallest: int = 1
+) -> list[Step]:
+    """The updates of an epoch: every labelled image once, in random order, in batches of at least ``smallest`` images.
 
     With pseudo-labelled images as many batches of theirs, drawn without replacement, are mixed in (self-training; the
     paper draws the kind of each batch by a coin, its code takes one for one as here).
@@ -74,4 +76,4 @@ def steps_of_epoch(schedule: Schedule, labelled: int, pseudo_labelled: int, seed
         rounds = [torch.randperm(pseudo_labelled, generator=generator) for _ in range(-(-wanted // pseudo_labelled))]
         steps += [Step(1, indices) for indices in torch.cat(rounds)[:wanted].split(schedule.batch)]
         steps = [steps[number] for number in torch.randperm(len(steps), generator=generator).tolist()]
-    return steps[: schedule.steps_per_epoch]
+    return [step for step in steps if len(step.indices) >= smallest][: schedule.steps_per_epoch]
