@@ -30,7 +30,7 @@ from smoothadv.readers import read_certification_log
 
 CODE = Path(__file__).parent.parent / "code"
 SIGMAS = (0.25, 0.5)
-EPSILONS = (0.125, 0.25, 0.5, 1.0)
+EPSILONS = (0.125, 0.25, 0.5, 1.0, 2.0)
 SEEDS = (0, 1, 2)
 SELECTION_SEED = 100
 RADII = (0.0, 0.25, 0.5, 0.75, 1.0)
