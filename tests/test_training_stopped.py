@@ -17,7 +17,7 @@ from support.warm import WarmProcesses
 from support.weights import read, same_state
 
 TRAINING = ["digits", "digits_resnet8"]
-RECIPE = ["--noise", 0.25, "--device", "cpu", "--lr-step-size", 1, "--epochs", 2]
+RECIPE = ["--noise", 0.25, "--device", "cpu", "--lr-step-size", 1, "--epochs", 2, "--evaluate-images", 20]
 STEPS = 12
 STOPPED = {signal.SIGTERM: (143, "stopped by SIGTERM"), signal.SIGINT: (130, "interrupted")}
 FILES = ["args.json", "checkpoint.pth.tar", "log.txt"]
@@ -237,9 +237,9 @@ def break_loss(monkeypatch, update: int) -> None:
     [
         (False, 17, "epoch 2, step 5 of 12", (1, 0)),
         (True, 17, "epoch 2, step 5 of 12", (1, 4)),
-        (True, 24, "epoch 2, step 12 of 12", (1, 11)),
+        pytest.param(True, 24, "epoch 2, step 12 of 12", (1, 11), marks=pytest.mark.slow),
         (True, 1, "epoch 1, step 1 of 12", None),
-        (False, 5, "epoch 1, step 5 of 12", None),
+        pytest.param(False, 5, "epoch 1, step 5 of 12", None, marks=pytest.mark.slow),
     ],
     ids=["epoch kept", "step kept", "last step", "first step", "first epoch"],
 )

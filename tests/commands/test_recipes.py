@@ -44,6 +44,7 @@ def compose(workplace, monkeypatch, capsys):
         seen.append(Composed(schedule, objective, execution, evaluation))
 
     monkeypatch.setattr("smoothadv.commands.train.train", noted)
+    monkeypatch.setattr("smoothadv.commands.train.provenance", lambda command: {})  # it asks git
 
     def run(kind: str, *options: object) -> Composed | Outcome:
         seen.clear()

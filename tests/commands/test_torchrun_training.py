@@ -17,7 +17,7 @@ from support.commands import CODE, ENVIRONMENT, call, rows, run_process, succeed
 from support.stopping import AT_ONCE
 from support.weights import read, same_state
 
-PGD = ["--noise", 0.25, "--attack", "PGD", "--epsilon", 0.5, "--num-steps", 1, "--num-noise-vec", 2, "--warmup", 1]
+PGD = ["--noise", 0.25, "--attack", "PGD", "--epsilon", 0.5, "--num-steps", 1, "--num-noise-vec", 1, "--warmup", 1]
 # 45 steps an epoch, of which every tenth is one at which the processes decide whether to save or stop.
 TRAINING = ["digits", "digits_resnet8", "run", "--device", "cpu", "--batch", 32, *PGD, "--epochs", 2]
 FILES = ["args.json", "checkpoint.pth.tar", "log.txt"]
