@@ -147,7 +147,7 @@ def test_signal_in_the_last_update_of_all_changes_nothing(whole, tmp_path, capsy
 
 
 @pytest.mark.parametrize("number", STOPPED, ids=lambda number: number.name)
-def test_signal_during_the_test_of_an_epoch_is_obeyed_after_a_step(number, whole, tmp_path, capsys):
+def test_signal_during_the_test_of_an_epoch_is_obeyed_after_it(number, whole, tmp_path, capsys):
     with pytest.MonkeyPatch.context() as patch:
         from smoothadv.training import loop
 
@@ -157,7 +157,7 @@ def test_signal_during_the_test_of_an_epoch_is_obeyed_after_a_step(number, whole
 
         patch.setattr("smoothadv.training.loop.evaluate", signalled)
         assert train(capsys, tmp_path).code == STOPPED[number][0]
-    assert (read(tmp_path)["epoch"], read(tmp_path)["step"]) == (1, 1)
+    assert (read(tmp_path)["epoch"], read(tmp_path)["step"]) == (1, 0)
     assert_resumes(capsys, tmp_path, whole)
 
 

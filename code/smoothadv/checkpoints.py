@@ -99,9 +99,9 @@ def classifier_from_checkpoint(
 
 
 def start_from(
-    model: torch.nn.Module, content: dict[str, Any], path: str | Path, description: DatasetDescription
+    model: torch.nn.Module, content: dict[str, Any], path: str | Path, arch: str, description: DatasetDescription
 ) -> str:
-    """Load a checkpoint's weights into ``model``, but for a classification layer of other classes; what was done.
+    """Load a checkpoint's weights into ``model``, an ``arch``, but for a layer of other classes; what was done.
 
     The last linear layer stays as it is where the checkpoint was trained on other classes, or on another number of
     them. UserError where the other weights do not fit.
@@ -113,7 +113,7 @@ def start_from(
     recorded = content.get("classes")
     is_new = not fits or (recorded is not None and list(recorded) != list(description.class_names))
     kept = {**weights, **{key: model.state_dict()[key] for key in own}} if is_new else weights
-    _check_fit(kept, model.state_dict(), path, content["arch"], description)
+    _check_fit(kept, model.state_dict(), path, arch, description)
     model.load_state_dict(kept)
     layer = f"a new classification layer for {description.num_classes} classes" if is_new else "all of its layers"
     return f"starting from {path} with {layer}"

@@ -171,7 +171,7 @@ def begun(pretrained: Path, description) -> tuple[dict, dict, dict, str]:
     """A fresh model's weights, what start_from makes of them, those in the checkpoint, and what is said."""
     model = get_architecture("digits_resnet8", description, "center")
     fresh = {name: value.clone() for name, value in model.state_dict().items()}
-    said = start_from(model, read(pretrained), "there", description)
+    said = start_from(model, read(pretrained), "there", "digits_resnet8", description)
     return fresh, model.state_dict(), read(pretrained)["state_dict"], said
 
 

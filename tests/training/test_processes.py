@@ -50,8 +50,8 @@ class SameHalf(Processes):
 class NotAveraged(Processes):
     """Negative control: each goes its own way."""
 
-    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        return model
+    def average_gradients(self, model: nn.Module) -> None:
+        pass
 
 
 class Opaque(nn.Module):
@@ -263,10 +263,8 @@ def test_who_this_process_is_stands_in_the_environment(monkeypatch):
     for name, value in [("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")]:
         monkeypatch.setenv(name, value)
     processes = Processes(launched=True)
-    assert (processes.rank, processes.size, processes.local_rank, processes.restarted) == (5, 8, 1, False)
-    assert not processes.is_first
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert Processes(launched=True).restarted
+    assert (processes.rank, processes.size, processes.local_rank) == (5, 8, 1)
+    assert not processes.is_first and not processes.is_continued()
     # Without torchrun the same environment, which a batch system may have set, means nothing.
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     assert (join_processes().rank, join_processes().size) == (0, 1)
@@ -275,7 +273,10 @@ def test_who_this_process_is_stands_in_the_environment(monkeypatch):
 def test_one_process_alone_exchanges_nothing():
     processes, model, values = Processes(), network(), torch.tensor([1.0])
     with processes.connected(CPU), processes.first_goes_first():
-        assert processes.wrap(model, CPU) is model and processes.total(values) is values
+        processes.average_gradients(model)
+        processes.share_state(model)
+        processes.note_checkpoint()
+        assert processes.total(values) is values and not processes.is_continued()
         assert processes.decision(7) == 7 and processes.received("this") == "this"
         processes.share_buffers(model)
         assert not torch.distributed.is_initialized()

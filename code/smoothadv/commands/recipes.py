@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 from smoothadv.commands.runner import Parser
@@ -11,8 +12,9 @@ from smoothadv.errors import UserError
 
 _FOLDER = Path(__file__).parent.parent / "recipes"
 RELEASED = "released-behaviour"
-# What a recipe is about; where data and results are, is not.
-_NEVER = {"dataset", "arch", "outdir", "recipe", "released_behaviour", "data_dir", "device", "existing", "debug"}
+# A recipe says how to train: neither on what, nor where.
+_NEVER = ("--recipe", "--released-behaviour", "--data-dir", "--device", "--seed", "--resume", "--overwrite", "--debug")
+_NEVER += ("--help", "-h")
 
 
 def recipe_names() -> list[str]:
@@ -32,22 +34,25 @@ def recipe_words(name: str) -> list[str]:
         ) from error
 
 
-def apply_recipe(parser: Parser, options: argparse.Namespace, name: str, readable: set[str]) -> None:
+def apply_recipe(
+    parser: Parser, options: argparse.Namespace, name: str, readable: Callable[[argparse.Namespace], set[str]]
+) -> None:
     """Give ``options`` what a recipe says and the command line does not.
 
-    Settings of components, whose destinations are their flags, only where they are in ``readable``: a recipe may
+    Settings of components, whose destinations are their flags, only where ``readable(options)`` has them: a recipe may
     serve several objectives and attacks. A usage error where the recipe holds something else than training options.
     """
-    positional = [options.dataset, options.arch, str(options.outdir)]
+    words = recipe_words(name)
     with parser.reading(f"recipe {name}"):
-        recipe = vars(parser.parse_args([*positional, *recipe_words(name)]))
+        for word in words:
+            if word.partition("=")[0] in _NEVER:
+                parser.error(f"{word.partition('=')[0]} is no part of a recipe")
+        recipe = vars(parser.parse_args([options.dataset, options.arch, str(options.outdir), *words]))
+    # What is read depends on the objective and the attack, which the recipe may name.
+    for is_setting in (False, True):
+        known = readable(options)
         for field, value in recipe.items():
-            is_said = value != parser.get_default(field) or field.startswith("--")
-            if not is_said or field in _NEVER | {"seed"}:
-                if is_said and field not in ("dataset", "arch", "outdir"):
-                    parser.error(f"--{field.replace('_', '-')} is no part of a recipe")
-                continue
-            if field.startswith("--") and field not in readable:
-                continue
-            if getattr(options, field, parser.get_default(field)) == parser.get_default(field):
+            said = getattr(options, field, None)
+            is_missing = said is None or said is False
+            if field.startswith("--") == is_setting and is_missing and (not is_setting or field in known):
                 setattr(options, field, value)

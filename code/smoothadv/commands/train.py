@@ -127,20 +127,25 @@ def _train_on(
         input_layer = recorded_input_layer(pretrained, options.pretrained_model, options.input_layer)
     torch.manual_seed(derive_generator("cpu", options.seed).initial_seed())
     model = get_architecture(options.arch, description, input_layer)
-    said = start_from(model, pretrained, options.pretrained_model, description) if pretrained is not None else None
+    said = (
+        start_from(model, pretrained, options.pretrained_model, options.arch, description)
+        if pretrained is not None
+        else None
+    )
     this_run = {
         "epochs": schedule.epochs,
         "device": device_name(device),
         "processes": processes.size,
         **provenance(options.command),
     }
-    existing = "resume" if processes.restarted else options.existing
+    existing = "resume" if processes.is_continued() else options.existing
     recipe = _recipe(options, objective, data, schedule, execution, input_layer)
     folder = RunFolder(options.outdir, _facts(options, description, objective, input_layer), recipe, this_run, existing)
     with folder if processes.is_first else contextlib.nullcontext():
         if processes.is_first:
             _announce(options, objective, schedule, data, processes, device)
-            print(said or "", end="\n" if said else "")
+            if said is not None and folder.saved is None:
+                print(said)
         train(
             model,
             objective,

@@ -39,10 +39,10 @@ def add_objective(parser: Parser, default: str) -> None:
     group.add_argument(
         "--objective",
         type=name_in(OBJECTIVES),
-        default=default,
         metavar="NAME",
         help=f"one of {', '.join(OBJECTIVES)} (default: {default})",
     )
+    parser.set_defaults(default_objective=default)
     add_settings(group, [setting for name in OBJECTIVES for setting in settings_of(OBJECTIVES[name])])
 
 
@@ -156,13 +156,16 @@ def add_execution(parser: Parser) -> None:
 
 def apply_recipes(parser: Parser, options: argparse.Namespace) -> None:
     """Fill in what the recipes say and the command line does not; the named recipe comes before the released one."""
+    if options.recipe == RELEASED:
+        parser.error(f"--recipe {RELEASED}: write --{RELEASED}, which also counts --epsilon in 1/256")
     for name in [options.recipe] * (options.recipe is not None) + [RELEASED] * options.released_behaviour:
-        apply_recipe(parser, options, name, _readable(options))
+        apply_recipe(parser, options, name, _readable)
+    options.objective = options.objective or options.default_objective
 
 
 def _readable(options: argparse.Namespace) -> set[str]:
     """The flags of settings that the objective, and the attack if it makes one, read."""
-    chosen = [OBJECTIVES[options.objective]]
+    chosen = [OBJECTIVES[options.objective or options.default_objective]]
     if _makes_attack(chosen[0]):
         chosen += [ATTACKS[options.attack]] if options.attack else []
     return {setting.flag for component in chosen for setting in settings_of(component)}

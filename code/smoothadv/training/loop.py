@@ -111,6 +111,7 @@ class _Training:
         self.history: list[dict[str, Any]] = []
         self.first_step, self.tally, self.seconds = 0, Tally(device), 0.0
         self._restore()
+        processes.share_state(self.model)
         example = torch.stack([data.training[index][0] for index in range(min(2, len(data.training)))])
         self.update = Update(
             self.model, objective, self.optimizer, execution, processes, device, example, schedule.micro_batch
@@ -156,6 +157,8 @@ class _Training:
                 progress.finish_epoch(row)
                 if curves:
                     curves.add(row)
+                if epoch + 1 < epochs:
+                    self._stop_if(self._decision(interruption))
         if curves:
             curves.close()
         return self.history
@@ -234,22 +237,31 @@ class _Training:
 
     def _save_within_epoch(self, epoch: int, done: int, seconds: float, interruption: Interruption) -> None:
         """Save, and perhaps stop, where it is time to: the first process decides for all."""
-        if self.processes.size > 1 and done % _STEPS_BETWEEN_DECISIONS:
+        if self.processes.size > 1 and (epoch * self.steps + done) % _STEPS_BETWEEN_DECISIONS:
             return
-        is_time = time.monotonic() - self.last_save >= 60 * self.execution.checkpoint_minutes
-        decision = self.processes.decision(interruption.signal or (_SAVE if is_time else _GO_ON))
+        decision = self._decision(interruption)
         if decision == _GO_ON:
             return
         sums = self.processes.total(self.tally.sums).tolist()
         self._require_finite_loss(epoch)
         self._require_finite_weights(epoch)
         self._save({"step": done, "sums": sums, "seconds": self.seconds + seconds})
-        if decision != _SAVE:
+        self._stop_if(decision)
+
+    def _decision(self, interruption: Interruption) -> int:
+        """What the first process wants: to go on, to save, or to stop."""
+        is_time = time.monotonic() - self.last_save >= 60 * self.execution.checkpoint_minutes
+        return self.processes.decision(interruption.signal or (_SAVE if is_time else _GO_ON))
+
+    @staticmethod
+    def _stop_if(decision: int) -> None:
+        if decision not in (_GO_ON, _SAVE):
             raise Terminated if decision == signal.SIGTERM else KeyboardInterrupt
 
     def _save(self, within_epoch: dict[str, Any] | None) -> None:
         if self.processes.is_first:
             self.run.save(self.model, self.optimizer, self.history, within_epoch)
+            self.processes.note_checkpoint()
         self.last_save = time.monotonic()
 
     def _note_bad_loss(self, seen: Tally, number: int) -> None:

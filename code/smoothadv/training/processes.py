@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch.nn.parallel import DistributedDataParallel
 
 
 class Processes:
-    """This process among its equals. ``rank`` counts from 0; the first one writes and decides.
+    """This process among its equals. ``rank`` counts from 0; the first one writes and decides."""
 
-    ``restarted`` tells that torchrun started all of them again after one failed.
-    """
-
-    rank, local_rank, size, restarted = 0, 0, 1, False
+    rank, local_rank, size = 0, 0, 1
+    # Torchrun starts all processes again after one has failed.
+    _attempt = 0
 
     def __init__(self, launched: bool = False) -> None:
         if launched:
             self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             self.local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
-            self.restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+            self._attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
+
+    def note_checkpoint(self) -> None:
+        """Remember, beyond a restart, that this run has written a checkpoint."""
+        if self.is_first and self.size > 1:
+            self._store.set("checkpoint", "written")
+
+    def is_continued(self) -> bool:
+        """Whether torchrun started these processes in place of earlier ones that have written a checkpoint."""
+        return self.size > 1 and self._attempt > 0 and self._store.check(["checkpoint"])
 
     @contextlib.contextmanager
     def connected(self, device: torch.device):
@@ -39,7 +44,14 @@ class Processes:
             return
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        distributed.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        self._store, *_ = next(iter(distributed.rendezvous("env://")))
+        distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            # torchrun's store outlives a restart, and with it the addresses of processes that are no more.
+            store=distributed.PrefixStore(f"attempt {self._attempt}", self._store),
+            rank=self.rank,
+            world_size=self.size,
+        )
         try:
             yield self
         finally:
@@ -60,31 +72,35 @@ class Processes:
         start = sum(map(len, shares[: self.rank]))
         return shares[self.rank], slice(start, start + len(shares[self.rank]))
 
-    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """The model as it is trained: gradients are averaged over the processes while they are computed."""
-        if self.size == 1:
-            return model
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # newer versions rename an option that older ones need
-            # Buffers are shared by ``share_buffers``, before the attack looks at them.
-            return DistributedDataParallel(
-                model, device_ids=[device] if device.type == "cuda" else None, broadcast_buffers=False
-            )
+    def average_gradients(self, model: nn.Module) -> None:
+        """Give all the mean of their gradients, once an update: attacks in between exchange nothing.
 
-    @staticmethod
-    def without_averaging(wrapped: nn.Module, while_true: bool) -> AbstractContextManager:
-        """Within, gradients stay each process's own: for all micro-batches but the last."""
-        averages = while_true and isinstance(wrapped, DistributedDataParallel)
-        return wrapped.no_sync() if averages else contextlib.nullcontext()
+        DistributedDataParallel would hide the exchange behind the backward pass, but it sums in another order from its
+        second update on, so that a resumed run of three processes or more would end with other weights.
+        """
+        if self.size > 1:
+            gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+            together = torch.cat([gradient.flatten() for gradient in gradients])
+            distributed.all_reduce(together)
+            _spread(together / self.size, gradients)
+
+    def share_state(self, model: nn.Module) -> None:
+        """Give all the first one's weights and buffers."""
+        self._share(list(model.state_dict().values()))
 
     def share_buffers(self, model: nn.Module) -> None:
         """Give all the first one's statistics of batch normalization, as DataParallel does in the paper's code."""
-        buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()] if self.size > 1 else []
-        if buffers:
-            together = torch.cat([buffer.flatten() for buffer in buffers])
+        self._share([buffer for buffer in model.buffers() if buffer.is_floating_point()])
+
+    def _share(self, tensors: list[torch.Tensor]) -> None:
+        """Set the tensors to those of the first process, in one exchange for each dtype."""
+        if self.size == 1:
+            return
+        for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
+            alike = [tensor for tensor in tensors if tensor.dtype == dtype]
+            together = torch.cat([tensor.flatten() for tensor in alike])
             distributed.broadcast(together, 0)
-            for buffer, values in zip(buffers, together.split([buffer.numel() for buffer in buffers])):
-                buffer.copy_(values.view_as(buffer))
+            _spread(together, alike)
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of the processes' values."""
@@ -108,6 +124,12 @@ class Processes:
         contents = [content]
         distributed.broadcast_object_list(contents, 0)
         return contents[0]
+
+
+def _spread(together: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+    """Set the tensors to what stands for them, one after the other, in ``together``."""
+    for tensor, values in zip(tensors, together.split([tensor.numel() for tensor in tensors])):
+        tensor.copy_(values.view(tensor.shape))
 
 
 def join_processes() -> Processes:

@@ -44,8 +44,7 @@ class Update:
         self.model, self.objective, self.optimizer = model, objective, optimizer
         self.execution, self.processes, self.device = execution, processes, device
         self.micro_batch = micro_batch
-        self.forward = processes.wrap(execution.compiled(model), device)
-        # The attack looks at the model itself: what averages gradients must not see its passes.
+        self.forward = execution.compiled(model)
         self._form = attacked_form(model, example, PRECISIONS[execution.precision])
         # Compiled for the shape of a batch, which is not that of a test.
         self.attacked_uncompiled = model if self._form is None else self._form
@@ -78,19 +77,13 @@ class Update:
             chosen = slice(start, start + starts.step)
             # The mean over all images of the batch; the processes' gradients are averaged.
             share = len(images[chosen]) * self.processes.size / whole
-            with self.processes.without_averaging(self.forward, start != starts[-1]):
-                with self.execution.autocast(self.device):
-                    outcome = self.objective.on_noise(
-                        self.forward,
-                        images[chosen],
-                        labels[chosen],
-                        noise[chosen],
-                        address.epoch,
-                        choices,
-                        self.attacked,
-                    )
-                (outcome.loss * (weight * share)).backward()
+            with self.execution.autocast(self.device):
+                outcome = self.objective.on_noise(
+                    self.forward, images[chosen], labels[chosen], noise[chosen], address.epoch, choices, self.attacked
+                )
+            (outcome.loss * (weight * share)).backward()
             tally.add(outcome)
+        self.processes.average_gradients(self.model)
         self.optimizer.step()
         return tally
 
