@@ -186,7 +186,7 @@ def saved(folder: Path) -> tuple[int, int]:
 @needs_proc
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("moment", [(0, 10), (1, 10)], ids=["first epoch", "second epoch"])
+@pytest.mark.parametrize("moment", [(0, 10), (1, 5)], ids=["first epoch", "second epoch"])
 def test_killed_worker_is_started_again_and_goes_on_from_the_last_checkpoint(whole, tmp_path, rank, moment):
     """Without --resume: torchrun starts all of them anew. 20 seconds each."""
     with launched(torchrun(*AT_ONCE, restarts=1), tmp_path, lambda: saved(tmp_path) >= moment) as launcher:
@@ -211,11 +211,11 @@ def terminate(folder: Path, command: list[str], ready: Callable[[], bool]) -> st
 @needs_proc
 @pytest.mark.slow
 def test_terminated_torchrun_saves_within_the_epoch_and_is_resumed(whole, tmp_path):
-    """20 seconds. The first epoch's checkpoint is waited for, then one follows at a tenth step."""
+    """20 seconds. The first epoch's checkpoint is waited for, then one follows soon."""
     said = terminate(tmp_path, torchrun("--epochs", 1000), lambda: saved(tmp_path) >= (1, 0))
     assert said.count("stopped by SIGTERM") >= 1 and "--resume" in said
     epoch, step = saved(tmp_path)
-    assert epoch >= 1 and step in (10, 20, 30, 40)
+    assert epoch >= 1 and (step == 0 or (45 * epoch + step) % 10 == 0), "the processes agree at every tenth step"
     epochs = epoch + 1
     fresh = tmp_path / "fresh"
     fresh.mkdir()
