@@ -14,6 +14,17 @@ sys.path.insert(0, str(ROOT / "code"))
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As in the processes that tests start: sums over several threads may differ in their last digits."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def repository() -> Path:
     """The folder of this clone."""
     return ROOT

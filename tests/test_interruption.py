@@ -9,24 +9,15 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 
 from support.commands import call, rows, run_process, script, start_process, succeed, timeless, wait_until
 from support.weights import read, same_state
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 TRAINING = ["digits", "digits_resnet8"]
 # Epochs that depend on their number, through the learning rate, and on the momentum of the ones before.
 RECIPE = ["--noise", "0.25", "--lr-step-size", "2", "--device", "cpu"]
 KILLED = -signal.SIGKILL
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As in the processes: sums over several threads may differ in their last digits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

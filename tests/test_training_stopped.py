@@ -16,20 +16,12 @@ from support.stopping import AT_ONCE, after_update, send
 from support.warm import WarmProcesses
 from support.weights import read, same_state
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 TRAINING = ["digits", "digits_resnet8"]
 RECIPE = ["--noise", 0.25, "--device", "cpu", "--lr-step-size", 1, "--epochs", 2, "--evaluate-images", 20]
 STEPS = 12
 STOPPED = {signal.SIGTERM: (143, "stopped by SIGTERM"), signal.SIGINT: (130, "interrupted")}
 FILES = ["args.json", "checkpoint.pth.tar", "log.txt"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As in the processes: sums over several threads may differ in their last digits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)
@@ -139,11 +131,12 @@ def test_sigterm_while_nothing_is_trained_yet_ends_the_process(whole, tmp_path, 
         assert_resumes(capsys, folder, whole)
 
 
-def test_signal_in_the_last_update_of_all_changes_nothing(whole, tmp_path, capsys):
-    """The epoch's own checkpoint follows: there is nothing to stop."""
+def test_signal_in_the_last_update_of_all_leaves_only_its_test_to_do(whole, tmp_path, capsys):
+    """On many images that may take longer than a cluster waits."""
     outcome = train_acting(capsys, tmp_path, 2 * STEPS, send)
-    assert (outcome.code, outcome.err) == (0, "")
-    assert same_state(tmp_path, whole)
+    assert outcome.code == 143
+    assert (read(tmp_path)["epoch"], read(tmp_path)["step"]) == (1, STEPS)
+    assert_resumes(capsys, tmp_path, whole)
 
 
 @pytest.mark.parametrize("number", STOPPED, ids=lambda number: number.name)
@@ -176,12 +169,15 @@ def test_signal_while_a_checkpoint_is_written_waits_for_it(whole, tmp_path, caps
 
 
 @pytest.mark.parametrize("saved", [True, False], ids=["after a checkpoint", "before any"])
-def test_second_ctrl_c_stops_at_once(saved, whole, tmp_path, capsys):
+def test_second_ctrl_c_stops_at_once(saved, whole, tmp_path, capsys, monkeypatch):
     """Without the present step; the checkpoint that was there is the one before it."""
+    times = iter([10.0, 10.1, 11.2])
 
     def twice():
-        send(signal.SIGINT)
-        send(signal.SIGINT)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("smoothadv.training.interruption.time.monotonic", lambda: next(times))
+            send(signal.SIGINT)  # looks at the clock twice
+            send(signal.SIGINT)
         raise AssertionError("it must not come here")
 
     outcome = train_acting(capsys, tmp_path, STEPS + 3 if saved else 3, twice)
@@ -190,6 +186,14 @@ def test_second_ctrl_c_stops_at_once(saved, whole, tmp_path, capsys):
     assert (tmp_path / "checkpoint.pth.tar").exists() == saved
     if saved:
         assert (read(tmp_path)["epoch"], read(tmp_path)["step"]) == (1, 0)
+    assert_resumes(capsys, tmp_path, whole)
+
+
+def test_ctrl_c_that_torchrun_passes_on_is_one_request(whole, tmp_path, capsys):
+    """The terminal has sent it to all processes before."""
+    outcome = train_acting(capsys, tmp_path, 3, lambda: (send(signal.SIGINT), send(signal.SIGINT)))
+    assert outcome.code == 130
+    assert (read(tmp_path)["epoch"], read(tmp_path)["step"]) == (0, 3)
     assert_resumes(capsys, tmp_path, whole)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +30,9 @@ _REQUIRED = ("epoch", "arch", "state_dict")
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """Write ``content`` atomically; its ``state_dict`` gets the keys that the released code expects."""
     content = {**content, "state_dict": released_keys(content["state_dict"], content["arch"])}
-    write_atomically(path, lambda file: torch.save(content, file))
+    serialized = io.BytesIO()  # torch.save would not say why it cannot write to a full disk
+    torch.save(content, serialized)
+    write_atomically(path, lambda file: file.write(serialized.getbuffer()))
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -91,7 +94,7 @@ def classifier_from_checkpoint(
     description = describe_dataset(dataset) if isinstance(dataset, str) else dataset
     weights = network_keys(content["state_dict"])
     _check_recorded_images(content, path, description)
-    description = _with_recorded_constants(content, description)
+    description = with_recorded_constants(content, description)
     model = get_architecture(content["arch"], description, recorded_input_layer(content, path, input_layer))
     _check_fit(weights, model.state_dict(), path, content["arch"], description)
     model.load_state_dict(weights)
@@ -164,7 +167,7 @@ def _shortened(values: Sequence[Any]) -> str:
     return f"[{text}, ... ({len(values)} in all)]" if len(values) > 12 else f"[{text}]"
 
 
-def _with_recorded_constants(content: dict[str, Any], description: DatasetDescription) -> DatasetDescription:
+def with_recorded_constants(content: dict[str, Any], description: DatasetDescription) -> DatasetDescription:
     """The description with the normalization constants that the checkpoint was trained with, if it says."""
     if "mean" not in content:
         return description

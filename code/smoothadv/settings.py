@@ -80,7 +80,10 @@ def perturbation_size(text: str) -> float:
 
 def perturbation_size_in_256ths(text: str) -> float:
     """argparse type: an l2 norm in 1/256 of the range of images, as the released code counts: 64 is 0.25."""
-    value = _in_256ths(text) / 256
+    number_of_256ths = _in_256ths(text)
+    if 0 < number_of_256ths < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' counts in 1/256 here, as in the released code: write 64 for 0.25")
+    value = number_of_256ths / 256
     if value > _LARGEST_L2:
         raise argparse.ArgumentTypeError(
             f"'{text}' is {value:g} on images in [0, 1], far beyond the paper's largest, 4"

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
-import pytest
 import torch
 
 from smoothadv.certification import Draws
@@ -15,18 +11,10 @@ from smoothadv.datasets import get_dataset
 from smoothadv.inference import Arrangement, arrange
 from smoothadv.noise import GaussianNoise
 from smoothadv.voting import Poll, VoteCounter
+from support.plain import plain_module
 
 SIGMA, DRAWS, IMAGES, CLASSES = 0.25, 500, 12, 10
-
-
-@pytest.fixture(scope="module")
-def plain(pytestconfig):
-    """benchmarks/plain_certification.py as a module."""
-    path = Path(pytestconfig.rootpath) / "benchmarks" / "plain_certification.py"
-    spec = importlib.util.spec_from_file_location("plain_certification", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+plain = plain_module("plain_certification")
 
 
 def ours(voter: torch.nn.Module, images: list[torch.Tensor], seed: int) -> np.ndarray:
@@ -44,7 +32,7 @@ def different_votes(first: np.ndarray, second: np.ndarray) -> int:
     return int(np.abs(first - second).sum()) // 2
 
 
-def test_counts_are_those_of_a_plain_loop(plain, checkpoint):
+def test_counts_are_those_of_a_plain_loop(checkpoint):
     classifier = load_classifier(checkpoint, "digits")
     dataset = get_dataset("digits", "test")
     images = [dataset[index][0] for index in range(IMAGES)]

@@ -40,10 +40,14 @@ def compose(workplace, monkeypatch, capsys):
     """Runs a command up to the training, which is left out: what it composed, or the outcome of a refusal."""
     seen: list[Composed] = []
 
-    def noted(model, objective, data, schedule, seed, device, folder, execution, evaluation, processes, board):
-        seen.append(Composed(schedule, objective, execution, evaluation))
+    class Noted:
+        def __init__(self, model, objective, data, schedule, seed, device, folder, execution, evaluation, processes):
+            seen.append(Composed(schedule, objective, execution, evaluation))
 
-    monkeypatch.setattr("smoothadv.commands.train.train", noted)
+        def run_epochs(self, board: bool) -> None:
+            pass
+
+    monkeypatch.setattr("smoothadv.commands.train.Training", Noted)
     monkeypatch.setattr("smoothadv.commands.train.provenance", lambda command: {})  # it asks git
 
     def run(kind: str, *options: object) -> Composed | Outcome:
@@ -65,6 +69,12 @@ def own(workplace):
         return workplace / "mine.txt"
 
     return write
+
+
+def with_epsilon(options: list, number: int) -> list:
+    """The options with another value of --epsilon."""
+    place = options.index("--epsilon") + 1
+    return [*options[:place], number, *options[place + 1 :]]
 
 
 def assert_refused(outcome: Any, *words: str) -> None:
@@ -198,7 +208,7 @@ def test_own_file_is_a_recipe(compose, own):
 )
 def test_recipe_may_hold_objective_and_attack_with_their_settings(workplace, own, capsys, command, content):
     outcome = call(capsys, command, *DIGITS, "--recipe", own(content), *ONE_STEP)
-    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.code == 0, outcome.err
     objective = read(workplace / "run")["recipe"]["objective"]
     attack = objective["attack"]
     assert (attack["name"], attack["epsilon"], attack["num_steps"], objective["warmup"]) == ("PGD", 0.5, 3, 7)
@@ -253,7 +263,8 @@ RELEASED_ATTACK = {
 @pytest.mark.parametrize("attack", RELEASED_ATTACK)
 @pytest.mark.parametrize(("epsilon", "norm"), [(64, 0.25), (127, 0.49609375)])
 def test_released_behaviour_counts_in_256ths_and_is_recorded_option_by_option(workplace, attack, epsilon, norm):
-    succeed("train_pgd", *DIGITS, *COMMANDS[attack][1], "--epsilon", epsilon, "--released-behaviour", *ONE_STEP)
+    options = with_epsilon(COMMANDS[attack][1], epsilon)
+    succeed("train_pgd", *DIGITS, *options, "--released-behaviour", *ONE_STEP)
     recipe = json.loads((workplace / "run/args.json").read_text())["recipe"]
     objective = recipe["objective"]
     assert objective["attack"]["epsilon"] == norm
@@ -262,17 +273,23 @@ def test_released_behaviour_counts_in_256ths_and_is_recorded_option_by_option(wo
     assert recipe["batch"] == 128 // 4, "an update for each of the four draws"
 
 
+def test_norm_on_unit_images_is_refused_where_256ths_are_counted(compose):
+    """0.25 would be an attack of a thousandth."""
+    assert_refused(compose("PGD", "--released-behaviour", "--epsilon", 0.25), "--epsilon", "1/256")
+
+
 def test_every_line_of_the_released_behaviour_is_looked_at_above():
     settings = {"--warmup-from-first-epoch", "--random-if-flat", "--init-norm-is-epsilon-DDN", "--levels-DDN"}
     settings |= {"--result-levels-DDN", "--anneal-past-end-DDN", "--split-updates"}
     assert {word for word in recipe_words(RELEASED) if word.startswith("--")} == settings
 
 
-def test_released_behaviour_goes_with_a_recipe_and_the_command_line_wins_over_both(compose):
+def test_released_behaviour_goes_with_a_recipe_and_the_command_line_wins_over_both(compose, monkeypatch):
+    monkeypatch.setitem(COMMANDS, "DDN", ("train_pgd", with_epsilon(COMMANDS["DDN"][1], 128)))
     options = ["--released-behaviour", "--recipe", "paper-cifar10", "--levels-DDN", 16]
     composed = compose("DDN", *options)
     attack = composed.objective.attack
-    assert (attack.epsilon, attack.quantization_levels, attack.result_levels) == (0.5 / 256, 16, 256)
+    assert (attack.epsilon, attack.quantization_levels, attack.result_levels) == (0.5, 16, 256)
     assert (composed.schedule.epochs, composed.schedule.batch) == (150, 64)
     assert composed.objective.epsilon(9) == attack.epsilon > composed.objective.epsilon(8)
 

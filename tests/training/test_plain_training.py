@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,19 +14,11 @@ from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training import Execution, Processes
 from smoothadv.training.metrics import means
 from smoothadv.training.update import Address, Update
+from support.plain import plain_module
 
 SIGMA, EPSILON, BATCH, UPDATES, SEED = 0.25, 0.5, 16, 20, 5
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def plain(pytestconfig):
-    """benchmarks/plain_training.py as a module."""
-    path = Path(pytestconfig.rootpath) / "benchmarks" / "plain_training.py"
-    spec = importlib.util.spec_from_file_location("plain_training", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+plain = plain_module("plain_training")
 
 
 def network() -> torch.nn.Module:
@@ -59,7 +49,7 @@ def our_losses(attack: str, steps: int, copies: int, model: torch.nn.Module) -> 
     return [means(tally.sums.tolist())["loss"] for tally in tallies]
 
 
-def plain_losses(plain, attack, copies: int, model: torch.nn.Module) -> list[float]:
+def plain_losses(attack, copies: int, model: torch.nn.Module) -> list[float]:
     optimizer, losses = sgd(model), []
     for step, (images, labels) in enumerate(batches()):
         generator = Address(SEED, 0, step).generator(CPU, Purpose.OBJECTIVE)
@@ -69,19 +59,19 @@ def plain_losses(plain, attack, copies: int, model: torch.nn.Module) -> list[flo
 
 
 @pytest.mark.parametrize(("attack", "steps", "copies"), [("PGD", 2, 1), ("PGD", 4, 4), ("DDN", 4, 1), ("DDN", 3, 2)])
-def test_losses_and_weights_of_twenty_updates_are_those_of_the_plain_implementation(plain, attack, steps, copies):
+def test_losses_and_weights_of_twenty_updates_are_those_of_the_plain_implementation(attack, steps, copies):
     ours, theirs = network(), network()
     losses = our_losses(attack, steps, copies, ours)
-    expected = plain_losses(plain, {"PGD": plain.pgd, "DDN": plain.ddn}[attack](EPSILON, steps), copies, theirs)
+    expected = plain_losses({"PGD": plain.pgd, "DDN": plain.ddn}[attack](EPSILON, steps), copies, theirs)
     assert losses == pytest.approx(expected, rel=1e-9)
     for name, value in theirs.state_dict().items():
         torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-7, atol=1e-9)
     assert losses[-1] < losses[0], "it does learn"
 
 
-def test_another_attack_has_other_losses(plain):
+def test_another_attack_has_other_losses():
     """What the test above would notice: one step more, or an epsilon that is a hundredth larger."""
     losses = our_losses("PGD", 2, 1, network())
     for attack in (plain.pgd(EPSILON, 3), plain.pgd(1.01 * EPSILON, 2)):
-        others = plain_losses(plain, attack, 1, copy.deepcopy(network()))
+        others = plain_losses(attack, 1, copy.deepcopy(network()))
         assert abs(losses[-1] - others[-1]) > 1e-6 * losses[-1]

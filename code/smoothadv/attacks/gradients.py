@@ -102,4 +102,5 @@ class Stein:
 
 def stein_gradient(scores: torch.Tensor, noise: torch.Tensor, sigma: float) -> torch.Tensor:
     """(1 / (m sigma^2)) sum_i scores_i d_i: scores [B, m] of the noisy copies and noise [B, m, ...] give [B, ...]."""
-    return torch.einsum("bm,bm...->b...", scores, noise) / (noise.shape[1] * sigma**2)
+    with torch.autocast(noise.device.type, enabled=False):  # a sum over draws is no convolution
+        return torch.einsum("bm,bm...->b...", scores, noise) / (noise.shape[1] * sigma**2)

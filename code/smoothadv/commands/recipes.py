@@ -53,6 +53,7 @@ def apply_recipe(
         known = readable(options)
         for field, value in recipe.items():
             said = getattr(options, field, None)
-            is_missing = said is None or said is False
+            # A switch that was not given is its default, False; another option is None or not there.
+            is_missing = said is None or (said is False and parser.get_default(field) is False)
             if field.startswith("--") == is_setting and is_missing and (not is_setting or field in known):
                 setattr(options, field, value)

@@ -7,14 +7,21 @@ import contextlib
 import dataclasses
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from smoothadv.architectures import ARCHITECTURES, get_architecture
-from smoothadv.checkpoints import file_digest, read_checkpoint, recorded_input_layer, start_from
-from smoothadv.commands.components import describe, name_in, settings_record
+from smoothadv.checkpoints import (
+    file_digest,
+    read_checkpoint,
+    recorded_input_layer,
+    start_from,
+    with_recorded_constants,
+)
+from smoothadv.commands.components import describe, name_in, settings_record, warn
 from smoothadv.commands.options import add_attack, add_dataset, add_running, default_device, device_name
 from smoothadv.commands.runner import Parser, run
 from smoothadv.commands.training_options import (
@@ -28,6 +35,7 @@ from smoothadv.commands.training_options import (
     compose_execution,
     compose_objective,
     compose_schedule,
+    refuse_contradictions,
 )
 from smoothadv.datasets import get_dataset
 from smoothadv.datasets.images import DatasetDescription
@@ -36,7 +44,7 @@ from smoothadv.errors import UserError
 from smoothadv.noise import derive_generator
 from smoothadv.objectives import Objective
 from smoothadv.records import CHECKPOINT, provenance
-from smoothadv.training import Data, Execution, Processes, RunFolder, Schedule, join_processes, train
+from smoothadv.training import Data, Execution, Processes, RunFolder, Schedule, Training, join_processes
 from smoothadv.workers import own_device
 
 _EXAMPLES = """examples:
@@ -78,15 +86,34 @@ def train_command(name: str, description: str, examples: str, objective: str, ar
         parser,
         lambda options: _train(parser, options),
         arguments,
-        interrupted="what was trained is saved; run the same command with --resume to continue",
+        interrupted="with --resume the same command continues from the last checkpoint",
     )
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What the command line describes: a model, what it is trained on and for, and how.
+
+    ``started_from`` says which weights it has, if they are not new ones.
+    """
+
+    options: argparse.Namespace
+    objective: Objective
+    data: Data
+    schedule: Schedule
+    execution: Execution
+    processes: Processes
+    device: torch.device
+    description: DatasetDescription
+    input_layer: str
+    model: torch.nn.Module
+    started_from: str | None
 
 
 def _train(parser: Parser, options: argparse.Namespace) -> None:
     apply_recipes(parser, options)
     objective = compose_objective(parser, options)
-    if options.unlabelled_weight is not None and options.use_unlabelled is None:
-        parser.error("--unlabelled-weight weighs the images of --use-unlabelled: name their file, or leave it out")
+    refuse_contradictions(parser, options)
     processes = join_processes()
     local_rank = processes.local_rank if processes.size > 1 else None
     device = own_device(options.device or default_device(), local_rank)
@@ -98,7 +125,9 @@ def _train(parser: Parser, options: argparse.Namespace) -> None:
     with processes.connected(device):
         with processes.first_goes_first():
             data = _load(options)
-        _train_on(parser, options, objective, data, execution, processes, device)
+            schedule = compose_schedule(parser, options, data.training.description, objective)
+            model = _model(options, data.training.description)
+        _run(_Job(options, objective, data, schedule, execution, processes, device, *model))
 
 
 def _load(options: argparse.Namespace) -> Data:
@@ -110,89 +139,6 @@ def _load(options: argparse.Namespace) -> Data:
     return Data(training, test, pseudo, options.unlabelled_weight or 1.0)
 
 
-def _train_on(
-    parser: Parser,
-    options: argparse.Namespace,
-    objective: Objective,
-    data: Data,
-    execution: Execution,
-    processes: Processes,
-    device: torch.device,
-) -> None:
-    description = data.training.description
-    schedule = compose_schedule(parser, options, description, objective)
-    pretrained = read_checkpoint(options.pretrained_model) if options.pretrained_model else None
-    input_layer = options.input_layer or "normalize"
-    if pretrained is not None:
-        input_layer = recorded_input_layer(pretrained, options.pretrained_model, options.input_layer)
-    torch.manual_seed(derive_generator("cpu", options.seed).initial_seed())
-    model = get_architecture(options.arch, description, input_layer)
-    said = (
-        start_from(model, pretrained, options.pretrained_model, options.arch, description)
-        if pretrained is not None
-        else None
-    )
-    this_run = {
-        "epochs": schedule.epochs,
-        "device": device_name(device),
-        "processes": processes.size,
-        **provenance(options.command),
-    }
-    existing = "resume" if processes.is_continued() else options.existing
-    recipe = _recipe(options, objective, data, schedule, execution, input_layer)
-    folder = RunFolder(options.outdir, _facts(options, description, objective, input_layer), recipe, this_run, existing)
-    with folder if processes.is_first else contextlib.nullcontext():
-        if processes.is_first:
-            _announce(options, objective, schedule, data, processes, device)
-            if said is not None and folder.saved is None:
-                print(said)
-        train(
-            model,
-            objective,
-            data,
-            schedule,
-            options.seed,
-            device,
-            folder,
-            execution,
-            compose_evaluation(options),
-            processes,
-            board=options.tensorboard,
-        )
-    if processes.is_first:
-        print(f"saved {options.outdir / CHECKPOINT}; certify it with:\n  {_certify_command(options, objective)}")
-
-
-def _recipe(
-    options: argparse.Namespace,
-    objective: Objective,
-    data: Data,
-    schedule: Schedule,
-    execution: Execution,
-    input_layer: str,
-) -> dict[str, Any]:
-    """All that decides the weights, for the reader and for a resumed run to be compared with."""
-    description = data.training.description
-    recipe = {
-        "dataset": options.dataset,
-        "dataset_fingerprint": data.training.fingerprint(),
-        "arch": options.arch,
-        "input_layer": input_layer,
-        "seed": options.seed,
-        "crop_padding": description.crop_padding,
-        "horizontal_flip": description.horizontal_flip,
-        **schedule.record(),
-        **execution.record(),
-        "objective": settings_record(objective),
-    }
-    if options.pretrained_model:
-        recipe["pretrained_sha256"] = file_digest(options.pretrained_model)
-    if data.pseudo_labelled is not None:
-        recipe["pseudo_labelled_fingerprint"] = data.pseudo_labelled.fingerprint()
-        recipe["pseudo_weight"] = data.pseudo_weight
-    return recipe
-
-
 def _with_augmentation(description: DatasetDescription, options: argparse.Namespace) -> DatasetDescription:
     changes = {
         name: getattr(options, name)
@@ -202,43 +148,128 @@ def _with_augmentation(description: DatasetDescription, options: argparse.Namesp
     return dataclasses.replace(description, **changes)
 
 
-def _facts(
-    options: argparse.Namespace, description: DatasetDescription, objective: Objective, input_layer: str
-) -> dict[str, Any]:
+def _model(
+    options: argparse.Namespace, description: DatasetDescription
+) -> tuple[DatasetDescription, str, torch.nn.Module, str | None]:
+    """Description with the model's constants, input layer, model, and what it starts from."""
+    path, content = options.pretrained_model, None
+    input_layer = options.input_layer or "normalize"
+    if path is not None:
+        content = read_checkpoint(path)
+        input_layer = recorded_input_layer(content, path, options.input_layer)
+        description = with_recorded_constants(content, description)
+    torch.manual_seed(derive_generator("cpu", options.seed).initial_seed())
+    model = get_architecture(options.arch, description, input_layer)
+    started_from = None if content is None else start_from(model, content, path, options.arch, description)
+    return description, input_layer, model, started_from
+
+
+def _run(job: _Job) -> None:
+    """Train, from the last checkpoint where there is one."""
+    options, processes = job.options, job.processes
+    this_run = {
+        "epochs": job.schedule.epochs,
+        "device": device_name(job.device),
+        "processes": processes.size,
+        "arguments": {name: _plain(value) for name, value in vars(options).items() if name != "command"},
+        **provenance(options.command),
+    }
+    existing = "resume" if processes.is_continued() else options.existing
+    folder = RunFolder(options.outdir, _facts(job), _recipe(job), this_run, existing)
+    with contextlib.ExitStack() as stack:
+        with processes.first_goes_first():
+            if processes.is_first:
+                stack.enter_context(folder)
+                _announce(job, folder)
+        training = Training(
+            job.model,
+            job.objective,
+            job.data,
+            job.schedule,
+            options.seed,
+            job.device,
+            folder,
+            job.execution,
+            compose_evaluation(options),
+            processes,
+        )
+        training.run_epochs(board=options.tensorboard)
+    if processes.is_first:
+        print(f"saved {options.outdir / CHECKPOINT}; certify it with:\n  {_certify_command(options, job.objective)}")
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _recipe(job: _Job) -> dict[str, Any]:
+    """All that decides the weights, for the reader and for a resumed run to be compared with."""
+    options, data = job.options, job.data
+    recipe = {
+        "dataset": options.dataset,
+        "dataset_fingerprint": data.training.fingerprint(),
+        "arch": options.arch,
+        "input_layer": job.input_layer,
+        "seed": options.seed,
+        "crop_padding": job.description.crop_padding,
+        "horizontal_flip": job.description.horizontal_flip,
+        **job.schedule.record(),
+        **job.execution.record(),
+        "objective": settings_record(job.objective),
+    }
+    if options.pretrained_model:
+        recipe["pretrained_sha256"] = file_digest(options.pretrained_model)
+    if data.pseudo_labelled is not None:
+        recipe["pseudo_labelled_fingerprint"] = data.pseudo_labelled.fingerprint()
+        recipe["pseudo_weight"] = data.pseudo_weight
+    return recipe
+
+
+def _facts(job: _Job) -> dict[str, Any]:
     """What a reader of the checkpoint needs to use the model."""
     return {
-        "arch": options.arch,
-        "dataset": description.name,
-        "classes": list(description.class_names),
-        "image_shape": list(description.image_shape),
-        "input_layer": input_layer,
-        "mean": list(description.mean or ()),
-        "std": list(description.std or ()),
-        "noise_sd": objective.noise_sd,
+        "arch": job.options.arch,
+        "dataset": job.description.name,
+        "classes": list(job.description.class_names),
+        "image_shape": list(job.description.image_shape),
+        "input_layer": job.input_layer,
+        "mean": list(job.description.mean or ()),
+        "std": list(job.description.std or ()),
+        "noise_sd": job.objective.noise_sd,
     }
 
 
-def _announce(
-    options: argparse.Namespace,
-    objective: Objective,
-    schedule: Schedule,
-    data: Data,
-    processes: Processes,
-    device: torch.device,
-) -> None:
-    images = f"{len(data.training)} images, {len(data.test)} to test"
-    if data.pseudo_labelled is not None:
-        images += f", {len(data.pseudo_labelled)} pseudo-labelled"
-    where = f"{processes.size} processes on {device.type}" if processes.size > 1 else str(device)
+def _announce(job: _Job, folder: RunFolder) -> None:
+    """Say what is about to happen, and what is probably not meant."""
+    images = f"{len(job.data.training)} images, {len(job.data.test)} to test"
+    if job.data.pseudo_labelled is not None:
+        images += f", {len(job.data.pseudo_labelled)} pseudo-labelled"
+    size = job.processes.size
+    where = f"{size} processes on {job.device.type}" if size > 1 else str(job.device)
     print(
-        f"training {options.arch} on {options.dataset} ({images}) with {describe(objective)}, "
-        f"{schedule.epochs} epochs on {where}"
+        f"training {job.options.arch} on {job.options.dataset} ({images}) with {describe(job.objective)}, "
+        f"{job.schedule.epochs} epochs on {where}"
     )
+    if folder.saved is None and job.started_from is not None:
+        print(job.started_from)
+    if folder.saved is not None and (before := folder.saved["runs"][-1].get("processes", size)) != size:
+        warn(
+            f"this run had {before} processes and goes on with {size}: batch normalization sees other shares of a "
+            "batch, and the weights will not be those of a run that was not interrupted"
+        )
+    reached = job.objective.epsilon(job.schedule.epochs - 1)
+    if reached < job.objective.full_epsilon:
+        warn(
+            f"epsilon reaches {reached:.3g} of {job.objective.full_epsilon:.3g} in {job.schedule.epochs} epochs: "
+            "a smaller --warmup or more --epochs would let it grow to the end"
+        )
 
 
 def _certify_command(options: argparse.Namespace, objective: Objective) -> str:
     """The command line that certifies the trained model at the noise it was trained for."""
     sigma = str(objective.noise_sd or 0.25)
-    words = ["python", "code/certify.py", options.dataset, str(options.outdir / CHECKPOINT), sigma]
-    words.append(f"logs/{options.outdir.name}_sigma_{sigma}.tsv")
+    is_clone = Path(sys.argv[0]).suffix == ".py"
+    words = ["python", "code/certify.py"] if is_clone else ["smoothadv", "certify"]
+    words += [options.dataset, str(options.outdir / CHECKPOINT), sigma]
+    words.append(f"logs/{options.outdir.resolve().name}_sigma_{sigma}.tsv")
     return shlex.join(words + (["--data-dir", options.data_dir] if options.data_dir else []))

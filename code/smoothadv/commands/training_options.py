@@ -156,6 +156,8 @@ def add_execution(parser: Parser) -> None:
 
 def apply_recipes(parser: Parser, options: argparse.Namespace) -> None:
     """Fill in what the recipes say and the command line does not; the named recipe comes before the released one."""
+    if options.lr_schedule == "one-cycle" and (options.lr_step_size or options.lr_factor):
+        parser.error("--lr-schedule one-cycle has no steps: leave out --lr-step-size and --lr-factor")
     if options.recipe == RELEASED:
         parser.error(f"--recipe {RELEASED}: write --{RELEASED}, which also counts --epsilon in 1/256")
     for name in [options.recipe] * (options.recipe is not None) + [RELEASED] * options.released_behaviour:
@@ -195,6 +197,18 @@ def compose_objective(parser: Parser, options: argparse.Namespace) -> Objective:
             )
     refuse_foreign_settings(parser, options, everything, chosen, f"--objective {options.objective}")
     return compose(parser, component, options, f"--objective {options.objective}", **given)
+
+
+def refuse_contradictions(parser: Parser, options: argparse.Namespace) -> None:
+    """A usage error where options make no sense together."""
+    if options.unlabelled_weight is not None and options.use_unlabelled is None:
+        parser.error("--unlabelled-weight weighs the images of --use-unlabelled: name their file, or leave it out")
+    if options.sync_bn and options.micro_batch is not None:
+        parser.error("--sync-bn computes statistics of whole batches, --micro-batch of parts: leave one of them out")
+    if getattr(options, "--noise", None) == 0 and getattr(options, "--num-noise-vec", 1) > 1:
+        parser.error("--noise 0 makes all --num-noise-vec copies of an image alike: leave --num-noise-vec out")
+    if "--init-norm-DDN" in options and "--init-norm-is-epsilon-DDN" in options and not options.released_behaviour:
+        parser.error("--init-norm-DDN and --init-norm-is-epsilon-DDN contradict each other: leave one out")
 
 
 def compose_schedule(

@@ -2,9 +2,9 @@
 
 from smoothadv.training.evaluate import Evaluation
 from smoothadv.training.execution import Execution
-from smoothadv.training.loop import Data, train
+from smoothadv.training.loop import Data, Training
 from smoothadv.training.processes import Processes, join_processes
 from smoothadv.training.run_folder import RunFolder
 from smoothadv.training.schedule import Schedule
 
-__all__ = ["Data", "Evaluation", "Execution", "Processes", "RunFolder", "Schedule", "join_processes", "train"]
+__all__ = ["Data", "Evaluation", "Execution", "Processes", "RunFolder", "Schedule", "Training", "join_processes"]

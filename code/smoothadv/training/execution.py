@@ -40,9 +40,9 @@ class Execution:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return model.to(memory_format=torch.channels_last)
 
-    def compiled(self, model: nn.Module) -> nn.Module:
-        """The model, compiled at its first batch if that is wanted."""
-        return CompiledForOneShape(model) if self.compile else model
+    def compiled(self, model: nn.Module, sizes: set[int] | None = None) -> nn.Module:
+        """The model, compiled for batches of these sizes (None: all) if that is wanted."""
+        return CompiledForSizes(model, sizes) if self.compile else model
 
     def autocast(self, device: torch.device) -> AbstractContextManager:
         """Within, convolutions compute in the precision."""
@@ -51,18 +51,19 @@ class Execution:
         return torch.autocast(device.type, dtype=PRECISIONS[self.precision])
 
 
-class CompiledForOneShape(nn.Module):
-    """A module compiled for the shape of its first input, which is that of nearly all; others run as they are.
+class CompiledForSizes(nn.Module):
+    """A module compiled for the sizes that nearly all batches have (None: all); those of other sizes run as they are.
 
-    Compiling anew for the rest of an epoch's last batch would take longer than it saves.
+    Compiling anew for the rest of an epoch's last batch would take longer than it saves. What is compiled must not
+    depend on which batch comes first, or a resumed run would compute otherwise.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, sizes: set[int] | None) -> None:
         super().__init__()
-        self.module = module
+        self.module, self._sizes = module, sizes
         self._compiled = (torch.compile(module, dynamic=False),)  # a tuple: its weights are those of ``module``
-        self._shape: torch.Size | None = None
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        self._shape = self._shape or images.shape
-        return self.module(images) if images.shape != self._shape else call_compiled(self._compiled[0], images)
+        if self._sizes is not None and len(images) not in self._sizes:
+            return self.module(images)
+        return call_compiled(self._compiled[0], images)

@@ -45,45 +45,15 @@ class Data:
         return len(self.training), len(self.pseudo_labelled or ())
 
 
-def train(
-    model: torch.nn.Module,
-    objective: Objective,
-    data: Data,
-    schedule: Schedule,
-    seed: int,
-    device: torch.device,
-    run: RunFolder,
-    execution: Execution | None = None,
-    evaluation: Evaluation | None = None,
-    processes: Processes | None = None,
-    board: bool = False,
-    report: Callable[[str], None] = print,
-) -> list[dict[str, Any]]:
-    """Train ``model`` in place up to ``schedule.epochs``, from the run's last checkpoint if it is resumed.
+class Training:
+    """Trains ``model`` in place for an objective, from the run's last checkpoint if it is resumed.
 
     Saves a checkpoint after every epoch and every ``execution.checkpoint_minutes``. All random numbers of an update are
     functions of (seed, epoch, step), so that a resumed run ends with the weights of an uninterrupted one on the
     same hardware. Of several ``processes``, which are connected, the first has entered ``run`` and writes there.
-    Returns the history: one row of TRAINING_COLUMNS per epoch. NonFiniteError if the loss stops being finite;
-    KeyboardInterrupt or Terminated, after saving, on Ctrl-C or SIGTERM.
+
+    Between steps the state is the history, and of the present epoch the tally and the time it has taken.
     """
-    training = _Training(
-        model,
-        objective,
-        data,
-        schedule,
-        seed,
-        device,
-        run,
-        execution or Execution(),
-        evaluation or Evaluation(),
-        processes or Processes(),
-    )
-    return training.run_epochs(report, board)
-
-
-class _Training:
-    """The state of a run between steps: its history, and of the present epoch the tally and the time it has taken."""
 
     def __init__(
         self,
@@ -114,14 +84,19 @@ class _Training:
         processes.share_state(self.model)
         example = torch.stack([data.training[index][0] for index in range(min(2, len(data.training)))])
         self.update = Update(
-            self.model, objective, self.optimizer, execution, processes, device, example, schedule.micro_batch
+            self.model, objective, self.optimizer, execution, processes, device, example, self._images_at_a_time()
         )
         self.first_bad_step = torch.full((), -1, device=device)
         self.last_save = time.monotonic()
 
+    def _images_at_a_time(self) -> int:
+        """How many images this process attacks and trains on at a time."""
+        own, _ = self.processes.share(torch.arange(self.schedule.batch))
+        return min(len(own), self.schedule.micro_batch or len(own))
+
     def _restore(self) -> None:
         """Take over what the run's checkpoint holds, in every process."""
-        saved = self.processes.received(self.run.saved)
+        saved = self.processes.received(self.run.take_saved())
         if saved is None:
             return
         RunFolder.restore(saved, self.model, self.optimizer)
@@ -132,15 +107,19 @@ class _Training:
             self.tally = Tally(self.device, saved["sums"] if self.processes.is_first else None)
             self.seconds = saved["seconds"]
 
-    def run_epochs(self, report: Callable[[str], None], board: bool) -> list[dict[str, Any]]:
-        """Up to the last epoch."""
+    def run_epochs(self, report: Callable[[str], None] = print, board: bool = False) -> list[dict[str, Any]]:
+        """Train up to ``schedule.epochs``; returns the history: one row of TRAINING_COLUMNS per epoch.
+
+        ``board`` writes curves for TensorBoard. NonFiniteError if the loss stops being finite; KeyboardInterrupt or
+        Terminated, after saving, on Ctrl-C or SIGTERM.
+        """
         is_first, epochs = self.processes.is_first, self.schedule.epochs
         done = len(self.history)
         if done >= epochs:
             if is_first:
                 report(f"already trained for {done} epochs: nothing to do")
             return self.history
-        curves = Board(self.run.folder / "tensorboard", done) if board and is_first else None
+        curves = Board(self.run.folder / "tensorboard", self.history) if board and is_first else None
         if is_first:
             self.run.record_arguments()
             if done or self.first_step:
@@ -183,12 +162,11 @@ class _Training:
                 self._require_finite_loss(epoch)
                 so_far = means(self.tally.sums.tolist())
                 progress.show(epoch, self.objective.epsilon(epoch), so_far, self.history)
-            if number + 1 < len(plan):  # after the last one the epoch's own checkpoint follows
-                self._save_within_epoch(epoch, number + 1, time.monotonic() - start, interruption)
+            self._save_within_epoch(epoch, number + 1, time.monotonic() - start, interruption)
         self._require_finite_loss(epoch)
         self._require_finite_weights(epoch)
         seconds = time.monotonic() - start
-        return self._row(epoch, self.seconds + seconds, images_seen / seconds)
+        return self._row(epoch, self.seconds + seconds, images_seen / max(seconds, 1e-9))
 
     def _plan(self, epoch: int) -> list[Step]:
         """The steps of an epoch; a rest with fewer images than processes is left out."""
@@ -217,7 +195,8 @@ class _Training:
                 self.objective,
                 self.data.test,
                 self.evaluation.chosen(len(self.data.test)),
-                self.schedule.batch,
+                # Attacked, so many images take the memory of an update.
+                min(self.schedule.batch, (self.schedule.micro_batch or self.schedule.batch) * self.processes.size),
                 Address(self.seed, epoch, self.steps),
                 self.processes,
                 self.device,
@@ -237,7 +216,7 @@ class _Training:
 
     def _save_within_epoch(self, epoch: int, done: int, seconds: float, interruption: Interruption) -> None:
         """Save, and perhaps stop, where it is time to: the first process decides for all."""
-        if self.processes.size > 1 and (epoch * self.steps + done) % _STEPS_BETWEEN_DECISIONS:
+        if self.processes.size > 1 and (epoch * self.steps + done) % _STEPS_BETWEEN_DECISIONS and done < self.steps:
             return
         decision = self._decision(interruption)
         if decision == _GO_ON:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import distributed, nn
+
+_PATIENCE = timedelta(days=1)
 
 
 class Processes:
@@ -16,6 +19,7 @@ class Processes:
     rank, local_rank, size = 0, 0, 1
     # Torchrun starts all processes again after one has failed.
     _attempt = 0
+    _blocks = 0
 
     def __init__(self, launched: bool = False) -> None:
         if launched:
@@ -45,10 +49,11 @@ class Processes:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         self._store, *_ = next(iter(distributed.rendezvous("env://")))
+        # torchrun's store outlives a restart, and with it the addresses of processes that are no more.
+        self._exchange = distributed.PrefixStore(f"attempt {self._attempt}", self._store)
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            # torchrun's store outlives a restart, and with it the addresses of processes that are no more.
-            store=distributed.PrefixStore(f"attempt {self._attempt}", self._store),
+            store=self._exchange,
             rank=self.rank,
             world_size=self.size,
         )
@@ -59,12 +64,26 @@ class Processes:
 
     @contextlib.contextmanager
     def first_goes_first(self):
-        """The first one is through with the block before the others enter it: it may download files for all."""
-        if not self.is_first:
-            distributed.barrier()
-        yield
-        if self.is_first and self.size > 1:
-            distributed.barrier()
+        """The first one is through with the block before the others enter it: it may download files for all.
+
+        Where it fails the others end without a word, for it has said what is wrong.
+        """
+        self._blocks += 1
+        key = f"block {self._blocks}"
+        if self.size == 1:
+            yield
+        elif self.is_first:
+            try:
+                yield
+            except BaseException:
+                self._exchange.set(key, "failed")
+                raise
+            self._exchange.set(key, "done")
+        else:
+            self._exchange.wait([key], _PATIENCE)
+            if self._exchange.get(key) == b"failed":
+                raise SystemExit(1)
+            yield
 
     def share(self, indices: torch.Tensor) -> tuple[torch.Tensor, slice]:
         """This process's part of a batch of indices [B], and where in the batch it lies."""

@@ -89,12 +89,15 @@ def describe_epoch(row: dict[str, Any], epochs: int) -> str:
 class Board:
     """The history as curves in TensorBoard's format, in ``folder``; UserError where TensorBoard is not installed."""
 
-    def __init__(self, folder: Path, epochs_done: int) -> None:
+    def __init__(self, folder: Path, history: list[dict[str, Any]]) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise UserError("--tensorboard needs the package tensorboard: pip install tensorboard") from error
-        self._writer = SummaryWriter(str(folder), purge_step=epochs_done)
+        # From the start, in the place of what is there: a kill may have left a gap.
+        self._writer = SummaryWriter(str(folder), purge_step=0)
+        for row in history:
+            self.add(row)
 
     def add(self, row: dict[str, Any]) -> None:
         """The values of an epoch; those that there are."""

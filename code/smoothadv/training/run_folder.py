@@ -47,7 +47,7 @@ class RunFolder:
         self.runs = [{"first_epoch": 0, "first_step": 0, **run}]
         self.existing = existing
         self.saved: dict[str, Any] | None = None
-        self.has_saved = False
+        self.has_checkpoint = False
         self._lock = contextlib.ExitStack()
 
     def __enter__(self) -> RunFolder:
@@ -83,7 +83,7 @@ class RunFolder:
             raise UserError(f"cannot resume {self.folder} with another recipe: {difference}; --overwrite starts anew")
         self.runs[0].update(first_epoch=saved["epoch"], first_step=saved.get("step", 0))
         self.runs = [*saved["runs"], *self.runs]
-        self.saved = saved
+        self.saved, self.has_checkpoint = saved, True
         self._write_log(saved["history"])
 
     @staticmethod
@@ -92,8 +92,17 @@ class RunFolder:
         model.load_state_dict(network_keys(saved["state_dict"]))
         optimizer.load_state_dict(saved["optimizer"])
 
+    def take_saved(self) -> dict[str, Any] | None:
+        """The checkpoint that the run is resumed from, None for a new run; given away once, for it may be large."""
+        saved, self.saved = self.saved, None
+        return saved
+
     def record_arguments(self) -> None:
-        """Write what was asked for, before the first checkpoint."""
+        """Write what was asked for, unless there still is a run to be overwritten, which it does not describe."""
+        if self.has_checkpoint or not self.checkpoint.exists():
+            self._write_arguments()
+
+    def _write_arguments(self) -> None:
         write_json(self.folder / ARGUMENTS, {"recipe": self.recipe, "runs": self.runs})
 
     def save(
@@ -121,12 +130,14 @@ class RunFolder:
                 **self.facts,
             },
         )
-        self.has_saved = True
+        if not self.has_checkpoint:
+            self._write_arguments()
+        self.has_checkpoint = True
         self._write_log(history)
 
     def last_good(self) -> str:
         """What a person whose run failed can go back to, as the end of a sentence."""
-        if self.has_saved or self.saved is not None:
+        if self.has_checkpoint:
             return f"; the last good checkpoint is {self.checkpoint}"
         return "; nothing was saved yet"
 

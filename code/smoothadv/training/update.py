@@ -28,7 +28,11 @@ class Address:
 
 
 class Update:
-    """Updates ``model``, already on its device, with ``optimizer``; the batches have at most ``batch`` images."""
+    """Updates ``model``, already on its device, with ``optimizer``.
+
+    The gradient is computed for ``images_at_a_time`` images in all their copies (None: for all of this process's).
+    ``example`` [B, C, H, W] holds images of the dataset, to check on them that the model attacked is the model.
+    """
 
     def __init__(
         self,
@@ -39,16 +43,18 @@ class Update:
         processes: Processes,
         device: torch.device,
         example: torch.Tensor,
-        micro_batch: int | None = None,
+        images_at_a_time: int | None = None,
     ) -> None:
         self.model, self.objective, self.optimizer = model, objective, optimizer
         self.execution, self.processes, self.device = execution, processes, device
-        self.micro_batch = micro_batch
-        self.forward = execution.compiled(model)
+        self.images_at_a_time = images_at_a_time
+        # An attack may see one copy of each image, or all.
+        shapes = None if images_at_a_time is None else {images_at_a_time, images_at_a_time * objective.copies}
+        self.forward = execution.compiled(model, shapes)
         self._form = attacked_form(model, example, PRECISIONS[execution.precision])
         # Compiled for the shape of a batch, which is not that of a test.
         self.attacked_uncompiled = model if self._form is None else self._form
-        self.attacked = execution.compiled(self.attacked_uncompiled)
+        self.attacked = execution.compiled(self.attacked_uncompiled, shapes)
 
     def refresh_attacked(self) -> None:
         """Let the attack see the model's present weights."""
@@ -72,7 +78,7 @@ class Update:
         choices = address.generator(self.device, Purpose.ATTACK_CHOICES, self.processes.rank)
         tally = Tally(self.device)
         self.optimizer.zero_grad(set_to_none=True)
-        starts = range(0, len(images), self.micro_batch or len(images))
+        starts = range(0, len(images), self.images_at_a_time or len(images))
         for start in starts:
             chosen = slice(start, start + starts.step)
             # The mean over all images of the batch; the processes' gradients are averaged.
