@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from smoothadv.datasets.augmentation import Augmentation, augment, augmented, draw_augmentation, pixels_of
+from smoothadv.datasets.augmentation import Augmentation, augmented, draw_augmentation, pixels_of
+from support.augmenting import augment
 
 FALSE_ALARM = 1e-6
 

@@ -12,8 +12,8 @@ from scipy.stats import chi2
 from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import PILToTensor
 
-from smoothadv.datasets.augmentation import augment
 from smoothadv.datasets.images import CIFAR_TRAINING, DatasetDescription, InMemoryImages, StreamedImages
+from support.augmenting import augment
 from support.image_files import random_image, save_image
 
 CPU = torch.device("cpu")

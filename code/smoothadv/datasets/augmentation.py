@@ -69,16 +69,6 @@ def augmented(
     return pixels.index_select(0, position.flatten()).view(len(indices), height, width, -1).permute(0, 3, 1, 2)
 
 
-def augment(images: torch.Tensor, crop_padding: int, horizontal_flip: bool, generator: torch.Generator) -> torch.Tensor:
-    """Random crops (zero padding on all sides) and flips of a batch [B, C, H, W], each image its own.
-
-    The random numbers come from the CPU ``generator``.
-    """
-    chosen = draw_augmentation(len(images), crop_padding, horizontal_flip, generator).to(images.device)
-    everything = torch.arange(len(images), device=images.device)
-    return augmented(pixels_of(images), tuple(images.shape[2:]), everything, chosen)
-
-
 def pixels_of(images: torch.Tensor) -> torch.Tensor:
     """Images [N, C, H, W] as their pixels [N * H * W + 1, C], a black one last."""
     channels = images.shape[1]
