@@ -107,7 +107,9 @@ def test_manifest_and_released_path_give_a_training_the_same_name(tmp_path, name
 @pytest.mark.parametrize(
     "options", [{"train_first_copy": True}, {"warmup_from_first_epoch": True}, {"num_noise_vec": 8}], ids=str
 )
-@pytest.mark.parametrize("attack", [PGD(0.25, 2, random_if_flat=True), PGD(0.25, 2, estimator=Stein(0.25))], ids=str)
+@pytest.mark.parametrize(
+    "attack", [PGD(0.25, 2, random_if_flat=True), PGD(0.25, 2, estimator=Stein(0.25))], ids=["random if flat", "Stein"]
+)
 def test_other_options_leave_the_name_as_it_is(tmp_path, attack, options, warmup):
     content = {**CERTIFIED, "training": recipe(SmoothAdv(attack, 0.25, warmup=warmup, **options), {})}
     assert certification_parameters(write_manifest(tmp_path / "mine", content), {}).get("training") == "SmoothAdv-PGD"
