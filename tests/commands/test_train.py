@@ -184,7 +184,7 @@ def test_overwrite_starts_anew(tmp_path, capsys):
 
 
 def test_overwriting_keeps_the_old_model_until_the_first_epoch_is_through(tmp_path, capsys):
-    train("gaussian", tmp_path)
+    train("gaussian", tmp_path, "--epochs", 1)
     before = read(tmp_path)["state_dict"]
     assert_refused(retrain(capsys, tmp_path, "--overwrite", "--lr", "1e30"), "finite")
     after = read(tmp_path)["state_dict"]
