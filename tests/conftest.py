@@ -13,6 +13,14 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "code"))
 
 
+@pytest.fixture(autouse=True)
+def subnormal_numbers() -> Iterator[None]:
+    """Kernels compiled by PyTorch 2.4 take them for zero from then on, in the whole process."""
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_flush_denormal(False)
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """As in the processes that tests start: sums over several threads may differ in their last digits."""
