@@ -231,3 +231,17 @@ def test_frozen_restores_every_mode_and_flag(fails):
 def test_frozen_takes_what_is_no_module():
     with frozen(lambda inputs: inputs):
         pass
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_gradients_from_noise_are_sums_in_full_precision_under_autocast(hard):
+    """Autocast is for convolutions: a sum over draws in bfloat16 would be wrong in its third digit."""
+    noise = 0.25 * torch.randn(2, 50, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    scores = torch.rand(2, 50, generator=torch.Generator().manual_seed(1))
+    scores = scores.round() if hard else scores
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        gradient = stein_gradient(scores, noise, 0.25)
+    assert gradient.dtype == torch.float32
+    assert torch.equal(gradient, stein_gradient(scores, noise, 0.25))
+    coarse = stein_gradient(scores.bfloat16(), noise.bfloat16(), 0.25).float()
+    assert (coarse - gradient).abs().max() > 1e-3 * gradient.abs().max(), "the test would notice it"

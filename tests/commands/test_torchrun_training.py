@@ -248,6 +248,14 @@ def test_three_processes_that_were_stopped_end_with_the_weights_of_three_that_we
 
 
 @pytest.mark.slow
+def test_batch_that_is_too_small_to_be_shared_is_refused(tmp_path):
+    """Five seconds."""
+    refused = run_process(torchrun("--batch", 2, processes=3), tmp_path)
+    assert refused.returncode != 0 and "error: --batch is 2 images for 3 processes" in refused.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
 def test_refusal_is_said_once_by_several_processes(whole, tmp_path):
     """Seven seconds. torchrun adds its own report of who failed."""
     command = torchrun()

@@ -179,6 +179,8 @@ def _run(job: _Job) -> None:
     with contextlib.ExitStack() as stack:
         with processes.first_goes_first():
             if processes.is_first:
+                if job.schedule.batch < processes.size:
+                    raise UserError(f"--batch is {job.schedule.batch} images for {processes.size} processes: take more")
                 stack.enter_context(folder)
                 _announce(job, folder)
         training = Training(
