@@ -59,8 +59,11 @@ class Processes:
         )
         try:
             yield self
+            self.total(torch.zeros(1))  # none leaves before all are through
         finally:
             distributed.destroy_process_group()
+            # Their threads must not outlive this: a process that ends before they do is aborted.
+            del self._exchange, self._store
 
     @contextlib.contextmanager
     def first_goes_first(self):
