@@ -16,7 +16,8 @@ from smoothadv.architectures import ARCHITECTURES, INPUT_LAYERS, get_architectur
 from smoothadv.architectures.input_layers import Center, Normalize
 from smoothadv.datasets import describe_dataset
 from smoothadv.errors import UserError
-from smoothadv.inference import PRECISIONS, Arrangement, arrange, batch_that_fits, default_batch, fold
+from smoothadv.inference import PRECISIONS, Arrangement, arrange, default_batch, fold
+from smoothadv.memory import batch_that_fits
 from support import networks
 from support.commands import CODE, run_process
 from support.networks import settle_batch_norms

@@ -17,10 +17,9 @@ from torch.fx.experimental.optimization import fuse
 
 from smoothadv.architectures.input_layers import Center, Normalize
 from smoothadv.graphs import call_compiled, overwrite_in_place, traced_plainly
+from smoothadv.memory import batch_that_suits
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_CPU_ELEMENTS = 100 * 3 * 32 * 32
-_PROBE = 64
 _ROUNDING = 1e-6
 
 
@@ -139,29 +138,20 @@ class _Compiled(nn.Module):
 def default_batch(
     classifier: nn.Module, image_shape: tuple[int, ...], device: torch.device, alike: bool = False
 ) -> int:
-    """A batch that suits the device: 16 to 200 images on a CPU, whose cache it should not leave; else by free memory.
-
-    ``alike`` counts all memory, so that devices of one kind choose alike.
-    """
-    if device.type == "cpu":
-        return min(200, max(16, _CPU_ELEMENTS // math.prod(image_shape)))
-    if device.type != "cuda":
-        return _PROBE
-    images = torch.zeros(_PROBE, *image_shape, device=device).to(memory_format=torch.channels_last)
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    with torch.inference_mode():
-        classifier(images)
-    per_image = (torch.cuda.max_memory_allocated(device) - before) / _PROBE
-    free, total = torch.cuda.mem_get_info(device)
-    return batch_that_fits(total if alike else free, per_image)
+    """A batch of noisy images for ``classifier`` that suits the device: see ``memory.batch_that_suits``."""
+    return batch_that_suits(torch.inference_mode()(classifier), image_shape, device, alike)
 
 
-def batch_that_fits(free_bytes: float, bytes_per_image: float) -> int:
-    """The largest power of two, up to 4096, whose images take at most half of the free memory; at least 1."""
-    most = max(1.0, min(4096.0, free_bytes / 2 / max(bytes_per_image, 1.0)))
-    return 2 ** (int(most).bit_length() - 1)
+def default_gradient_batch(
+    classifier: nn.Module, image_shape: tuple[int, ...], device: torch.device, alike: bool = False
+) -> int:
+    """The same where gradients with respect to the images are wanted, for which activations are kept."""
+
+    def forward_and_backward(images: torch.Tensor) -> None:
+        images = images.requires_grad_()
+        torch.autograd.grad(classifier(images).sum(), images)
+
+    return batch_that_suits(forward_and_backward, image_shape, device, alike)
 
 
 def make_deterministic() -> None:

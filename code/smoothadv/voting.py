@@ -17,6 +17,7 @@ import torch
 
 from smoothadv.certification import Draws
 from smoothadv.errors import NonFiniteError, UserError
+from smoothadv.memory import first_line, free_cached_memory, is_out_of_memory
 from smoothadv.noise import NoiseStream
 
 
@@ -230,25 +231,11 @@ class VoteCounter:
     def _halve(self, error: BaseException) -> None:
         """Go on with half the batch; the draws keep their addresses, so none is lost or repeated."""
         if self.keep_batch or self.batch == 1:
-            raise UserError(f"out of memory with --batch {self.batch}: give a smaller one ({_first_line(error)})")
+            raise UserError(f"out of memory with --batch {self.batch}: give a smaller one ({first_line(error)})")
         self._buffer = None
         self.batch //= 2
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        free_cached_memory(self.device)
         self.on_smaller_batch(self.batch)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that an allocation failed, on an accelerator or on the host."""
-    # torch's allocator of host memory raises a RuntimeError like any other.
-    said = str(error)
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
-        sign in said for sign in ("can't allocate memory", "STATUS_ALLOC_FAILED")
-    )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 @torch.inference_mode()

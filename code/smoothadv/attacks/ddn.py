@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +10,7 @@ from torch.nn import functional as F
 
 from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.geometry import l2_norm, per_example, project_box, quantize, unit
-from smoothadv.attacks.gradient_attack import GradientAttack
-from smoothadv.attacks.gradients import noisy_logits
+from smoothadv.attacks.gradient_attack import GradientAttack, Problem
 from smoothadv.settings import number, positive_float, setting
 
 _levels = number(int, "a number of grey levels of at least 2, like 256", lambda v: v >= 2)
@@ -56,22 +54,14 @@ class DDN(GradientAttack):
         help="shorten DDN's steps as if there was one more, as the released code does",
     )
 
-    def perturbation(
-        self,
-        model: Callable,
-        inputs: torch.Tensor,
-        labels: torch.Tensor,
-        noise: torch.Tensor,
-        generator: torch.Generator | None,
-    ) -> torch.Tensor:
-        clean = self.estimator(model, inputs, labels, noise) if self._updates else None
-        logits = _logits(model, inputs, noise) if clean is None else clean.logits
-        open_ones = (~self._adversarial(logits, labels)).nonzero().squeeze(1)
-        best = torch.zeros_like(inputs)
+    def perturbation(self, problem: Problem) -> torch.Tensor:
+        best = torch.zeros_like(problem.inputs)
+        clean = problem.estimate(best) if self._updates else None
+        logits = problem.logits(best) if clean is None else clean.logits
+        open_ones = (~self._adversarial(logits, problem.labels)).nonzero().squeeze(1)
         if clean is None or len(open_ones) == 0:
             return best
-        first = unit(clean.gradient[open_ones])
-        best[open_ones] = self._search(model, inputs[open_ones], labels[open_ones], noise[open_ones], first)
+        best[open_ones] = self._search(problem.of(open_ones), unit(clean.gradient[open_ones]))
         return best
 
     @property
@@ -79,17 +69,20 @@ class DDN(GradientAttack):
         """How many updates are ever looked at."""
         return self.num_steps - 1 + self.evaluate_last
 
-    def _search(
-        self, model: Callable, inputs: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor, direction: torch.Tensor
-    ) -> torch.Tensor:
+    def _search(self, problem: Problem, direction: torch.Tensor) -> torch.Tensor:
         """The shortest adversarial iterate [B, ...], 0 if none, for inputs that are not adversarial themselves.
 
         ``direction`` [B, ...] is the unit gradient at the inputs.
         """
+        inputs, labels = problem.inputs, problem.labels
         best = torch.zeros_like(inputs)
         best_norm = worst_norm = l2_norm(torch.maximum(inputs, 1 - inputs))
-        norm = torch.full_like(worst_norm, self.epsilon if self.initial_norm_is_epsilon else self.initial_norm)
+        norm = torch.full_like(worst_norm, self.initial_norm)
+        if self.initial_norm_is_epsilon:
+            norm = problem.epsilon.to(norm.dtype)
         v, adversarial = best, torch.zeros_like(labels, dtype=torch.bool)
+        if problem.start is not None:
+            v, direction = problem.start, unit(problem.estimate(problem.start).gradient)
         for k in range(self._updates):
             v = v + self.direction * self._step_length(k) * direction
             norm = torch.minimum(torch.where(adversarial, norm * (1 - self.gamma), norm * (1 + self.gamma)), worst_norm)
@@ -97,10 +90,10 @@ class DDN(GradientAttack):
             if self.quantization_levels is not None:
                 v = quantize(inputs + v, self.quantization_levels) - inputs
             if k + 1 < self._updates:
-                estimate = self.estimator(model, inputs + v, labels, noise)
+                estimate = problem.estimate(v)
                 direction, logits = unit(estimate.gradient), estimate.logits
             else:
-                logits = _logits(model, inputs + v, noise)  # nothing follows that would need a gradient
+                logits = problem.logits(v)  # nothing follows that would need a gradient
             adversarial = self._adversarial(logits, labels)
             best, best_norm = _keep_shorter(adversarial, v, best, best_norm)
         return best
@@ -121,11 +114,6 @@ class DDN(GradientAttack):
         """
         votes = F.one_hot(logits.argmax(-1), logits.shape[-1]).sum(1)
         return (votes.argmax(-1) == labels) if self.targeted else (votes.argmax(-1) != labels)
-
-
-def _logits(model: Callable, points: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        return noisy_logits(model, points, noise)
 
 
 def _keep_shorter(

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
+
+Randomness = torch.Generator | Sequence[torch.Generator] | None
+"""One generator for a batch, or one for each of its examples, which then do not depend on each other."""
 
 
 def per_example(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -32,18 +37,33 @@ def project_box(x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return (x + v).clamp(0, 1) - x
 
 
-def project_ball(v: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """v scaled down to norm ``epsilon`` where it is longer: v * min(1, epsilon / ||v||)."""
+def project_ball(v: torch.Tensor, epsilon: float | torch.Tensor) -> torch.Tensor:
+    """v scaled down to norm ``epsilon`` (one, or [B]) where it is longer: v * min(1, epsilon / ||v||)."""
     norm = l2_norm(v)
-    return v * per_example(torch.where(norm > epsilon, epsilon / norm.clamp_min(1e-38), 1.0), v)
+    return v * per_example(torch.where(norm > epsilon, epsilon / norm.clamp_min(1e-38), 1.0).to(v.dtype), v)
 
 
-def uniform_in_ball(x: torch.Tensor, epsilon: float, generator: torch.Generator | None) -> torch.Tensor:
-    """A perturbation for each x [B, ...], uniform in the l2 ball of radius ``epsilon``."""
-    direction = unit(torch.empty_like(x).normal_(generator=generator))
-    dimension = x[0].numel()
-    share = torch.rand(len(x), dtype=x.dtype, device=x.device, generator=generator) ** (1 / dimension)
-    return direction * per_example(epsilon * share, x)
+def uniform_in_ball(x: torch.Tensor, epsilon: float | torch.Tensor, generator: Randomness) -> torch.Tensor:
+    """A perturbation for each x [B, ...], uniform in the l2 ball of radius ``epsilon`` (one, or [B])."""
+    direction = unit(gaussian_like(x, generator))
+    share = _draw(x.flatten(1)[:, 0], generator, torch.Tensor.uniform_) ** (1 / x[0].numel())
+    return direction * per_example((epsilon * share).to(x.dtype), x)
+
+
+def gaussian_like(x: torch.Tensor, generator: Randomness) -> torch.Tensor:
+    """Standard normals of the shape and dtype of x [B, ...]."""
+    return _draw(x, generator, torch.Tensor.normal_)
+
+
+def _draw(x: torch.Tensor, generator: Randomness, fill: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """Random numbers of the shape, dtype and device of x [B, ...], drawn where the generator is."""
+    if generator is None or isinstance(generator, torch.Generator):
+        device = x.device if generator is None else generator.device
+        return fill(torch.empty(x.shape, dtype=x.dtype, device=device), generator=generator).to(x.device)
+    if len(generator) != len(x):
+        raise ValueError(f"{len(generator)} generators for {len(x)} examples")
+    rows = [fill(torch.empty(row.shape, dtype=x.dtype, device=g.device), generator=g) for row, g in zip(x, generator)]
+    return torch.stack(rows).to(x.device)
 
 
 def quantize(x: torch.Tensor, levels: int) -> torch.Tensor:

@@ -8,9 +8,52 @@ from dataclasses import dataclass
 
 import torch
 
-from smoothadv.attacks.geometry import project_ball
-from smoothadv.attacks.gradients import GradientEstimator, frozen, no_noise, plug_in
+from smoothadv.attacks.geometry import Randomness, project_ball, project_box
+from smoothadv.attacks.gradients import Estimate, GradientEstimator, frozen, no_noise, noisy_logits, plug_in
 from smoothadv.settings import perturbation_size, positive_int, setting
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What an attack is to solve, of B examples with m noise draws each.
+
+    ``inputs`` [B, ...], ``labels`` int64 [B], ``noise`` [B, m, ...], ``epsilon`` float64 [B] and, where the search is
+    not to begin at the inputs, the perturbations ``start`` [B, ...] with inputs + start in [0, 1].
+    """
+
+    model: Callable
+    inputs: torch.Tensor
+    labels: torch.Tensor
+    noise: torch.Tensor
+    epsilon: torch.Tensor
+    start: torch.Tensor | None
+    generator: Randomness
+    estimator: GradientEstimator
+
+    def estimate(self, v: torch.Tensor) -> Estimate:
+        """The estimator's answer at inputs + v."""
+        return self.estimator(self.model, self.inputs + v, self.labels, self.noise)
+
+    @torch.no_grad()
+    def logits(self, v: torch.Tensor) -> torch.Tensor:
+        """The logits [B, m, K] at inputs + v, where no gradient is needed."""
+        return noisy_logits(self.model, self.inputs + v, self.noise)
+
+    def of(self, rows: torch.Tensor) -> Problem:
+        """The same for the examples with the numbers ``rows``."""
+        generator = self.generator
+        if generator is not None and not isinstance(generator, torch.Generator):
+            generator = [generator[row] for row in rows.tolist()]
+        return Problem(
+            self.model,
+            self.inputs[rows],
+            self.labels[rows],
+            self.noise[rows],
+            self.epsilon[rows],
+            None if self.start is None else self.start[rows],
+            generator,
+            self.estimator,
+        )
 
 
 @dataclass(frozen=True)
@@ -40,14 +83,27 @@ class GradientAttack(ABC):
         inputs: torch.Tensor,
         labels: torch.Tensor,
         noise: torch.Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Randomness = None,
+        *,
+        epsilon: torch.Tensor | None = None,
+        start: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Adversarial inputs [B, ...] for inputs [B, ...] and labels int64 [B]; see the package's docstring."""
-        if self.epsilon == 0:
+        """Adversarial inputs [B, ...] for inputs [B, ...] and labels int64 [B]; see the package's docstring.
+
+        ``epsilon`` [B] takes the place of the attack's own; ``start`` [B, ...] holds perturbations to begin from.
+        """
+        if epsilon is None:
+            epsilon = torch.full((len(inputs),), self.epsilon, dtype=torch.float64)
+        if not bool((epsilon > 0).any()):
             return inputs.detach()
+        inputs, epsilon = inputs.detach(), epsilon.to(device=inputs.device, dtype=torch.float64)
+        if start is not None:
+            start = project_ball(project_box(inputs, start), epsilon)
+        noise = no_noise(inputs) if noise is None else noise
+        problem = Problem(model, inputs, labels, noise, epsilon, start, generator, self.estimator)
         with frozen(model):
-            v = self.perturbation(model, inputs, labels, no_noise(inputs) if noise is None else noise, generator)
-        return self.finish(inputs, project_ball(v, self.epsilon)).detach()
+            v = self.perturbation(problem)
+        return self.finish(inputs, project_ball(v, epsilon)).detach()
 
     def finish(self, inputs: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The adversarial inputs of perturbations ``v`` that are in the ball."""
@@ -55,14 +111,7 @@ class GradientAttack(ABC):
         return (inputs + v).clamp(0, 1)
 
     @abstractmethod
-    def perturbation(
-        self,
-        model: Callable,
-        inputs: torch.Tensor,
-        labels: torch.Tensor,
-        noise: torch.Tensor,
-        generator: torch.Generator | None,
-    ) -> torch.Tensor:
+    def perturbation(self, problem: Problem) -> torch.Tensor:
         """The perturbation v [B, ...] with inputs + v in [0, 1]; it is projected to the ball afterwards."""
 
     @property

@@ -1,7 +1,8 @@
 """Gradient estimators: the one thing in which attacks on a smoothed classifier differ.
 
 An estimator maps (model, points [B, ...], labels [B], noise [B, m, ...]) to an ``Estimate``: a direction
-of steepest ascent of the attacker's objective at each point, and the logits it saw on the way.
+of steepest ascent of the attacker's objective at each point, and the logits it saw on the way. ``ESTIMATORS`` has
+those that a command line can name.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Estimate:
-    """``gradient`` [B, ...] of the objective to ascend; ``logits`` [B, m, K], detached."""
+    """``gradient`` [B, ...] of the objective to ascend; ``logits`` [B, m, K], detached.
+
+    Where the m copies are divided into parts, the gradient of the whole is the mean of the parts' gradients weighted
+    by exp(``log_weight`` [B]). None, for an objective that is an average over copies: by their numbers of copies.
+    """
 
     gradient: torch.Tensor
     logits: torch.Tensor
+    log_weight: torch.Tensor | None = None
 
 
 GradientEstimator = Callable[..., Estimate]
@@ -72,11 +78,32 @@ def smoothed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def plug_in(model: Callable, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
     """The gradient of the plug-in loss J over the given noise (SmoothAdv, eq. 6); m = 1 is cross-entropy."""
+    gradient, logits = _gradient(smoothed_loss, model, points, labels, noise)
+    return Estimate(gradient, logits, torch.logsumexp(log_true_probability(logits, labels), dim=1))
+
+
+def expected_loss(model: Callable, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
+    """The gradient of the mean over copies of their cross-entropies (Cohen et al., 2019, appendix G.3).
+
+    The expectation of the loss instead of the loss of the expectation: SmoothAdv, section 2.2, argues for the latter.
+    """
+    return Estimate(*_gradient(mean_cross_entropy, model, points, labels, noise))
+
+
+def mean_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The mean over copies of -log softmax(logits)[label]: [B, m, K] and [B] give [B]."""
+    return -log_true_probability(logits, labels).mean(dim=1)
+
+
+def _gradient(
+    loss: Callable, model: Callable, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradient [B, ...] of ``loss(logits, labels)`` [B] with respect to the points, and the logits, detached."""
     with torch.enable_grad():
         points = points.detach().requires_grad_()
         logits = noisy_logits(model, points, noise)
-        (gradient,) = torch.autograd.grad(smoothed_loss(logits, labels).sum(), points)
-    return Estimate(gradient, logits.detach())
+        (gradient,) = torch.autograd.grad(loss(logits, labels).sum(), points)
+    return gradient, logits.detach()
 
 
 @dataclass(frozen=True)
@@ -104,3 +131,12 @@ def stein_gradient(scores: torch.Tensor, noise: torch.Tensor, sigma: float) -> t
     """(1 / (m sigma^2)) sum_i scores_i d_i: scores [B, m] of the noisy copies and noise [B, m, ...] give [B, ...]."""
     with torch.autocast(noise.device.type, enabled=False):  # a sum over draws is no convolution
         return torch.einsum("bm,bm...->b...", scores, noise) / (noise.shape[1] * sigma**2)
+
+
+ESTIMATORS: dict[str, Callable[[float], GradientEstimator]] = {
+    "plug-in": lambda sigma: plug_in,
+    "expected-loss": lambda sigma: expected_loss,
+    "stein": Stein,
+    "hard-stein": lambda sigma: Stein(sigma, hard=True),
+}
+"""Makers of estimators, of the standard deviation of the noise."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from smoothadv.attacks import ATTACKS
-from smoothadv.attacks.geometry import per_example, project_ball, project_box, uniform_in_ball, unit
-from smoothadv.attacks.gradient_attack import GradientAttack
+from smoothadv.attacks.geometry import (
+    Randomness,
+    gaussian_like,
+    per_example,
+    project_ball,
+    project_box,
+    uniform_in_ball,
+    unit,
+)
+from smoothadv.attacks.gradient_attack import GradientAttack, Problem
 from smoothadv.settings import positive_float, setting
 
 
@@ -30,28 +37,30 @@ class PGD(GradientAttack):
         False, help="where the gradient is 0, step in a random direction to the sphere, as the released code does"
     )
 
-    def perturbation(
-        self,
-        model: Callable,
-        inputs: torch.Tensor,
-        labels: torch.Tensor,
-        noise: torch.Tensor,
-        generator: torch.Generator | None,
-    ) -> torch.Tensor:
-        step = 2 * self.epsilon / self.num_steps if self.step_size is None else self.step_size
-        v = torch.zeros_like(inputs)
-        if self.random_start:
-            v = project_box(inputs, uniform_in_ball(inputs, self.epsilon, generator))
+    def perturbation(self, problem: Problem) -> torch.Tensor:
+        inputs = problem.inputs
+        v = self._first(problem)
+        step = per_example((self.direction * self._step_length(problem.epsilon)).to(inputs.dtype), inputs)
         for _ in range(self.num_steps):
-            direction = unit(self.estimator(model, inputs + v, labels, noise).gradient)
+            direction = unit(problem.estimate(v).gradient)
             if self.random_if_flat:
-                direction = _random_where_flat(direction, generator)
-            v = project_box(inputs, v + self.direction * step * direction)
-            v = project_ball(v, self.epsilon)
+                direction = _random_where_flat(direction, problem.generator)
+            v = project_ball(project_box(inputs, v + step * direction), problem.epsilon)
         return v
 
+    def _first(self, problem: Problem) -> torch.Tensor:
+        if problem.start is not None:
+            return problem.start
+        if self.random_start:
+            return project_box(problem.inputs, uniform_in_ball(problem.inputs, problem.epsilon, problem.generator))
+        return torch.zeros_like(problem.inputs)
 
-def _random_where_flat(direction: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+    def _step_length(self, epsilon: torch.Tensor) -> torch.Tensor:
+        """2 epsilon / T (SmoothAdv, section 4) unless stated: float64 [B]."""
+        return 2 * epsilon / self.num_steps if self.step_size is None else torch.full_like(epsilon, self.step_size)
+
+
+def _random_where_flat(direction: torch.Tensor, generator: Randomness) -> torch.Tensor:
     """Directions [B, ...] with Gaussian vectors, not brought to length 1, in the place of those that are 0."""
-    gaussian = torch.empty_like(direction).normal_(generator=generator)
+    gaussian = gaussian_like(direction, generator)
     return torch.where(per_example((direction == 0).flatten(1).all(1), direction), gaussian, direction)

@@ -30,6 +30,8 @@ class Purpose(IntEnum):
     LAYERS = 6
     AUGMENTATION = 7
     SELF_CHECK = 8
+    ATTACK_TARGETS = 9
+    ATTACKED_VOTES = 10
 
 
 def derive_generator(device: torch.device | str, *key: int) -> torch.Generator:

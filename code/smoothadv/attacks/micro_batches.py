@@ -1,0 +1,71 @@
+"""Attacks within a memory budget: gradients over many noisy copies from passes of few, all of one shape.
+
+Kernels may round differently with another shape. Every pass over the model has the same one, padded where too few
+copies are left, so that an adversarial example does not depend on which others are attacked beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from smoothadv.attacks.gradients import Estimate, GradientEstimator
+
+
+def rows_per_pass(copies: int, batch: int) -> int:
+    """How many noisy copies go into a pass of at most ``batch``, of examples with ``copies`` of them each.
+
+    Whole examples where at least one fits in; otherwise parts of one that are as equal as can be.
+    """
+    return batch // copies * copies if copies <= batch else math.ceil(copies / math.ceil(copies / batch))
+
+
+class FixedShape(nn.Module):
+    """The function of ``model``, which only ever sees batches of ``rows`` inputs: others are split and padded."""
+
+    def __init__(self, model: Callable, rows: int) -> None:
+        super().__init__()
+        self.model, self.rows = model, rows
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self._padded(part) for part in inputs.split(self.rows)])
+
+    def _padded(self, part: torch.Tensor) -> torch.Tensor:
+        missing = self.rows - len(part)
+        if not missing:
+            return self.model(part)
+        padding = part[:1].detach().expand(missing, *part.shape[1:])
+        return self.model(torch.cat([part, padding]))[: len(part)]
+
+
+@dataclass(frozen=True)
+class InParts:
+    """The estimate of ``estimator``, computed from at most ``rows`` noisy copies of each example at a time."""
+
+    estimator: GradientEstimator
+    rows: int
+
+    def __call__(self, model: Callable, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
+        parts = [self.estimator(model, points, labels, part) for part in noise.split(self.rows, dim=1)]
+        return parts[0] if len(parts) == 1 else combined(parts)
+
+
+def combined(parts: list[Estimate]) -> Estimate:
+    """The estimate over all copies from those over disjoint parts of them."""
+    log_weights = torch.stack([_log_weight(part) for part in parts])
+    weights = torch.softmax(log_weights, dim=0)
+    gradients = torch.stack([part.gradient for part in parts])
+    gradient = (weights.reshape(*weights.shape, *[1] * (gradients.dim() - 2)) * gradients).sum(0)
+    logits = torch.cat([part.logits for part in parts], dim=1)
+    return Estimate(gradient, logits, torch.logsumexp(log_weights, dim=0))
+
+
+def _log_weight(part: Estimate) -> torch.Tensor:
+    if part.log_weight is not None:
+        return part.log_weight
+    examples, copies = part.logits.shape[:2]
+    return torch.full((examples,), math.log(copies), dtype=part.gradient.dtype, device=part.gradient.device)

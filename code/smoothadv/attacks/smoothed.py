@@ -1,0 +1,237 @@
+"""An attack on a smoothed classifier as one function of (model, inputs, labels): noise, restarts, targets, memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.nn import functional as F
+
+from smoothadv.attacks.geometry import uniform_in_ball
+from smoothadv.attacks.gradient_attack import GradientAttack
+from smoothadv.attacks.gradients import Stein, frozen, no_noise, noisy_logits, smoothed_loss
+from smoothadv.attacks.micro_batches import FixedShape, InParts, rows_per_pass
+from smoothadv.attacks.targets import EVERY, TARGET_RULES
+from smoothadv.errors import UserError
+from smoothadv.memory import first_line, free_cached_memory, is_out_of_memory
+from smoothadv.noise import GaussianNoise, Purpose, derive_generator
+
+
+class SmoothedAttack:
+    """Attacks the classifier that ``model`` becomes under Gaussian smoothing (SmoothAdv, section 2.2 and appendix B).
+
+        attack = SmoothedAttack(PGD(epsilon=0.5, num_steps=20), sigma=0.25, num_noise_vec=64)
+        adversarial = attack(model, inputs, labels)
+
+    ``attack`` is any of ``ATTACKS``; ``sigma`` >= 0 is the standard deviation of the smoothing noise on inputs in
+    [0, 1], 0 for the base classifier itself; ``num_noise_vec`` is m_test, the draws that stand for it. They, and all
+    other randomness, are functions of (``seed``, index of the example) alone: the same example is attacked alike
+    whatever else is in the batch, to the last bit where a call names indices.
+
+    Of ``restarts`` runs, the first from where the attack begins, the others from uniform points of the ball, that one
+    is kept which leaves the label least probable on the draws. ``target`` makes it targeted: a class, a name in
+    ``TARGET_RULES``, or ``EVERY``; examples whose label is the target are left alone.
+
+    ``batch`` bounds the noisy copies per forward and backward pass. It is halved where memory runs out, which
+    ``on_smaller_batch`` is told; it decides nothing but the rounding of sums.
+    """
+
+    def __init__(
+        self,
+        attack: GradientAttack,
+        sigma: float,
+        num_noise_vec: int = 1,
+        *,
+        seed: int = 0,
+        restarts: int = 1,
+        target: int | str | None = None,
+        batch: int = 256,
+        on_smaller_batch: Callable[[int], None] = lambda batch: None,
+    ) -> None:
+        if min(num_noise_vec, restarts, batch) < 1 or seed < 0 or not sigma >= 0:
+            raise ValueError("need num_noise_vec, restarts and batch of at least 1, seed and sigma of at least 0")
+        if sigma == 0 and (num_noise_vec > 1 or isinstance(attack.estimator, Stein)):
+            raise ValueError("without noise, sigma = 0, there is one copy and no gradient to be estimated from noise")
+        if isinstance(target, str) and target != EVERY and target not in TARGET_RULES:
+            raise ValueError(f"unknown target '{target}'; known: {', '.join([*TARGET_RULES, EVERY])}, or a class")
+        if attack.targeted:
+            raise ValueError("give the target here, and an attack that is not targeted by itself")
+        self.attack, self.sigma, self.num_noise_vec, self.seed = attack, sigma, num_noise_vec, seed
+        self.restarts, self.target, self.batch = restarts, target, batch
+        self.on_smaller_batch = on_smaller_batch
+
+    @property
+    def examples_per_pass(self) -> int:
+        """How many examples share a pass over the model: a caller gains nothing from giving fewer, or more."""
+        return max(1, self.batch // self.num_noise_vec)
+
+    def __call__(
+        self,
+        model: Callable,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        indices: Sequence[int] | None = None,
+        *,
+        epsilon: torch.Tensor | None = None,
+        targets: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Adversarial inputs for ``inputs`` [B, ...] in [0, 1] and ``labels`` int64 [B]: as inputs, detached.
+
+        ``model`` maps [B, ...] to logits [B, K]; ``indices`` are those of the examples in their dataset (default: 0 to
+        B - 1). ``epsilon`` [B] takes the place of the attack's own, ``targets`` int64 [B] that of the target rule.
+        UserError where not even one noisy copy fits into memory.
+        """
+        return self._in_groups(self._attack, model, inputs, labels, indices, epsilon, targets)
+
+    def choose_targets(
+        self, model: Callable, inputs: torch.Tensor, labels: torch.Tensor, indices: Sequence[int] | None = None
+    ) -> torch.Tensor | None:
+        """The classes int64 [B] that the attack would want of these examples; None if it has no single one."""
+        if self.target is None or self.target == EVERY:
+            return None
+        return self._in_groups(self._choose, model, inputs, labels, indices)
+
+    def _in_groups(
+        self,
+        work: Callable,
+        model: Callable,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        indices: Sequence[int] | None,
+        *more: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """``work`` on as many examples at a time as share a pass; on fewer once memory has run out."""
+        # Without indices a batch stands for itself, and need not be padded to the shape of others.
+        most = None if indices is not None else len(inputs) * self.num_noise_vec
+        indices = range(len(inputs)) if indices is None else indices
+        results, start = [], 0
+        while start < len(inputs):
+            rows = slice(start, start + self.examples_per_pass)
+            parts = [None if values is None else values[rows] for values in more]
+            try:
+                shape = rows_per_pass(self.num_noise_vec, self.batch)
+                shape = shape if most is None else min(shape, most)
+                with frozen(model):
+                    results.append(work(FixedShape(model, shape), inputs[rows], labels[rows], indices[rows], *parts))
+                start = rows.stop
+                continue
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = first_line(error)
+            self._halve(reason, inputs.device)  # here, where the error no longer holds what was allocated
+        return torch.cat(results) if results else inputs.detach()
+
+    def _halve(self, reason: str, device: torch.device) -> None:
+        if self.batch == 1:
+            raise UserError(f"out of memory with one noisy copy at a time: fewer draws may fit ({reason})")
+        self.batch //= 2
+        free_cached_memory(device)
+        self.on_smaller_batch(self.batch)
+
+    def _attack(
+        self,
+        model: FixedShape,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        indices: Sequence[int],
+        epsilon: torch.Tensor | None,
+        targets: torch.Tensor | None,
+    ) -> torch.Tensor:
+        noise = self._noise(inputs, indices)
+        if epsilon is None:
+            epsilon = torch.full((len(inputs),), self.attack.epsilon, dtype=torch.float64)
+        if targets is None and self.target not in (None, EVERY):
+            targets = self._chosen(model, inputs, labels, indices, noise)
+        if targets is not None:
+            epsilon = torch.where((targets == labels).cpu(), 0.0, epsilon.cpu())
+        attack = dataclasses.replace(self.attack, estimator=InParts(self.attack.estimator, model.rows))
+        generators = self._generators(indices)
+        best = best_loss = None
+        for targeted, wanted in self._goals(model, inputs, labels, noise, targets):
+            for run in range(self.restarts):
+                start = uniform_in_ball(inputs, epsilon.to(inputs.device), generators) if run else None
+                found = dataclasses.replace(attack, targeted=targeted)(
+                    model, inputs, wanted, noise, generators, epsilon=epsilon, start=start
+                )
+                if self.restarts == 1 and self.target != EVERY:
+                    return found
+                loss = self._loss(model, found, labels if targets is None else targets, noise, targets is not None)
+                if best is None:
+                    best, best_loss = found, loss
+                else:
+                    better = loss > best_loss
+                    best[better], best_loss[better] = found[better], loss[better]
+        return best
+
+    def _goals(
+        self,
+        model: Callable,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        noise: torch.Tensor | None,
+        targets: torch.Tensor | None,
+    ) -> list[tuple[bool, torch.Tensor]]:
+        """What to try: (whether it is targeted, the labels of the attack [B]) each."""
+        if targets is not None:
+            return [(True, targets)]
+        if self.target is None:
+            return [(False, labels)]
+        classes = self._classes(model, inputs, noise)
+        return [(True, (labels + shift) % classes) for shift in range(1, classes)]
+
+    def _classes(self, model: Callable, inputs: torch.Tensor, noise: torch.Tensor | None) -> int:
+        return self._logits(model, inputs[:1], None if noise is None else noise[:1]).shape[-1]
+
+    def _noise(self, inputs: torch.Tensor, indices: Sequence[int]) -> torch.Tensor | None:
+        """The draws of each example, [B, m, ...], apart from those of any prediction; None for the base classifier."""
+        if self.sigma == 0:
+            return None
+        noise = GaussianNoise(self.sigma, self.seed)
+        draws = [
+            noise.stream(int(index), inputs.device, Purpose.ATTACK_NOISE).draw(self.num_noise_vec, image)
+            for index, image in zip(indices, inputs)
+        ]
+        return torch.stack(draws).to(inputs.dtype)
+
+    def _generators(self, indices: Sequence[int], purpose: Purpose = Purpose.ATTACK_CHOICES) -> list[torch.Generator]:
+        """One per example, on the CPU, so that all devices choose alike."""
+        return [derive_generator("cpu", self.seed, int(index), purpose) for index in indices]
+
+    def _choose(
+        self, model: Callable, inputs: torch.Tensor, labels: torch.Tensor, indices: Sequence[int]
+    ) -> torch.Tensor:
+        return self._chosen(model, inputs, labels, indices, self._noise(inputs, indices))
+
+    def _chosen(
+        self,
+        model: Callable,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        indices: Sequence[int],
+        noise: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The targets int64 [B], by the rule or all the same."""
+        if isinstance(self.target, int):
+            if not 0 <= self.target < (classes := self._classes(model, inputs, noise)):
+                raise ValueError(f"there is no class {self.target} among {classes}")
+            return torch.full_like(labels, self.target)
+        probabilities = F.softmax(self._logits(model, inputs, noise), dim=-1).mean(1)
+        return TARGET_RULES[self.target](probabilities, labels, self._generators(indices, Purpose.ATTACK_TARGETS))
+
+    @torch.no_grad()
+    def _logits(self, model: Callable, inputs: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
+        """Logits [B, m, K] of the noisy copies."""
+        return noisy_logits(model, inputs, no_noise(inputs) if noise is None else noise)
+
+    def _loss(
+        self, model: Callable, found: torch.Tensor, wanted: torch.Tensor, noise: torch.Tensor | None, targeted: bool
+    ) -> torch.Tensor:
+        """How well an attack did, [B], by what it is allowed to see: the loss J, or of hard decisions the votes."""
+        logits = self._logits(model, found, noise)
+        if isinstance(self.attack.estimator, Stein) and self.attack.estimator.hard:
+            loss = (logits.argmax(-1) != wanted[:, None]).to(found.dtype).mean(1)
+        else:
+            loss = smoothed_loss(logits, wanted)
+        return -loss if targeted else loss
