@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from tqdm import tqdm
@@ -13,6 +14,7 @@ from tqdm import tqdm
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.errors import UserError
 from smoothadv.records import ExampleLog
+from smoothadv.saved_examples import Spool
 from smoothadv.voting import Poll, Result, VoteCounter
 
 
@@ -24,17 +26,32 @@ def select_examples(size: int, skip: int, maximum: int | None) -> range:
 
 @dataclass(frozen=True)
 class Part:
-    """Examples and the log that gets their rows."""
+    """Examples and the log that gets their rows; a spool where the images put to the vote are to be kept as well."""
 
     log: ExampleLog
-    indices: range
+    indices: Sequence[int]
+    spool: Spool | None = None
+
+    def close(self) -> None:
+        self.log.close()
+        if self.spool is not None:
+            self.spool.close()
+
+
+@dataclass(frozen=True)
+class Example:
+    """An image [C, H, W] of a dataset, its index there and its label."""
+
+    index: int
+    image: torch.Tensor
+    label: int
 
 
 @dataclass(frozen=True)
 class _Tag:
-    log: ExampleLog
-    index: int
-    label: int
+    part: Part
+    example: Example
+    voted_on: torch.Tensor
 
 
 class Tally:
@@ -89,56 +106,88 @@ def evaluate_examples(
     dataset: ImageDataset,
     parts: Iterable[Part],
     counter: VoteCounter,
-    poll: Callable[[int, torch.Tensor, int], Poll],
+    ballots: Callable[[list[Example]], Iterable[Poll]],
     tally: Tally,
+    group: int = 1,
+    attack_memory: HasBatch | None = None,
 ) -> None:
     """Append a row to the log of each part for every index that it lacks, in the order of the indices.
 
-    ``poll(index, image [C, H, W], label)`` puts an image to the vote; what its voting returns are the row's columns
+    ``ballots`` puts up to ``group`` examples to the vote, one poll each; what its voting returns are the row's columns
     but for idx, label, correct and time, which are the same for everyone: ``correct`` is 1 where ``predict`` equals
     the label, ``time`` this example's share of the wall-clock time as H:MM:SS.ffffff. Images are packed into
     batches together, also those of different parts, which are asked for when there is room. Each row is on the disk
-    before the next is written.
+    before the next is written. ``attack_memory`` is whatever else may have to go on with a smaller batch.
     """
-    logs: list[ExampleLog] = []
+    open_parts: list[Part] = []
 
     def polls() -> Iterator[Poll]:
-        for part in parts:
-            logs.append(part.log)
-            tally.skip(len(part.log.done))
-            for index in part.indices:
-                if index not in part.log.done:
-                    image, label = dataset[index]
-                    yield replace(poll(index, image, label), tag=_Tag(part.log, index, label))
+        for waiting in _in_groups(_lacking(dataset, parts, open_parts, tally), group):
+            for (part, example), poll in zip(waiting, ballots([example for _, example in waiting])):
+                yield replace(poll, tag=_Tag(part, example, poll.image))
+
+    def amend(**run: int) -> None:
+        for part in open_parts:
+            part.log.amend(run)
 
     counter.on_batch = tally.batch
-    counter.on_smaller_batch = lambda batch: [log.amend({"batch": batch}) for log in logs]
+    counter.on_smaller_batch = lambda batch: amend(batch=batch)
+    if attack_memory is not None:
+        attack_memory.on_smaller_batch = lambda batch: amend(attack_batch=batch)
     try:
         for result in counter.run(polls()):
-            while logs[0] is not result.tag.log:
-                logs.pop(0).close()
+            while open_parts[0] is not result.tag.part:
+                open_parts.pop(0).close()
             tally.add(_append(result))
     finally:
-        for log in logs:
-            log.close()
+        for part in open_parts:
+            part.close()
         tally.close()
+
+
+class HasBatch(Protocol):
+    """What works in batches and halves them where memory runs out."""
+
+    on_smaller_batch: Callable[[int], None]
+
+
+def _lacking(
+    dataset: ImageDataset, parts: Iterable[Part], open_parts: list[Part], tally: Tally
+) -> Iterator[tuple[Part, Example]]:
+    """The examples that the parts' logs lack; a part is entered in ``open_parts`` when it is reached."""
+    for part in parts:
+        open_parts.append(part)
+        tally.skip(len(part.log.done))
+        for index in part.indices:
+            if index not in part.log.done:
+                image, label = dataset[index]
+                yield part, Example(index, image, label)
+
+
+def _in_groups(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    while group := list(itertools.islice(items, size)):
+        yield group
 
 
 def _append(result: Result) -> dict[str, Any]:
     tag, columns = result.tag, result.outcome
+    part, example = tag.part, tag.example
     row = {
-        "idx": tag.index,
-        "label": tag.label,
-        "correct": int(columns["predict"] == tag.label),
+        "idx": example.index,
+        "label": example.label,
+        "correct": int(columns["predict"] == example.label),
         "time": timedelta(seconds=result.seconds),
         **columns,
     }
-    tag.log.append(row)
+    if part.spool is not None:
+        # Before the row: an image without its row is made again, a row without its image would be a loss.
+        part.spool.append(example.index, example.image.numpy(), tag.voted_on.cpu().numpy())
+    part.log.append(row)
     return row
 
 
-def check_logged_examples(log: ExampleLog, indices: range) -> None:
-    """UserError if a resumed log holds examples that the present --skip and --max do not select."""
+def check_logged_examples(log: ExampleLog, indices: Collection[int]) -> None:
+    """UserError if a resumed log holds examples that the present options do not select."""
     foreign = log.done.difference(indices)
     if foreign:
         raise UserError(

@@ -25,6 +25,8 @@ _REAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4}
 _CERTIFICATION = ("idx", "label", "predict", "radius", "correct")
 _OPTIONAL = (("successes", "trials"), ("samples", "level", "looks"), ("label_aware",))
 _PREDICTION = ("idx", "label", "predict", "correct")
+_ATTACK = (("attack_norm", "epsilon"), ("target",), ("certified", "radius", "flipped"))
+_REAL_COLUMNS = {"radius", "attack_norm", "epsilon"}
 _OF_OTHER_THINGS = {".png", ".pdf", ".svg", ".html", ".tex", ".md", ".csv", ".json"}
 # The released training logs spell these in several ways and orders; a suffix says what the released unit is.
 _TRAINING_NAMES = {
@@ -40,11 +42,13 @@ _TRAINING = ("epoch", "train_loss", "train_accuracy", "test_loss", "test_accurac
 
 
 def kind_of_log(path: Path) -> str | None:
-    """ "certification", "prediction" or "training" by the file's first line; None for anything else."""
+    """ "certification", "prediction", "falsification", "training" by the file's first line; None for anything else."""
     try:
         columns = set(_header(path))
     except OSError:
         return None
+    if columns.issuperset((*_PREDICTION, *_ATTACK[-1])):
+        return "falsification"
     if columns.issuperset(_PREDICTION):
         return "certification" if "radius" in columns else "prediction"
     return "training" if {_training_name(column).rstrip("%") for column in columns}.issuperset(_TRAINING) else None
@@ -83,8 +87,12 @@ def read_certification_log(path: Path) -> Any:
 
 
 def read_prediction_log(path: Path) -> Any:
-    """A prediction log: columns idx, label, predict and correct (int64), sorted by idx; UserError as above."""
-    return _frame(*_read_examples(path, "prediction log", _PREDICTION))
+    """A prediction log: columns idx, label, predict and correct (int64), sorted by idx; UserError as above.
+
+    attack_norm and epsilon (float64), target (int64) and, of attacks against certificates, certified (int64), radius
+    (float64) and flipped (int64) follow where the log has them.
+    """
+    return _frame(*_read_examples(path, "prediction log", _PREDICTION, _ATTACK))
 
 
 def read_training_log(path: Path) -> Any:
@@ -119,7 +127,9 @@ def _read_examples(
     """The numeric columns of a log with a row per example and notes; all that both kinds of log promise is checked."""
     table = _parse(path, kind, str, required)
     names = [*required, *(name for group in optional if set(table.names).issuperset(group) for name in group)]
-    columns = {name: table.real(name) if name == "radius" else table.whole(name) for name in names if name != "correct"}
+    columns = {
+        name: table.real(name) if name in _REAL_COLUMNS else table.whole(name) for name in names if name != "correct"
+    }
     idx, label, predict = columns["idx"], columns["label"], columns["predict"]
     columns["correct"] = (predict == label).astype(np.int64)
     _check_correct(path, idx, table.text("correct"), columns["correct"], table.notes)

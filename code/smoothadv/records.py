@@ -31,6 +31,11 @@ ARGUMENTS = "args.json"
 CERTIFICATION_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time", "successes", "trials")
 """The first six are the released columns; successes of trials estimation draws voted for the selected class."""
 PREDICTION_COLUMNS = ("idx", "label", "predict", "basePredict", "correct", "time")
+ATTACK_COLUMNS = (*PREDICTION_COLUMNS, "attack_norm", "epsilon", "abstain")
+"""attack_norm is the l2 norm of the perturbation found, epsilon what it was allowed to be; abstain is 1 or 0. A column
+target, the class wanted, follows for targeted attacks."""
+FALSIFICATION_COLUMNS = (*ATTACK_COLUMNS, "certified", "radius", "flipped")
+"""certified is the class that cannot change within radius; flipped is 1 where PREDICT answered another one."""
 TRAINING_COLUMNS = (
     *("epoch", "time", "lr", "epsilon", "train_loss", "train_accuracy", "train_unattacked_accuracy"),
     *("test_loss", "test_accuracy", "test_clean_accuracy", "test_adversarial_accuracy", "test_images"),
@@ -40,6 +45,7 @@ TRAINING_COLUMNS = (
 after the attack and, in eval mode, before it; on so many test images without an attack, without noise, and under the
 attack of the training at its full epsilon. nan where there is no attack or the epoch was not evaluated."""
 
+_EXAMPLES, _SPOOL, _PICTURES = ".npz", ".examples", ".pictures"
 _MANIFEST = ".manifest.json"
 _SHARDS = ".shards"
 _PACKAGES = ("torch", "torchvision", "numpy", "scipy", "statsmodels", "pandas")
@@ -53,6 +59,32 @@ def manifest_path(log: Path) -> Path:
 def is_manifest(path: Path) -> bool:
     """Whether the file's name is that of a manifest."""
     return path.name.endswith(_MANIFEST)
+
+
+def attacked_log(folder: Path, epsilon: float) -> Path:
+    """The log of predictions under an attack of this size."""
+    short = f"{epsilon:g}"
+    return folder / f"epsilon_{short if float(short) == epsilon else repr(epsilon)}.tsv"
+
+
+def falsification_log(folder: Path) -> Path:
+    """The log of attacks against certificates."""
+    return folder / "against.tsv"
+
+
+def examples_path(log: Path) -> Path:
+    """Where the adversarial examples of a finished log lie."""
+    return log.with_name(log.name.removesuffix(".tsv") + _EXAMPLES)
+
+
+def pictures_folder(log: Path) -> Path:
+    """Where pictures of the adversarial examples of a log lie."""
+    return log.with_name(log.name.removesuffix(".tsv") + _PICTURES)
+
+
+def spool_path(log: Path) -> Path:
+    """Where adversarial examples lie while their log is written."""
+    return log.with_name(log.name + _SPOOL)
 
 
 def shard_folder(log: Path) -> Path:

@@ -39,7 +39,7 @@ class Shard:
     def __str__(self) -> str:
         return f"{self.index}/{self.count}"
 
-    def of(self, examples: range) -> range:
+    def of(self, examples: Sequence[int]) -> Sequence[int]:
         """The examples of this shard."""
         return examples[self.index :: self.count]
 
@@ -48,9 +48,11 @@ class Shard:
         width = len(str(self.count - 1))
         return shard_folder(log) / f"{self.index:0{width}d}-of-{self.count}.tsv"
 
-    def record(self, examples: range) -> dict[str, Any]:
+    def record(self, examples: Sequence[int]) -> dict[str, Any]:
         """What the manifest of a shard says of it, beside the settings that all shards share."""
-        selection = [examples.start, examples.stop, examples.step]
+        selection: Any = {"only": list(examples)}
+        if isinstance(examples, range):
+            selection = [examples.start, examples.stop, examples.step]
         return {"index": self.index, "count": self.count, "examples": selection}
 
 
@@ -172,7 +174,8 @@ def _joined_rows(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]) ->
     header, rows = "", {}
     for path, manifest in zip(shards, manifests):
         record = manifest["settings"]["shard"]
-        expected = set(Shard(record["index"], record["count"]).of(range(*record["examples"])))
+        examples = record["examples"]["only"] if "only" in record["examples"] else range(*record["examples"])
+        expected = set(Shard(record["index"], record["count"]).of(examples))
         text = path.read_text()
         first, *lines = text.splitlines() or [""]
         found = {int(line.partition("\t")[0]): line for line in lines if re.match(r"\d+\t", line)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from collections.abc import Iterator
@@ -26,6 +27,12 @@ class Workers:
         self.restarted = attempt > 0
         # torchrun's store outlives a restart, and what was claimed before is to be claimed again.
         self._store = distributed.PrefixStore(f"attempt {attempt}", store)
+
+    def apart(self, name: str) -> Workers:
+        """The same processes with counts of their own: for one of several logs that they write in turn."""
+        other = copy.copy(self)
+        other._store = distributed.PrefixStore(name, self._store)
+        return other
 
     def claims(self, count: int) -> Iterator[int]:
         """Numbers below ``count`` that nobody else gets, one whenever this process asks."""

@@ -45,6 +45,7 @@ FIRST_STEPS = {
     "train_pgd": "train.get_dataset",
     "certify": "certify.prepare",
     "predict": "predict.prepare",
+    "attack": "attack.attack_all",
     "analyze": "analyze.read_logs",
 }
 

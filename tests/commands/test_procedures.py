@@ -162,7 +162,7 @@ def test_too_few_draws_for_adaptive_are_warned_about(certify):
 def test_default_number_of_draws_is_that_of_the_method(checkpoint, workplace, capsys, monkeypatch, method, draws):
     """No vote is counted: what would be written into the manifest is looked at."""
     given = {}
-    monkeypatch.setattr("smoothadv.commands.certify.evaluate", lambda *arguments: given.update(arguments[3]))
+    monkeypatch.setattr("smoothadv.commands.certify.evaluate", lambda *arguments: given.update(arguments[2].settings))
     positional = ["digits", checkpoint, SIGMA, "log.tsv", "--device", "cpu"]
     assert call(capsys, "certify", *positional, "--method", method).code == 0
     assert (given["N"], given["N0"], given["method"]) == (draws, 100, method)

@@ -66,6 +66,21 @@ def _draw(x: torch.Tensor, generator: Randomness, fill: Callable[..., torch.Tens
     return torch.stack(rows).to(x.device)
 
 
+def in_grey_levels(x: torch.Tensor, adversarial: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
+    """Images of 256 grey levels near ``adversarial``, at a distance below ``epsilon`` [B] from x, of 256 levels too.
+
+    Rounding to the nearest level may leave the ball: the perturbation is shortened until it does not.
+    """
+    levels, wanted = (x.double() * 255).round(), (adversarial.double() - x.double()) * 255
+    limit = (epsilon.to(x.device) * 255) ** 2
+    best = torch.zeros_like(wanted)
+    for share in torch.linspace(0.05, 1, 20, dtype=torch.float64).tolist():
+        rounded = (levels + share * wanted).round().clamp(0, 255) - levels
+        inside = rounded.flatten(1).square().sum(1) < limit
+        best = torch.where(per_example(inside, rounded), rounded, best)
+    return ((levels + best) / 255).to(x.dtype)
+
+
 def quantize(x: torch.Tensor, levels: int) -> torch.Tensor:
     """Images [B, ...] in [0, 1] rounded to ``levels`` equidistant values, 0 and 1 among them."""
     return (x * (levels - 1)).round() / (levels - 1)

@@ -133,10 +133,19 @@ def stein_gradient(scores: torch.Tensor, noise: torch.Tensor, sigma: float) -> t
         return torch.einsum("bm,bm...->b...", scores, noise) / (noise.shape[1] * sigma**2)
 
 
-ESTIMATORS: dict[str, Callable[[float], GradientEstimator]] = {
-    "plug-in": lambda sigma: plug_in,
-    "expected-loss": lambda sigma: expected_loss,
-    "stein": Stein,
-    "hard-stein": lambda sigma: Stein(sigma, hard=True),
+@dataclass(frozen=True)
+class EstimatorKind:
+    """What a command line can choose: ``make`` gives the estimator for noise of a standard deviation."""
+
+    make: Callable[[float], GradientEstimator]
+    description: str
+
+
+ESTIMATORS: dict[str, EstimatorKind] = {
+    "plug-in": EstimatorKind(lambda sigma: plug_in, "of the loss of the averaged softmax (SmoothAdv, eq. 6)"),
+    "expected-loss": EstimatorKind(
+        lambda sigma: expected_loss, "of the average of the losses (Cohen et al., 2019, appendix G.3)"
+    ),
+    "stein": EstimatorKind(Stein, "estimated from probabilities, without gradients (SmoothAdv, appendix B.1)"),
+    "hard-stein": EstimatorKind(lambda sigma: Stein(sigma, hard=True), "the same from decisions alone"),
 }
-"""Makers of estimators, of the standard deviation of the noise."""

@@ -13,6 +13,7 @@ COMMANDS = {
     "train_pgd": "train a classifier with SmoothAdv",
     "certify": "certify a smoothed classifier on test images: a log of radii",
     "predict": "predict with a smoothed classifier, on clean or attacked images",
+    "attack": "attack a smoothed classifier on test images, or try to falsify its certificates",
     "analyze": "turn logs into summaries, tables and plots",
 }
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 
 from smoothadv.analysis.quantities import average_certified_radius, certified_accuracy, default_radii
 from smoothadv.bounds import minimum_trials_to_certify, squared_grey_radius
@@ -21,9 +20,10 @@ from smoothadv.commands.components import (
     settings_record,
     warn,
 )
-from smoothadv.commands.evaluating import evaluate, merge_main, told_of_shard
+from smoothadv.commands.evaluating import Evaluation, evaluate, merge_main, told_of_shard
 from smoothadv.commands.runner import Parser, run
 from smoothadv.commands.smoothing import add_smoothing, prepare
+from smoothadv.evaluation import Example
 from smoothadv.readers import read_certification_log
 from smoothadv.records import CERTIFICATION_COLUMNS, format_radius
 from smoothadv.settings import positive_int, settings_of
@@ -106,22 +106,21 @@ def _certify(parser: Parser, options: argparse.Namespace) -> None:
             f"{least} is needed"
         )
 
-    def poll(index: int, image: torch.Tensor, label: int) -> Poll:
-        job.check_image(index, image)
-        return Poll(image, job.stream(index), _voting(procedure, label, options.sound))
+    def ballots(examples: list[Example]) -> Iterator[Poll]:
+        for example in examples:
+            job.check_image(example.index, example.image)
+            yield Poll(example.image, job.stream(example.index), _voting(procedure, example.label, options.sound))
 
     columns = (*CERTIFICATION_COLUMNS, *procedure.columns, *((_SOUND_COLUMN,) if options.sound else ()))
-    whole = evaluate(
-        options,
-        job,
+    evaluation = Evaluation(
         columns,
         _settings(options, procedure),
-        poll,
+        ballots,
         "certifying",
         f"certified at {options.sigma:g}:",
         lambda row: bool(row["correct"]) and float(row["radius"]) >= options.sigma,
     )
-    if whole:
+    if evaluate(options, job, evaluation):
         _summarise(options, [radius for radius in getattr(procedure, "radii", ()) if radius > 0])
     elif options.shard is not None:
         print(told_of_shard(options, "certify"))

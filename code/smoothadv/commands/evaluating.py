@@ -5,53 +5,64 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from smoothadv.commands.components import warn
 from smoothadv.commands.runner import Parser, run
 from smoothadv.commands.smoothing import SmoothingJob
 from smoothadv.errors import UserError
-from smoothadv.evaluation import Part, Tally, check_logged_examples, evaluate_examples
+from smoothadv.evaluation import Example, HasBatch, Part, Tally, check_logged_examples, evaluate_examples
 from smoothadv.records import ExampleLog, manifest_path, shard_folder
+from smoothadv.saved_examples import Spool, pack
 from smoothadv.shards import Shard, check_siblings, is_merged, merge, shard_count, shards_of
 from smoothadv.voting import Poll, VoteCounter
 from smoothadv.workers import Workers
 
 
-def evaluate(
-    options: argparse.Namespace,
-    job: SmoothingJob,
-    columns: tuple[str, ...],
-    settings: dict[str, Any],
-    poll: Callable[[int, torch.Tensor, int], Poll],
-    description: str,
-    title: str,
-    scores: Callable[[dict[str, Any]], bool],
-) -> bool:
-    """Bring the log of ``options.outfile``, or this process's share of it, to its end; whether OUTFILE is whole now.
+@dataclass(frozen=True)
+class Evaluation:
+    """What becomes of an example: its row's ``columns`` from its ``ballots``, see ``evaluate_examples``.
 
-    ``settings`` joins those of the job; ``poll`` is that of ``evaluate_examples``; the others are what the progress
-    bar says.
+    ``settings`` joins those of the job, ``run`` what is said of this process; ``description``, ``title`` and ``scores``
+    are the progress bar's. ``group`` examples are asked for at a time. ``keeps_images`` keeps what is put to the vote.
     """
-    settings = {**job.settings, **settings}
+
+    columns: tuple[str, ...]
+    settings: dict[str, Any]
+    ballots: Callable[[list[Example]], Iterable[Poll]]
+    description: str
+    title: str
+    scores: Callable[[dict[str, Any]], bool]
+    run: Callable[[], dict[str, Any]] = dict
+    group: int = 1
+    attack_memory: HasBatch | None = None
+    keeps_images: bool = False
+
+
+def evaluate(options: argparse.Namespace, job: SmoothingJob, evaluation: Evaluation) -> bool:
+    """Bring the log of ``options.outfile``, or this process's share of it, to its end; whether OUTFILE is whole now."""
+    settings = {**job.settings, **evaluation.settings}
     workers, counter = job.workers, job.counter()
     _refuse_other_way(options, job, settings)
-    work = _Work(options, job, columns, settings, counter)
+    work = _Work(options, job, evaluation, settings, counter)
     indices = job.indices if options.shard is None else options.shard.of(job.indices)
     tally = Tally(
-        description,
+        evaluation.description,
         len(indices),
-        title,
-        scores,
+        evaluation.title,
+        evaluation.scores,
         report=workers.report if workers else None,
         quiet=workers is not None and workers.rank > 0,
     )
-    evaluate_examples(job.dataset, work.parts(), counter, poll, tally)
+    evaluate_examples(
+        job.dataset, work.parts(), counter, evaluation.ballots, tally, evaluation.group, evaluation.attack_memory
+    )
     if workers is None:
+        if options.shard is None:
+            pack(options.outfile, [options.outfile])
         return options.shard is None
     workers.wait_for_all()
     if workers.rank == 0:
@@ -66,11 +77,12 @@ class _Work:
         self,
         options: argparse.Namespace,
         job: SmoothingJob,
-        columns: tuple[str, ...],
+        evaluation: Evaluation,
         settings: dict[str, Any],
         counter: VoteCounter,
     ) -> None:
-        self.options, self.job, self.columns, self.settings, self.counter = options, job, columns, settings, counter
+        self.options, self.job, self.evaluation = options, job, evaluation
+        self.settings, self.counter = settings, counter
 
     def parts(self) -> Iterator[Part]:
         options, job = self.options, self.job
@@ -103,11 +115,14 @@ class _Work:
         settings = {**self.settings, "shard": shard.record(self.job.indices)}
         return self._part(shard.path(self.options.outfile), shard.of(self.job.indices), settings, existing)
 
-    def _part(self, path: Path, indices: range, settings: dict[str, Any], existing: str) -> Part:
-        # The counter's batch is smaller than that of the settings once memory has run out.
-        log = ExampleLog(path, self.columns, settings, {**self.job.run, "batch": self.counter.batch}, existing)
+    def _part(self, path: Path, indices: Sequence[int], settings: dict[str, Any], existing: str) -> Part:
+        # Batches are smaller than those of the settings once memory has run out.
+        run = {**self.job.run, "batch": self.counter.batch, **self.evaluation.run()}
+        log = ExampleLog(path, self.evaluation.columns, settings, run, existing)
         check_logged_examples(log, indices)
-        return Part(log, indices)
+        keeps = self.evaluation.keeps_images
+        spool = Spool(path, self.job.dataset.description.image_shape, log.done) if keeps else None
+        return Part(log, indices, spool)
 
 
 def _merge_own_shards(options: argparse.Namespace, examples: int) -> None:
@@ -116,6 +131,7 @@ def _merge_own_shards(options: argparse.Namespace, examples: int) -> None:
     if anew or not options.outfile.exists():
         count = shard_count(examples)
         merge(options.outfile, [Shard(index, count).path(options.outfile) for index in range(count)], overwrite=anew)
+    pack(options.outfile, [options.outfile, *shards_of(options.outfile)])
     for path in shards_of(options.outfile):
         if is_merged(path, options.outfile):
             path.unlink()
@@ -179,4 +195,5 @@ def merge_main(command: str, arguments: list[str] | None) -> int:
 def _merge(options: argparse.Namespace) -> None:
     shards = options.shards or shards_of(options.outfile)
     rows = merge(options.outfile, shards, options.overwrite)
+    pack(options.outfile, shards)
     print(f"{options.outfile}: {rows} examples from {len(shards)} shards, which can be removed now")

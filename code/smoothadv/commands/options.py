@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Callable
 
 import torch
 
 from smoothadv.architectures import INPUT_LAYERS
 from smoothadv.attacks import ATTACKS, Attack
-from smoothadv.attacks.gradients import GradientEstimator, Stein, plug_in
+from smoothadv.attacks.gradients import ESTIMATORS, GradientEstimator, Stein, plug_in
 from smoothadv.commands.components import add_settings, compose, name_in, name_that, refuse_foreign_settings
 from smoothadv.commands.runner import Parser
 from smoothadv.datasets import DATASETS, SPLITS, check_dataset_name
@@ -103,24 +104,31 @@ _NO_GRADIENT = {
 }
 
 
-def add_attack(parser: Parser, in_256ths: bool = False) -> None:
-    """--attack, where its gradients come from, and the settings of each attack.
-
-    ``in_256ths`` reads epsilon as the released code does: ``64`` is 64/256.
-    """
+def add_attack(
+    parser: Parser, adapt: Callable[[Setting], Setting] = lambda setting: setting, default: str | None = None
+) -> argparse._ArgumentGroup:
+    """--attack, where its gradients come from, and the settings of each attack, as ``adapt`` makes them."""
     group = parser.add_argument_group("attack")
     names = ", ".join(ATTACKS)
-    group.add_argument("--attack", type=name_in(ATTACKS), metavar="NAME", help=f"one of {names} (default: none)")
-    add_settings(group, [_in_256ths(setting) if in_256ths else setting for setting in _attack_settings()])
+    group.add_argument(
+        "--attack",
+        type=name_in(ATTACKS),
+        metavar="NAME",
+        default=default,
+        help=f"one of {names} (default: {default or 'none'})",
+    )
+    add_settings(group, map(adapt, _attack_settings()))
     for flag, what in _NO_GRADIENT.items():
         group.add_argument(flag, dest=flag, action="store_true", default=argparse.SUPPRESS, help=what)
+    return group
 
 
 def _attack_settings() -> list[Setting]:
     return [setting for name in ATTACKS for setting in settings_of(ATTACKS[name])]
 
 
-def _in_256ths(setting: Setting) -> Setting:
+def in_256ths(setting: Setting) -> Setting:
+    """The setting with an epsilon that is read as the released code does: ``64`` is 64/256."""
     if setting.flag != "--epsilon":
         return setting
     return dataclasses.replace(setting, parse=perturbation_size_in_256ths, help="attack's l2 norm in 1/256, like 64")
@@ -139,8 +147,11 @@ def compose_attack(parser: Parser, options: argparse.Namespace, noise_sd: float)
 
 def _estimator(parser: Parser, options: argparse.Namespace, noise_sd: float) -> GradientEstimator:
     given = [flag for flag in _NO_GRADIENT if flag in options]
+    named = getattr(options, "gradient", None)
+    if named is not None and given:
+        parser.error(f"{given[0]} and --gradient say the same thing: leave one of them out")
     if not given:
-        return plug_in
+        return ESTIMATORS[named].make(noise_sd) if named in ESTIMATORS else plug_in
     if noise_sd == 0:
         is_base = getattr(options, "base_attack", False) or "--base-attack" in options
         reason = "--base-attack has none" if is_base else "--noise is 0"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,8 @@ _draws = number(int, "a whole number from 1 to 4,000,000,000", lambda v: 1 <= v 
 _batch_size = number(int, "a whole number from 1 to 1,000,000", lambda v: 1 <= v <= 1_000_000)
 
 
-def add_smoothing(parser: Parser, outfile: str, n_help: str) -> None:
-    """DATASET CHECKPOINT SIGMA OUTFILE and the options that certify and predict share."""
+def add_smoothing(parser: Parser, outfile: str, n_help: str, output: str = "outfile") -> None:
+    """DATASET CHECKPOINT SIGMA OUTFILE and the options that certify, predict and attack share."""
     add_dataset(parser)
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", type=Path, help="checkpoint.pth.tar of a trained or released model"
@@ -58,7 +59,7 @@ def add_smoothing(parser: Parser, outfile: str, n_help: str) -> None:
         type=positive_noise_level,
         help="standard deviation of the smoothing noise on images in [0, 1]",
     )
-    parser.add_argument("outfile", metavar="OUTFILE", type=Path, help=outfile)
+    parser.add_argument(output, metavar=output.upper(), type=Path, help=outfile)
     group = parser.add_argument_group("smoothing")
     group.add_argument("--N", type=_draws, default=None, help=n_help)
     group.add_argument(
@@ -101,16 +102,17 @@ def _add_speed(parser: Parser) -> None:
 
 @dataclass(frozen=True)
 class SmoothingJob:
-    """A base classifier, as trained and as it votes, the images to visit and where their noise comes from.
+    """A base classifier, as trained, as it votes and as it is attacked, the images and where their noise comes from.
 
     ``settings`` is what decides the numbers, ``run`` describes this process.
     """
 
     classifier: torch.nn.Module
-    voter: VotingClassifier
+    voter: torch.nn.Module
+    attacked: VotingClassifier
     noise: Noise
     dataset: ImageDataset
-    indices: range
+    indices: Sequence[int]
     device: torch.device
     batch: int
     settings: dict[str, Any]
@@ -158,7 +160,7 @@ def prepare(options: argparse.Namespace, sound: bool = False) -> SmoothingJob:
         _warn_about_mismatch(content, options)
     example = dataset[0][0] if len(dataset) else None
     voter = arrange(classifier, Arrangement(options.precision), device, example)
-    batch = _batch(options, voter, dataset, device)
+    batch, attacked = _batch(options, voter, dataset, device), voter
     if options.compile:
         if sound and device.type != "cpu":
             raise UserError("--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by a race")
@@ -169,6 +171,7 @@ def prepare(options: argparse.Namespace, sound: bool = False) -> SmoothingJob:
     job = SmoothingJob(
         classifier=classifier,
         voter=voter,
+        attacked=attacked,
         noise=noise,
         dataset=dataset,
         indices=select_examples(len(dataset), options.skip, options.max),
@@ -228,14 +231,18 @@ def _run(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
 
 def _batch(options: argparse.Namespace, voter: torch.nn.Module, dataset: ImageDataset, device: torch.device) -> int:
     """The batch asked for, else that of the log to be continued, or of its shards, else what suits the device."""
-    if options.batch is not None:
-        return options.batch
+    chosen = options.batch or recorded_number(options, "batch")
+    return chosen or default_batch(voter, dataset.description.image_shape, device, alike=options.shard is not None)
+
+
+def recorded_number(options: argparse.Namespace, setting: str) -> int | None:
+    """A setting, of at least 1, of the log to be continued or of its shards; None where there is none."""
     if options.existing == "resume":
         for log in (options.outfile, *shards_of(options.outfile)):
-            recorded = recorded_settings(log).get("batch")
+            recorded = recorded_settings(log).get(setting)
             if isinstance(recorded, int) and recorded >= 1:
                 return recorded
-    return default_batch(voter, dataset.description.image_shape, device, alike=options.shard is not None)
+    return None
 
 
 def _check_classifier(job: SmoothingJob, sound: bool) -> None:

@@ -22,7 +22,7 @@ from smoothadv.checkpoints import (
     with_recorded_constants,
 )
 from smoothadv.commands.components import describe, name_in, settings_record, warn
-from smoothadv.commands.options import add_attack, add_dataset, add_running, default_device, device_name
+from smoothadv.commands.options import add_attack, add_dataset, add_running, default_device, device_name, in_256ths
 from smoothadv.commands.runner import Parser, run
 from smoothadv.commands.training_options import (
     add_data,
@@ -77,7 +77,7 @@ def train_command(name: str, description: str, examples: str, objective: str, ar
     )
     add_recipe(parser)
     add_objective(parser, objective)
-    add_attack(parser, in_256ths="--released-behaviour" in words)
+    add_attack(parser, *[in_256ths] * ("--released-behaviour" in words))
     add_schedule(parser)
     add_data(parser)
     add_execution(parser)
