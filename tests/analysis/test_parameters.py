@@ -232,6 +232,12 @@ def test_manifest_of_another_training_is_understood(tmp_path, objective, values)
         (None, False, {}),
         ({"name": "PGD", "estimator": "plug_in"}, False, {"attack": "PGD", "gradient": "plug-in"}),
         ({"name": "PGD", "estimator": {"name": "Stein"}}, False, {"attack": "PGD", "gradient": "gradient-free"}),
+        (
+            {"name": "PGD", "estimator": {"name": "Stein", "hard": True}},
+            False,
+            {"attack": "PGD", "gradient": "gradient-free, hard decisions"},
+        ),
+        ({"name": "PGD", "estimator": "expected_loss"}, False, {"attack": "PGD", "gradient": "expected loss"}),
         ({"name": "DDN", "estimator": "plug_in"}, True, {"attack": "DDN", "gradient": "base classifier"}),
     ],
 )
@@ -240,8 +246,16 @@ def test_manifest_of_a_prediction_log_tells_its_attack(tmp_path, attack, base, v
     content = {**SETTINGS, "attack": attack, "num_noise_vec": attack and 8, "base_attack": base}
     parameters = prediction_parameters(with_manifest(tmp_path, {"settings": content}), {})
     shared = {name: SETTINGS[name] for name in ("dataset", "split", "arch", "sigma", "N", "alpha")}
-    more = {"epsilon": 0.5, "num_steps": 20, "num_noise_vec": 8} if attack else {}
-    assert parameters.values == {**shared, **more, **values}
+    more = {"epsilon": 0.5, "num_steps": 20} if attack else {}
+    draws = {"num_noise_vec": 8} if attack and not base else {}
+    assert parameters.values == {**shared, **more, **draws, **values}
+
+
+@pytest.mark.parametrize(("target", "told"), [(None, {}), (3, {"target": "3"}), ("runner-up", {"target": "runner-up"})])
+def test_manifest_of_a_prediction_log_tells_restarts_and_target(tmp_path, target, told):
+    content = {**SETTINGS, "attack": {"name": "PGD", "estimator": "plug_in"}, "restarts": 4, "target": target}
+    values = prediction_parameters(with_manifest(tmp_path, {"settings": content}), {}).values
+    assert {name: values[name] for name in ("restarts", "target") if name in values} == {"restarts": 4, **told}
 
 
 BROKEN = {

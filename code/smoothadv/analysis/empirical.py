@@ -12,9 +12,10 @@ from smoothadv.analysis.parameters import path_without_attack
 from smoothadv.analysis.quantities import empirical_accuracy
 from smoothadv.analysis.radii import radius_column
 from smoothadv.analysis.selection import groups_of, hyper_parameter
-from smoothadv.analysis.tables import Column, Table
+from smoothadv.analysis.tables import Annotated, Column, Table
+from smoothadv.bounds import binomial_interval
 from smoothadv.errors import UserError
-from smoothadv.settings import setting
+from smoothadv.settings import probability, setting
 
 
 @ANALYSES.register("empirical")
@@ -28,6 +29,9 @@ class Empirical:
         many=True,
         parse=hyper_parameter,
         help="hyper-parameters that make a group of their own, like num_noise_vec, N or gradient",
+    )
+    confidence: float | None = setting(
+        None, parse=probability, help="LEVEL of intervals over images (Clopper-Pearson), like 0.95 (default: none)"
     )
 
     def __call__(self, logs: Logs) -> Table:
@@ -45,10 +49,13 @@ class Empirical:
         rows = [
             [name, radius, empirical_accuracy(best.log.table), best.log.name, best.models, best.attacks]
             + [len(best.log.table)]
+            + ([] if self.confidence is None else list(best.interval(self.confidence)))
             for name, curve in curves.items()
             for radius, best in curve.items()
         ]
-        return Table(columns, rows, _for_people(curves))
+        if self.confidence is not None:
+            columns += [Column(end, f"{100 * self.confidence:g}% {end}", "fraction") for end in ("low", "high")]
+        return Table(columns, rows, _for_people(curves, self.confidence))
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,10 @@ class Attacked:
     models: int
     attacks: int
 
+    def interval(self, confidence: float) -> tuple[float, float]:
+        """The Clopper-Pearson interval of the accuracy, over the choice of images."""
+        return binomial_interval(int(self.log.table.correct.sum()), len(self.log.table), confidence)
+
 
 def empirical_curve(logs: Sequence[Log]) -> dict[float, Attacked]:
     """Per attack radius, ascending, the largest accuracy over models of the smallest over attacks on the model.
@@ -68,11 +79,16 @@ def empirical_curve(logs: Sequence[Log]) -> dict[float, Attacked]:
     """
     at_radius: dict[float, dict[tuple, list[Log]]] = {}
     for log in logs:
-        radius = log.parameters.get("epsilon")
-        if radius is None and log.parameters.get("attack") is not None:
-            raise UserError(f"{log.path} was made under an attack of unknown radius: neither manifest nor path says it")
-        at_radius.setdefault(float(radius or 0.0), {}).setdefault(model_of(log), []).append(log)
+        at_radius.setdefault(attack_radius(log), {}).setdefault(model_of(log), []).append(log)
     return {radius: _most_accurate(list(at_radius[radius].values())) for radius in sorted(at_radius)}
+
+
+def attack_radius(log: Log) -> float:
+    """The l2 norm that the attack of a prediction log was allowed, 0 without one; UserError where nothing says it."""
+    radius = log.parameters.get("epsilon")
+    if radius is None and log.parameters.get("attack") is not None:
+        raise UserError(f"{log.path} was made under an attack of unknown radius: neither manifest nor path says it")
+    return float(radius or 0.0)
 
 
 def model_of(log: Log) -> tuple:
@@ -92,14 +108,17 @@ def _most_accurate(models: list[list[Log]]) -> Attacked:
     return max(strongest, key=lambda attacked: empirical_accuracy(attacked.log.table))
 
 
-def _for_people(curves: dict[str, dict[float, Attacked]]) -> Table:
+def _for_people(curves: dict[str, dict[float, Attacked]], confidence: float | None) -> Table:
     radii = sorted({radius for curve in curves.values() for radius in curve})
     columns = [Column("group", "attack radius (l2)", "text")]
     for radius in radii:
         column = radius_column(radius)
         columns.append(Column(column.key, column.title, "percent"))
-    rows = [
-        [name, *(empirical_accuracy(curve[radius].log.table) if radius in curve else None for radius in radii)]
-        for name, curve in curves.items()
-    ]
+    rows = [[name, *(_shown(curve.get(radius), confidence) for radius in radii)] for name, curve in curves.items()]
     return Table(columns, rows)
+
+
+def _shown(attacked: Attacked | None, confidence: float | None) -> Annotated | float | None:
+    if attacked is None or confidence is None:
+        return None if attacked is None else empirical_accuracy(attacked.log.table)
+    return Annotated(empirical_accuracy(attacked.log.table), interval=attacked.interval(confidence))

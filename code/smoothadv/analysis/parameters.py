@@ -31,6 +31,8 @@ FIELDS = {
     "num_steps": "T",
     "num_noise_vec": "m",
     "gradient": "gradient",
+    "restarts": "restarts",
+    "target": "target",
     "sigma": "sigma",
     "N": "n",
     "alpha": "alpha",
@@ -44,7 +46,8 @@ _SENSIBLE: dict[str, Callable[[Any], bool]] = {
     "alpha": lambda value: 0 < value < 1,
 }
 """What certificates rest on: a manifest must state these."""
-_NUMBERS = {"sigma", "N", "alpha", "noise", "epsilon", "num_steps", "num_noise_vec", "dimension"}
+_NUMBERS = {"sigma", "N", "alpha", "noise", "epsilon", "num_steps", "num_noise_vec", "restarts", "dimension"}
+_GRADIENTS = {"plug_in": "plug-in", "expected_loss": "expected loss", "Stein": "gradient-free"}
 _PUBLISHED = {"N": 100_000, "alpha": 0.001}
 _DIMENSIONS = {"cifar10": 3 * 32 * 32, "imagenet32": 3 * 32 * 32, "imagenet": 3 * 224 * 224, "digits": 8 * 8}
 
@@ -174,14 +177,20 @@ def _training_of_recipe(recipe: dict[str, Any], objective: dict[str, Any], attac
 
 def _from_prediction_manifest(settings: dict[str, Any]) -> dict[str, Value]:
     attack = _mapping(settings.get("attack"))
-    gradient = {"plug_in": "plug-in", "Stein": "gradient-free"}.get(str(_name(attack.get("estimator"))))
+    estimator, is_base = attack.get("estimator"), settings.get("base_attack")
+    gradient = _GRADIENTS.get(str(_name(estimator)))
+    if gradient == "gradient-free" and _mapping(estimator).get("hard"):
+        gradient = "gradient-free, hard decisions"
+    target = settings.get("target")
     return {
         **_shared_settings(settings),
         "attack": attack.get("name"),
         "epsilon": attack.get("epsilon"),
         "num_steps": attack.get("num_steps"),
-        "num_noise_vec": settings.get("num_noise_vec"),
-        "gradient": "base classifier" if settings.get("base_attack") else gradient,
+        "num_noise_vec": None if is_base else settings.get("num_noise_vec"),
+        "gradient": "base classifier" if is_base else gradient,
+        "restarts": settings.get("restarts"),
+        "target": target if target is None else str(target),
     }
 
 

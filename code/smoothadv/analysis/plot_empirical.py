@@ -15,7 +15,7 @@ from smoothadv.analysis.quantities import empirical_accuracy
 from smoothadv.analysis.selection import groups_of, hyper_parameter
 from smoothadv.analysis.style import accuracy_axes, add_legend, add_title, draw_steps, looks, new_figure
 from smoothadv.errors import UserError
-from smoothadv.settings import setting
+from smoothadv.settings import probability, setting
 
 
 @ANALYSES.register("plot_empirical")
@@ -30,6 +30,9 @@ class EmpiricalPlot:
         many=True,
         parse=hyper_parameter,
         help="hyper-parameters that make a dashed curve of their own: num_noise_vec, N or gradient",
+    )
+    confidence: float | None = setting(
+        None, parse=probability, help="LEVEL of intervals over images, as vertical bars, like 0.95 (default: none)"
     )
     title: str | None = setting(None, parse=str, help="title of the plot (default: none)")
 
@@ -53,6 +56,9 @@ class EmpiricalPlot:
             shares = [100 * empirical_accuracy(best.log.table) for best in curve.values()]
             label = "under attack" if name == "all" else f"{name}, under attack" if not self.group_by else name
             drawn += axes.plot(list(curve), shares, label=label, linestyle="--", **look)
+            if self.confidence is not None:
+                ends = [best.interval(self.confidence) for best in curve.values()]
+                axes.vlines(list(curve), *([100 * end for end in side] for side in zip(*ends)), color=look["color"])
         accuracy_axes(axes, r"$\ell_2$ radius (images in [0, 1])", "accuracy (%)", 1.02 * largest or 1.0)
         add_legend(figure, axes, drawn)
         add_title(axes, self.title)

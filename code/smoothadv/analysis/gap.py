@@ -1,0 +1,101 @@
+"""gap: certified accuracy below, accuracy under attack above, on the same images, and whether the two contradict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pandas as pd
+
+from smoothadv.analysis import ANALYSES
+from smoothadv.analysis.empirical import attack_radius, model_of
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.tables import Annotated, Column, Table
+from smoothadv.bounds import binomial_interval, tolerated_false_statements
+from smoothadv.errors import UserError
+from smoothadv.settings import probability, setting
+
+_FALSE_ALARM = 0.001
+_PUBLISHED_ALPHA = 0.001
+_ROUNDING = 1e-6  # relative, of a float32 norm
+
+
+@ANALYSES.register("gap")
+@dataclass(frozen=True)
+class Gap:
+    """a row per attack: certified accuracy at its radius, accuracy under it, and images on which the two contradict"""
+
+    kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
+    confidence: float = setting(0.95, parse=probability, help="LEVEL of the intervals of accuracy under attack")
+
+    def __call__(self, logs: Logs) -> Table:
+        attacks = [log for log in logs.prediction if attack_radius(log) > 0]
+        if not logs.certification or not attacks:
+            raise UserError("gap needs a certification log and prediction logs under attack, of the same model")
+        columns = [
+            Column("attack", "attack", "text"),
+            Column("radius", "l2 radius", "number"),
+            Column("examples", "examples", "count"),
+            Column("certified_accuracy", "certified", "fraction"),
+            Column("empirical_accuracy", "under attack", "fraction"),
+            Column("low", f"{100 * self.confidence:g}% low", "fraction"),
+            Column("high", f"{100 * self.confidence:g}% high", "fraction"),
+            Column("abstention_rate", "abstained", "fraction"),
+            Column("contradictions", "contradictions", "count"),
+            Column("tolerated", "tolerated", "count"),
+        ]
+        attacks = sorted(attacks, key=attack_radius)
+        rows = [self._row(log, certificates_for(log, logs.certification)) for log in attacks]
+        kept = [column for column in columns if column.key not in ("low", "high")]
+        shown = [[*row[:4], Annotated(row[4], interval=(row[5], row[6])), *row[7:]] for row in rows]
+        return Table(columns, rows, Table(kept, shown))
+
+    def _row(self, attacked: Log, certified: Log) -> list:
+        radius = attack_radius(attacked)
+        pairs = certified.table.merge(attacked.table, on=["idx", "label"], suffixes=("", "_attacked"))
+        if pairs.empty:
+            raise UserError(f"{certified.path} and {attacked.path} have no image in common")
+        hits = int(pairs.correct_attacked.sum())
+        interval = binomial_interval(hits, len(pairs), self.confidence)
+        contradicted, claimed = contradictions(pairs, radius)
+        alphas = [float(log.parameters.get("alpha") or _PUBLISHED_ALPHA) for log in (attacked, certified)]
+        return [
+            attacked.name,
+            radius,
+            len(pairs),
+            float((pairs.correct.eq(1) & pairs.radius.ge(radius)).mean()),
+            hits / len(pairs),
+            *interval,
+            float(pairs.predict_attacked.eq(-1).mean()),
+            contradicted,
+            tolerated_false_statements(claimed, sum(alphas), _FALSE_ALARM),
+        ]
+
+
+def contradictions(pairs: pd.DataFrame, epsilon: float) -> tuple[int, int]:
+    """How many images got another class within their certified radius, and how many had one that reached so far.
+
+    ``pairs`` holds predict and radius of the certificates, predict_attacked and, where it is known, the attack_norm.
+    Each is a false certificate or a wrong prediction: more than their alphas explain contradict one of the logs.
+    """
+    norm = pairs.attack_norm if "attack_norm" in pairs else epsilon
+    claimed = pairs.predict.ge(0) & pairs.radius.gt(norm * (1 + _ROUNDING))
+    contradicted = claimed & pairs.predict_attacked.ge(0) & pairs.predict_attacked.ne(pairs.predict)
+    return int(contradicted.sum()), int(claimed.sum())
+
+
+def certificates_for(attacked: Log, certified: Sequence[Log]) -> Log:
+    """The certification log of the model that was attacked; UserError where that is none or not clear."""
+    same = [log for log in certified if model_of(log) == model_of(attacked)]
+    if not same and len(certified) == 1 and not _differ(attacked, certified[0]):
+        same = list(certified)
+    if len(same) != 1:
+        found = "none" if not same else ", ".join(str(log.path) for log in same)
+        raise UserError(f"{attacked.path}: one certification log of the model attacked is needed, found {found}")
+    return same[0]
+
+
+def _differ(first: Log, second: Log) -> bool:
+    """Whether two logs are known to be of different models."""
+    return None not in (first.parameters.manifest, second.parameters.manifest)
