@@ -1,0 +1,83 @@
+"""Attacked images per second, as ratios to the released code's way: one image at a time, in all its copies.
+
+    python benchmarks/attack_speed.py --arch cifar_resnet20
+
+Both attack the same random images with the same noise in this process, in turns; printed are medians over the rounds of
+the ratios within a round, and by how much the two results differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import platform
+import statistics
+from collections.abc import Callable
+
+import plain_training
+import torch
+from training_speed import SIGMA, seconds, settled
+
+from smoothadv.attacks.pgd import PGD
+from smoothadv.attacks.smoothed import SmoothedAttack
+from smoothadv.inference import Arrangement, arrange, default_gradient_batch
+
+EPSILON = 0.5
+
+
+def variants(
+    network: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, copies: int, options: argparse.Namespace
+) -> dict[str, Callable[[], torch.Tensor]]:
+    """What is timed, by name; the plain attack first. Both return the adversarial images."""
+    plain = plain_training.pgd(EPSILON, options.steps)
+    attacked = arrange(network, Arrangement(), options.device, images[0])
+    batch = options.batch or default_gradient_batch(attacked, tuple(images.shape[1:]), options.device)
+    ours = SmoothedAttack(PGD(EPSILON, options.steps), SIGMA, copies, batch=batch)
+    noise = ours._noise(images, range(len(images)))
+    eager = copy.deepcopy(network).eval()
+
+    def plainly() -> torch.Tensor:
+        rows = [plain(eager, images[i : i + 1], labels[i : i + 1], noise[i : i + 1]) for i in range(len(images))]
+        return torch.cat(rows).detach()
+
+    return {"plain": plainly, "ours": lambda: ours(attacked, images, labels, range(len(images)))}
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--arch", default="cifar_resnet20")
+    parser.add_argument("--examples", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--copies", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--batch", type=int, default=None, help="noisy images per pass (None: what suits the device)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    where = torch.cuda.get_device_name() if options.device.type == "cuda" else f"{options.threads} threads"
+    print(
+        f"{options.arch}, T={options.steps}, {options.rounds} rounds, {where}, torch {torch.__version__}, "
+        f"Python {platform.python_version()}"
+    )
+    network = settled(options.arch, options.device).eval()
+    for copies in options.copies:
+        count = max(1, options.examples // copies)
+        images = torch.rand(count, 3, 32, 32, device=options.device)
+        labels = torch.randint(10, (count,), device=options.device)
+        runs = variants(network, images, labels, copies, options)
+        found = {name: run() for name, run in runs.items()}
+        difference = float((found["ours"] - found["plain"]).abs().max())
+        rounds = [{name: seconds(run, options.device) for name, run in runs.items()} for _ in range(options.rounds)]
+        for name in runs:
+            ratio = statistics.median(times["plain"] / times[name] for times in rounds)
+            rate = statistics.median(count / times[name] for times in rounds)
+            print(f"m={copies:<4d} {name:6s} {rate:10,.2f} images/s {ratio:6.2f} x plain", flush=True)
+        print(f"m={copies:<4d} largest difference of a pixel {difference:.1e}")
+
+
+if __name__ == "__main__":
+    main()
