@@ -139,7 +139,12 @@ def default_batch(
     classifier: nn.Module, image_shape: tuple[int, ...], device: torch.device, alike: bool = False
 ) -> int:
     """A batch of noisy images for ``classifier`` that suits the device: see ``memory.batch_that_suits``."""
-    return batch_that_suits(torch.inference_mode()(classifier), image_shape, device, alike)
+
+    @torch.inference_mode()
+    def forward(images: torch.Tensor) -> None:
+        classifier(images)
+
+    return batch_that_suits(forward, image_shape, device, alike)
 
 
 def default_gradient_batch(

@@ -43,14 +43,28 @@ def batch_that_suits(
         return min(200, max(16, _CPU_ELEMENTS // math.prod(image_shape)))
     if device.type != "cuda":
         return _PROBE
-    images = torch.zeros(_PROBE, *image_shape, device=device).to(memory_format=torch.channels_last)
+    probe = _PROBE
+    while probe:
+        try:
+            per_image = _bytes_per_image(work, (probe, *image_shape), device)
+            free, total = torch.cuda.mem_get_info(device)
+            return batch_that_fits(total if alike else free, per_image)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        probe //= 2
+        free_cached_memory(device)
+    return 1
+
+
+def _bytes_per_image(work: Callable[[torch.Tensor], object], shape: tuple[int, ...], device: torch.device) -> float:
+    """How much memory an image of a batch takes at most while ``work`` is on it."""
+    images = torch.zeros(shape, device=device).to(memory_format=torch.channels_last)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     work(images)
-    per_image = (torch.cuda.max_memory_allocated(device) - before) / _PROBE
-    free, total = torch.cuda.mem_get_info(device)
-    return batch_that_fits(total if alike else free, per_image)
+    return (torch.cuda.max_memory_allocated(device) - before) / shape[0]
 
 
 def batch_that_fits(free_bytes: float, bytes_per_image: float) -> int:

@@ -1,0 +1,30 @@
+"""The programs in the documentation run as they stand: what a reader copies works."""
+
+import re
+import sys
+from pathlib import Path
+
+from support.commands import CODE, run_process
+
+PAGE = CODE.parent / "docs" / "extending.md"
+
+
+def program(text: str) -> str:
+    """All Python examples of a page, one after the other."""
+    return "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+
+
+def run_program(source: str, folder: Path):
+    return run_process([sys.executable, "-W", "error", "-c", source], folder, PYTHONPATH=str(CODE))
+
+
+def test_examples_of_extending_are_one_program_that_runs(tmp_path):
+    source = program(PAGE.read_text())
+    assert source.count("import") > 8 and "SmoothedAttack" in source
+    done = run_program(source, tmp_path)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+def test_a_program_that_fails_is_noticed(tmp_path):
+    done = run_program(program("```python\nfrom smoothadv.attacks.pgd import Nothing\n```\n"), tmp_path)
+    assert done.returncode == 1 and "Nothing" in done.stderr

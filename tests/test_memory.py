@@ -1,0 +1,78 @@
+"""Choosing a batch by memory, on a stand-in for a GPU: the accounting of torch.cuda, with tensors of the host."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from smoothadv.inference import default_batch, default_gradient_batch
+from smoothadv.memory import batch_that_suits
+
+SHAPE = (3, 4, 4)
+BYTES_PER_IMAGE = 3 * 4 * 4 * 4
+FREE, TOTAL = 2**20, 2**21
+
+
+class Gpu(torch.nn.Module):
+    """A stand-in: it counts what ``spend`` says, and fails above ``capacity`` images."""
+
+    type = "cuda"
+
+    def __init__(self, capacity: int = 10**9) -> None:
+        super().__init__()
+        self.capacity, self.peak, self.batches = capacity, 0, []
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.batches.append(len(images))
+        if len(images) > self.capacity:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        self.peak = len(images) * BYTES_PER_IMAGE * (2 if images.requires_grad else 1)
+        return images.flatten(1)
+
+
+@pytest.fixture
+def gpu(monkeypatch) -> Gpu:
+    gpu = Gpu()
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *shape, device=None, **options: zeros(*shape, **options))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: gpu.peak)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (FREE, TOTAL))
+    return gpu
+
+
+def test_half_of_the_free_memory_is_filled(gpu):
+    batch = default_batch(gpu, SHAPE, gpu)
+    assert batch * BYTES_PER_IMAGE <= FREE / 2 < 2 * batch * BYTES_PER_IMAGE
+    assert batch & (batch - 1) == 0
+
+
+def test_gradients_take_more_memory_and_get_a_smaller_batch(gpu):
+    assert default_gradient_batch(gpu, SHAPE, gpu) == default_batch(gpu, SHAPE, gpu) // 2
+
+
+def test_processes_that_must_choose_alike_count_all_memory(gpu):
+    assert default_batch(gpu, SHAPE, gpu, alike=True) == 2 * default_batch(gpu, SHAPE, gpu)
+
+
+@pytest.mark.parametrize(("capacity", "tried"), [(64, [64]), (20, [64, 32, 16]), (1, [64, 32, 16, 8, 4, 2, 1])])
+def test_the_trial_itself_may_run_out_of_memory(gpu, capacity, tried):
+    gpu.capacity = capacity
+    assert default_batch(gpu, SHAPE, gpu) > 1
+    assert gpu.batches == tried
+
+
+def test_one_image_at_a_time_where_not_even_one_fits(gpu):
+    gpu.capacity = 0
+    assert batch_that_suits(gpu, SHAPE, gpu) == 1
+
+
+def test_other_errors_of_the_trial_are_not_taken_for_memory(gpu):
+    def broken(images):
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        batch_that_suits(broken, SHAPE, gpu)
