@@ -204,7 +204,7 @@ def test_numbers_are_those_of_the_logs(page):
         "100.0",
         "0.0",
     )
-    assert page.column("By attack radius", "0.25") == ["50.0"], "an abstention under attack is wrong"
+    assert page.column("By attack radius", "0.25") == ["50.0 (1.3–98.7)"], "an abstention under attack is wrong"
 
 
 def test_every_table_is_sortable_by_a_value_beside_what_is_shown(page):

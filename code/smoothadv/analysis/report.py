@@ -20,6 +20,7 @@ from smoothadv.analysis.compare import Comparison
 from smoothadv.analysis.empirical import Empirical
 from smoothadv.analysis.envelope import Envelope
 from smoothadv.analysis.examples import Examples
+from smoothadv.analysis.gap import Gap
 from smoothadv.analysis.inferred import ParametersTable
 from smoothadv.analysis.logs import Log, Logs
 from smoothadv.analysis.plot import CertifiedAccuracyPlot
@@ -78,7 +79,8 @@ class Report(AtRadii):
                 "from above, certified accuracy from below: the closer the two, the stronger the attack.",
                 [
                     _figure("Accuracy under attack", EmpiricalPlot()(logs)),
-                    _table("By attack radius", Empirical()(logs)),
+                    _table("By attack radius", Empirical(confidence=0.95)(logs)),
+                    *_beside_certificates(logs),
                 ],
             )
         if logs.training:
@@ -153,6 +155,13 @@ def _facts(logs: Logs) -> list[tuple[str, str]]:
         if values:
             facts.append((title, ", ".join(f"{value:,}" if isinstance(value, int) else f"{value}" for value in values)))
     return facts
+
+
+def _beside_certificates(logs: Logs) -> list[dict]:
+    try:
+        return [_table("Certified and attacked, on the same images", Gap()(logs))]
+    except UserError:  # the models attacked are not those certified, or nothing is attacked
+        return []
 
 
 def _examples(logs: Logs) -> Section:
