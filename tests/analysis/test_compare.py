@@ -86,8 +86,25 @@ def test_logs_of_different_images_are_refused_by_an_example():
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_only_two_logs_can_be_compared(number):
-    with pytest.raises(UserError, match=f"^compare takes two certification logs, got {number}$"):
+    expected = "^compare takes two certification logs or two prediction logs, got {} and {}$"
+    with pytest.raises(UserError, match=expected.format(number, 0)):
         Comparison()(Logs([FIRST] * number))
+    with pytest.raises(UserError, match=expected.format(0, number)):
+        Comparison()(Logs(prediction=[FIRST] * number))
+
+
+def test_predictions_are_compared_on_the_examples_that_both_hold():
+    """Of idx 0 to 3 the first is right on 0, 1 and 3, the second on 0, 1 and 2; radii count for nothing."""
+    (row,) = Comparison()(Logs(prediction=[FIRST, SECOND])).rows
+    low, high = paired_difference_interval(1, 1, 4, 0.95)
+    assert row == ["accuracy", 4, 0.75, 0.75, 0.0, low, high, 1, 1, pytest.approx(1.0)]
+    with pytest.raises(UserError, match="no --radii"):
+        Comparison(radii=[Radius("0.5")])(Logs(prediction=[FIRST, SECOND]))
+
+
+def test_certification_logs_are_compared_where_predictions_lie_beside_them():
+    beside = Comparison(radii=[Radius("0.5")])(Logs([FIRST, SECOND], [FIRST, SECOND])).rows
+    assert beside == Comparison(radii=[Radius("0.5")])(Logs([FIRST, SECOND])).rows
 
 
 def test_one_example_in_common_can_be_compared():

@@ -1,9 +1,10 @@
-"""compare: two certification logs on the same examples, with an interval for the difference and McNemar's test."""
+"""compare: two logs on the same examples, with an interval for the difference and McNemar's exact test."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -23,31 +24,25 @@ _RESAMPLES = 4_000
 @ANALYSES.register("compare")
 @dataclass(frozen=True)
 class Comparison(AtRadii):
-    """two logs on the examples that both hold: differences of certified accuracy with intervals and exact tests"""
+    """two logs on the examples that both hold: differences with intervals and exact tests; of certified accuracy, or of
+    the accuracy of predictions, as under two attacks"""
 
+    kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
     confidence: float = setting(0.95, parse=probability, help="LEVEL of the intervals")
     seed: int = setting(0, parse=non_negative_int, help="seed of the resampling behind the radius's interval")
 
     def __call__(self, logs: Logs) -> Table:
-        if len(logs.certification) != 2:
-            raise UserError(f"compare takes two certification logs, got {len(logs.certification)}")
         if self.high_probability is not None:
             raise UserError("compare takes no --high-probability: the deduction is the same for both logs")
+        if (len(logs.certification), len(logs.prediction)) == (0, 2):
+            return self._of_predictions(*logs.prediction)
+        if len(logs.certification) != 2:
+            found = f"{len(logs.certification)} and {len(logs.prediction)}"
+            raise UserError(f"compare takes two certification logs or two prediction logs, got {found}")
         first, second = logs.certification
         pairs = pair_up(first, second)
         radii = self.radii or [0.0, *self.chosen_radii(logs.certification)]
-        columns = [
-            Column("quantity", f"certified accuracy at {self.heading}", "text"),
-            Column("examples", "examples", "count"),
-            Column("first", first.name, "fraction"),
-            Column("second", second.name, "fraction"),
-            Column("difference", "second - first", "difference"),
-            Column("low", f"{100 * self.confidence:g}% low", "difference"),
-            Column("high", f"{100 * self.confidence:g}% high", "difference"),
-            Column("only_first", "only first", "count"),
-            Column("only_second", "only second", "count"),
-            Column("p_value", "p (McNemar, exact)", "probability"),
-        ]
+        columns = self._columns(f"certified accuracy at {self.heading}", first, second)
         lengths = zip(self.l2_lengths(first, radii), self.l2_lengths(second, radii))
         rows = [
             [radius_text(radius), len(pairs), *self._at_radius(pairs, *length)]
@@ -59,15 +54,41 @@ class Comparison(AtRadii):
         row = [_average_title(first, second), len(pairs)]
         return Table(columns, [*rows, [*row, *average]], Table(columns, [*rows, [*row, *shown]]))
 
+    def _columns(self, quantity: str, first: Log, second: Log) -> list[Column]:
+        return [
+            Column("quantity", quantity, "text"),
+            Column("examples", "examples", "count"),
+            Column("first", first.name, "fraction"),
+            Column("second", second.name, "fraction"),
+            Column("difference", "second - first", "difference"),
+            Column("low", f"{100 * self.confidence:g}% low", "difference"),
+            Column("high", f"{100 * self.confidence:g}% high", "difference"),
+            Column("only_first", "only first", "count"),
+            Column("only_second", "only second", "count"),
+            Column("p_value", "p (McNemar, exact)", "probability"),
+        ]
+
+    def _of_predictions(self, first: Log, second: Log) -> Table:
+        if self.radii:
+            raise UserError("compare reads no --radii where predictions are compared: each log is of one attack")
+        pairs = pair_up(first, second)
+        shares = self._shares(pairs.correct_first.eq(1).to_numpy(), pairs.correct_second.eq(1).to_numpy())
+        return Table(self._columns("predictions", first, second), [["accuracy", len(pairs), *shares]])
+
     def _at_radius(self, pairs: pd.DataFrame, first_length: float, second_length: float) -> list[Value]:
-        first = (pairs.correct_first.eq(1) & pairs.radius_first.ge(first_length)).to_numpy()
-        second = (pairs.correct_second.eq(1) & pairs.radius_second.ge(second_length)).to_numpy()
+        return self._shares(
+            (pairs.correct_first.eq(1) & pairs.radius_first.ge(first_length)).to_numpy(),
+            (pairs.correct_second.eq(1) & pairs.radius_second.ge(second_length)).to_numpy(),
+        )
+
+    def _shares(self, first: np.ndarray, second: np.ndarray) -> list[Value]:
+        """The columns after the number of examples, from whether each example counts for the first and the second."""
         only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
-        low, high = paired_difference_interval(only_first, only_second, len(pairs), self.confidence)
+        low, high = paired_difference_interval(only_first, only_second, len(first), self.confidence)
         return [
             float(first.mean()),
             float(second.mean()),
-            (only_second - only_first) / len(pairs),
+            (only_second - only_first) / len(first),
             low,
             high,
             only_first,
