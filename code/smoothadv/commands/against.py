@@ -65,13 +65,10 @@ class Certificates:
 
 def read_certificates(options: argparse.Namespace) -> Certificates:
     """The claims of the log named by --against; UserError where it makes none or cannot be trusted."""
-    (log,) = read_logs([str(options.against)], ("certification",), {"sigma": options.sigma}, warn).certification
-    manifest = log.parameters.manifest
-    if manifest is not None and manifest["settings"]["sigma"] != options.sigma:
-        raise UserError(
-            f"{options.against} certifies something else: sigma was {manifest['settings']['sigma']}, now "
-            f"{options.sigma}"
-        )
+    (log,) = read_logs([str(options.against)], ("certification",), {}, warn).certification
+    sigma, manifest = log.parameters.get("sigma"), log.parameters.manifest
+    if sigma not in (None, options.sigma):
+        raise UserError(f"{options.against} certifies something else: sigma was {sigma}, now {options.sigma}")
     table = log.table[(log.table.predict != ABSTAIN) & (log.table.radius > 0)]
     if table.empty:
         raise UserError(f"{options.against} certifies no image within a radius above 0: there is nothing to attack")

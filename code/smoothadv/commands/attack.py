@@ -125,6 +125,8 @@ def _attack(parser: Parser, options: argparse.Namespace) -> None:
 
 def attack_all(parser: Parser, options: argparse.Namespace, plans: list[tuple[Path, SmoothedAttack]]) -> None:
     """Bring every log of the ``plans`` to its end."""
+    if options.outdir.is_file():
+        raise UserError(f"{options.outdir} is a file: name a folder for the logs")
     options.outfile = next((path for path, _ in plans if path.exists()), plans[0][0])
     certificates = None if options.against is None else read_certificates(options)
     job = prepare(options, sound=certificates is not None and certificates.sound)
