@@ -74,7 +74,7 @@ def in_grey_levels(x: torch.Tensor, adversarial: torch.Tensor, epsilon: torch.Te
     levels, wanted = (x.double() * 255).round(), (adversarial.double() - x.double()) * 255
     limit = (epsilon.to(x.device) * 255) ** 2
     best = torch.zeros_like(wanted)
-    for share in torch.linspace(0.05, 1, 20, dtype=torch.float64).tolist():
+    for share in torch.linspace(0.01, 1, 100, dtype=torch.float64).tolist():
         rounded = (levels + share * wanted).round().clamp(0, 255) - levels
         inside = rounded.flatten(1).square().sum(1) < limit
         best = torch.where(per_example(inside, rounded), rounded, best)
