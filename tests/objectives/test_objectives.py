@@ -112,6 +112,7 @@ def test_loss_is_the_mean_of_logarithms_and_not_the_logarithm_of_the_mean():
 @pytest.mark.parametrize("attack", [ATTACKS[name](0.5, 3) for name in ATTACKS], ids=list(ATTACKS))
 @pytest.mark.parametrize("copies", [1, 2])
 def test_attacks_in_eval_mode_and_updates_in_train_mode_once(attack, copies):
+    torch.manual_seed(0)  # a network that is right about some images, which DDN then attacks
     network = network_with_state()
     recorder = Recorder(network).train()
     SmoothAdv(attack, SIGMA, copies, warmup=0)(recorder, IMAGES, LABELS, 0, generator()).loss.backward()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,9 +75,10 @@ class GradientAttack(ABC):
     targeted: bool = False
 
     def __post_init__(self) -> None:
-        if not self.epsilon >= 0 or self.num_steps < 1:
+        if not 0 <= self.epsilon < math.inf or self.num_steps < 1:
             raise ValueError(f"need epsilon >= 0 and num_steps >= 1, got {self.epsilon} and {self.num_steps}")
 
+    @torch.inference_mode(False)  # as evaluations often are: gradients are needed all the same
     def __call__(
         self,
         model: Callable,
@@ -91,12 +93,16 @@ class GradientAttack(ABC):
         """Adversarial inputs [B, ...] for inputs [B, ...] and labels int64 [B]; see the package's docstring.
 
         ``epsilon`` [B] takes the place of the attack's own; ``start`` [B, ...] holds perturbations to begin from.
+        ValueError unless its entries are at least 0 and finite, one for each example.
         """
         if epsilon is None:
             epsilon = torch.full((len(inputs),), self.epsilon, dtype=torch.float64)
+        elif epsilon.shape != (len(inputs),) or not bool(((epsilon >= 0) & epsilon.isfinite()).all()):
+            raise ValueError(f"epsilon must hold {len(inputs)} finite numbers of at least 0, one for each example")
         if not bool((epsilon > 0).any()):
-            return inputs.detach()
-        inputs, epsilon = inputs.detach(), epsilon.to(device=inputs.device, dtype=torch.float64)
+            return inputs.detach().clone()
+        inputs, labels = (values.clone() if values.is_inference() else values for values in (inputs.detach(), labels))
+        epsilon = epsilon.to(device=inputs.device, dtype=torch.float64)
         if start is not None:
             start = project_ball(project_box(inputs, start), epsilon)
         noise = no_noise(inputs) if noise is None else noise
@@ -107,8 +113,11 @@ class GradientAttack(ABC):
 
     def finish(self, inputs: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The adversarial inputs of perturbations ``v`` that are in the ball."""
-        # The clamp only catches the last rounding of a sum that is in [0, 1] already.
-        return (inputs + v).clamp(0, 1)
+        # The clamp only catches the last rounding of a sum that is in [0, 1] already; what the rounding took further
+        # from the input than v comes back, lest many pixels leave a small ball together.
+        adversarial = (inputs + v).clamp(0, 1)
+        too_far = (adversarial - inputs).abs() > v.abs()
+        return torch.where(too_far, torch.nextafter(adversarial, inputs), adversarial)
 
     @abstractmethod
     def perturbation(self, problem: Problem) -> torch.Tensor:

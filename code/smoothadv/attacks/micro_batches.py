@@ -25,21 +25,27 @@ def rows_per_pass(copies: int, batch: int) -> int:
 
 
 class FixedShape(nn.Module):
-    """The function of ``model``, which only ever sees batches of ``rows`` inputs: others are split and padded."""
+    """The function of ``model``, which only ever sees batches of ``rows`` inputs: others are split and padded.
 
-    def __init__(self, model: Callable, rows: int) -> None:
+    ValueError where it gives logits of fewer than ``classes`` classes.
+    """
+
+    def __init__(self, model: Callable, rows: int, classes: int = 1) -> None:
         super().__init__()
-        self.model, self.rows = model, rows
+        self.model, self.rows, self.classes = model, rows, classes
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return torch.cat([self._padded(part) for part in inputs.split(self.rows)])
 
     def _padded(self, part: torch.Tensor) -> torch.Tensor:
+        # Contiguous, whatever the inputs were: another memory format may choose other kernels.
         missing = self.rows - len(part)
-        if not missing:
-            return self.model(part)
-        padding = part[:1].detach().expand(missing, *part.shape[1:])
-        return self.model(torch.cat([part, padding]))[: len(part)]
+        if missing:
+            part = torch.cat([part, part[:1].detach().expand(missing, *part.shape[1:])])
+        logits = self.model(part.contiguous())
+        if logits.shape[-1] < self.classes:
+            raise ValueError(f"there is no class {self.classes - 1} among {logits.shape[-1]}")
+        return logits[: self.rows - missing]
 
 
 @dataclass(frozen=True)

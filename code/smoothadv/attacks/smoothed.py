@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional as F
 
-from smoothadv.attacks.geometry import uniform_in_ball
+from smoothadv.attacks.geometry import per_example, uniform_in_ball
 from smoothadv.attacks.gradient_attack import GradientAttack
 from smoothadv.attacks.gradients import Stein, frozen, no_noise, noisy_logits, smoothed_loss
 from smoothadv.attacks.micro_batches import FixedShape, InParts, rows_per_pass
-from smoothadv.attacks.targets import EVERY, TARGET_RULES
-from smoothadv.errors import UserError
+from smoothadv.attacks.targets import EVERY, KNOWN_TARGETS, TARGET_RULES
+from smoothadv.errors import NonFiniteError, UserError
 from smoothadv.memory import first_line, free_cached_memory, is_out_of_memory
 from smoothadv.noise import GaussianNoise, Purpose, derive_generator
 
@@ -49,14 +50,13 @@ class SmoothedAttack:
         batch: int = 256,
         on_smaller_batch: Callable[[int], None] = lambda batch: None,
     ) -> None:
-        if min(num_noise_vec, restarts, batch) < 1 or seed < 0 or not sigma >= 0:
+        if min(num_noise_vec, restarts, batch) < 1 or seed < 0 or not 0 <= sigma < math.inf:
             raise ValueError("need num_noise_vec, restarts and batch of at least 1, seed and sigma of at least 0")
         if sigma == 0 and (num_noise_vec > 1 or isinstance(attack.estimator, Stein)):
             raise ValueError("without noise, sigma = 0, there is one copy and no gradient to be estimated from noise")
-        if isinstance(target, str) and target != EVERY and target not in TARGET_RULES:
-            raise ValueError(f"unknown target '{target}'; known: {', '.join([*TARGET_RULES, EVERY])}, or a class")
         if attack.targeted:
             raise ValueError("give the target here, and an attack that is not targeted by itself")
+        _check_target(target)
         self.attack, self.sigma, self.num_noise_vec, self.seed = attack, sigma, num_noise_vec, seed
         self.restarts, self.target, self.batch = restarts, target, batch
         self.on_smaller_batch = on_smaller_batch
@@ -80,9 +80,13 @@ class SmoothedAttack:
 
         ``model`` maps [B, ...] to logits [B, K]; ``indices`` are those of the examples in their dataset (default: 0 to
         B - 1). ``epsilon`` [B] takes the place of the attack's own, ``targets`` int64 [B] that of the target rule.
-        UserError where not even one noisy copy fits into memory.
+        UserError where not even one noisy copy fits into memory, NonFiniteError where a gradient is NaN or infinite.
         """
-        return self._in_groups(self._attack, model, inputs, labels, indices, epsilon, targets)
+        self._check(inputs, labels, indices, epsilon=epsilon, targets=targets)
+        found = self._in_groups(self._attack, model, inputs, labels, indices, epsilon, targets)
+        if not bool(found.isfinite().all()):
+            raise NonFiniteError("the attack met gradients that are not finite: the classifier's weights are broken")
+        return found
 
     def choose_targets(
         self, model: Callable, inputs: torch.Tensor, labels: torch.Tensor, indices: Sequence[int] | None = None
@@ -90,7 +94,19 @@ class SmoothedAttack:
         """The classes int64 [B] that the attack would want of these examples; None if it has no single one."""
         if self.target is None or self.target == EVERY:
             return None
-        return self._in_groups(self._choose, model, inputs, labels, indices)
+        self._check(inputs, labels, indices)
+        return self._in_groups(self._choose, model, inputs, labels, indices) if len(inputs) else labels.clone()
+
+    def _check(
+        self, inputs: torch.Tensor, labels: torch.Tensor, indices: Sequence[int] | None, **more: torch.Tensor | None
+    ) -> None:
+        """ValueError where an argument is not one value per example, or a class is none."""
+        for name, values in {"labels": labels, "indices": indices, **more}.items():
+            if values is not None and len(values) != len(inputs):
+                raise ValueError(f"{len(values)} {name} for {len(inputs)} inputs")
+        classes = [labels, *(more.get("targets"),) * (more.get("targets") is not None)]
+        if len(inputs) and (least := min(int(numbers.min()) for numbers in classes)) < 0:
+            raise ValueError(f"there is no class {least}")
 
     def _in_groups(
         self,
@@ -106,6 +122,7 @@ class SmoothedAttack:
         most = None if indices is not None else len(inputs) * self.num_noise_vec
         indices = range(len(inputs)) if indices is None else indices
         results, start = [], 0
+        needed = self._classes_needed(labels, more) if len(inputs) else 0
         while start < len(inputs):
             rows = slice(start, start + self.examples_per_pass)
             parts = [None if values is None else values[rows] for values in more]
@@ -113,7 +130,8 @@ class SmoothedAttack:
                 shape = rows_per_pass(self.num_noise_vec, self.batch)
                 shape = shape if most is None else min(shape, most)
                 with frozen(model):
-                    results.append(work(FixedShape(model, shape), inputs[rows], labels[rows], indices[rows], *parts))
+                    seen = FixedShape(model, shape, needed)
+                    results.append(work(seen, inputs[rows], labels[rows], indices[rows], *parts))
                 start = rows.stop
                 continue
             except (RuntimeError, MemoryError) as error:
@@ -122,6 +140,12 @@ class SmoothedAttack:
                 reason = first_line(error)
             self._halve(reason, inputs.device)  # here, where the error no longer holds what was allocated
         return torch.cat(results) if results else inputs.detach()
+
+    def _classes_needed(self, labels: torch.Tensor, more: Sequence[torch.Tensor | None]) -> int:
+        """How many classes the model must have for its answers to be those of the labels and targets."""
+        targets = [values for values in more if values is not None and not values.is_floating_point()]
+        largest = max(int(values.max()) for values in (labels, *targets))
+        return 1 + max(largest, self.target if isinstance(self.target, int) else int(self.target is not None))
 
     def _halve(self, reason: str, device: torch.device) -> None:
         if self.batch == 1:
@@ -147,10 +171,10 @@ class SmoothedAttack:
         if targets is not None:
             epsilon = torch.where((targets == labels).cpu(), 0.0, epsilon.cpu())
         attack = dataclasses.replace(self.attack, estimator=InParts(self.attack.estimator, model.rows))
-        generators = self._generators(indices)
         best = best_loss = None
-        for targeted, wanted in self._goals(model, inputs, labels, noise, targets):
+        for goal, (targeted, wanted) in enumerate(self._goals(model, inputs, labels, targets)):
             for run in range(self.restarts):
+                generators = self._generators(indices, Purpose.ATTACK_CHOICES, *(goal, run) * (goal + run > 0))
                 start = uniform_in_ball(inputs, epsilon.to(inputs.device), generators) if run else None
                 found = dataclasses.replace(attack, targeted=targeted)(
                     model, inputs, wanted, noise, generators, epsilon=epsilon, start=start
@@ -158,31 +182,24 @@ class SmoothedAttack:
                 if self.restarts == 1 and self.target != EVERY:
                     return found
                 loss = self._loss(model, found, labels if targets is None else targets, noise, targets is not None)
-                if best is None:
-                    best, best_loss = found, loss
-                else:
+                if best is not None:
                     better = loss > best_loss
-                    best[better], best_loss[better] = found[better], loss[better]
+                    found = torch.where(per_example(better, found), found, best)
+                    loss = torch.where(better, loss, best_loss)
+                best, best_loss = found, loss
         return best
 
+    @torch.no_grad()
     def _goals(
-        self,
-        model: Callable,
-        inputs: torch.Tensor,
-        labels: torch.Tensor,
-        noise: torch.Tensor | None,
-        targets: torch.Tensor | None,
+        self, model: FixedShape, inputs: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor | None
     ) -> list[tuple[bool, torch.Tensor]]:
         """What to try: (whether it is targeted, the labels of the attack [B]) each."""
         if targets is not None:
             return [(True, targets)]
         if self.target is None:
             return [(False, labels)]
-        classes = self._classes(model, inputs, noise)
+        classes = model(inputs[:1]).shape[-1]
         return [(True, (labels + shift) % classes) for shift in range(1, classes)]
-
-    def _classes(self, model: Callable, inputs: torch.Tensor, noise: torch.Tensor | None) -> int:
-        return self._logits(model, inputs[:1], None if noise is None else noise[:1]).shape[-1]
 
     def _noise(self, inputs: torch.Tensor, indices: Sequence[int]) -> torch.Tensor | None:
         """The draws of each example, [B, m, ...], apart from those of any prediction; None for the base classifier."""
@@ -195,9 +212,9 @@ class SmoothedAttack:
         ]
         return torch.stack(draws).to(inputs.dtype)
 
-    def _generators(self, indices: Sequence[int], purpose: Purpose = Purpose.ATTACK_CHOICES) -> list[torch.Generator]:
-        """One per example, on the CPU, so that all devices choose alike."""
-        return [derive_generator("cpu", self.seed, int(index), purpose) for index in indices]
+    def _generators(self, indices: Sequence[int], *purpose: int) -> list[torch.Generator]:
+        """One per example for this purpose, on the CPU, so that all devices choose alike."""
+        return [derive_generator("cpu", self.seed, int(index), *purpose) for index in indices]
 
     def _choose(
         self, model: Callable, inputs: torch.Tensor, labels: torch.Tensor, indices: Sequence[int]
@@ -214,8 +231,6 @@ class SmoothedAttack:
     ) -> torch.Tensor:
         """The targets int64 [B], by the rule or all the same."""
         if isinstance(self.target, int):
-            if not 0 <= self.target < (classes := self._classes(model, inputs, noise)):
-                raise ValueError(f"there is no class {self.target} among {classes}")
             return torch.full_like(labels, self.target)
         probabilities = F.softmax(self._logits(model, inputs, noise), dim=-1).mean(1)
         return TARGET_RULES[self.target](probabilities, labels, self._generators(indices, Purpose.ATTACK_TARGETS))
@@ -235,3 +250,12 @@ class SmoothedAttack:
         else:
             loss = smoothed_loss(logits, wanted)
         return -loss if targeted else loss
+
+
+def _check_target(target: int | str | None) -> None:
+    """ValueError unless it can be the number of a class, or is a rule."""
+    is_number = isinstance(target, int) and not isinstance(target, bool)
+    if is_number and target < 0:
+        raise ValueError(f"there is no class {target}")
+    if target is not None and not is_number and target not in KNOWN_TARGETS:
+        raise ValueError(f"unknown target {target!r}; known: {', '.join(KNOWN_TARGETS)}, or the number of a class")

@@ -37,3 +37,4 @@ TARGET_RULES: dict[str, TargetRule] = {
 }
 EVERY = "every"
 """Each class in turn: the attack that goes furthest from the label is kept."""
+KNOWN_TARGETS = (*TARGET_RULES, EVERY)

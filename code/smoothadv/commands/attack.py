@@ -133,9 +133,9 @@ def attack_all(parser: Parser, options: argparse.Namespace, plans: list[tuple[Pa
     job = dataclasses.replace(job, indices=_indices(options, job, certificates))
     if certificates is not None:
         certificates.check_settings(job.settings)
-    for _, attack in plans:
-        fit_to_job(parser, attack, job, options)
+    fit_to_job(parser, plans[0][1], job, options)
     for path, attack in plans:
+        attack.batch = plans[0][1].batch  # as chosen, which a log may be continued with
         _one_log(options, job, path, attack, certificates)
 
 

@@ -13,7 +13,7 @@ import torch
 from smoothadv.attacks.geometry import in_grey_levels, l2_norm
 from smoothadv.attacks.gradients import ESTIMATORS
 from smoothadv.attacks.smoothed import SmoothedAttack
-from smoothadv.attacks.targets import EVERY, TARGET_RULES
+from smoothadv.attacks.targets import EVERY, KNOWN_TARGETS, TARGET_RULES
 from smoothadv.certification import ABSTAIN, Draws
 from smoothadv.certification.prediction import predict
 from smoothadv.commands.components import settings_record
@@ -84,7 +84,7 @@ def add_evaluation_attack(
 def _target(text: str) -> int | str:
     if text.isascii() and text.isdigit():
         return int(text)
-    if text not in (*TARGET_RULES, EVERY):
+    if text not in KNOWN_TARGETS:
         raise argparse.ArgumentTypeError(
             f"'{text}' is no target: write a class number, {', '.join(TARGET_RULES)} or {EVERY}"
         )

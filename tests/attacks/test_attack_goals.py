@@ -1,0 +1,318 @@
+"""Restarts, targets and each example's own epsilon, against computations that leave nothing out."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from smoothadv.attacks.ddn import DDN
+from smoothadv.attacks.gradients import Stein, expected_loss, plug_in
+from smoothadv.attacks.pgd import PGD
+from smoothadv.attacks.smoothed import SmoothedAttack
+from smoothadv.errors import NonFiniteError
+from support.models import ConstantClassifier, Recorder, linear_classifier
+from support.slow_attacks import batch_noise, copy_probabilities, slow_loss, slow_target, smooth_network
+from support.statistical_checks import FALSE_ALARM
+
+SIGMA, CLASSES, COPIES, EXAMPLES = 0.25, 4, 3, 6
+INDICES = [5, 0, 31, 8, 9, 100]
+ATTACKS = {
+    "PGD": PGD(0.5, 2),
+    "random start": PGD(0.5, 2, random_start=True),
+    "expected loss": PGD(0.5, 2, estimator=expected_loss),
+    "Stein": PGD(0.5, 2, estimator=Stein(SIGMA)),
+    "hard Stein": PGD(0.5, 2, estimator=Stein(SIGMA, hard=True)),
+    "DDN": DDN(0.5, 5, initial_norm=0.4),
+}
+each_attack = pytest.mark.parametrize("name", ATTACKS)
+without_randomness = pytest.mark.parametrize("name", [name for name in ATTACKS if name != "random start"])
+
+
+def problem(seed: int, dtype: torch.dtype = torch.float64, scale: float = 6.0):
+    """A strongly curved model, inputs [B, 5], the labels it gives them, and the noise of INDICES for seed 2."""
+    model = smooth_network(5, CLASSES, seed, dtype, scale)
+    inputs = torch.rand(EXAMPLES, 5, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+    return model, inputs, model(inputs).argmax(1), batch_noise(SIGMA, 2, INDICES, COPIES, inputs)
+
+
+def attacked(attack, problem, *, epsilon=None, targets=None, batch: int = 7, **options) -> torch.Tensor:
+    model, inputs, labels, _ = problem
+    attack = SmoothedAttack(attack, SIGMA, COPIES, seed=2, batch=batch, **options)
+    return attack(model, inputs, labels, INDICES, epsilon=epsilon, targets=targets)
+
+
+def losses(problem, results: torch.Tensor, labels: torch.Tensor | None = None, hard: bool = False) -> np.ndarray:
+    """-log of the labels' mean probabilities, or the share of copies that are not given them."""
+    model, _, own, noise = problem
+    labels = (own if labels is None else labels).tolist()
+    if hard:
+        answers = [copy_probabilities(model, *each).argmax(1) for each in zip(results, noise)]
+        return np.array([(answer != label).double().mean() for answer, label in zip(answers, labels)])
+    return np.array([slow_loss(model, *each) for each in zip(results, labels, noise)])
+
+
+@each_attack
+def test_more_restarts_never_do_worse_and_are_reproducible(name):
+    """The runs of fewer restarts are among those of more."""
+    better = 0
+    for seed in range(8):
+        given = problem(seed)
+        before = np.full(EXAMPLES, -np.inf)
+        for restarts in (1, 2, 5):
+            results = attacked(ATTACKS[name], given, restarts=restarts)
+            now = losses(given, results, hard=name == "hard Stein")
+            assert (now >= before - 1e-12).all()
+            better += (now > before + 1e-6).sum() if restarts > 1 else 0
+            before = now
+        assert torch.equal(attacked(ATTACKS[name], given, restarts=5), results)
+    assert better > 0, "restarts are good for something"
+
+
+@each_attack
+def test_more_restarts_never_do_worse_towards_a_target(name):
+    better = 0
+    for seed in range(6):
+        given = problem(seed)
+        targets = (given[2] + 1) % CLASSES
+        once, often = (attacked(ATTACKS[name], given, restarts=r, targets=targets) for r in (1, 4))
+        once, often = (losses(given, results, targets, hard=name == "hard Stein") for results in (once, often))
+        assert (often <= once + 1e-12).all()
+        better += (often < once - 1e-6).sum()
+    assert better > 0
+
+
+@each_attack
+def test_more_restarts_never_do_worse_towards_every_class(name):
+    for seed in range(8):
+        given = problem(seed)
+        once, often = (attacked(ATTACKS[name], given, restarts=r, target="every") for r in (1, 3))
+        once, often = (losses(given, results, hard=name == "hard Stein") for results in (once, often))
+        assert (often >= once - 1e-12).all()
+
+
+def test_restarts_begin_at_uniform_points_of_the_ball_and_the_first_run_at_the_image():
+    """In d = 3 dimensions (norm / epsilon)^3 is uniform. False alarms: 1e-6 per Kolmogorov-Smirnov test, over seeds."""
+    x, labels = torch.full((1_500, 3), 0.5), torch.zeros(1_500, dtype=torch.int64)
+    recorder = Recorder(ConstantClassifier(0, 2))
+    result = SmoothedAttack(PGD(0.4, 1), 0.0, restarts=3, batch=1_500)(recorder, x, labels)
+    # Of each run a pass for the gradient and one for the loss.
+    first, second, third = (recorder.batches[number] - x for number in (0, 2, 4))
+    assert torch.equal(first, torch.zeros_like(x)) and torch.equal(result, x), "of equal runs the first is kept"
+    for v in (second, third):
+        share = (v.norm(dim=1) / 0.4).double().numpy()
+        assert stats.kstest(share**3, "uniform").pvalue > FALSE_ALARM
+        assert stats.kstest((v[:, 0] / v.norm(dim=1)).double().numpy(), "uniform", (-1, 2)).pvalue > FALSE_ALARM
+        assert stats.kstest(share, "uniform").pvalue < FALSE_ALARM, "the check would notice another radius"
+    assert abs(np.corrcoef(second.flatten(), third.flatten())[0, 1]) < 0.08, "5 standard errors: 6e-7"
+
+
+@pytest.mark.parametrize("rule", ["runner-up", "least-likely"])
+@each_attack
+def test_rule_names_the_class_that_sorting_does_and_the_attack_wants_it(name, rule):
+    given = problem(1)
+    model, inputs, labels, noise = given
+    slow = torch.tensor([slow_target(rule, model, *each) for each in zip(inputs, labels.tolist(), noise)])
+    for batch in (2, 4, 100):
+        attack = SmoothedAttack(ATTACKS[name], SIGMA, COPIES, seed=2, target=rule, batch=batch)
+        assert torch.equal(attack.choose_targets(model, inputs, labels, INDICES), slow)
+    assert torch.equal(attacked(ATTACKS[name], given, target=rule), attacked(ATTACKS[name], given, targets=slow))
+    other = "least-likely" if rule == "runner-up" else "runner-up"
+    assert any(slow_target(other, model, *each) != one for *each, one in zip(inputs, labels.tolist(), noise, slow))
+
+
+def test_random_target_is_uniform_among_the_others_and_a_function_of_seed_and_index():
+    """False alarm: 1e-6 over the seeds, of a chi-squared test with 3,000 choices."""
+    model, count = smooth_network(5, CLASSES, 0), 3_000
+    inputs, labels = torch.rand(count, 5, dtype=torch.float64), torch.arange(count) % CLASSES
+
+    def chosen(seed: int, order: list[int]) -> torch.Tensor:
+        attack = SmoothedAttack(PGD(0.5, 1), 0.0, seed=seed, target="random")
+        return attack.choose_targets(model, inputs[order], labels[order], order)
+
+    everyone = list(range(count))
+    targets = chosen(0, everyone)
+    shifts = np.bincount(((targets - labels) % CLASSES).numpy(), minlength=CLASSES)
+    assert shifts[0] == 0, "the label is none"
+    assert stats.chisquare(shifts[1:]).pvalue > FALSE_ALARM
+    assert stats.chisquare(shifts[1:] + [150, 0, -150]).pvalue < FALSE_ALARM, "the check would notice"
+    some = [700, 3, 2_999, 4]
+    assert torch.equal(chosen(0, some), targets[some])
+    assert 0.5 < (chosen(1, everyone) != targets).double().mean() < 0.8, "2 / 3 by chance"
+
+
+@without_randomness
+def test_target_is_reached_as_by_the_plain_targeted_attack(name):
+    given = model, inputs, labels, noise = problem(3)
+    targets = (labels + torch.tensor([1, 2, 3, 1, 2, 3])) % CLASSES
+    plain = dataclasses.replace(ATTACKS[name], targeted=True)(model, inputs, targets, noise)
+    torch.testing.assert_close(attacked(ATTACKS[name], given, targets=targets), plain, rtol=0, atol=1e-10)
+    # What a call says takes the place of the rule.
+    for rule in (0, "runner-up", "every"):
+        results = attacked(ATTACKS[name], given, targets=targets, target=rule)
+        torch.testing.assert_close(results, plain, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("target", range(CLASSES))
+@each_attack
+def test_class_number_is_a_target_for_all_and_its_own_examples_stay_unchanged(name, target):
+    given = model, inputs, labels, _ = problem(4, torch.float32)
+    labels = torch.tensor([0, 1, 2, 3, target, target])
+    given = model, inputs, labels, given[3]
+    results = attacked(ATTACKS[name], given, target=target, restarts=2)
+    assert torch.equal(results, attacked(ATTACKS[name], given, targets=torch.full_like(labels, target), restarts=2))
+    assert torch.equal(results[labels == target], inputs[labels == target])
+    attack = SmoothedAttack(ATTACKS[name], SIGMA, COPIES, target=target)
+    assert attack.choose_targets(model, inputs, labels).tolist() == [target] * EXAMPLES
+
+
+@without_randomness
+def test_every_class_in_turn_and_the_worst_for_the_label_is_kept(name):
+    for seed in range(4):
+        given = problem(seed)
+        labels, hard = given[2], name == "hard Stein"
+        each = [attacked(ATTACKS[name], given, targets=(labels + shift) % CLASSES) for shift in range(1, CLASSES)]
+        worst = np.max([losses(given, results, hard=hard) for results in each], axis=0)
+        results = attacked(ATTACKS[name], given, target="every")
+        assert losses(given, results, hard=hard) == pytest.approx(worst, abs=1e-10)
+        for result, *candidates in zip(results, *each):
+            assert min((result - candidate).abs().max() for candidate in candidates) < 1e-10
+        last = losses(given, each[-1], hard=hard)
+        assert hard or (last < worst - 1e-6).any(), "not simply the last one"
+
+
+def test_only_rules_that_name_one_class_choose_targets():
+    model, inputs, labels, _ = problem(0)
+    for target in (None, "every"):
+        assert SmoothedAttack(PGD(0.5, 1), SIGMA, target=target).choose_targets(model, inputs, labels) is None
+
+
+@pytest.mark.parametrize("options", [{}, {"restarts": 3}, {"target": "every"}, {"target": "runner-up"}], ids=str)
+@each_attack
+def test_each_example_stays_in_its_own_ball(name, options):
+    epsilon = torch.tensor([0.0, 0.01, 0.1, 0.0, 0.7, 2.0], dtype=torch.float64)
+    given = problem(2)
+    results = attacked(ATTACKS[name], given, epsilon=epsilon, **options)
+    lengths = (results - given[1]).norm(dim=1)
+    assert (lengths <= epsilon * (1 + 1e-9)).all()
+    assert torch.equal(results[epsilon == 0], given[1][epsilon == 0])
+    for row, value in enumerate(epsilon.tolist()):
+        alike = attacked(ATTACKS[name], given, epsilon=torch.full_like(epsilon, value), **options)
+        assert torch.equal(alike[row], results[row]), "what the others may does not matter"
+    for dtype in (torch.float32, torch.float16):
+        coarse = attacked(ATTACKS[name], given, epsilon=epsilon.to(dtype), **options)
+        torch.testing.assert_close(coarse, results, rtol=0, atol=5e-2)
+
+
+@pytest.mark.parametrize("estimator", [plug_in, expected_loss], ids=["plug_in", "expected_loss"])
+def test_each_example_goes_as_far_as_its_own_ball_allows(estimator):
+    weight = torch.tensor([0.36, 0.48, 0.8], dtype=torch.float64)
+    epsilon = torch.tensor([0.3, 0.0, 0.02, 0.1], dtype=torch.float64)
+    x, labels = torch.full((4, 3), 0.5, dtype=torch.float64), torch.ones(4, dtype=torch.int64)
+    attack = SmoothedAttack(PGD(99.0, 4, estimator=estimator), SIGMA, 5, batch=10)
+    result = attack(linear_classifier(weight, -0.8), x, labels, epsilon=epsilon)
+    torch.testing.assert_close(result, x - epsilon[:, None] * weight, rtol=0, atol=1e-12)
+
+
+# What is refused. None of it may pass silently: an attack that does less than it should makes a defence look good.
+
+
+def small() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    model, inputs, labels, _ = problem(0)
+    return model, inputs, labels
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sigma": -0.1},
+        {"sigma": float("nan")},
+        {"sigma": float("inf")},
+        {"target": 1.5},
+        {"target": True},
+        {"num_noise_vec": 0},
+        {"restarts": 0},
+        {"batch": 0},
+        {"seed": -1},
+        {"target": "closest"},
+        {"attack": PGD(0.5, 2, targeted=True)},
+        {"sigma": 0.0, "num_noise_vec": 2},
+        {"sigma": 0.0, "attack": PGD(0.5, 2, estimator=Stein(0.25))},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_meaningless_settings_are_refused(options):
+    with pytest.raises(ValueError):
+        SmoothedAttack(**{"attack": PGD(0.5, 2), "sigma": SIGMA, **options})
+
+
+@pytest.mark.parametrize("target", [-1, CLASSES, 1_000])
+def test_target_that_is_no_class_is_refused(target):
+    with pytest.raises(ValueError, match=f"class {target}"):
+        SmoothedAttack(PGD(0.5, 2), SIGMA, target=target)(*small())
+
+
+@pytest.mark.parametrize("name", ["PGD", "hard Stein", "DDN"])
+@pytest.mark.parametrize("target", [-1, CLASSES])
+def test_targets_that_are_no_classes_are_refused(name, target):
+    with pytest.raises(ValueError):
+        SmoothedAttack(ATTACKS[name], SIGMA, 2)(*small(), targets=torch.full((EXAMPLES,), target))
+
+
+@pytest.mark.parametrize("argument", ["epsilon", "targets", "indices"])
+@pytest.mark.parametrize("count", [1, 2, EXAMPLES - 1, EXAMPLES + 3])
+def test_arguments_of_another_length_than_the_batch_are_refused(argument, count):
+    """Else those of a later pass would be attacked with an epsilon of nothing, which is not at all."""
+    values = {"epsilon": torch.full((count,), 0.1), "targets": torch.zeros(count).long(), "indices": range(count)}
+    for sigma, copies in ((0.0, 1), (SIGMA, 4)):
+        for batch in (2, 8, 256):
+            with pytest.raises(ValueError):
+                attack = SmoothedAttack(PGD(0.5, 2), sigma, copies, batch=batch)
+                attack(*small(), **{argument: values[argument]})
+
+
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
+def test_epsilon_that_is_no_radius_is_refused(value):
+    with pytest.raises(ValueError):
+        SmoothedAttack(PGD(0.5, 2), SIGMA, 2)(*small(), epsilon=torch.tensor([value] + [0.1] * (EXAMPLES - 1)))
+
+
+@pytest.mark.parametrize("target", [None, "runner-up", "random", "every", 1])
+def test_no_examples_have_no_adversarial_examples(target):
+    model, inputs, labels = small()
+    attack = SmoothedAttack(PGD(0.5, 2), SIGMA, 2, restarts=2, target=target)
+    for indices in (None, []):
+        result = attack(model, inputs[:0], labels[:0], indices)
+        assert result.shape == inputs[:0].shape and result.dtype == inputs.dtype
+        targets = attack.choose_targets(model, inputs[:0], labels[:0], indices)
+        assert targets is None or (targets.shape == (0,) and targets.dtype == torch.int64)
+
+
+@pytest.mark.parametrize("target", ["runner-up", "least-likely", "random", "every"])
+def test_one_class_has_no_other_to_be_a_target(target):
+    inputs, labels = torch.rand(2, 5), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match="class 1 among 1"):
+        SmoothedAttack(PGD(0.5, 2), SIGMA, 2, target=target)(nn.Linear(5, 1), inputs, labels)
+
+
+@each_attack
+def test_an_evaluation_in_inference_mode_attacks_all_the_same(name):
+    model, inputs, labels = small()
+    attack = SmoothedAttack(ATTACKS[name], SIGMA, 2, restarts=2)
+    expected = attack(model, inputs, labels)
+    assert not torch.equal(expected, inputs)
+    with torch.inference_mode():
+        assert torch.equal(attack(model, inputs * 1, labels * 1), expected)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_gradients_that_are_not_finite_are_an_error_and_no_image(value):
+    model, inputs, labels = small()
+    with torch.no_grad():
+        next(model.parameters()).fill_(value)
+    with pytest.raises(NonFiniteError, match="not finite"):
+        SmoothedAttack(PGD(0.5, 2), SIGMA, 2)(model, inputs, labels)

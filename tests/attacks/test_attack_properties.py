@@ -1,0 +1,175 @@
+"""No attack ever leaves its ball or the pixels, whatever the model, the image, the estimator and the settings.
+
+Distances are taken in float64 and may exceed epsilon by a relative 1e-5, however small it is beside the rounding of the
+sum of image and perturbation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smoothadv.attacks import ATTACKS
+from smoothadv.attacks.ddn import DDN
+from smoothadv.attacks.gradients import Stein, expected_loss, plug_in
+from smoothadv.attacks.pgd import PGD
+from smoothadv.attacks.smoothed import SmoothedAttack
+from support.models import ConstantClassifier
+from support.slow_attacks import smooth_network
+
+CLASSES = 3
+DTYPES = [torch.float32, torch.float64]
+reproducible = settings(deadline=None, derandomize=True, max_examples=300)
+
+
+def faults(result: torch.Tensor, inputs: torch.Tensor, epsilon: torch.Tensor) -> list[str]:
+    """In what the result [B, ...] is not an admissible answer for these inputs and radii [B]."""
+    found = []
+    if result.shape != inputs.shape or result.dtype != inputs.dtype or result.requires_grad:
+        found.append("not like the inputs")
+    if not result.isfinite().all():
+        found.append("not finite")
+    if (result < 0).any() or (result > 1).any():
+        found.append("no image")
+    lengths = (result.double() - inputs.double()).flatten(1).norm(dim=1)
+    if (lengths > epsilon.double() * (1 + 1e-5)).any():
+        found.append("outside the ball")
+    if not torch.equal(result[epsilon == 0], inputs[epsilon == 0]):
+        found.append("moved without leave")
+    return found
+
+
+def classifier(kind: str, dimension: int, dtype: torch.dtype) -> torch.nn.Module:
+    """Ordinary, without any gradient, or with a softmax of zeros and ones and huge or vanishing gradients."""
+    if kind == "constant":
+        return ConstantClassifier(1, CLASSES)
+    model = smooth_network(dimension, CLASSES, seed=7, dtype=dtype)
+    factor = {"ordinary": 1.0, "saturated": 1e5, "faint": 1e-25}[kind]
+    with torch.no_grad():
+        model[3].weight.mul_(factor)
+        model[3].bias.mul_(factor)
+        if kind == "saturated":
+            model[1].weight.mul_(1e5)
+    return model
+
+
+@st.composite
+def situations(draw):
+    """Images of several shapes, also black, white and grey ones; labels; radii; a classifier."""
+    shape = draw(st.sampled_from([(1,), (7,), (1, 1, 2), (3, 4, 4), (1, 5, 3), (2, 2, 2, 2)]))
+    dtype = draw(st.sampled_from(DTYPES))
+    source = torch.Generator().manual_seed(draw(st.integers(0, 1_000)))
+    examples = draw(st.integers(1, 4))
+    inputs = torch.rand(examples, *shape, generator=source).to(dtype)
+    inputs = {"any": inputs, "corner": inputs.round(), "edge": (3 * inputs - 1).clamp(0, 1), "grey": inputs * 0 + 0.5}[
+        draw(st.sampled_from(["any", "corner", "edge", "grey"]))
+    ]
+    labels = torch.randint(CLASSES, (examples,), generator=source)
+    kind = draw(st.sampled_from(["ordinary", "constant", "saturated", "faint"]))
+    size = st.floats(-4, 1).map(lambda exponent: 10**exponent)
+    radii = draw(st.lists(st.one_of(size, st.just(0.0)), min_size=examples, max_size=examples))
+    return inputs, labels, torch.tensor(radii, dtype=torch.float64), classifier(kind, inputs[0].numel(), dtype)
+
+
+@st.composite
+def attacks(draw):
+    """An attack with any settings but those that are documented to leave the ball."""
+    estimator = draw(st.sampled_from([plug_in, expected_loss, Stein(0.3), Stein(0.3, hard=True)]))
+    common = {"epsilon": draw(st.floats(1e-4, 10)), "num_steps": draw(st.integers(1, 6)), "estimator": estimator}
+    if draw(st.booleans()):
+        step = draw(st.sampled_from([None, None, 1e-3, 1e3]))
+        return PGD(**common, step_size=step, random_start=draw(st.booleans()), random_if_flat=draw(st.booleans()))
+    return DDN(
+        **common,
+        initial_norm=draw(st.sampled_from([1e-3, 0.3, 1.0, 50.0])),
+        gamma=draw(st.sampled_from([0.05, 0.5, 0.99])),
+        quantization_levels=draw(st.sampled_from([None, None, 2, 256])),
+        evaluate_last=draw(st.booleans()),
+        initial_norm_is_epsilon=draw(st.booleans()),
+        anneal_past_end=draw(st.booleans()),
+    )
+
+
+@reproducible
+@given(situations(), attacks(), st.booleans(), st.integers(1, 5), st.booleans(), st.booleans())
+def test_direct_attack_stays_in_the_ball_and_the_box(situation, attack, targeted, copies, begins, own):
+    inputs, labels, epsilon, model = situation
+    source = torch.Generator().manual_seed(0)
+    noise = 0.3 * torch.randn(len(inputs), copies, *inputs.shape[1:], generator=source).to(inputs.dtype)
+    # Where to begin may lie anywhere: it is brought back first.
+    start = 3 * torch.randn(inputs.shape, generator=source).to(inputs.dtype) if begins else None
+    attack = dataclasses.replace(attack, targeted=targeted)
+    result = attack(model, inputs, labels, noise, source, epsilon=epsilon if own else None, start=start)
+    assert faults(result, inputs, epsilon if own else torch.full_like(epsilon, attack.epsilon)) == []
+
+
+@reproducible
+@given(
+    situations(),
+    attacks(),
+    st.sampled_from([None, 0, 2, "runner-up", "least-likely", "random", "every"]),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.sampled_from([1, 3, 8, 256]),
+    st.booleans(),
+)
+def test_attack_on_a_smoothed_classifier_stays_there_too(situation, attack, target, copies, restarts, batch, own):
+    inputs, labels, epsilon, model = situation
+    smoothed = SmoothedAttack(attack, 0.3, copies, restarts=restarts, target=target, batch=batch)
+    result = smoothed(model, inputs, labels, epsilon=epsilon if own else None)
+    assert faults(result, inputs, epsilon if own else torch.full_like(epsilon, attack.epsilon)) == []
+
+
+@settings(reproducible, max_examples=60)
+@given(situations(), st.sampled_from(list(ATTACKS)), st.integers(1, 4))
+def test_without_a_gradient_nothing_moves(situation, name, steps):
+    inputs, labels, epsilon, _ = situation
+    model = ConstantClassifier(1, CLASSES)
+    for estimator in (plug_in, expected_loss):
+        attack = SmoothedAttack(ATTACKS[name](0.5, steps, estimator=estimator), 0.3, 2, restarts=2)
+        assert torch.equal(attack(model, inputs, labels, epsilon=epsilon), inputs)
+
+
+def test_rounding_of_many_pixels_does_not_leave_a_small_ball():
+    """The sum of image and perturbation alone would be 1.8e-4 outside."""
+    inputs, labels = 0.5 + torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)) / 2, torch.arange(4) % 3
+    model, radii = classifier("ordinary", 3072, torch.float32), torch.full((4,), 1e-4)
+    attack = PGD(1e-4, 3)
+    assert faults(attack(model, inputs, labels), inputs, radii) == []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PGD, "finish", lambda self, inputs, v: (inputs + v).clamp(0, 1))
+        assert faults(attack(model, inputs, labels), inputs, radii) == ["outside the ball"]
+
+
+class Overstepping(PGD):
+    """Leaves the ball by a little."""
+
+    def finish(self, inputs: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (inputs + v * (1 + 1e-4)).clamp(0, 1)
+
+
+class Unclipped(PGD):
+    """Leaves the pixels by a little where it goes to their limits."""
+
+    def finish(self, inputs: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (inputs + v) * 1.0001 - 0.00005
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_violations_would_be_noticed(dtype):
+    inputs, labels = torch.full((2, 3, 4, 4), 0.5, dtype=dtype), torch.tensor([0, 1])
+    model = classifier("ordinary", 48, dtype)
+    for epsilon, wrong, fault in [(0.1, Overstepping, "outside the ball"), (10.0, Unclipped, "no image")]:
+        radii = torch.full((2,), epsilon)
+        for attack, expected in [(PGD(epsilon, 3), []), (wrong(epsilon, 3), [fault])]:
+            result = SmoothedAttack(attack, 0.3, 2)(model, inputs, labels)
+            assert faults(result, inputs, radii) == expected
+    result = PGD(0.1, 3)(model, inputs, labels)
+    assert faults(result / 0, inputs, radii) and faults(result, inputs, torch.tensor([0.0, 1.0]))
+    # Rounding to grey levels after the projection is documented to leave the ball, and does.
+    rounded = DDN(0.05, 4, initial_norm=0.1, result_levels=8)(model, inputs, model(inputs).argmax(1))
+    assert faults(rounded, inputs, torch.full((2,), 0.05)) == ["outside the ball"]

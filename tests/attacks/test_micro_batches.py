@@ -1,0 +1,197 @@
+"""Estimates from parts of the copies are those from all of them, and the model sees batches of one small shape."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smoothadv.attacks.ddn import DDN
+from smoothadv.attacks.gradients import Estimate, Stein, expected_loss, noisy_logits, plug_in
+from smoothadv.attacks.micro_batches import FixedShape, InParts, combined, rows_per_pass
+from smoothadv.attacks.pgd import PGD
+from smoothadv.attacks.smoothed import SmoothedAttack
+from support.models import Recorder
+from support.slow_attacks import slow_expected_loss, slow_plug_in, slow_stein, smooth_network
+
+SIGMA, CLASSES, DIMENSION = 0.5, 3, 5
+reproducible = settings(deadline=None, derandomize=True, max_examples=100)
+
+
+def mean_margin(model, points, labels, noise) -> Estimate:
+    """A user's own estimator, that knows of no parts: the gradient of the mean of the others' best logit minus own."""
+    with torch.enable_grad():
+        points = points.detach().requires_grad_()
+        logits = noisy_logits(model, points, noise)
+        own = logits.gather(-1, labels[:, None, None].expand(-1, logits.shape[1], 1)).squeeze(-1)
+        others = logits.scatter(-1, labels[:, None, None].expand(-1, logits.shape[1], 1), -math.inf).amax(-1)
+        (gradient,) = torch.autograd.grad((others - own).mean(1).sum(), points)
+    return Estimate(gradient, logits.detach())
+
+
+def slow_mean_margin(model, point, label, noise) -> torch.Tensor:
+    total = torch.zeros_like(point)
+    for draw in noise:
+        leaf = (point + draw).requires_grad_()
+        logits = model(leaf[None])[0]
+        other = max((value, k) for k, value in enumerate(logits.tolist()) if k != label)[1]
+        total = total + torch.autograd.grad(logits[other] - logits[label], leaf)[0]
+    return total / len(noise)
+
+
+ESTIMATORS = {
+    "plug_in": (plug_in, slow_plug_in),
+    "expected_loss": (expected_loss, slow_expected_loss),
+    "stein": (Stein(SIGMA), slow_stein(SIGMA, hard=False)),
+    "hard_stein": (Stein(SIGMA, hard=True), slow_stein(SIGMA, hard=True)),
+    "own": (mean_margin, slow_mean_margin),
+}
+
+
+def situation(examples: int, copies: int, seed: int, scale: float = 4.0):
+    """A model, points [B, 5], labels [B] and noise [B, m, 5], all float64."""
+    generator = torch.Generator().manual_seed(seed)
+    points = torch.rand(examples, DIMENSION, dtype=torch.float64, generator=generator)
+    labels = torch.randint(CLASSES, (examples,), generator=generator)
+    noise = SIGMA * torch.randn(examples, copies, DIMENSION, dtype=torch.float64, generator=generator)
+    return smooth_network(DIMENSION, CLASSES, seed, scale=scale), points, labels, noise
+
+
+def are_equal(estimate: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Up to 1e-10 of the largest number of each example."""
+    scale = expected.flatten(1).abs().amax(1, keepdim=True).clamp_min(1e-300)
+    return bool(((estimate - expected).flatten(1).abs() <= 1e-10 * scale).all())
+
+
+@reproducible
+@given(
+    st.sampled_from(list(ESTIMATORS)),
+    st.integers(1, 3),
+    st.integers(1, 12),
+    st.integers(1, 14),
+    st.integers(0, 50),
+    st.sampled_from([0.5, 4.0, 300.0]),
+)
+def test_parts_make_the_whole(name, examples, copies, rows, seed, scale):
+    """Also where the softmax is saturated and one part outweighs the others by hundreds of orders of magnitude."""
+    estimator, slow = ESTIMATORS[name]
+    model, points, labels, noise = given_ = situation(examples, copies, seed, scale)
+    whole, parts = estimator(*given_), InParts(estimator, rows)(*given_)
+    assert are_equal(parts.gradient, whole.gradient)
+    one_by_one = torch.stack([slow(model, *each) for each in zip(points, labels.tolist(), noise)])
+    assert are_equal(parts.gradient, one_by_one)
+    torch.testing.assert_close(parts.logits, whole.logits, rtol=1e-10, atol=1e-10)
+    if name == "plug_in":
+        torch.testing.assert_close(parts.log_weight, whole.log_weight, rtol=1e-10, atol=1e-10)
+
+
+def test_parts_of_the_plug_in_estimate_are_no_plain_average():
+    """Without its weights it is another gradient: the same comparison rejects it."""
+    given_ = situation(3, 6, 1)
+
+    def without_weight(*arguments) -> Estimate:
+        estimate = plug_in(*arguments)
+        return Estimate(estimate.gradient, estimate.logits)
+
+    whole = plug_in(*given_).gradient
+    assert are_equal(InParts(plug_in, 2)(*given_).gradient, whole)
+    assert not are_equal(InParts(without_weight, 2)(*given_).gradient, whole)
+
+
+@pytest.mark.parametrize("name", ["expected_loss", "stein", "hard_stein", "own"])
+def test_parts_of_an_average_count_by_their_copies(name):
+    """5 copies in parts of 3 and 2: the mean of the two means is something else."""
+    given_ = situation(3, 5, 2)
+    model, points, labels, noise = given_
+    estimator = ESTIMATORS[name][0]
+    halves = [estimator(model, points, labels, part).gradient for part in noise.split(3, dim=1)]
+    whole = estimator(*given_).gradient
+    assert are_equal(0.6 * halves[0] + 0.4 * halves[1], whole)
+    assert not are_equal(0.5 * halves[0] + 0.5 * halves[1], whole)
+    assert are_equal(InParts(estimator, 3)(*given_).gradient, whole)
+
+
+def test_combined_weights_parts_by_the_exponential_of_their_log_weight():
+    logits = torch.zeros(2, 1, CLASSES, dtype=torch.float64)
+    gradients = torch.tensor([[[1.0, 0.0], [1.0, 2.0]], [[0.0, 1.0], [5.0, 6.0]]], dtype=torch.float64)
+    weights = torch.tensor([[3.0, 1e-300], [1.0, 1e-300]], dtype=torch.float64)
+    result = combined([Estimate(g, logits, w.log()) for g, w in zip(gradients, weights)])
+    torch.testing.assert_close(result.gradient, torch.tensor([[0.75, 0.25], [3.0, 4.0]], dtype=torch.float64))
+    torch.testing.assert_close(result.log_weight, weights.sum(0).log())
+    assert result.logits.shape == (2, 2, CLASSES)
+    images = torch.rand(2, 2, 1, 3, 4, dtype=torch.float64)
+    assert combined([Estimate(g, logits) for g in images]).gradient.allclose(images.mean(0))
+
+
+@reproducible
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_a_pass_holds_whole_examples_or_equal_parts_of_one(copies, batch):
+    rows = rows_per_pass(copies, batch)
+    assert 1 <= rows <= batch
+    if copies <= batch:
+        assert rows % copies == 0 and rows + copies > batch
+    else:
+        passes = -(-copies // rows)
+        assert passes == -(-copies // batch), "no more passes than the budget demands"
+        assert passes * rows - copies < passes, "nor more padding than equal parts need"
+
+
+@reproducible
+@given(st.integers(1, 20), st.integers(1, 8), st.integers(0, 50))
+def test_fixed_shape_is_the_same_function_with_the_same_gradient(count, rows, seed):
+    model = smooth_network(DIMENSION, CLASSES, seed)
+    recorder = Recorder(model)
+    inputs = torch.rand(count, DIMENSION, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    weights = torch.randn(count, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))
+    results = []
+    for function in (model, FixedShape(recorder, rows)):
+        leaf = inputs.clone().requires_grad_()
+        logits = function(leaf)
+        results.append((logits, *torch.autograd.grad((weights * logits).sum(), leaf)))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-10, atol=1e-12)
+    assert {len(batch) for batch in recorder.batches} == {rows}
+    assert len(recorder.batches) == -(-count // rows)
+
+
+@pytest.mark.parametrize("copies", [1, 3, 8])
+@pytest.mark.parametrize("batch", [1, 2, 8, 17])
+@pytest.mark.parametrize(
+    "options", [{}, {"restarts": 2}, {"target": "every"}, {"target": "runner-up", "restarts": 2}], ids=str
+)
+@pytest.mark.parametrize("attack", [PGD(0.5, 2), DDN(0.5, 4), DDN(0.5, 3, estimator=Stein(0.25))], ids=["P", "D", "S"])
+def test_model_sees_one_shape_within_the_budget(copies, batch, options, attack):
+    """Of examples of which DDN has settled some at the start, and for other examples beside them."""
+    model = smooth_network(DIMENSION, CLASSES, 0, torch.float32)
+    inputs = torch.rand(5, DIMENSION, generator=torch.Generator().manual_seed(0))
+    labels = model(inputs).argmax(1)
+    labels[1:3] = (labels[1:3] + 1) % CLASSES
+    recorder, smoothed = Recorder(model), SmoothedAttack(attack, 0.25, copies, batch=batch, **options)
+    for rows in ([0, 1, 2, 3, 4], [3], [1, 2]):
+        smoothed(recorder, inputs[rows], labels[rows], rows)
+        smoothed.choose_targets(recorder, inputs[rows], labels[rows], rows)
+    assert len({part.shape for part in recorder.batches}) == 1
+    assert len(recorder.batches[0]) <= batch
+    unnamed = Recorder(model)
+    smoothed(unnamed, inputs, labels)
+    assert len({part.shape for part in unnamed.batches}) == 1
+    assert len(unnamed.batches[0]) <= min(batch, 5 * copies), "no padding beyond what there is"
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("attack", [PGD(0.4, 3), DDN(0.4, 5, initial_norm=0.3)], ids=["PGD", "DDN"])
+def test_whole_attacks_are_the_same_for_every_batch(name, attack):
+    """To 1e-8: the rounding of sums passes through several steps."""
+    model, points, _, _ = situation(4, 1, 3)
+    labels = model(points).argmax(1)
+    attack = dataclasses.replace(attack, estimator=ESTIMATORS[name][0])
+    results = [SmoothedAttack(attack, SIGMA, 7, batch=batch)(model, points, labels) for batch in (256, 14, 7, 6, 3, 1)]
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=0, atol=1e-8)
+    assert (results[0] != points).any()
+    # A part forgotten would be noticed: six draws instead of seven.
+    fewer = SmoothedAttack(attack, SIGMA, 6)(model, points, labels)
+    assert (fewer - results[0]).abs().max() > 1e-6

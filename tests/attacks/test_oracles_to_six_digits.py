@@ -1,0 +1,218 @@
+"""Attacks and estimators on classifiers whose answers are known, to 1e-6 and better.
+
+Expected values are computed here with 20 digits or are exact recursions. Expectations over noise are Gaussian
+quadratures over the estimates themselves: one example per node, weighted afterwards, so that nothing is random.
+"""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from scipy.special import log_ndtr
+
+from smoothadv.attacks.ddn import DDN
+from smoothadv.attacks.gradients import Stein, plug_in, smoothed_loss, stein_gradient
+from smoothadv.attacks.micro_batches import InParts
+from smoothadv.attacks.pgd import PGD
+from smoothadv.attacks.smoothed import SmoothedAttack
+from support.models import BIAS, DISTANCE, MARGIN, POINT, WEIGHT, Recorder, linear_classifier, probit_classifier
+
+SIGMA = 0.5
+W = torch.tensor(WEIGHT, dtype=torch.float64)
+ACROSS = torch.tensor([-4.0, 3.0], dtype=torch.float64)
+X = torch.tensor([POINT], dtype=torch.float64)
+LABEL = torch.tensor([1])
+
+
+def close(found, expected, tolerance: float = 1e-9) -> None:
+    found = np.asarray(found.tolist() if isinstance(found, torch.Tensor) else found, dtype=float)
+    assert np.abs(found - np.asarray(expected, dtype=float)).max() <= tolerance
+
+
+# Clipping.
+
+
+def clipped_pgd(steps: int) -> list[float]:
+    """x = (.95, .5, .05), gradient along (1, 0, 1), epsilon 1/2, in 30 digits."""
+    with mpmath.workdps(30):
+        x, step, v = (mpmath.mpf("0.95"), mpmath.mpf("0.05")), 1 / mpmath.mpf(steps), [mpmath.mpf(0)] * 2
+        for _ in range(steps):
+            v = [min(max(pixel + part + step / mpmath.sqrt(2), 0), 1) - pixel for pixel, part in zip(x, v)]
+            length = mpmath.sqrt(v[0] ** 2 + v[1] ** 2)
+            v = [part * min(1, mpmath.mpf("0.5") / length) for part in v]
+        return [float(v[0]), 0.0, float(v[1])]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 10, 100])
+def test_pixels_are_clipped_before_the_ball(steps):
+    x = torch.tensor([[0.95, 0.5, 0.05]], dtype=torch.float64)
+    model = linear_classifier((-1.0, 0.0, -1.0), 0.0)
+    for attack in (PGD(0.5, steps), SmoothedAttack(PGD(0.5, steps), 0.3, 5, batch=2)):
+        close((attack(model, x, LABEL) - x)[0], clipped_pgd(steps))
+    if steps == 1:
+        close(clipped_pgd(1), (0.035267, 0, 0.498755), 5e-7)
+    if steps == 100:
+        close(clipped_pgd(100), (0.0493, 0, 0.49756), 5e-5)
+        # The optimum, which clipping and scaling in turn approach but do not reach.
+        assert 1e-4 < abs(clipped_pgd(100)[0] - 0.05) < 1e-3
+
+
+# Stein's lemma on polynomials: a cubature that is exact up to the third moment.
+
+
+def test_stein_gradient_of_polynomials_is_exact():
+    points = SIGMA * math.sqrt(2) * torch.eye(2, dtype=torch.float64)
+    noise = torch.cat([points, -points])[None]
+    moved = X[:, None] + noise
+    close(stein_gradient(moved @ W + BIAS, noise, SIGMA)[0], WEIGHT, 1e-12)
+    a, b = torch.tensor([[1.0, 0.5], [0.5, -2.0]]).double(), torch.tensor([0.3, -0.7], dtype=torch.float64)
+    scores = torch.einsum("bmi,ij,bmj->bm", moved, a, moved) + moved @ b
+    close(stein_gradient(scores, noise, SIGMA)[0], (2.8, -1.7), 1e-12)
+
+
+# The probit Phi(w.x + b), whose smoothed version is Phi((w.x + b) / t).
+
+T = mpmath.sqrt(1 + mpmath.mpf(25) / 4)
+SMOOTHED = mpmath.ncdf(4 / T)
+SLOPE = mpmath.npdf(4 / T) / T
+
+
+def hermite(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Nodes (in sigmas) and weights of Gaussian quadrature."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(count)
+    return torch.from_numpy(nodes), torch.from_numpy(weights / weights.sum())
+
+
+def along(positions: torch.Tensor) -> torch.Tensor:
+    """Noise along W, in sigmas: [...] gives [..., 2]"""
+    return SIGMA * positions[..., None] * W / 5
+
+
+def estimates(estimator, noise: torch.Tensor) -> torch.Tensor:
+    """One estimate for each of N draws of m copies [N, m, 2]: [N, 2]"""
+    count = len(noise)
+    return estimator(probit_classifier(), X.expand(count, 2), LABEL.expand(count), noise).gradient
+
+
+def test_quadrature_agrees_with_the_table():
+    close([SMOOTHED, 3 * SLOPE, 4 * SLOPE], [0.931303, 0.147449, 0.196598], 5e-7)
+    close([-mpmath.log(SMOOTHED), -3 * SLOPE / SMOOTHED, -4 * SLOPE / SMOOTHED], [0.071171, -0.158325, -0.2111], 6e-7)
+
+
+def quantile_noise(count: int) -> torch.Tensor:
+    """Noise along W at the midpoints of equally probable parts: [1, count, 2]. Averages are right to 5e-7."""
+    return along(torch.special.ndtri((torch.arange(count, dtype=torch.float64) + 0.5) / count))[None]
+
+
+def test_loss_gradient_and_attack_on_a_smoothed_probit():
+    noise = quantile_noise(400_000)
+    estimate = plug_in(probit_classifier(), X, LABEL, noise)
+    close(smoothed_loss(estimate.logits, LABEL), float(-mpmath.log(SMOOTHED)), 1e-7)
+    close(estimate.gradient[0], [float(-w * SLOPE / SMOOTHED) for w in WEIGHT], 1e-6)
+    parts = InParts(plug_in, 70_001)(probit_classifier(), X, LABEL, noise)
+    close(parts.gradient[0], estimate.gradient[0], 1e-12)
+    attacked = PGD(0.25, 4)(probit_classifier(), X, LABEL, noise)
+    close(attacked, X - 0.25 * W / 5, 1e-9)
+    probability = smoothed_loss(probit_classifier()(attacked + noise[0])[None], LABEL).neg().exp()
+    close(probability, float(mpmath.ncdf((4 - mpmath.mpf("1.25")) / T)), 1e-7)
+    close(probability, 0.846450, 6e-7)
+
+
+def plug_in_coefficient(copies: int) -> float:
+    """-E[sum phi(s_i) / sum Phi(s_i)] for s_i ~ N(4, 2.5^2), by the trapezoidal rule: here correct to 12 digits."""
+    z = np.linspace(-9, 9, 1_201)
+    weight = np.exp(-(z**2) / 2)
+    weight /= weight.sum()
+    s = 4 + 2.5 * z
+    density, probability = np.exp(-(s**2) / 2) / math.sqrt(2 * math.pi), np.exp(log_ndtr(s))
+    if copies == 1:
+        return float(-(weight * density / probability).sum())
+    ratio = (density[:, None] + density) / (probability[:, None] + probability)
+    return float(-(weight[:, None] * weight * ratio).sum())
+
+
+@pytest.mark.parametrize("copies, rounded", [(1, -0.135123), (2, -0.066855)])
+def test_plug_in_gradient_is_biased_by_exactly_so_much(copies, rounded):
+    nodes, weights = hermite(120)
+    pairs = torch.cartesian_prod(*[nodes] * copies).reshape(-1, copies)
+    weights = torch.cartesian_prod(*[weights] * copies).reshape(-1, copies).prod(1)
+    for estimator in (plug_in, InParts(plug_in, 1)):
+        mean = (weights[:, None] * estimates(estimator, along(pairs))).sum(0)
+        close(mean / W, [plug_in_coefficient(copies)] * 2, 1e-6)
+        close(mean / W, [rounded] * 2, 6e-7)
+    assert abs(plug_in_coefficient(copies) + float(SLOPE / SMOOTHED)) > 0.01, "which is the limit"
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_stein_gradient_of_soft_decisions_is_unbiased_exactly(copies):
+    """Quadrature in both coordinates of each copy; other sigmas and signs are something else."""
+    nodes, weights = hermite(100)
+    if copies == 1:
+        grid, weights = torch.cartesian_prod(nodes, nodes)[:, None], torch.cartesian_prod(weights, weights).prod(1)
+        noise = along(grid[..., 0]) + SIGMA * grid[..., 1:] * ACROSS / 5
+    else:
+        noise, weights = along(torch.cartesian_prod(nodes, nodes)), torch.cartesian_prod(weights, weights).prod(1)
+    expected = [float(-w * SLOPE) for w in WEIGHT]
+    for estimator in (Stein(SIGMA), InParts(Stein(SIGMA), 1)):
+        close((weights[:, None] * estimates(estimator, noise)).sum(0), expected)
+    wrong = (weights[:, None] * estimates(Stein(1.01 * SIGMA), noise)).sum(0)
+    assert (wrong - torch.tensor(expected)).abs().max() > 1e-3
+
+
+def test_stein_gradient_of_hard_decisions_has_exactly_this_mean_and_variance():
+    """The indicator jumps at -1.6 sigma along W: Gauss-Legendre on either side; two nodes across give its moments."""
+    nodes, weights = np.polynomial.legendre.leggauss(80)
+    jump, reach = -MARGIN / (5 * SIGMA), 12.0
+    pieces = [(-reach, jump), (jump, 0.0), (0.0, reach)]
+    z = np.concatenate([(a + b) / 2 + (b - a) / 2 * nodes for a, b in pieces])
+    weight = np.concatenate([(b - a) / 2 * weights for a, b in pieces]) * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+    z, weight = torch.from_numpy(np.tile(z, 2)), torch.from_numpy(np.tile(weight, 2) / 2)
+    side = torch.cat([torch.ones(len(z) // 2), -torch.ones(len(z) // 2)]).double()
+    noise = (along(z) + SIGMA * side[:, None] * ACROSS / 5)[:, None]
+    count = len(noise)
+    estimator = Stein(SIGMA, hard=True)
+    samples = estimator(linear_classifier(), X.expand(count, 2), LABEL.expand(count), noise).gradient
+    mean = (weight[:, None] * samples).sum(0)
+    a = mpmath.mpf(DISTANCE) / SIGMA
+    expected = [float(-w * mpmath.npdf(a) / (5 * SIGMA)) for w in WEIGHT]
+    close(mean, expected)
+    close(expected, (-0.133105, -0.177473), 5e-7)
+    variance = (weight * ((samples - mean) ** 2).sum(1)).sum()
+    formula = (2 * mpmath.ncdf(a) - a * mpmath.npdf(a)) / SIGMA**2 - (mpmath.npdf(a) / SIGMA) ** 2
+    close(variance, float(formula))
+    close(variance, 6.8025, 5e-5)
+
+
+# DDN on a linear classifier: its norms are a recursion.
+
+
+def ddn_norms(distance: float, initial_norm: float, steps: int) -> tuple[list[float], float]:
+    """The norms of the iterates looked at, and the smallest that is beyond the boundary (0 if none)."""
+    norms, norm, best = [0.0], initial_norm, math.inf
+    for _ in range(steps - 1):
+        norm *= 0.95 if norms[-1] > distance else 1.05
+        norms.append(norm)
+        best = min(best, norm) if norm > distance else best
+    return norms, best if best < math.inf else 0.0
+
+
+@pytest.mark.parametrize("distance, initial_norm", [(0.8, 1.0), (0.3, 0.25), (0.5, 0.5), (0.05, 1.0)])
+@pytest.mark.parametrize("steps", [1, 2, 3, 10, 60])
+def test_ddn_on_a_linear_classifier(distance, initial_norm, steps):
+    centre = torch.full((1, 16), 0.5, dtype=torch.float64)
+    model = linear_classifier((0.25,) * 16, distance - 2.0)
+    norms, best = ddn_norms(distance, initial_norm, steps)
+    plain = DDN(1.9, steps, initial_norm=initial_norm)
+    for attack in (plain, SmoothedAttack(plain, 0.0)):
+        recorder = Recorder(model)
+        result = attack(recorder, centre, LABEL)
+        close([(point - centre).norm().item() for point in recorder.batches][: len(norms)], norms[: max(steps, 1)])
+        close((result - centre).norm(), best)
+    if (distance, steps) == (0.8, 10):
+        close(best, 0.810439, 5e-7)
+    if (distance, steps) == (0.3, 10):
+        close(best, 0.302359, 5e-7)

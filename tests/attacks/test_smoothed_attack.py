@@ -1,0 +1,267 @@
+"""Attacks on smoothed classifiers: their noise, and that an example's result is a function of its index alone.
+
+``SmoothedAttack`` is compared with the plain attack on the noise it should draw, and with PGD done one copy at a
+time. Batches are checked bit for bit, with a model that answers differently in every shape of batch.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from smoothadv.attacks import ATTACKS
+from smoothadv.attacks.ddn import DDN
+from smoothadv.attacks.gradients import Stein, expected_loss, plug_in
+from smoothadv.attacks.pgd import PGD
+from smoothadv.attacks.smoothed import SmoothedAttack
+from smoothadv.noise import GaussianNoise, Purpose, derive_generator
+from support.fragile_models import ShapeSensitive
+from support.models import Recorder, network_with_state
+from support.slow_attacks import (
+    batch_noise,
+    slow_expected_loss,
+    slow_pgd,
+    slow_plug_in,
+    slow_stein,
+    smooth_network,
+)
+from support.slow_ddn import slow_ddn_batch
+from support.statistical_checks import are_uncorrelated, is_gaussian_sample
+
+SIGMA, CLASSES = 0.25, 4
+ESTIMATORS = {
+    "plug_in": (plug_in, slow_plug_in),
+    "expected_loss": (expected_loss, slow_expected_loss),
+    "stein": (Stein(SIGMA), slow_stein(SIGMA, hard=False)),
+    "hard_stein": (Stein(SIGMA, hard=True), slow_stein(SIGMA, hard=True)),
+}
+SHAPES = [(6,), (1, 2, 3), (3, 4, 4)]
+estimators = pytest.mark.parametrize("name", ESTIMATORS)
+
+
+def drawn(shape: tuple[int, ...], examples: int = 4, seed: int = 0, dtype: torch.dtype = torch.float64):
+    """Inputs [B, ...] in [0, 1] and labels [B]."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.rand(examples, *shape, dtype=torch.float64, generator=generator).to(dtype)
+    return inputs, torch.randint(CLASSES, (examples,), generator=generator)
+
+
+def network(shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> nn.Module:
+    return smooth_network(torch.Size(shape).numel(), CLASSES, seed=3, dtype=dtype)
+
+
+def answers(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Labels [B] that the model gives the inputs: those which an attack has to leave."""
+    return model.eval()(inputs).argmax(1)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("copies", [1, 5])
+@estimators
+def test_result_is_that_of_the_pseudo_code_on_the_noise_of_each_index(shape, copies, name):
+    inputs, model, indices = drawn(shape)[0], network(shape), [7, 0, 123456, 3]
+    labels = answers(model, inputs)
+    estimator, slow_gradient = ESTIMATORS[name]
+    noise = batch_noise(SIGMA, 11, indices, copies, inputs)
+    slow = torch.stack([slow_pgd(model, *each, 0.5, 4, slow_gradient) for each in zip(inputs, labels.tolist(), noise)])
+    for batch in (1, 3, 7, 256):
+        attack = SmoothedAttack(PGD(0.5, 4, estimator=estimator), SIGMA, copies, seed=11, batch=batch)
+        torch.testing.assert_close(attack(model, inputs, labels, indices), slow, rtol=0, atol=1e-9)
+    elsewhere = SmoothedAttack(PGD(0.5, 4, estimator=estimator), SIGMA, copies, seed=12)
+    assert (elsewhere(model, inputs, labels, indices) - slow).abs().max() > 1e-4, "it can fail"
+
+
+@pytest.mark.parametrize("copies", [1, 4])
+def test_ddn_is_that_of_the_pseudo_code_too(copies):
+    inputs, model, indices = drawn((1, 2, 3), 8)[0], network((1, 2, 3)), list(range(20, 28))
+    labels = answers(model, inputs)
+    noise = batch_noise(SIGMA, 1, indices, copies, inputs)
+    slow = slow_ddn_batch(model, inputs, labels, noise, 0.6, 6, initial_norm=0.3)
+    attack = SmoothedAttack(DDN(0.6, 6, initial_norm=0.3), SIGMA, copies, seed=1, batch=9)
+    torch.testing.assert_close(attack(model, inputs, labels, indices), slow, rtol=0, atol=1e-9)
+    assert (slow != inputs).any(), "some were moved"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("options", [{}, {"random_start": True}, {"random_if_flat": True}], ids=str)
+@estimators
+def test_one_pass_is_the_plain_attack_to_the_last_bit(dtype, options, name):
+    inputs, labels = drawn((3, 4, 4), 3, dtype=dtype)
+    model, plain = network((3, 4, 4), dtype), PGD(0.5, 3, estimator=ESTIMATORS[name][0], **options)
+    generators = [derive_generator("cpu", 5, index, Purpose.ATTACK_CHOICES) for index in range(3)]
+    expected = plain(model, inputs, labels, batch_noise(SIGMA, 5, range(3), 6, inputs), generators)
+    result = SmoothedAttack(plain, SIGMA, 6, seed=5)(model, inputs, labels)
+    assert torch.equal(result, expected) and result.dtype == dtype and not result.requires_grad
+
+
+@pytest.mark.parametrize("attack", [PGD(0.5, 3), DDN(0.5, 3), PGD(0.5, 3, step_size=0.1)], ids=["PGD", "DDN", "step"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_without_noise_it_is_the_base_attack(attack, shape):
+    inputs, model = drawn(shape, 8)[0], network(shape)
+    labels = answers(model, inputs)
+    for seed in (0, 1):
+        result = SmoothedAttack(attack, 0.0, seed=seed)(model, inputs, labels)
+        assert torch.equal(result, attack(model, inputs, labels)) and (result != inputs).any()
+
+
+def copies_seen(seed: int, index: int, copies: int = 4_000, sigma: float = SIGMA) -> torch.Tensor:
+    """The noise that reaches the model in an attack on a black image of 4 pixels: [m, 4]"""
+    recorder = Recorder(network((4,), torch.float32))
+    x, label = torch.zeros(1, 4), torch.tensor([0])
+    SmoothedAttack(PGD(0.1, 1), sigma, copies, seed=seed, batch=copies)(recorder, x, label, [index])
+    return recorder.batches[0]
+
+
+def test_noise_is_gaussian_and_another_for_every_seed_index_and_use():
+    """False alarms: 1e-6 per check, over the seeds."""
+    mine = copies_seen(2, 9)
+    assert is_gaussian_sample(mine.numpy(), SIGMA)
+    assert not is_gaussian_sample(mine.numpy(), 1.05 * SIGMA), "the check would notice it"
+    votes = [GaussianNoise(SIGMA, 2).stream(9, "cpu", purpose) for purpose in Purpose if purpose != 1]
+    others = [copies_seen(3, 9), copies_seen(2, 10)] + [stream.draw(4_000, mine[0]) for stream in votes]
+    for other in others:
+        assert are_uncorrelated(mine.numpy(), other.numpy())
+    assert torch.equal(mine, copies_seen(2, 9)) and not are_uncorrelated(mine.numpy(), copies_seen(2, 9).numpy())
+    torch.testing.assert_close(copies_seen(2, 9, sigma=2 * SIGMA), 2 * mine)
+
+
+def test_noise_is_the_same_in_every_step_and_whatever_the_batch():
+    inputs, labels = drawn((6,), 3)
+    noise = batch_noise(SIGMA, 0, [4, 5, 6], 5, inputs)
+    for batch in (2, 5, 11):
+        recorder = Recorder(network((6,)))
+        SmoothedAttack(PGD(0.5, 1), SIGMA, 5, batch=batch)(recorder, inputs, labels, [4, 5, 6])
+        seen = {tuple(copy.tolist()) for part in recorder.batches for copy in part}
+        assert seen == {tuple(copy.tolist()) for copy in (inputs[:, None] + noise).flatten(0, 1)}
+
+
+# Bit-identity. Every attack, estimator and option at least once; batches that hold parts of one example, one, several.
+SITUATIONS = [
+    (PGD(0.5, 3), {"num_noise_vec": 3, "batch": 8}),
+    (PGD(0.5, 3, random_start=True), {"num_noise_vec": 3, "batch": 8, "restarts": 2}),
+    (PGD(0.5, 2, random_if_flat=True), {"num_noise_vec": 5, "batch": 3, "target": "random"}),
+    (PGD(0.5, 2, estimator=expected_loss), {"num_noise_vec": 5, "batch": 4, "target": "every"}),
+    (PGD(0.5, 2, estimator=Stein(SIGMA)), {"num_noise_vec": 7, "batch": 64, "target": "runner-up"}),
+    (PGD(0.5, 2, estimator=Stein(SIGMA, hard=True)), {"num_noise_vec": 7, "batch": 15, "restarts": 3}),
+    (DDN(0.5, 4), {"num_noise_vec": 2, "batch": 5, "restarts": 2}),
+    (DDN(0.5, 4, estimator=Stein(SIGMA)), {"num_noise_vec": 6, "batch": 4}),
+    (DDN(0.5, 4, initial_norm=5.0), {"num_noise_vec": 3, "batch": 256, "target": "least-likely"}),
+    (DDN(0.5, 3, evaluate_last=True), {"num_noise_vec": 1, "batch": 1, "target": "every", "restarts": 2}),
+    (PGD(0.5, 3), {"num_noise_vec": 1, "batch": 3, "target": 2}),
+    (DDN(0.5, 4), {"sigma": 0.0, "num_noise_vec": 1, "batch": 4}),
+]
+INDICES = [10, 3, 77, 4, 1000, 12, 5]
+
+
+@functools.cache
+def convolutional() -> ShapeSensitive:
+    """In float32, where sums depend on their order, behind what makes any other shape of batch unmistakable."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        conv = nn.Conv2d(2, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 3, stride=2), nn.ReLU()
+        return ShapeSensitive(nn.Sequential(*conv, nn.Flatten(), nn.Linear(54, CLASSES))).eval()
+
+
+def batch_of(rows, situation: int, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+    """The results for these examples, in this order."""
+    inputs, labels = drawn((2, 8, 8), len(INDICES), dtype=torch.float32)
+    inputs = inputs.contiguous(memory_format=memory_format)
+    attack, options = SITUATIONS[situation]
+    attack, model = SmoothedAttack(attack, **{"sigma": SIGMA, "seed": 4, **options}), convolutional()
+    epsilon = torch.linspace(0.1, 0.9, len(INDICES))
+    indices = [INDICES[row] for row in rows]
+    return attack(model, inputs[rows], labels[rows], indices, epsilon=epsilon[rows])
+
+
+@functools.cache
+def apart(situation: int, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+    """The results for each example alone."""
+    return torch.cat([batch_of([row], situation, memory_format) for row in range(len(INDICES))])
+
+
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(
+    st.lists(st.integers(0, len(INDICES) - 1), min_size=1, max_size=len(INDICES), unique=True),
+    st.integers(0, len(SITUATIONS) - 1),
+)
+def test_each_result_is_the_same_bits_whatever_else_is_in_the_batch(rows, situation):
+    assert torch.equal(batch_of(rows, situation), apart(situation)[rows])
+
+
+@pytest.mark.parametrize("situation", range(len(SITUATIONS)))
+def test_each_result_is_the_same_bits_in_the_whole_batch_and_backwards(situation):
+    for rows in (list(range(len(INDICES))), list(range(len(INDICES)))[::-1]):
+        assert torch.equal(batch_of(rows, situation), apart(situation)[rows])
+    assert (apart(situation) != drawn((2, 8, 8), len(INDICES), dtype=torch.float32)[0]).any(), "something happened"
+
+
+@pytest.mark.parametrize("situation", [0, 3, 4, 6])
+def test_each_result_is_the_same_bits_for_images_in_another_memory_format(situation):
+    """channels_last is how accelerators like their images: padding must not change the format of a pass."""
+    rows = list(range(len(INDICES)))
+    assert torch.equal(batch_of(rows, situation, torch.channels_last), apart(situation, torch.channels_last))
+
+
+def test_the_comparison_would_notice_other_shapes():
+    """Neither the plain attack nor one without indices promises the same bits."""
+    inputs, labels = drawn((2, 8, 8), 4, dtype=torch.float32)
+    plain = PGD(0.5, 3)
+    together = plain(convolutional(), inputs, labels)
+    assert not torch.equal(together[:1], plain(convolutional(), inputs[:1], labels[:1]))
+    attack = SmoothedAttack(plain, 0.0)
+    assert not torch.equal(attack(convolutional(), inputs, labels)[:1], attack(convolutional(), inputs[:1], labels[:1]))
+
+
+@pytest.mark.parametrize("restarts, target", [(1, None), (2, None), (2, "every"), (1, "runner-up")])
+@pytest.mark.parametrize("name", list(ATTACKS))
+def test_model_and_arguments_are_left_as_they_were(name, restarts, target):
+    model = nn.Sequential(network_with_state(), nn.Dropout()).train()
+    model[0][0].eval()
+    model[0][3].bias.requires_grad_(False)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    flags = [parameter.requires_grad for parameter in model.parameters()]
+    inputs, labels = torch.rand(3, 1, 4, 4).requires_grad_(), torch.tensor([0, 1, 2])
+    epsilon = torch.tensor([0.0, 0.5, 1.0])
+    before = [tensor.detach().clone() for tensor in (inputs, labels, epsilon)]
+    versions = [tensor._version for tensor in (inputs, labels, epsilon)]
+    global_state = torch.random.get_rng_state()
+
+    attack = SmoothedAttack(ATTACKS[name](0.5, 3), SIGMA, 3, restarts=restarts, target=target, batch=4)
+    result = attack(model, inputs, labels, [1, 2, 3], epsilon=epsilon)
+
+    assert [module.training for module in model.modules()] == modes
+    assert [parameter.requires_grad for parameter in model.parameters()] == flags
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in [*model.parameters(), inputs])
+    assert [tensor._version for tensor in (inputs, labels, epsilon)] == versions
+    assert all(torch.equal(tensor, old) for tensor, old in zip((inputs, labels, epsilon), before))
+    assert torch.equal(torch.random.get_rng_state(), global_state), "global randomness is not ours"
+    assert not result.requires_grad
+    result.zero_()
+    assert torch.equal(inputs, before[0]), "the result is the caller's own"
+
+
+def test_model_is_left_as_it_was_where_it_fails():
+    class Failing(nn.Module):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            raise KeyError("in the model")
+
+    model = nn.Sequential(network_with_state(), Failing()).train()
+    with pytest.raises(KeyError, match="in the model"):
+        SmoothedAttack(PGD(0.5, 3), SIGMA, 2)(model, torch.rand(2, 1, 4, 4), torch.tensor([0, 1]))
+    assert all(module.training for module in model.modules())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_function_will_do_for_a_model_and_gradients_may_be_off():
+    inputs, labels = drawn((6,))
+    model = network((6,))
+    attack = SmoothedAttack(PGD(0.5, 3), SIGMA, 2)
+    with torch.no_grad():
+        assert torch.equal(attack(lambda batch: model(batch), inputs, labels), attack(model, inputs, labels))
