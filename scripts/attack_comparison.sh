@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Attacks the quickstart's two models in all ways at the same epsilons, on the same 300 test images, and sets the results
-# beside their certificates: the tables of docs/attacks.md; about 20 minutes of two cores. Interrupted, it continues; to
+# beside their certificates: the tables of docs/attacks.md; half an hour of two cores. Interrupted, it continues; to
 # start anew: rm -r logs/attack_comparison
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
@@ -19,12 +19,12 @@ attacks() { # MODEL
     python code/certify.py digits "models/quickstart/$1/checkpoint.pth.tar" $sigma "$out/$1/certified.tsv" --max 300 --N 10000
     for m in 1 8 64; do
         attack "$1" plug_in_$m --num-noise-vec $m
-        attack "$1" expected_loss_$m --gradient expected-loss --num-noise-vec $m
         attack "$1" stein_$m --gradient stein --num-noise-vec $m
     done
     attack "$1" base --gradient base
-    attack "$1" restarts --num-noise-vec 64 --restarts 5
-    attack "$1" ddn --attack DDN --num-noise-vec 64
+    attack "$1" expected_loss_64 --gradient expected-loss --num-noise-vec 64
+    attack "$1" ddn_64 --attack DDN --num-noise-vec 64
+    attack "$1" restarts --num-noise-vec 64 --restarts 3
 }
 
 attacks gaussian &
@@ -35,14 +35,16 @@ for model in gaussian smoothadv; do
     here=$out/$model
     python code/analyze.py empirical "$here" --group-by attack gradient num_noise_vec restarts --confidence 0.95 -o "$here/attacked.md"
     python code/analyze.py gap "$here" -o "$here/gap.md"
-    python code/analyze.py plot_empirical "$here" --group-by attack gradient num_noise_vec restarts --confidence 0.95 -o "$here/attacked"
+    python code/analyze.py plot_empirical "certified=$here/certified.tsv" "stein, 64 draws=$here/stein_64" \
+        "plug-in, 1 draw=$here/plug_in_1" "plug-in, 8 draws=$here/plug_in_8" "base classifier=$here/base" \
+        "plug-in, 64 draws=$here/plug_in_64" --confidence 0.95 -o "$here/attacked"
     for pair in plug_in_1:plug_in_8 plug_in_8:plug_in_64 plug_in_64:restarts expected_loss_64:plug_in_64 base:plug_in_1 \
-        ddn:plug_in_64 stein_1:stein_64 stein_64:plug_in_64 stein_64:base; do
+        ddn_64:plug_in_64 stein_1:stein_64 stein_64:plug_in_64 stein_64:base; do
         python code/analyze.py compare "$here/${pair%:*}/epsilon_0.5.tsv" "$here/${pair#*:}/epsilon_0.5.tsv" \
             -o "$here/compare_${pair/:/_}.md"
     done
     python benchmarks/attack_strength.py digits "models/quickstart/$model/checkpoint.pth.tar" $sigma \
-        "$here"/{plug_in_64,plug_in_8,plug_in_1,expected_loss_64,base,stein_64,stein_8,stein_1,restarts,ddn}/epsilon_0.5.npz \
+        "$here"/{plug_in_64,plug_in_8,plug_in_1,expected_loss_64,base,stein_64,stein_8,stein_1,restarts,ddn_64}/epsilon_0.5.npz \
         | tee "$here/strength.md"
     cat "$here/attacked.md" "$here/gap.md"
 done

@@ -17,6 +17,8 @@ from smoothadv.analysis.style import accuracy_axes, add_legend, add_title, draw_
 from smoothadv.errors import UserError
 from smoothadv.settings import probability, setting
 
+_BESIDE = 0.005
+
 
 @ANALYSES.register("plot_empirical")
 @dataclass(frozen=True)
@@ -51,14 +53,16 @@ class EmpiricalPlot:
             label = "certified" if len(certified) == 1 else f"{name}, certified"
             drawn.append(draw_steps(axes, radii, accuracies, label=label, **{**look, "marker": "", "linewidth": 2.2}))
         colours = {name: look["color"] for name, look in zip(certified, lines)} if len(certified) > 1 else {}
-        for (name, curve), look in zip(curves.items(), lines[len(certified) :]):
+        for position, ((name, curve), look) in enumerate(zip(curves.items(), lines[len(certified) :])):
             look = {**look, "color": colours.get(name, look["color"]), "linewidth": 1.2}
             shares = [100 * empirical_accuracy(best.log.table) for best in curve.values()]
             label = "under attack" if name == "all" else f"{name}, under attack" if not self.group_by else name
             drawn += axes.plot(list(curve), shares, label=label, linestyle="--", **look)
             if self.confidence is not None:
                 ends = [best.interval(self.confidence) for best in curve.values()]
-                axes.vlines(list(curve), *([100 * end for end in side] for side in zip(*ends)), color=look["color"])
+                # Side by side, where one curve's bars would cover another's.
+                beside = [radius + _BESIDE * largest * (position - (len(curves) - 1) / 2) for radius in curve]
+                axes.vlines(beside, *([100 * end for end in side] for side in zip(*ends)), color=look["color"])
         accuracy_axes(axes, r"$\ell_2$ radius (images in [0, 1])", "accuracy (%)", 1.02 * largest or 1.0)
         add_legend(figure, axes, drawn)
         add_title(axes, self.title)
