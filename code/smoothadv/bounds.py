@@ -97,12 +97,15 @@ def certified_radius(
 def tolerated_false_statements(statements: int, probability: float, false_alarm: float) -> int:
     """How many of independent statements may prove false before that contradicts their error probability.
 
-    The smallest k with P[Binomial(statements, probability) > k] <= ``false_alarm``. Formal guarantee: if each
-    statement is false with at most ``probability``, independently, more than k are with at most ``false_alarm``.
+    The smallest k with P[Binomial(statements, probability) > k] <= ``false_alarm``; all of them where ``probability``,
+    which may be a sum of bounds, is 1 or more. Formal guarantee: if each statement is false with at most
+    ``probability``, independently, more than k are with at most ``false_alarm``.
     """
-    if statements < 0 or not 0 <= probability < 1:
-        raise ValueError(f"need statements >= 0 and 0 <= probability < 1, got {statements} and {probability}")
+    if statements < 0 or not probability >= 0:
+        raise ValueError(f"need statements >= 0 and probability >= 0, got {statements} and {probability}")
     check_alpha(false_alarm)
+    if probability >= 1:
+        return statements
     k = int(stats.binom.isf(false_alarm, statements, probability)) if statements else 0
     while k > 0 and stats.binom.sf(k - 1, statements, probability) <= false_alarm:
         k -= 1
@@ -113,6 +116,7 @@ def tolerated_false_statements(statements: int, probability: float, false_alarm:
 
 def binomial_interval(successes: int, trials: int, confidence: float) -> tuple[float, float]:
     """The two-sided Clopper-Pearson interval: it misses the probability with at most 1 - ``confidence``."""
+    check_alpha(1 - confidence)
     tail = (1 - confidence) / 2
     low = lower_confidence_bound(successes, trials, tail)
     return low, 1 - lower_confidence_bound(trials - successes, trials, tail)

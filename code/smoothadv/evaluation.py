@@ -191,5 +191,5 @@ def check_logged_examples(log: ExampleLog, indices: Collection[int]) -> None:
     foreign = log.done.difference(indices)
     if foreign:
         raise UserError(
-            f"cannot resume {log.path}: it holds example {min(foreign)}, which this --skip and --max leave out"
+            f"cannot resume {log.path}: it holds example {min(foreign)}, which the present options leave out"
         )

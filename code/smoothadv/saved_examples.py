@@ -47,9 +47,12 @@ class Spool:
         if self._file is None:
             self._file = self._opened()
         record = np.array([(index, image, adversarial)], dtype=self.dtype)
-        self._file.write(record.tobytes())
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        try:
+            self._file.write(record.tobytes())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def close(self) -> None:
         if self._file is not None:
@@ -87,7 +90,7 @@ def _records(path: Path, dtype: np.dtype | None = None) -> np.ndarray:
     header, _, body = content.partition(b"\n")
     try:
         found = _record_type(json.loads(header)["shape"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         found = None
     if found is None or (dtype is not None and found != dtype):
         raise UserError(f"{path} holds no adversarial examples of this log: remove it and use --overwrite")
@@ -97,6 +100,8 @@ def _records(path: Path, dtype: np.dtype | None = None) -> np.ndarray:
 def _unpacked(log: Path, dtype: np.dtype) -> np.ndarray:
     """The records of a finished log's archive, which more examples are to join."""
     arrays = read_examples(examples_path(log))
+    if arrays["image"].shape[1:] != dtype["image"].shape:
+        raise UserError(f"{examples_path(log)} holds images of another shape: remove it and use --overwrite")
     records = np.empty(len(arrays["idx"]), dtype)
     for name in ("idx", "image", "adversarial"):
         records[name] = arrays[name]
@@ -104,14 +109,20 @@ def _unpacked(log: Path, dtype: np.dtype) -> np.ndarray:
 
 
 def read_examples(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an archive of adversarial examples; UserError where it is missing or something else."""
+    """The arrays of an archive of adversarial examples; UserError where it is missing, damaged or something else."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path} cannot be read as adversarial examples: {error}") from error
-    if not {"idx", "image", "adversarial"} <= arrays.keys():
-        raise UserError(f"{path} holds no adversarial examples: idx, image or adversarial is missing")
+    except Exception as error:  # a damaged file can raise nearly anything
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path} cannot be read as adversarial examples: {reason}") from error
+    shapes = {name: array.shape for name, array in arrays.items()}
+    idx, image = shapes.get("idx", ()), shapes.get("image", ())
+    whole = len(idx) == 1 and len(image) == 4 and image == shapes.get("adversarial")
+    if not whole or arrays["idx"].dtype.kind != "i" or {shape[:1] for shape in shapes.values()} != {idx}:
+        raise UserError(
+            f"{path} holds no adversarial examples: idx [N], image and adversarial [N, C, H, W] are missing"
+        )
     return arrays
 
 
@@ -142,6 +153,8 @@ def pack(log: Path, written_as: Sequence[Path]) -> Path | None:
 def write_pictures(log: Path, count: int) -> list[Path]:
     """PNGs of the first ``count`` examples of a finished log: image, adversarial image, perturbation magnified."""
     arrays = read_examples(examples_path(log))
+    if not {"label", "predict"} <= arrays.keys():
+        raise UserError(f"{examples_path(log)} lacks label or predict: no pictures can be made of it")
     written = []
     for row in range(min(count, len(arrays["idx"]))):
         values = {name: array[row] for name, array in arrays.items()}

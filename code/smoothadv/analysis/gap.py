@@ -9,6 +9,7 @@ from typing import ClassVar
 import pandas as pd
 
 from smoothadv.analysis import ANALYSES
+from smoothadv.analysis.compare import pair_up
 from smoothadv.analysis.empirical import attack_radius, model_of
 from smoothadv.analysis.logs import Log, Logs
 from smoothadv.analysis.tables import Annotated, Column, Table
@@ -18,6 +19,7 @@ from smoothadv.settings import probability, setting
 
 _FALSE_ALARM = 0.001
 _PUBLISHED_ALPHA = 0.001
+_SHARED = ("dataset", "split", "sigma")
 _ROUNDING = 1e-6  # relative, of a float32 norm
 
 
@@ -53,10 +55,8 @@ class Gap:
 
     def _row(self, attacked: Log, certified: Log) -> list:
         radius = attack_radius(attacked)
-        pairs = certified.table.merge(attacked.table, on=["idx", "label"], suffixes=("", "_attacked"))
-        if pairs.empty:
-            raise UserError(f"{certified.path} and {attacked.path} have no image in common")
-        hits = int(pairs.correct_attacked.sum())
+        pairs = pair_up(certified, attacked)
+        hits = int(pairs.correct_second.sum())
         interval = binomial_interval(hits, len(pairs), self.confidence)
         contradicted, claimed = contradictions(pairs, radius)
         alphas = [float(log.parameters.get("alpha") or _PUBLISHED_ALPHA) for log in (attacked, certified)]
@@ -64,10 +64,10 @@ class Gap:
             attacked.name,
             radius,
             len(pairs),
-            float((pairs.correct.eq(1) & pairs.radius.ge(radius)).mean()),
+            float((pairs.correct_first.eq(1) & pairs.radius.ge(radius)).mean()),
             hits / len(pairs),
             *interval,
-            float(pairs.predict_attacked.eq(-1).mean()),
+            float(pairs.predict_second.eq(-1).mean()),
             contradicted,
             tolerated_false_statements(claimed, sum(alphas), _FALSE_ALARM),
         ]
@@ -76,20 +76,21 @@ class Gap:
 def contradictions(pairs: pd.DataFrame, epsilon: float) -> tuple[int, int]:
     """How many images got another class within their certified radius, and how many had one that reached so far.
 
-    ``pairs`` holds predict and radius of the certificates, predict_attacked and, where it is known, the attack_norm.
-    Each is a false certificate or a wrong prediction: more than their alphas explain contradict one of the logs.
+    ``pairs`` holds predict_first and radius of the certificates, predict_second of the attacked images and, where it is
+    known, their attack_norm. Each is a false certificate or a wrong prediction: more than their alphas explain
+    contradict one of the logs.
     """
     norm = pairs.attack_norm if "attack_norm" in pairs else epsilon
-    claimed = pairs.predict.ge(0) & pairs.radius.gt(norm * (1 + _ROUNDING))
-    contradicted = claimed & pairs.predict_attacked.ge(0) & pairs.predict_attacked.ne(pairs.predict)
+    claimed = pairs.predict_first.ge(0) & pairs.radius.gt(norm * (1 + _ROUNDING))
+    contradicted = claimed & pairs.predict_second.ge(0) & pairs.predict_second.ne(pairs.predict_first)
     return int(contradicted.sum()), int(claimed.sum())
 
 
 def certificates_for(attacked: Log, certified: Sequence[Log]) -> Log:
     """The certification log of the model that was attacked; UserError where that is none or not clear."""
-    same = [log for log in certified if model_of(log) == model_of(attacked)]
-    if not same and len(certified) == 1 and not _differ(attacked, certified[0]):
-        same = list(certified)
+    same = [log for log in certified if model_of(log) == model_of(attacked) and not _differ(attacked, log)]
+    if not same and len(certified) == 1 and None in (attacked.parameters.manifest, certified[0].parameters.manifest):
+        same = [log for log in certified if not _differ(attacked, log)]
     if len(same) != 1:
         found = "none" if not same else ", ".join(str(log.path) for log in same)
         raise UserError(f"{attacked.path}: one certification log of the model attacked is needed, found {found}")
@@ -97,5 +98,8 @@ def certificates_for(attacked: Log, certified: Sequence[Log]) -> Log:
 
 
 def _differ(first: Log, second: Log) -> bool:
-    """Whether two logs are known to be of different models."""
-    return None not in (first.parameters.manifest, second.parameters.manifest)
+    """Whether two logs are known to be of different images, or of another arithmetic."""
+    known = [(log.parameters.manifest or {}).get("settings", {}) for log in (first, second)]
+    said = [(first.parameters.get(name), second.parameters.get(name)) for name in _SHARED]
+    said += [(known[0].get(name), known[1].get(name)) for name in ("dataset_fingerprint", "precision")]
+    return any(None not in pair and pair[0] != pair[1] for pair in said)

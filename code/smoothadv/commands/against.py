@@ -19,12 +19,15 @@ from smoothadv.certification import ABSTAIN
 from smoothadv.checkpoints import file_digest
 from smoothadv.commands.attacking import AttackedBallots
 from smoothadv.commands.components import warn
+from smoothadv.commands.smoothing import SmoothingJob
 from smoothadv.errors import UserError
 from smoothadv.evaluation import Example
 from smoothadv.noise import Purpose
 from smoothadv.records import differing_fields
 
 DEFAULT_FRACTION, DEFAULT_FALSE_ALARM = 0.999, 0.001
+OUTDIR = object()
+"""Stands for the folder in the words of a command."""
 _SAME = ("dataset", "split", "dataset_fingerprint", "checkpoint_sha256", "input_layer", "sigma", "precision")
 
 
@@ -52,12 +55,19 @@ class Certificates:
         """What the manifest of attacks on them says."""
         return {"sha256": file_digest(self.path), "fraction": self.fraction, "alpha": self.alpha}
 
-    def check_settings(self, settings: dict[str, Any]) -> None:
+    def check_job(self, job: SmoothingJob) -> None:
         """UserError unless the certificates are about the classifier and the images that are to be attacked."""
+        last, classes = max(self.claims), job.dataset.description.num_classes
+        largest = max(certified for certified, _ in self.claims.values())
+        if last >= len(job.dataset) or largest >= classes:
+            raise UserError(
+                f"{self.path} certifies something else: it has image {last} and class {largest}, "
+                f"{job.settings['dataset']} has {len(job.dataset)} images of {classes} classes"
+            )
         if self.settings is None:
             warn(f"{self.path} has no manifest: nothing tells whether it certifies this checkpoint at this sigma")
             return
-        recorded, now = ({name: record.get(name) for name in _SAME} for record in (self.settings, settings))
+        recorded, now = ({name: record.get(name) for name in _SAME} for record in (self.settings, job.settings))
         difference = differing_fields(recorded, now)
         if difference:
             raise UserError(f"{self.path} certifies something else: {difference}")
@@ -66,6 +76,9 @@ class Certificates:
 def read_certificates(options: argparse.Namespace) -> Certificates:
     """The claims of the log named by --against; UserError where it makes none or cannot be trusted."""
     (log,) = read_logs([str(options.against)], ("certification",), {}, warn).certification
+    if log.parameters.get("sigma") is None:  # then this command must be right about it, and the radii possible
+        stated = {"sigma": options.sigma}
+        (log,) = read_logs([str(options.against)], ("certification",), stated, lambda message: None).certification
     sigma, manifest = log.parameters.get("sigma"), log.parameters.manifest
     if sigma not in (None, options.sigma):
         raise UserError(f"{options.against} certifies something else: sigma was {sigma}, now {options.sigma}")
@@ -98,19 +111,20 @@ class CertificateBallots(AttackedBallots):
         return {"certified": certified, "radius": radius, "flipped": int(prediction not in (ABSTAIN, certified))}
 
 
-def report(options: argparse.Namespace, certificates: Certificates, table: Any) -> None:
+def report(options: argparse.Namespace, certificates: Certificates, table: Any, again: list[str]) -> None:
     """Tell what became of the certificates, each flip with the command that repeats it; UserError if they are too many.
 
-    ``table`` is the finished log.
+    ``table`` is the finished log, ``again`` the words of a command that attacks them all in the same way.
     """
     flips = table[table.flipped == 1]
     chance = certificates.alpha + options.alpha
     tolerated = tolerated_false_statements(len(table), chance, options.false_alarm or DEFAULT_FALSE_ALARM)
     for row in flips.itertuples():
+        outdir = f"{options.outdir}_{row.idx}"
+        command = shlex.join([outdir if word is OUTDIR else word for word in [*again, "--only", str(row.idx)]])
         print(
             f"flipped: image {row.idx} (class {row.label}), certified as {row.certified} within {row.radius:.6g}, is "
-            f"predicted as {row.predict} at a distance of {row.attack_norm:.6g}; again with\n"
-            f"  {_again(options, row.idx)}"
+            f"predicted as {row.predict} at a distance of {row.attack_norm:.6g}; again with\n  {command}"
         )
     said = (
         f"{options.outfile}: {len(table)} certificates attacked at {certificates.fraction:g} of their radii, "
@@ -120,21 +134,3 @@ def report(options: argparse.Namespace, certificates: Certificates, table: Any) 
     if len(flips) > tolerated:
         raise UserError(f"{options.against} holds false certificates: {said}")
     print(said)
-
-
-def _again(options: argparse.Namespace, index: int) -> str:
-    """The command that repeats the attack on one image."""
-    words = [word for word in options.command[2:] if word not in ("--resume", "--overwrite", "--debug")]
-    words = [f"{options.outdir}_{index}" if Path(word) == options.outdir else word for word in words]
-    for flag, values in (("--only", len(options.only or ())), ("--skip", 1), ("--max", 1), ("--shard", 1)):
-        words = _without(words, flag, values)
-    return shlex.join(["python", f"code/{options.command[1]}.py", *words, "--only", str(index)])
-
-
-def _without(words: list[str], flag: str, values: int) -> list[str]:
-    """The words of a command line without an option and its values."""
-    words = [word for word in words if not word.startswith(f"{flag}=")]
-    if flag in words:
-        at = words.index(flag)
-        return words[:at] + words[at + 1 + values :]
-    return words

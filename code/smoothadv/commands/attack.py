@@ -14,6 +14,7 @@ from smoothadv.certification import ABSTAIN
 from smoothadv.commands.against import (
     DEFAULT_FALSE_ALARM,
     DEFAULT_FRACTION,
+    OUTDIR,
     CertificateBallots,
     Certificates,
     read_certificates,
@@ -27,6 +28,7 @@ from smoothadv.commands.attacking import (
     fit_to_job,
     shared_with,
 )
+from smoothadv.commands.components import retyped
 from smoothadv.commands.evaluating import Evaluation, evaluate, merge_main, told_of_shard
 from smoothadv.commands.predict import DEFAULT_N, warn_of_few_draws
 from smoothadv.commands.runner import Parser, run
@@ -38,6 +40,7 @@ from smoothadv.saved_examples import write_pictures
 from smoothadv.settings import Setting, non_negative_int, number, positive_int, probability
 
 _STEPS, _DRAWS = 20, 64
+_PLACE = "\0"  # no path
 _fraction = number(float, "a number above 0 and below 1, like 0.999", lambda v: 0 < v < 1)
 
 _EXAMPLES = """examples:
@@ -132,11 +135,15 @@ def attack_all(parser: Parser, options: argparse.Namespace, plans: list[tuple[Pa
     job = prepare(options, sound=certificates is not None and certificates.sound)
     job = dataclasses.replace(job, indices=_indices(options, job, certificates))
     if certificates is not None:
-        certificates.check_settings(job.settings)
+        certificates.check_job(job)
     fit_to_job(parser, plans[0][1], job, options)
+    again = _again(parser, options, job.batch, plans[0][1].batch)
     for path, attack in plans:
         attack.batch = plans[0][1].batch  # as chosen, which a log may be continued with
-        _one_log(options, job, path, attack, certificates)
+        if _one_log(options, job, path, attack, certificates):
+            _finish(options, certificates, again)
+        elif options.shard is not None:
+            print(told_of_shard(options, "attack"))
 
 
 def _plans(parser: Parser, options: argparse.Namespace) -> list[tuple[Path, SmoothedAttack]]:
@@ -167,7 +174,7 @@ def _indices(options: argparse.Namespace, job: SmoothingJob, certificates: Certi
     """The examples to attack; UserError where there are none of those asked for."""
     indices = job.indices
     if certificates is not None:
-        indices = certificates.indices[:: options.skip][: options.max]
+        indices = [index for index in certificates.indices if index % options.skip == 0][: options.max]
     if options.only is None:
         return indices
     known = range(len(job.dataset)) if certificates is None else set(certificates.indices)
@@ -184,7 +191,8 @@ def _one_log(
     path: Path,
     attack: SmoothedAttack,
     certificates: Certificates | None,
-) -> None:
+) -> bool:
+    """Bring a log to its end, or this process's share of it; whether it is whole now."""
     options.outfile = path
     if job.workers is not None:
         job = dataclasses.replace(job, workers=job.workers.apart(path.name))
@@ -198,20 +206,25 @@ def _one_log(
         settings["attack"]["epsilon"], settings["against"] = None, certificates.record
     what = f"attacking {options.against.name}" if options.against else f"attacking, epsilon {attack.attack.epsilon:g}"
     evaluation = Evaluation(columns, settings, ballots, what, title, scores, keeps_images=True, **shared_with(attack))
-    if evaluate(options, job, evaluation):
-        _finish(options, certificates)
-    elif options.shard is not None:
-        print(told_of_shard(options, "attack"))
+    return evaluate(options, job, evaluation)
 
 
-def _finish(options: argparse.Namespace, certificates: Certificates | None) -> None:
+def _again(parser: Parser, options: argparse.Namespace, batch: int, attack_batch: int) -> list[Any]:
+    """The words of a command that does the same again, wherever it is typed; ``OUTDIR`` is where."""
+    given = copy.copy(options)
+    given.batch, given.attack_batch, given.outdir = batch, attack_batch, _PLACE
+    words = retyped(parser, given, without=("only", "skip", "max", "shard", "existing", "png", "debug"))
+    return ["python", "code/attack.py", *(OUTDIR if word == _PLACE else word for word in words)]
+
+
+def _finish(options: argparse.Namespace, certificates: Certificates | None, again: list[Any]) -> None:
     """Say in a line what the log says, make the pictures, and fail where certificates did."""
     table = read_prediction_log(options.outfile)
     if options.png is not None:
         pictures = write_pictures(options.outfile, options.png)
         print(f"{pictures_folder(options.outfile)}: {len(pictures)} pictures")
     if certificates is not None:
-        report(options, certificates, table)
+        report(options, certificates, table, again)
         return
     hits = int(table.correct.sum())
     low, high = binomial_interval(hits, len(table), 0.95)

@@ -111,3 +111,21 @@ def settings_record(component: Any) -> dict[str, Any]:
 def warn(message: str) -> None:
     """Tell the user, on standard error, what is allowed but probably not meant."""
     print(f"warning: {message}", file=sys.stderr)
+
+
+def retyped(parser: Parser, options: argparse.Namespace, without: Iterable[str]) -> list[str]:
+    """The command line that gives ``options``, but for the destinations ``without``: positional words come first.
+
+    Options at their default are left out.
+    """
+    words, flags = [], []
+    for action in parser._actions:
+        value = getattr(options, action.dest, action.default)
+        if action.dest in without or value in (None, argparse.SUPPRESS):
+            continue
+        if not action.option_strings:
+            words.append(str(value))
+        elif value != action.default:
+            values = value if isinstance(value, list) else [value]
+            flags += [action.option_strings[0], *(() if action.nargs == 0 else map(str, values))]
+    return [*words, *flags]

@@ -15,11 +15,20 @@ from smoothadv.commands.runner import Parser, run
 from smoothadv.commands.smoothing import SmoothingJob
 from smoothadv.errors import UserError
 from smoothadv.evaluation import Example, HasBatch, Part, Tally, check_logged_examples, evaluate_examples
-from smoothadv.records import ExampleLog, manifest_path, shard_folder
+from smoothadv.records import (
+    ExampleLog,
+    examples_path,
+    manifest_path,
+    recorded_settings,
+    shard_folder,
+    spool_path,
+)
 from smoothadv.saved_examples import Spool, pack
 from smoothadv.shards import Shard, check_siblings, is_merged, merge, shard_count, shards_of
 from smoothadv.voting import Poll, VoteCounter
 from smoothadv.workers import Workers
+
+_IMAGES = "images_saved"
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,7 @@ class Evaluation:
 
 def evaluate(options: argparse.Namespace, job: SmoothingJob, evaluation: Evaluation) -> bool:
     """Bring the log of ``options.outfile``, or this process's share of it, to its end; whether OUTFILE is whole now."""
-    settings = {**job.settings, **evaluation.settings}
+    settings = {**job.settings, **evaluation.settings, **({_IMAGES: True} if evaluation.keeps_images else {})}
     workers, counter = job.workers, job.counter()
     _refuse_other_way(options, job, settings)
     work = _Work(options, job, evaluation, settings, counter)
@@ -118,11 +127,18 @@ class _Work:
     def _part(self, path: Path, indices: Sequence[int], settings: dict[str, Any], existing: str) -> Part:
         # Batches are smaller than those of the settings once memory has run out.
         run = {**self.job.run, "batch": self.counter.batch, **self.evaluation.run()}
+        if existing == "overwrite" and recorded_settings(path).get(_IMAGES):
+            examples_path(path).unlink(missing_ok=True)
+            spool_path(path).unlink(missing_ok=True)
         log = ExampleLog(path, self.evaluation.columns, settings, run, existing)
         check_logged_examples(log, indices)
-        keeps = self.evaluation.keeps_images
-        spool = Spool(path, self.job.dataset.description.image_shape, log.done) if keeps else None
-        return Part(log, indices, spool)
+        return Part(log, indices, self._spool(path, log) if self.evaluation.keeps_images else None)
+
+    def _spool(self, path: Path, log: ExampleLog) -> Spool:
+        if log.done and not spool_path(path).exists():
+            # Those of a log that was merged by a run that did not get further.
+            pack(path, shards_of(path))
+        return Spool(path, self.job.dataset.description.image_shape, log.done)
 
 
 def _merge_own_shards(options: argparse.Namespace, examples: int) -> None:
@@ -165,7 +181,8 @@ def told_of_shard(options: argparse.Namespace, command: str) -> str:
     """What to say at the end of a shard."""
     return (
         f"shard {options.shard} is done: {options.shard.path(options.outfile)}; when all are, "
-        f"`python code/{command}.py merge {options.outfile}` joins them"
+        f"`python code/{command}.py merge {options.outfile}` joins them, and then this command without --shard tells "
+        "what they say"
     )
 
 

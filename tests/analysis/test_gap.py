@@ -1,0 +1,224 @@
+"""gap: what is certified beside what an attack left, and images on which the two cannot both be right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from smoothadv.analysis.gap import Gap, contradictions
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.parameters import Parameters
+from smoothadv.analysis.tables import FORMATS
+from smoothadv.bounds import tolerated_false_statements
+from smoothadv.errors import UserError
+
+many = settings(deadline=None, derandomize=True, max_examples=150)
+KEYS = ["attack", "radius", "examples", "certified_accuracy", "empirical_accuracy", "low", "high", "abstention_rate"]
+KEYS += ["contradictions", "tolerated"]
+SETTINGS = {"sigma": 0.25, "N": 1000, "alpha": 0.001, "checkpoint_sha256": "a", "dataset": "digits", "split": "test"}
+
+
+def parameters(settings: dict | None, **values) -> Parameters:
+    """Those that a manifest of these settings tells; without one, ``values`` alone."""
+    known = {} if settings is None else {name: settings[name] for name in ("sigma", "N", "alpha", "dataset", "split")}
+    return Parameters({**known, **values}, {}, None if settings is None else {"settings": settings})
+
+
+def certified(
+    rows: list[tuple[int, int, int, float]], name: str = "certified", settings: dict | None = SETTINGS
+) -> Log:
+    """A certification log of rows (idx, label, predict, radius)."""
+    table = pd.DataFrame(rows, columns=["idx", "label", "predict", "radius"]).astype({"radius": float})
+    table["correct"] = (table.predict == table.label).astype(int)
+    return Log(name, Path(name), "", table, parameters(settings))
+
+
+def attacked(
+    rows: list[tuple], epsilon: float, name: str = "attacked", settings: dict | None = SETTINGS, **values
+) -> Log:
+    """A prediction log under attack of rows (idx, label, predict) or (idx, label, predict, attack_norm)."""
+    columns = ["idx", "label", "predict", "attack_norm"][: len(rows[0])]
+    table = pd.DataFrame(rows, columns=columns)
+    table["correct"] = (table.predict == table.label).astype(int)
+    return Log(name, Path(name), "", table, parameters(settings, attack="PGD", epsilon=epsilon, **values))
+
+
+def rows_of(certification: list[Log], prediction: list[Log], **options) -> list[dict]:
+    table = Gap(**options)(Logs(certification=certification, prediction=prediction))
+    assert [column.key for column in table.columns] == KEYS
+    return [dict(zip(KEYS, row)) for row in table.rows]
+
+
+# Certified within 1, certified as something else, an abstention, and certified within 0.1.
+CERTIFICATES = certified([(0, 1, 1, 1.0), (1, 1, 2, 1.0), (2, 1, -1, 0.0), (3, 1, 1, 0.1)])
+
+
+def test_row_sets_certified_beside_attacked_accuracy():
+    (row,) = rows_of([CERTIFICATES], [attacked([(0, 1, 1), (1, 1, -1), (2, 1, 1), (3, 1, 0)], 0.5)])
+    interval = stats.binomtest(2, 4).proportion_ci(0.95)
+    assert row == {
+        "attack": "attacked",
+        "radius": 0.5,
+        "examples": 4,
+        "certified_accuracy": 0.25,
+        "empirical_accuracy": 0.5,
+        "low": pytest.approx(interval.low),
+        "high": pytest.approx(interval.high),
+        "abstention_rate": 0.25,
+        "contradictions": 0,
+        "tolerated": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("predictions", "count"),
+    [
+        ([1, 2, 0, 0], 0),  # the first two as certified, the third of no certificate, the fourth out of its reach
+        ([0, 2, 0, 0], 1),
+        ([0, 1, 0, 0], 2),  # the label itself contradicts a certificate of another class
+        ([-1, -1, -1, -1], 0),  # an abstention says nothing
+    ],
+)
+def test_contradiction_is_another_class_within_the_certified_radius(predictions, count):
+    log = attacked([(idx, 1, predict) for idx, predict in enumerate(predictions)], 0.5)
+    assert rows_of([CERTIFICATES], [log])[0]["contradictions"] == count
+
+
+@pytest.mark.parametrize(("norm", "count"), [(0.0, 1), (0.999, 1), (1 - 1e-9, 0), (1.0, 0), (1.001, 0)])
+def test_certificate_reaches_as_far_as_its_open_ball(norm, count):
+    """By the norm that the attack used, not what it was allowed; a norm in float32 is not told from the radius."""
+    log = attacked([(0, 1, 0, norm)], 5.0)
+    assert rows_of([CERTIFICATES], [log])[0]["contradictions"] == count
+    assert rows_of([CERTIFICATES], [attacked([(0, 1, 0)], norm or 1e-9)])[0]["contradictions"] == count
+
+
+labels, classes, reals = st.integers(0, 2), st.integers(-1, 2), st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 1.0])
+tables = st.dictionaries(st.integers(0, 9), st.tuples(labels, classes, reals, classes, reals), min_size=1)
+
+
+@many
+@given(
+    tables, st.sets(st.integers(0, 9), max_size=4), st.sampled_from([0.25, 0.5]), st.booleans(), st.floats(0.5, 0.99)
+)
+def test_gap_is_that_of_plain_loops(facts, only_certified, epsilon, has_norms, confidence):
+    """Images of which there is no prediction do not count."""
+    rows = {i: (label, c, 0.0 if c < 0 else r, p, n) for i, (label, c, r, p, n) in facts.items()}
+    both = {i: row for i, row in rows.items() if i not in only_certified}
+    log = certified([(i, label, c, r) for i, (label, c, r, _, _) in rows.items()])
+    if not both:
+        return
+    predictions = [(i, label, p, n)[: 3 + has_norms] for i, (label, _, _, p, n) in sorted(both.items(), reverse=True)]
+    (found,) = rows_of([log], [attacked(predictions, epsilon)], confidence=confidence)
+    hits = claims = false = reached = abstained = 0
+    for label, c, r, p, n in both.values():
+        norm = n if has_norms else epsilon
+        reached += c == label and r >= epsilon
+        hits += p == label
+        abstained += p == -1
+        if c != -1 and r > norm:
+            claims += 1
+            false += p not in (-1, c)
+    count = len(both)
+    interval = stats.binomtest(hits, count).proportion_ci(confidence)
+    expected = [reached / count, hits / count, interval.low, interval.high, abstained / count]
+    assert [found[key] for key in KEYS[3:8]] == pytest.approx(expected, abs=1e-9)
+    assert (found["examples"], found["contradictions"]) == (count, false)
+    assert found["tolerated"] == tolerated_false_statements(claims, 0.002, 0.001)
+
+
+def test_contradictions_counts_claims_as_well():
+    pairs = pd.DataFrame({"predict_first": [1, 1, -1], "radius": [1.0, 0.4, 0.0], "predict_second": [0, 0, 0]})
+    assert contradictions(pairs, 0.5) == (1, 1)
+    assert contradictions(pairs.assign(attack_norm=[0.2, 0.3, 0.0]), 0.5) == (2, 2)
+
+
+def test_alphas_of_both_logs_count_towards_what_is_tolerated():
+    rows = [(idx, 1, 1, 1.0) for idx in range(200)]
+    log = certified(rows, settings={**SETTINGS, "alpha": 0.01})
+    attack = attacked([row[:3] for row in rows], 0.5, settings={**SETTINGS, "alpha": 0.02})
+    assert rows_of([log], [attack])[0]["tolerated"] == tolerated_false_statements(200, 0.03, 0.001)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.7])
+def test_statements_that_may_all_be_false_contradict_nothing(alpha):
+    """Any number is tolerated where the alphas sum to 1 or more; or one sentence says that this is senseless."""
+    settings = {**SETTINGS, "alpha": alpha}
+    try:
+        (row,) = rows_of([certified([(0, 1, 1, 1.0)], settings=settings)], [attacked([(0, 1, 0)], 0.5, "a", settings)])
+    except UserError:
+        return
+    assert row["contradictions"] <= row["tolerated"]
+
+
+def test_attacks_are_in_the_order_of_their_sizes_and_clean_predictions_left_out():
+    logs = [attacked([(0, 1, 1)], epsilon, f"at {epsilon}") for epsilon in (1.0, 0.0, 0.25, 0.5)]
+    assert [row["attack"] for row in rows_of([CERTIFICATES], logs)] == ["at 0.25", "at 0.5", "at 1.0"]
+
+
+OTHER_MODEL, OTHER_SIGMA = {**SETTINGS, "checkpoint_sha256": "b"}, {**SETTINGS, "sigma": 0.5}
+
+
+def test_each_attack_is_set_beside_the_certificates_of_its_own_model_and_sigma():
+    logs = [
+        certified([(0, 1, 1, radius)], name, settings)
+        for name, radius, settings in [("a", 1.0, SETTINGS), ("b", 0.1, OTHER_MODEL), ("c", 0.6, OTHER_SIGMA)]
+    ]
+    attacks = [attacked([(0, 1, 1)], epsilon, name, settings) for name, epsilon, settings in
+               [("on a", 0.8, SETTINGS), ("on b", 0.7, OTHER_MODEL), ("on c", 0.5, OTHER_SIGMA)]]  # fmt: skip
+    shares = {row["attack"]: row["certified_accuracy"] for row in rows_of(logs, attacks)}
+    assert shares == {"on a": 1.0, "on b": 0.0, "on c": 1.0}
+
+
+@pytest.mark.parametrize("settings", [OTHER_MODEL, OTHER_SIGMA], ids=["checkpoint", "sigma"])
+def test_certificates_of_another_model_are_no_match(settings):
+    with pytest.raises(UserError, match="^attacked: one certification log of the model attacked is needed, found none"):
+        rows_of([certified([(0, 1, 1, 1.0)], settings=settings)], [attacked([(0, 1, 1)], 0.5)])
+
+
+def test_two_certification_logs_of_one_model_are_no_clear_match():
+    logs = [certified([(0, 1, 1, 1.0)], name) for name in ("one", "two")]
+    with pytest.raises(UserError, match="^attacked: one certification log .* is needed, found one, two$"):
+        rows_of(logs, [attacked([(0, 1, 1)], 0.5)])
+
+
+def test_only_certification_log_is_taken_where_a_manifest_is_missing():
+    """As of released logs: nothing tells that they differ."""
+    for first, second in [(None, SETTINGS), (SETTINGS, None), (None, None)]:
+        attack = attacked([(0, 1, 1)], 0.5, "elsewhere/attacked", first)
+        assert len(rows_of([certified([(0, 1, 1, 1.0)], settings=second)], [attack])) == 1
+
+
+def test_certificates_of_training_images_are_no_match_for_attacks_on_test_images():
+    """The same numbers and, by chance, labels: but other images."""
+    log = certified([(0, 1, 1, 1.0)], settings={**SETTINGS, "split": "train"})
+    with pytest.raises(UserError):
+        rows_of([log], [attacked([(0, 1, 0)], 0.5)])
+
+
+def test_logs_without_a_common_image_are_refused():
+    with pytest.raises(UserError, match="certified and attacked have no example in common"):
+        rows_of([CERTIFICATES], [attacked([(7, 1, 1)], 0.5)])
+
+
+@pytest.mark.parametrize("logs", [Logs(prediction=[attacked([(0, 1, 1)], 0.5)]), Logs(certification=[CERTIFICATES])])
+def test_both_kinds_of_logs_are_needed(logs):
+    with pytest.raises(UserError, match="gap needs a certification log and prediction logs under attack"):
+        Gap()(logs)
+
+
+def test_attack_of_unknown_size_is_refused():
+    log = replace(attacked([(0, 1, 1)], 0.5), parameters=Parameters({"attack": "PGD"}))
+    with pytest.raises(UserError, match="unknown radius"):
+        rows_of([CERTIFICATES], [log])
+
+
+def test_people_see_percent_with_the_interval_beside():
+    table = Gap()(Logs(certification=[CERTIFICATES], prediction=[attacked([(0, 1, 1), (1, 1, 0)], 0.5)]))
+    lines = FORMATS["markdown"](table).splitlines()
+    assert len(lines) == 3 and "low" not in lines[0] and "50.0" in lines[2] and "98.7" in lines[2]

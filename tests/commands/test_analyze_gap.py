@@ -1,0 +1,131 @@
+"""analyze gap and empirical --confidence from end to end, on a folder as attack leaves it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from smoothadv.bounds import tolerated_false_statements
+from support.commands import call, succeed
+
+KEYS = ["attack", "radius", "examples", "certified_accuracy", "empirical_accuracy", "low", "high", "abstention_rate"]
+KEYS += ["contradictions", "tolerated"]
+SETTINGS = {"sigma": 0.25, "N": 1000, "alpha": 0.001, "checkpoint_sha256": "a", "dataset": "digits", "split": "test"}
+HEADER = "idx\tlabel\tpredict\tbasePredict\tcorrect\ttime\tattack_norm\tepsilon\tabstain"
+
+
+@pytest.fixture
+def folder(workplace: Path) -> Path:
+    """A certification log, logs of two attacks and one of falsification, as attack leaves them."""
+
+    def put(name: str, text: str, **extra) -> None:
+        path = workplace / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        manifest = {"settings": {**SETTINGS, **extra}, "runs": []}
+        path.with_name(path.name + ".manifest.json").write_text(json.dumps(manifest))
+
+    put(
+        "certified.tsv",
+        "idx\tlabel\tpredict\tradius\tcorrect\ttime\n"
+        + "".join(f"{i}\t1\t1\t{radius}\t1\t0:00:01\n" for i, radius in enumerate([0.4, 0.3, 0.1, 0.0])),
+        method="exact",
+    )
+    for epsilon, predicted in [(0.25, [1, 0, 1, -1]), (0.5, [0, 0, 1, -1])]:
+        lines = [
+            f"{i}\t1\t{p}\t{p}\t{int(p == 1)}\t0:00:01\t{epsilon}\t{epsilon}\t{int(p < 0)}"
+            for i, p in enumerate(predicted)
+        ]
+        put(
+            f"out/epsilon_{epsilon}.tsv",
+            "\n".join([HEADER, *lines]) + "\n",
+            attack={"name": "PGD", "epsilon": epsilon},
+            num_noise_vec=8,
+        )
+    put("out/against.tsv", f"{HEADER}\tcertified\tradius\tflipped\n0\t1\t1\t1\t1\t0:00:01\t0.1\t0.1\t0\t1\t0.4\t0\n")
+    (workplace / "out/epsilon_0.5.npz").write_bytes(b"PK\x03\x04")
+    return workplace
+
+
+def records(outcome) -> list[dict[str, str]]:
+    assert (outcome.code, outcome.err) == (0, "")
+    return list(csv.DictReader(io.StringIO(outcome.out)))
+
+
+def test_gap_from_end_to_end_is_in_fractions(folder, capsys):
+    near, far = records(call(capsys, "analyze", "gap", "certified.tsv", "out", "--format", "csv", "--confidence", 0.9))
+    assert list(near) == KEYS
+    interval = stats.binomtest(2, 4).proportion_ci(0.9)
+    numbers = [
+        0.25,
+        4,
+        2 / 4,
+        2 / 4,
+        interval.low,
+        interval.high,
+        1 / 4,
+        1,
+        tolerated_false_statements(2, 0.002, 0.001),
+    ]
+    assert [float(near[key]) for key in KEYS[1:]] == pytest.approx(numbers)
+    assert [float(far[key]) for key in ("radius", "certified_accuracy", "empirical_accuracy", "contradictions")] == [
+        0.5, 0.0, 0.25, 0]  # fmt: skip
+
+
+def test_empirical_with_confidence_adds_the_ends_of_the_interval(folder, capsys):
+    plain = records(call(capsys, "analyze", "empirical", "out", "--format", "csv"))
+    near, far = records(call(capsys, "analyze", "empirical", "out", "--format", "csv", "--confidence", 0.9))
+    assert list(near) == [*plain[0], "low", "high"]
+    assert [{key: row[key] for key in plain[0]} for row in (near, far)] == plain
+    for row, hits in ((near, 2), (far, 1)):
+        interval = stats.binomtest(hits, 4).proportion_ci(0.9)
+        assert [float(row["low"]), float(row["high"])] == pytest.approx([interval.low, interval.high])
+    shown = call(capsys, "analyze", "empirical", "out", "--confidence", 0.9).out
+    assert "50.0" in shown and f"{100 * stats.binomtest(2, 4).proportion_ci(0.9).low:.1f}" in shown
+
+
+def test_plot_of_attacks_draws_intervals_when_told(folder, capsys):
+    for name, options in [("without", []), ("with", ["--confidence", 0.95]), ("wider", ["--confidence", 0.999])]:
+        outcome = call(capsys, "analyze", "plot_empirical", "certified.tsv", "out", "-o", name, *options)
+        assert (outcome.code, outcome.err) == (0, "")
+    pictures = [(folder / f"{name}.png").read_bytes() for name in ("without", "with", "wider")]
+    assert len(set(pictures)) == 3 and min(map(len, pictures)) > 5000
+
+
+def test_attacks_contradict_no_true_certificate_and_are_found_where_attack_put_them(checkpoint, workplace, capsys):
+    """Of 45 images more contradictions than tolerated have a probability of 0.001 at most, over the seed."""
+    usual = ["--skip", 8, "--device", "cpu"]
+    succeed("certify", "digits", checkpoint, 0.25, "certified.tsv", "--N", 1000, *usual)
+    attack = ["--N", 100, "--epsilon", 0.1, 0.4, "--num-steps", 3, "--num-noise-vec", 4]
+    succeed("attack", "digits", checkpoint, 0.25, "out", *usual, *attack)
+    near, far = records(call(capsys, "analyze", "gap", "certified.tsv", "out", "--format", "csv"))
+    for row, radius in ((near, 0.1), (far, 0.4)):
+        assert float(row["radius"]) == radius and row["examples"] == "45"
+        assert float(row["certified_accuracy"]) <= float(row["empirical_accuracy"]) + float(row["abstention_rate"])
+        assert int(row["contradictions"]) <= int(row["tolerated"]) <= 3
+    assert float(near["certified_accuracy"]) > float(far["certified_accuracy"]) > 0
+
+
+@pytest.mark.parametrize("analysis", ["gap", "empirical"])
+@pytest.mark.parametrize("level", ["0", "1", "95", "x"])
+def test_impossible_confidence_is_a_usage_error(folder, capsys, analysis, level):
+    outcome = call(capsys, "analyze", analysis, "certified.tsv", "out", "--confidence", level)
+    assert outcome.code == 2 and "--confidence" in outcome.err and outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("analysis", ["empirical", "gap", "summary", "examples"])
+def test_log_of_falsification_is_passed_over_and_refused_by_name(folder, capsys, analysis):
+    """Its attacks have sizes of their own: it is no prediction log under one attack."""
+    outcome = call(capsys, "analyze", analysis, ".", "--format", "json")
+    assert outcome.code == 0 and "against" not in outcome.out + outcome.err
+    outcome = call(capsys, "analyze", analysis, "out/against.tsv")
+    assert outcome.code == 1 and outcome.err.count("\n") == 1 and outcome.out == ""
+    assert "out/against.tsv is a falsification log; what is needed here is" in outcome.err
+    outcome = call(capsys, "analyze", analysis, "certified.tsv", "out/epsilon_0.5.tsv", "out/against.tsv")
+    if analysis in ("gap", "examples"):
+        assert "out/against.tsv is a falsification log" in outcome.err

@@ -1,0 +1,266 @@
+"""attack from end to end: its log and adversarial examples tell the same, which can be checked without the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy import stats
+
+from smoothadv.checkpoints import load_classifier
+from smoothadv.datasets import get_dataset
+from smoothadv.noise import Purpose
+from support.attack_runs import SIGMA, SMALL, accuracy, archive, assert_same_attack, l2_norms, noisy_logits
+from support.commands import call, header, rows, snapshot, succeed, timeless
+from support.sharding import manifest_of
+
+RELEASED = ["idx", "label", "predict", "basePredict", "correct", "time"]
+OWN = ["attack_norm", "epsilon", "abstain"]
+COPIED = {"idx", "label", "predict", "epsilon", "attack_norm"}
+STEP_BACK = 1e-5  # relative, of a norm in float32
+
+
+@pytest.fixture(scope="module")
+def finished(checkpoint, tmp_path_factory) -> Path:
+    """The folder of attacks of four sizes, with pictures."""
+    folder = tmp_path_factory.mktemp("attack") / "out"
+    sizes = ["--epsilon", 0, 0.25, 0.5, 2]
+    succeed("attack", "digits", checkpoint, SIGMA, folder, *SMALL, *sizes, "--png", 3)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def classifier(checkpoint) -> torch.nn.Module:
+    return load_classifier(checkpoint, "digits")
+
+
+@pytest.fixture
+def attack(checkpoint, workplace, capsys):
+    """Attack the shared classifier at epsilon 0.5; options given later win."""
+
+    def run(outdir: str, *options: object):
+        size = [] if "--epsilon" in options else ["--epsilon", 0.5]
+        return call(capsys, "attack", "digits", checkpoint, SIGMA, outdir, *SMALL, *size, *options)
+
+    return run
+
+
+def logs_of(folder: Path) -> list[Path]:
+    """By size, the smallest first."""
+    return sorted(folder.glob("*.tsv"), key=lambda log: float(log.stem.removeprefix("epsilon_")))
+
+
+def test_every_size_makes_a_log_with_its_manifest_examples_and_pictures(finished):
+    names = [f"epsilon_{size}" for size in ("0", "0.25", "0.5", "2")]
+    endings = [".npz", ".pictures", ".tsv", ".tsv.manifest.json"]
+    assert sorted(path.name for path in finished.iterdir()) == sorted(name + end for name in names for end in endings)
+
+
+def test_columns_are_the_released_ones_and_then_those_of_the_attack(finished):
+    for log in logs_of(finished):
+        assert header(log) == [*RELEASED, *OWN]
+
+
+def test_rows_are_consistent(finished):
+    table = [row for log in logs_of(finished) for row in rows(log)]
+    assert [row["idx"] for row in table] == [str(index) for index in range(12)] * 4
+    for row in table:
+        assert row["correct"] == str(int(row["predict"] == row["label"]))
+        assert row["abstain"] == str(int(row["predict"] == "-1"))
+    assert {row["abstain"] for row in table} == {"0", "1"}, "both are needed for this test to say anything"
+    assert {row["correct"] for row in table} == {"0", "1"}
+
+
+def test_norm_is_that_of_the_saved_perturbation_and_within_epsilon(finished):
+    for log, epsilon in zip(logs_of(finished), (0, 0.25, 0.5, 2)):
+        told = np.array([float(row["attack_norm"]) for row in rows(log)])
+        assert {float(row["epsilon"]) for row in rows(log)} == {epsilon}
+        assert (told <= epsilon * (1 + STEP_BACK)).all()
+        np.testing.assert_allclose(told, l2_norms(archive(log)), rtol=1e-6, atol=0)
+        assert (told >= 0.9 * epsilon).any(), "the attack uses what it is allowed"
+
+
+def test_archive_holds_float32_images_of_the_dataset_and_the_columns_of_the_log(finished):
+    images = torch.stack([get_dataset("digits", "test")[index][0] for index in range(12)]).numpy()
+    for log in logs_of(finished):
+        arrays = archive(log)
+        assert arrays.keys() == {*COPIED, "image", "adversarial"}
+        for name in ("image", "adversarial"):
+            assert arrays[name].shape == (12, 1, 8, 8) and arrays[name].dtype == np.float32
+            assert arrays[name].min() >= 0 and arrays[name].max() <= 1
+        assert arrays["image"].tobytes() == images.tobytes()
+        for name in COPIED:
+            assert arrays[name].tolist() == [float(row[name]) for row in rows(log)]
+
+
+def test_attack_of_size_zero_keeps_the_images(finished):
+    arrays = archive(finished / "epsilon_0.tsv")
+    assert arrays["adversarial"].tobytes() == arrays["image"].tobytes()
+
+
+def predicted(classifier: torch.nn.Module, image: np.ndarray, index: int, purpose: Purpose = Purpose.VOTES) -> int:
+    """PREDICT of Cohen et al. at alpha = 0.001, from 50 draws, written out."""
+    votes = np.bincount(noisy_logits(classifier, image, index, purpose, 50).argmax(1), minlength=10)
+    top, runner_up = sorted(votes.tolist(), reverse=True)[:2]
+    return int(votes.argmax()) if stats.binomtest(top, top + runner_up).pvalue <= 0.001 else -1
+
+
+def test_logged_class_is_that_of_predict_on_the_saved_image(finished, classifier):
+    for log in logs_of(finished):
+        arrays = archive(log)
+        expected = [predicted(classifier, *pair) for pair in zip(arrays["adversarial"], range(12))]
+        assert [int(row["predict"]) for row in rows(log)] == expected
+
+
+def test_base_prediction_is_the_classifiers_own_on_the_saved_image(finished, classifier):
+    for log in logs_of(finished):
+        with torch.no_grad():
+            expected = classifier(torch.from_numpy(archive(log)["adversarial"])).argmax(1)
+        assert [int(row["basePredict"]) for row in rows(log)] == expected.tolist()
+
+
+def test_larger_attacks_lower_the_accuracy(finished):
+    accuracies = [accuracy(log) for log in logs_of(finished)]
+    assert accuracies == sorted(accuracies, reverse=True) and accuracies[-1] <= accuracies[0] - 0.5
+
+
+def test_summary_names_the_log_its_accuracy_and_its_interval(attack, workplace):
+    outcome = attack("out", "--epsilon", 0.25)
+    low, high = stats.binomtest(round(12 * accuracy(workplace / "out/epsilon_0.25.tsv")), 12).proportion_ci(0.95)
+    assert outcome.code == 0 and outcome.err == "" and outcome.out.count("\n") == 1
+    share = accuracy(workplace / "out/epsilon_0.25.tsv")
+    for words in ("out/epsilon_0.25.tsv: 12 examples", f"{share:.1%}", f"{low:.1%} to {high:.1%}", "epsilon_0.25.npz"):
+        assert words in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("options", "of_predict"),
+    [
+        ([], ["--attack", "PGD"]),
+        (["--attack", "DDN"], ["--attack", "DDN"]),
+        (["--gradient", "stein", "--random-start"], ["--attack", "PGD", "--no-grad-attack", "--random-start"]),
+        (["--gradient", "hard-stein"], ["--attack", "PGD", "--hard-no-grad-attack"]),
+        (["--restarts", 2, "--target", "random"], ["--attack", "PGD", "--restarts", 2, "--target", "random"]),
+    ],
+    ids=str,
+)
+def test_predict_under_the_same_attack_says_the_same(attack, checkpoint, workplace, capsys, options, of_predict):
+    assert attack("out", *options).code == 0
+    command = ["digits", checkpoint, SIGMA, "log.tsv", *SMALL, "--epsilon", 0.5]
+    assert call(capsys, "predict", *command, *of_predict).code == 0
+    assert timeless(workplace / "log.tsv") == timeless(workplace / "out/epsilon_0.5.tsv")
+    theirs, ours = (manifest_of(workplace / log)["settings"] for log in ("log.tsv", "out/epsilon_0.5.tsv"))
+    assert {**theirs, "images_saved": True} == ours, "predict saves no images"
+
+
+def test_gradient_of_the_base_classifier_is_predicts_base_attack(checkpoint, workplace, capsys):
+    usual = ["--device", "cpu", "--N", 50, "--max", 12, "--epsilon", 0.5, "--num-steps", 3]
+    for outdir, option in [("one", ["--gradient", "base"]), ("two", ["--base-attack"])]:
+        assert call(capsys, "attack", "digits", checkpoint, SIGMA, outdir, *usual, *option).code == 0
+    command = ["digits", checkpoint, SIGMA, "log.tsv", *usual, "--attack", "PGD", "--base-attack"]
+    assert call(capsys, "predict", *command).code == 0
+    assert timeless(workplace / "log.tsv") == timeless(workplace / "one/epsilon_0.5.tsv")
+    assert_same_attack(workplace / "two/epsilon_0.5.tsv", workplace / "one/epsilon_0.5.tsv")
+
+
+def test_manifest_tells_everything_that_decides_the_numbers(attack, workplace):
+    options = ["--attack", "DDN", "--epsilon", "64/255", "--gradient", "expected-loss", "--restarts", 2]
+    attack("out", *options, "--target", "runner-up", "--seed", 3, "--attack-batch", 24, "--alpha", 0.01)
+    (log,) = logs_of(workplace / "out")
+    settings, (run,) = manifest_of(log)["settings"], manifest_of(log)["runs"]
+    expected = {"sigma": 0.25, "seed": 3, "alpha": 0.01, "N": 50, "num_noise_vec": 4, "restarts": 2}
+    expected |= {"target": "runner-up", "attack_batch": 24, "base_attack": False, "dataset": "digits"}
+    assert {name: settings[name] for name in expected} == expected
+    assert settings["attack"]["name"] == "DDN" and settings["attack"]["num_steps"] == 3
+    assert settings["attack"]["epsilon"] == 64 / 255 and "expected" in str(settings["attack"]["estimator"])
+    assert run["attack_batch"] == 24 and run["command"][1] == "attack" and "--restarts" in run["command"]
+
+
+def test_pictures_are_of_the_first_images_and_can_be_opened(finished):
+    for folder in finished.glob("*.pictures"):
+        assert sorted(path.name for path in folder.iterdir()) == ["00000.png", "00001.png", "00002.png"]
+        for path in folder.iterdir():
+            with Image.open(path) as picture:
+                picture.load()
+                # Three panels of 8 x 8 pixels, each enlarged 16 times, with something around them.
+                assert picture.mode == "RGB" and 3 * 128 < picture.width < 500 and 128 < picture.height < 250
+                assert len(picture.getcolors(2**20)) > 10
+
+
+def test_more_pictures_than_images_are_as_many_as_there_are(attack, workplace):
+    outcome = attack("out", "--only", 7, 3, 7, "--max", -1, "--png", 100)
+    assert outcome.code == 0 and "2 pictures" in outcome.out
+    pictures = sorted(path.name for path in (workplace / "out/epsilon_0.5.pictures").iterdir())
+    assert pictures == ["00003.png", "00007.png"]
+
+
+def test_only_the_images_named_are_attacked_and_as_among_others(attack, finished, workplace):
+    assert attack("out", "--only", 11, 4, "--max", -1).code == 0
+    log = workplace / "out/epsilon_0.5.tsv"
+    assert timeless(log) == [timeless(finished / log.name)[index] for index in (4, 11)]
+    assert archive(log)["adversarial"].tobytes() == archive(finished / log.name)["adversarial"][[4, 11]].tobytes()
+
+
+def test_skip_is_a_stride_and_max_counts_examples(attack, finished, workplace):
+    assert attack("out", "--skip", 5, "--max", 3).code == 0
+    log = workplace / "out/epsilon_0.5.tsv"
+    assert timeless(log) == timeless(finished / log.name)[::5]
+    assert archive(log)["idx"].tolist() == [0, 5, 10]
+
+
+def test_the_same_command_again_changes_nothing(attack, workplace):
+    options = ["--epsilon", 0.5, 1, "--png", 2]
+    first = attack("out", *options)
+    before = snapshot(workplace)
+    again = attack("out", *options)
+    assert again.code == 0 and again.out == first.out and again.err == ""
+    assert snapshot(workplace) == before
+
+
+def test_missing_pictures_are_made_for_a_finished_log(attack, workplace):
+    attack("out", "--png", 2)
+    pictures = snapshot(workplace / "out/epsilon_0.5.pictures")
+    for path in (workplace / "out/epsilon_0.5.pictures").iterdir():
+        path.unlink()
+    assert attack("out", "--png", 2).code == 0
+    assert snapshot(workplace / "out/epsilon_0.5.pictures") == pictures
+
+
+@pytest.mark.parametrize("options", [[], ["--random-start"], ["--gradient", "base", "--random-start"]], ids=str)
+def test_seed_alone_decides_the_examples(checkpoint, workplace, capsys, options):
+    draws = [] if "base" in options else ["--num-noise-vec", 4]
+    usual = ["--device", "cpu", "--N", 50, "--max", 5, "--epsilon", 0.5, "--num-steps", 3, *draws, *options]
+    for outdir, seed in [("one", 5), ("same", 5), ("other", 6)]:
+        succeed("attack", "digits", checkpoint, SIGMA, outdir, *usual, "--seed", seed)
+    one, same, other = (workplace / outdir / "epsilon_0.5.tsv" for outdir in ("one", "same", "other"))
+    assert_same_attack(same, one)
+    assert (archive(one)["adversarial"] != archive(other)["adversarial"]).any((1, 2, 3)).all()
+
+
+@pytest.mark.parametrize("batch", [1, 3, 7, 1000])
+def test_attack_batch_changes_examples_by_rounding_only(attack, finished, workplace, batch):
+    """Less than whole images at a time, parts of one that differ in size, all images at once."""
+    assert attack("out", "--attack-batch", batch).code == 0
+    log, usual = workplace / "out/epsilon_0.5.tsv", finished / "epsilon_0.5.tsv"
+    np.testing.assert_allclose(archive(log)["adversarial"], archive(usual)["adversarial"], atol=1e-5)
+    assert [row["predict"] for row in rows(log)] == [row["predict"] for row in rows(usual)]
+    assert manifest_of(log)["settings"]["attack_batch"] == batch
+
+
+def test_batch_of_the_votes_changes_nothing(attack, finished, workplace):
+    attack("out", "--batch", 7)
+    log, usual = workplace / "out/epsilon_0.5.tsv", finished / "epsilon_0.5.tsv"
+    assert timeless(log) == timeless(usual)
+    assert archive(log)["adversarial"].tobytes() == archive(usual)["adversarial"].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("size", "name"), [("64/255", "epsilon_0.25098039215686274"), ("1e-3", "epsilon_0.001"), ("1/2", "epsilon_0.5")]
+)
+def test_name_of_a_log_is_the_size_to_the_last_digit(attack, workplace, size, name):
+    attack("out", "--epsilon", size, "--max", 1)
+    assert [path.name for path in logs_of(workplace / "out")] == [f"{name}.tsv"]
+    assert rows(workplace / f"out/{name}.tsv")[0]["epsilon"] == name.removeprefix("epsilon_")

@@ -1,0 +1,278 @@
+"""attack --against: true certificates withstand it, false ones do not, and each that falls can be shown again."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from smoothadv.checkpoints import load_classifier
+from smoothadv.noise import Noise, Purpose
+from support.attack_runs import SIGMA, archive, assert_same_attack, l2_norms, noisy_logits
+from support.commands import Outcome, call, header, rows, snapshot, succeed, timeless
+from support.sharding import manifest_of, refused
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+USUAL = ["--device", "cpu", "--N", 100, "--num-steps", 3, "--num-noise-vec", 4]
+COLUMNS = ["idx", "label", "predict", "basePredict", "correct", "time", "attack_norm", "epsilon", "abstain"]
+COLUMNS += ["certified", "radius", "flipped"]
+LOG = "out/against.tsv"
+
+
+@pytest.fixture(scope="module")
+def certified(checkpoint, tmp_path_factory) -> Path:
+    """Certificates of 45 images from 1000 draws: some abstain, some are of a wrong class."""
+    log = tmp_path_factory.mktemp("certified") / "true.tsv"
+    succeed("certify", "digits", checkpoint, SIGMA, log, "--N", 1000, "--skip", 8, "--device", "cpu")
+    return log
+
+
+def forged(log: Path, target: Path, factor: float, manifest: bool = True, **settings: object) -> Path:
+    """A copy whose radii are ``factor`` times as large, of a run with so many draws that they are possible."""
+    kept = header(log)[:6]
+    lines = [[str(factor * float(row[name])) if name == "radius" else row[name] for name in kept] for row in rows(log)]
+    target.write_text("".join("\t".join(line) + "\n" for line in [kept, *lines]))
+    if manifest:
+        content = manifest_of(log)
+        content["settings"] |= {"N": 10**17, **settings}
+        target.with_name(target.name + ".manifest.json").write_text(json.dumps(content))
+    return target
+
+
+@pytest.fixture
+def attack(checkpoint, workplace, capsys) -> Callable[..., Outcome]:
+    """Attack the certificates of a log into out/; options given later win."""
+
+    def run(log: Path, *options: object, outdir: str = "out", model: Path = checkpoint, sigma: float = SIGMA):
+        return call(capsys, "attack", "digits", model, sigma, outdir, *USUAL, "--against", log, *options)
+
+    return run
+
+
+def claims(log: Path) -> dict[str, dict[str, str]]:
+    """The rows of a certification log that claim a radius."""
+    return {row["idx"]: row for row in rows(log) if row["predict"] != "-1" and float(row["radius"]) > 0}
+
+
+def test_true_certificates_withstand_the_attack(attack, certified, workplace):
+    """Each flips with at most alpha + alpha = 0.002: more than the three tolerated of 43 do with at most 0.001."""
+    outcome = attack(certified)
+    assert (outcome.code, outcome.err) == (0, "")
+    table = rows(workplace / LOG)
+    count = len(claims(certified))
+    tolerated = next(k for k in range(count) if stats.binom.sf(k, count, 0.002) <= 0.001)
+    assert 30 < len(table) == count < 45, "abstentions claim nothing"
+    assert sum(row["flipped"] == "1" for row in table) <= tolerated
+    assert outcome.out.count("\n") == 1 and f"{count} certificates attacked at 0.999 of their radii" in outcome.out
+    assert f"up to {tolerated} flips" in outcome.out and "alpha 0.001 + 0.001" in outcome.out
+
+
+def test_rows_tell_the_certificate_and_the_attack_within_it(attack, certified, workplace):
+    attack(certified, "--fraction", 0.5)
+    assert header(workplace / LOG) == COLUMNS
+    expected, arrays = claims(certified), archive(workplace / LOG)
+    assert {"certified", "radius", "flipped", "label", "predict"} <= arrays.keys()
+    np.testing.assert_allclose(l2_norms(arrays), arrays["attack_norm"], rtol=1e-6)
+    for row in rows(workplace / LOG):
+        claim = expected.pop(row["idx"])
+        assert (row["certified"], row["label"]) == (claim["predict"], claim["label"])
+        assert float(row["radius"]) == float(claim["radius"])
+        assert float(row["epsilon"]) == 0.5 * float(claim["radius"])
+        # The sum of image and perturbation is rounded to float32: 2^-25 for a pixel of 1.
+        assert float(row["attack_norm"]) <= float(row["epsilon"]) * (1 + 1e-5) + 1e-7
+        assert row["correct"] == str(int(row["predict"] == row["label"]))
+        assert row["flipped"] == str(int(row["predict"] not in ("-1", row["certified"])))
+    assert not expected and (arrays["attack_norm"] > 0.9 * arrays["epsilon"]).all()
+    wrong = arrays["certified"] != arrays["label"]
+    assert wrong.any(), "certificates of a wrong class are claims as well"
+
+
+def test_attack_goes_away_from_the_certified_class_not_from_the_label(attack, checkpoint, certified, workplace):
+    attack(certified)
+    classifier, arrays = load_classifier(checkpoint, "digits"), archive(workplace / LOG)
+
+    def confidence(row: int, kind: str) -> float:
+        logits = noisy_logits(classifier, arrays[kind][row], int(arrays["idx"][row]), Purpose.ATTACK_NOISE, 4)
+        return float(logits.softmax(1).mean(0)[arrays["certified"][row]])
+
+    for row in range(len(arrays["idx"])):
+        assert confidence(row, "adversarial") < confidence(row, "image")
+
+
+def test_predictions_are_on_draws_that_nobody_saw(attack, checkpoint, certified, workplace, monkeypatch):
+    asked, stream = [], Noise.stream
+
+    def recorded(self: Noise, example: int, device: object, purpose: int = Purpose.VOTES):
+        asked.append(purpose)
+        return stream(self, example, device, purpose)
+
+    monkeypatch.setattr(Noise, "stream", recorded)
+    attack(certified)
+    assert set(asked) == {Purpose.ATTACK_NOISE, Purpose.ATTACKED_VOTES}
+    classifier, arrays = load_classifier(checkpoint, "digits"), archive(workplace / LOG)
+    for image, index, prediction in zip(arrays["adversarial"], arrays["idx"].tolist(), arrays["predict"]):
+        votes = np.bincount(noisy_logits(classifier, image, index, Purpose.ATTACKED_VOTES, 100).argmax(1), minlength=10)
+        top, runner_up = sorted(votes.tolist(), reverse=True)[:2]
+        decided = stats.binomtest(top, top + runner_up).pvalue <= 0.001
+        assert prediction == (votes.argmax() if decided else -1)
+
+
+@pytest.fixture
+def false(certified, workplace) -> Path:
+    return forged(certified, workplace / "false.tsv", 3)
+
+
+def told_flips(outcome: Outcome) -> dict[int, tuple[re.Match[str], str]]:
+    """By image what is said of a flip, and the command that shows it again."""
+    pattern = (
+        r"flipped: image (\d+) \(class (\d+)\), certified as (\d+) within ([\d.e-]+), is predicted as (\d+) at a "
+        r"distance of ([\d.e-]+); again with\n  (python code/attack.py .*)\n"
+    )
+    return {int(match[1]): (match, match[7]) for match in re.finditer(pattern, outcome.out)}
+
+
+def test_radii_three_times_too_large_are_found_out(attack, false, workplace):
+    """The negative control: the same attack on the same model, of certificates that are false."""
+    outcome = attack(false)
+    assert outcome.code == 1 and outcome.err.count("\n") == 1 and outcome.err.startswith("error: ")
+    flipped = {int(row["idx"]): row for row in rows(workplace / LOG) if row["flipped"] == "1"}
+    assert len(flipped) > 15 and str(false) in outcome.err and f"{len(flipped)} flipped" in outcome.err
+    told = told_flips(outcome)
+    assert told.keys() == flipped.keys() and outcome.out.count("\n") == 2 * len(flipped)
+    for index, (match, _) in told.items():
+        row = flipped[index]
+        assert match.group(2, 3, 5) == (row["label"], row["certified"], row["predict"])
+        told_radius, told_norm = float(match[4]), float(match[6])
+        assert told_radius == pytest.approx(float(row["radius"]), rel=1e-5)
+        assert told_norm == pytest.approx(float(row["attack_norm"]), rel=1e-5) and told_norm < told_radius
+
+
+OPTIONS = {
+    "none": [],
+    "part": ["--skip", 3, "--max", 6],
+    "settings": ["--max=5", "--attack", "DDN", "--seed", 5, "--restarts", 2, "--alpha", 0.01, "--fraction", 0.9],
+    "only": ["--only", 24, 32, 40, 48, "--png", 2, "--overwrite"],
+    "targets": ["--max", 4, "--target", "every", "--attack-batch", 6, "--batch", 30],
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_each_flip_is_repeated_by_the_command_printed_with_it(attack, false, workplace, capsys, options):
+    told = told_flips(attack(false, *options))
+    before = {row["idx"]: row for row in timeless(workplace / LOG)}
+    assert told, "there must be flips for this test to say anything"
+    for index, (_, command) in list(told.items())[:4]:
+        words = shlex.split(command)
+        assert words[:2] == ["python", "code/attack.py"]
+        again = call(capsys, "attack", *words[2:])
+        (repeated,) = told_flips(again)
+        assert repeated == index
+        assert timeless(workplace / f"out_{index}/against.tsv") == [before[str(index)]]
+
+
+@pytest.mark.parametrize("outdir", ["digits", "cpu"])
+def test_command_printed_with_a_flip_names_another_folder_and_nothing_else(attack, false, outdir, workplace):
+    """Whatever else on the command line is spelled like the folder."""
+    told = told_flips(attack(false, "--max", 5, outdir=outdir))
+    index, (_, command) = next(iter(told.items()))
+    words = shlex.split(command)
+    assert words[2] == "digits" and words[5] == f"{outdir}_{index}" and words[words.index("--device") + 1] == "cpu"
+
+
+def test_finished_falsification_is_judged_again_without_work(attack, false, workplace):
+    first = attack(false)
+    before = snapshot(workplace)
+    again = attack(false)
+    assert (again.code, again.out, again.err) == (first.code, first.out, first.err)
+    assert snapshot(workplace) == before
+
+
+def test_few_flips_are_credible_and_how_many_is_a_matter_of_false_alarm(attack, false, certified, workplace):
+    """At an alpha of 0.4 for the certificates and 0.001 for PREDICT, of 43 some 30 flips would still do."""
+    generous = forged(certified, workplace / "generous.tsv", 3, alpha=0.4)
+    outcome = attack(generous)
+    count = len(rows(workplace / LOG))
+    flips = sum(row["flipped"] == "1" for row in rows(workplace / LOG))
+    for level in (0.001, 0.4, 1 - 1e-9):
+        outcome = attack(generous, "--false-alarm", level)
+        tolerated = next(k for k in range(count + 1) if stats.binom.sf(k, count, 0.401) <= level)
+        assert f"up to {tolerated} flips" in outcome.out + outcome.err
+        assert outcome.code == int(flips > tolerated)
+
+
+def test_shards_of_a_falsification_are_judged_once_they_are_merged(attack, false, workplace, capsys):
+    for index in (1, 0):
+        assert attack(false, "--shard", f"{index}/2").code == 0
+    assert call(capsys, "attack", "merge", LOG).code == 0
+    judged = attack(false)
+    assert judged.code == 1 and "holds false certificates" in judged.err
+    alone = attack(false, outdir="alone")
+    assert told_flips(alone).keys() == told_flips(judged).keys()
+    assert_same_attack(workplace / LOG, workplace / "alone/against.tsv")
+
+
+def test_falsification_is_continued(attack, certified, workplace):
+    attack(certified, outdir="whole")
+    assert attack(certified, "--max", 5).code == 0
+    assert attack(certified).code == 0
+    assert_same_attack(workplace / LOG, workplace / "whole/against.tsv")
+
+
+def test_manifest_names_the_certificates(attack, certified, workplace):
+    attack(certified, "--max", 1, "--fraction", 0.9)
+    settings = manifest_of(workplace / LOG)["settings"]
+    assert settings["against"].keys() == {"sha256", "fraction", "alpha"}
+    assert settings["against"]["fraction"] == 0.9 and settings["against"]["alpha"] == 0.001
+    assert settings["attack"]["epsilon"] is None, "each image has its own"
+    assert refused(attack(certified, "--max", 2), "against.fraction was 0.9, now 0.999")
+
+
+def test_other_certificates_are_not_taken_for_those_that_were_attacked(attack, certified, false, workplace):
+    attack(certified, "--max", 1)
+    before = snapshot(workplace)
+    assert refused(attack(false, "--max", 2), "against.sha256")
+    assert snapshot(workplace) == before
+
+
+@pytest.mark.parametrize(("factor", "fraction"), [(1, 0.999999999), (1e-4, 0.999)], ids=["fraction 1", "tiny radii"])
+def test_no_attack_counts_as_a_flip_beyond_the_radius(attack, certified, workplace, factor, fraction):
+    """There nothing is certified and nothing can be falsified, not even by a rounding error of float32."""
+    log = forged(certified, workplace / "log.tsv", factor)
+    attack(log, "--fraction", fraction)
+    for row in rows(workplace / LOG):
+        assert row["flipped"] == "0" or float(row["attack_norm"]) < float(row["radius"])
+    assert all(float(row["attack_norm"]) < float(row["radius"]) for row in rows(workplace / LOG))
+
+
+@pytest.fixture(scope="module")
+def sound(checkpoint, tmp_path_factory) -> Path:
+    """Certificates for images of 8 bits and the arithmetic of this machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    log = tmp_path_factory.mktemp("sound") / "sound.tsv"
+    succeed("certify", "digits", checkpoint, SIGMA, log, "--sound", "--N", 300, "--max", 8, "--device", "cpu")
+    torch.set_num_threads(threads)
+    return log
+
+
+def test_sound_certificates_are_attacked_by_images_of_8_bits_within_the_radius(attack, sound, workplace):
+    """Checked in whole numbers: the squared distance in grey levels is below (255 radius)^2."""
+    outcome = attack(sound)
+    assert (outcome.code, outcome.err) == (0, "")
+    arrays, told = archive(workplace / LOG), claims(sound)
+    levels = {name: arrays[name].astype(np.float64) * 255 for name in ("image", "adversarial")}
+    for name, values in levels.items():
+        assert np.abs(values - values.round()).max() < 1e-4, "whole grey levels"
+        assert (values.round() / 255).astype(np.float32).tobytes() == arrays[name].tobytes()
+    squares = ((levels["adversarial"].round() - levels["image"].round()).astype(int) ** 2).sum((1, 2, 3))
+    radii = [float(told[str(index)]["radius"]) for index in arrays["idx"].tolist()]
+    assert all(square < (255 * radius) ** 2 for square, radius in zip(squares.tolist(), radii))
+    assert (squares > 0).sum() >= len(radii) - 1, "the attack moves"
+    assert manifest_of(workplace / LOG)["settings"]["noise"] == "RoundedGaussianNoise"

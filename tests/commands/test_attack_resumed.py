@@ -1,0 +1,362 @@
+"""No attack is lost: stopped anywhere and started again it leaves the rows and images of an undisturbed run."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from smoothadv.inference import VotingClassifier
+from support.attack_runs import SIGMA, archive, assert_same_attack
+from support.commands import (
+    CODE,
+    call,
+    rows,
+    run_process,
+    script,
+    snapshot,
+    start_process,
+    succeed,
+    timeless,
+    wait_until,
+)
+from support.sharding import manifest_of, refused
+from support.warm import WarmProcesses
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+# Images of two draws each: a hundred share a pass, so that stopped runs continue in groups of other images.
+USUAL = ["--device", "cpu", "--epsilon", 0.5, "--N", 50, "--max", 9, "--num-steps", 2, "--num-noise-vec", 2]
+WAYS = {
+    "PGD": [],
+    "DDN": ["--attack", "DDN"],
+    "random": ["--random-start", "--restarts", 2, "--target", "random"],
+    "parts": ["--gradient", "stein", "--attack-batch", 1],
+    "pairs": ["--attack-batch", 5],
+}
+LOG = "out/epsilon_0.5.tsv"
+RECORD = 8 + 2 * 4 * 64  # bytes of an index and two images of 8 x 8 pixels
+
+
+@pytest.fixture(scope="module")
+def whole(checkpoint, tmp_path_factory) -> dict[str, Path]:
+    """The log of an undisturbed run in each way."""
+    folder = tmp_path_factory.mktemp("whole")
+    for way, options in WAYS.items():
+        succeed("attack", "digits", checkpoint, SIGMA, folder / way, *USUAL, *options)
+    return {way: folder / way / "epsilon_0.5.tsv" for way in WAYS}
+
+
+@pytest.fixture
+def attack(checkpoint, workplace, capsys) -> Callable:
+    """Attack the shared classifier into out/; options given later win."""
+    return lambda *options: call(capsys, "attack", "digits", checkpoint, SIGMA, "out", *USUAL, *options)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_finished_log_is_extended_to_that_of_one_run(attack, workplace, whole, way):
+    """Its archive is taken apart again for the images that join it."""
+    for images in (1, 8):
+        assert attack(*WAYS[way], "--max", images).code == 0
+        assert archive(workplace / LOG)["idx"].tolist() == list(range(images))
+    assert attack(*WAYS[way]).code == 0
+    assert_same_attack(workplace / LOG, whole[way])
+
+
+def stop_at_pass(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException) -> None:
+    """Let the classifier raise ``error`` at its pass with this number, of votes and attacks together."""
+    forward, passes = VotingClassifier.forward, iter(range(1, 10**9))
+
+    def stopping(self: VotingClassifier, images: torch.Tensor) -> torch.Tensor:
+        if next(passes) == number:
+            raise error
+        return forward(self, images)
+
+    monkeypatch.setattr(VotingClassifier, "forward", stopping)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_interrupted_at_any_pass_it_is_continued_by_the_same_command(attack, workplace, whole, way, monkeypatch):
+    """Each time a little later, until it is done: what was begun is thrown away, what was finished kept."""
+    kept: list[bytes] = []
+    for number in range(2, 200, 3):
+        with monkeypatch.context() as patch:
+            stop_at_pass(patch, number, KeyboardInterrupt())
+            outcome = attack(*WAYS[way])
+        if outcome.code == 0:
+            break
+        assert outcome.code == 130 and "run the same command again" in outcome.err
+        lines = (workplace / LOG).read_bytes() if (workplace / LOG).exists() else b""
+        assert not kept or lines.startswith(kept[-1]), "no row is computed again"
+        kept.append(lines)
+    assert outcome.code == 0 and len(kept) >= 2
+    assert_same_attack(workplace / LOG, whole[way])
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[WarmProcesses]:
+    processes = WarmProcesses("smoothadv.commands.attack")
+    yield processes
+    processes.close()
+
+
+def whole_rows(log: Path) -> int:
+    return max(0, log.read_bytes().count(b"\n") - 1) if log.exists() else 0
+
+
+def test_killed_six_times_at_random_it_is_finished_by_the_same_command(checkpoint, warm, tmp_path):
+    """By kill -9, in attacks and in votes; half of the time the power fails as well and leaves half a row or image."""
+    options = ["--skip", 3, "--max", -1, "--num-noise-vec", 8, "--N", 100]
+    command = ["digits", checkpoint, SIGMA]
+    succeed("attack", *command, tmp_path / "whole", *USUAL, *options)
+    log, moments, left = tmp_path / LOG, random.Random(11), []
+    for kill in range(6):
+        process = warm.start(script("attack", *command, "out", *USUAL, *options), tmp_path)
+        # At least one more row: it then has cut off what was torn before.
+        earliest = max(moments.randrange(15 * kill, 15 * kill + 10), whole_rows(log) + bool(kill))
+        try:
+            wait_until(lambda row=earliest: whole_rows(log) >= row, process)
+            time.sleep(moments.uniform(0, 0.05))
+        finally:
+            process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL, "it must not have finished before"
+        left.append(log.read_bytes() if log.exists() else b"")
+        for path, torn in [(log, b"358\t8\t8\t0\t0"), (log.with_name(log.name + ".examples"), bytes(515))]:
+            if path.exists() and moments.random() < 0.5:
+                with path.open("ab") as file:
+                    file.write(torn[: moments.randrange(1, len(torn))])
+    assert 70 < whole_rows(log) < 120
+    succeed("attack", *command, tmp_path / "out", *USUAL, *options)
+    assert_same_attack(log, tmp_path / "whole/epsilon_0.5.tsv")
+    assert len(rows(log)) == 120 and all(log.read_bytes().startswith(lines) for lines in left)
+
+
+@pytest.mark.parametrize("moment", ["before the archive", "after the archive"])
+def test_stopped_between_its_last_row_and_the_end_it_is_finished_without_work(
+    attack, workplace, whole, monkeypatch, moment
+):
+    unlink = Path.unlink
+
+    def stop(path: Path, **options: bool) -> None:
+        if path.name.endswith(".examples"):
+            raise KeyboardInterrupt
+        unlink(path, **options)
+
+    with monkeypatch.context() as patch:
+        if moment == "after the archive":
+            patch.setattr(Path, "unlink", stop)
+        else:
+            patch.setattr(np, "savez_compressed", lambda *arguments, **arrays: stop(Path("log.examples")))
+        assert attack().code == 130
+    log = (workplace / LOG).read_bytes()
+    stop_at_pass(monkeypatch, 1, AssertionError("nothing is left to be computed"))
+    assert attack().code == 0
+    assert (workplace / LOG).read_bytes() == log
+    assert_same_attack(workplace / LOG, whole["PGD"])
+
+
+@pytest.mark.slow
+def test_ctrl_c_says_how_to_go_on(checkpoint, tmp_path):
+    """Four seconds, to load torch."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
+    command = ["digits", checkpoint, SIGMA, "out", *USUAL, "--max", -1]
+    try:
+        with start_process(script("attack", *command), tmp_path) as process:
+            try:
+                wait_until(lambda: whole_rows(tmp_path / LOG) >= 1, process)
+                process.send_signal(signal.SIGINT)
+                said = process.communicate(timeout=60)[1]
+            finally:
+                process.kill()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert process.returncode == 130
+    assert len(said.strip().splitlines()) == 1 and "same command again" in said
+    done = len(rows(tmp_path / LOG))
+    assert 1 <= done < 359 and not (tmp_path / "out/epsilon_0.5.npz").exists()
+
+
+# Files of this process cannot grow beyond so many bytes, which says EFBIG where a full disk says ENOSPC.
+ON_A_SMALL_DISK = """
+import resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_full_disk_ends_in_one_line_that_names_the_file(checkpoint, tmp_path, whole, attack):
+    """Room again, the same command finishes the log. The images of five rows and a half fit. Four seconds."""
+    command = script("attack", "digits", checkpoint, SIGMA, "out", *USUAL)
+    limited = [command[0], "-c", ON_A_SMALL_DISK, str(22 + 5 * RECORD + 200), *command[1:]]
+    done = run_process(limited, tmp_path, PYTHONPATH=str(CODE))
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert whole_rows(tmp_path / LOG) == 5 and (tmp_path / LOG).read_bytes().endswith(b"\n")
+    assert attack().code == 0
+    assert_same_attack(tmp_path / LOG, whole["PGD"])
+    assert done.stderr.startswith("error: ") and "out/epsilon_0.5.tsv.examples" in done.stderr
+
+
+@pytest.fixture
+def stopped(attack, workplace, monkeypatch) -> Path:
+    """A log of six images of nine, with the images so far."""
+    with monkeypatch.context() as patch:
+        # Two passes of two steps for the images of the first group, then 50 draws each in batches of 50.
+        stop_at_pass(patch, 2 + 6 + 1, KeyboardInterrupt())
+        assert attack("--batch", 50).code == 130
+    assert len(rows(workplace / LOG)) == 6
+    return workplace / LOG
+
+
+@pytest.mark.parametrize("cut", [1, 20, RECORD - 1, 0])
+def test_torn_row_and_image_are_made_again(attack, stopped, whole, cut):
+    """The image is written before its row: the rows never are more than the images."""
+    spool, lines = stopped.with_name(stopped.name + ".examples"), stopped.read_bytes().splitlines(keepends=True)
+    stopped.write_bytes(b"".join(lines[:-1]) + lines[-1][:-2])
+    if cut:
+        spool.write_bytes(spool.read_bytes()[:-cut])
+    assert attack().code == 0
+    assert timeless(stopped) == timeless(whole["PGD"])
+    assert archive(stopped)["adversarial"].tobytes() == archive(whole["PGD"])["adversarial"].tobytes()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda spool: spool.unlink(),
+        lambda spool: spool.write_bytes(spool.read_bytes()[:-1]),
+        lambda spool: spool.write_bytes(spool.read_bytes()[: -3 * RECORD]),
+        lambda spool: spool.write_bytes(b""),
+        lambda spool: spool.write_bytes(b"idx\tlabel\n0\t1\n"),
+        lambda spool: spool.write_bytes(b'{"shape": [3, 8, 8]}\n' + bytes(5000)),
+        lambda spool: spool.write_bytes(b'{"shape": [1, 8, 8]}\n' + bytes(3 * RECORD)),
+    ],
+    ids=["missing", "last torn", "three lost", "empty", "of another kind", "of another shape", "of other images"],
+)
+def test_rows_without_their_images_are_an_error_and_starting_anew_helps(attack, stopped, whole, damage):
+    damage(stopped.with_name(stopped.name + ".examples"))
+    log = stopped.read_bytes()
+    outcome = attack()
+    assert refused(outcome, str(stopped.relative_to(stopped.parents[1])), "--overwrite")
+    assert stopped.read_bytes() == log, "no row is lost"
+    assert attack("--overwrite", "--batch", 50).code == 0
+    assert timeless(stopped) == timeless(whole["PGD"])
+    assert archive(stopped)["adversarial"].tobytes() == archive(whole["PGD"])["adversarial"].tobytes()
+
+
+@pytest.mark.parametrize("more", [9, 12])
+def test_finished_log_that_lost_its_archive_is_refused(attack, workplace, whole, more):
+    attack()
+    (workplace / "out/epsilon_0.5.npz").unlink()
+    before = snapshot(workplace)
+    assert refused(attack("--max", more), "epsilon_0.5.npz", "missing", "--overwrite")
+    assert snapshot(workplace) == before
+    assert attack("--overwrite").code == 0
+    assert_same_attack(workplace / LOG, whole["PGD"])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[:200],
+        lambda content: content[:-30],
+        lambda content: content[: len(content) // 2] + bytes(40) + content[len(content) // 2 + 40 :],
+        lambda content: b"I am a file.\n",
+        lambda content: (
+            b"\x93NUMPY\x01\x00v\x00{'descr': '<f8', 'fortran_order': False, 'shape': (1,), }".ljust(127)
+            + b"\n"
+            + bytes(8)
+        ),
+    ],
+    ids=["empty", "start", "end lost", "zeros inside", "text", "one array"],
+)
+def test_damaged_archive_gets_one_line(attack, workplace, damage):
+    attack()
+    path = workplace / "out/epsilon_0.5.npz"
+    path.write_bytes(damage(path.read_bytes()))
+    before = snapshot(workplace)
+    outcome = attack("--max", 12)
+    assert outcome.code == 1 and outcome.err.count("\n") == 1 and "out/epsilon_0.5.npz" in outcome.err
+    assert snapshot(workplace) == before
+
+
+def test_overwriting_replaces_rows_and_images(attack, workplace, whole):
+    attack("--seed", 1)
+    assert refused(attack(), "seed was 1, now 0")
+    assert attack("--overwrite").code == 0
+    assert_same_attack(workplace / LOG, whole["PGD"])
+
+
+def test_overwriting_that_is_stopped_never_leaves_old_images_to_new_rows(attack, workplace, whole, monkeypatch):
+    attack("--seed", 1)
+    for number in (1, 4):
+        with monkeypatch.context() as patch:
+            stop_at_pass(patch, number, KeyboardInterrupt())
+            assert attack("--overwrite", "--batch", 50).code == 130
+    assert attack("--batch", 50).code == 0
+    assert archive(workplace / LOG)["adversarial"].tobytes() == archive(whole["PGD"])["adversarial"].tobytes()
+
+
+def test_the_second_of_two_sizes_is_continued_and_the_first_left_alone(attack, workplace, whole, monkeypatch):
+    sizes = ["--epsilon", 0.25, 0.5]
+    with monkeypatch.context() as patch:
+        stop_at_pass(patch, 7, KeyboardInterrupt())
+        assert attack(*sizes).code == 130
+    first = {name: content for name, content in snapshot(workplace / "out").items() if name.startswith("epsilon_0.25")}
+    assert "epsilon_0.25.npz" in first and not (workplace / "out/epsilon_0.5.npz").exists()
+    assert attack(*sizes).code == 0
+    assert first.items() <= snapshot(workplace / "out").items()
+    assert_same_attack(workplace / LOG, whole["PGD"])
+
+
+OUT_OF_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+        "allocate 8000000000 bytes. Error code 12 (Cannot allocate memory)"
+    ),
+    MemoryError(),
+]
+
+
+def allow_gradients_of(monkeypatch: pytest.MonkeyPatch, limit: int, error: Exception) -> None:
+    """Let the classifier run out of memory with more than ``limit`` images of which it must keep activations."""
+    forward = VotingClassifier.forward
+
+    def limited(self: VotingClassifier, images: torch.Tensor) -> torch.Tensor:
+        if images.requires_grad and len(images) > limit:
+            raise error
+        return forward(self, images)
+
+    monkeypatch.setattr(VotingClassifier, "forward", limited)
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["accelerator", "host", "python"])
+@pytest.mark.parametrize("limit", [1, 5, 11])
+def test_attack_goes_on_with_less_memory_and_says_so(attack, workplace, whole, monkeypatch, error, limit):
+    """From 40 noisy copies at a time to 20, 10, 5, 2, 1: whole images of two draws, in the end half of one."""
+    with monkeypatch.context() as patch:
+        allow_gradients_of(patch, limit, error)
+        outcome = attack("--attack-batch", 40)
+    assert (outcome.code, outcome.err) == (0, "")
+    manifest = manifest_of(workplace / LOG)
+    assert manifest["settings"]["attack_batch"] == 40
+    # Passes of whole images: a batch of 5 or 11 is one of 4 or 10 copies.
+    assert manifest["runs"][-1]["attack_batch"] == {1: 1, 5: 5, 11: 10}[limit]
+    assert [row["predict"] for row in rows(workplace / LOG)] == [row["predict"] for row in rows(whole["PGD"])]
+    adversarial = archive(workplace / LOG)["adversarial"]
+    np.testing.assert_allclose(adversarial, archive(whole["PGD"])["adversarial"], atol=1e-5)
+
+
+def test_no_memory_for_a_single_copy_is_one_line(attack, workplace, monkeypatch):
+    allow_gradients_of(monkeypatch, 0, OUT_OF_MEMORY[0])
+    assert refused(attack(), "out of memory", "one noisy copy")
+    assert rows(workplace / LOG) == []

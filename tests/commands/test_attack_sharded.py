@@ -1,0 +1,248 @@
+"""attack in shards or under torchrun ends in the logs and adversarial examples of one process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from smoothadv.commands import evaluating
+from smoothadv.records import spool_path
+from support.attack_runs import SIGMA, archive, assert_same_attack
+from support.commands import CODE, call, rows, run_process, snapshot, succeed
+from support.sharding import manifest_of, refused
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+USUAL = ["--device", "cpu", "--N", 50, "--max", 20, "--num-steps", 2, "--num-noise-vec", 4]
+SIZES = ["--epsilon", 0.25, 0.5]
+NAMES = ["epsilon_0.25", "epsilon_0.5"]
+OUTPUT = sorted(name + end for name in NAMES for end in (".npz", ".tsv", ".tsv.manifest.json"))
+LOG = "out/epsilon_0.5.tsv"
+
+
+@pytest.fixture(scope="module")
+def whole(checkpoint, tmp_path_factory) -> Path:
+    """The folder that one process makes."""
+    folder = tmp_path_factory.mktemp("whole") / "out"
+    succeed("attack", "digits", checkpoint, SIGMA, folder, *USUAL, *SIZES)
+    return folder
+
+
+@pytest.fixture
+def attack(checkpoint, workplace, capsys) -> Callable:
+    """Attack twenty images into out/; options given later win."""
+    return lambda *options: call(capsys, "attack", "digits", checkpoint, SIGMA, "out", *USUAL, *SIZES, *options)
+
+
+@pytest.fixture
+def merge(workplace, capsys) -> Callable:
+    return lambda *options, log=LOG: call(capsys, "attack", "merge", log, *options)
+
+
+def assert_all_the_same(folder: Path, whole: Path) -> None:
+    for name in NAMES:
+        assert_same_attack(folder / f"{name}.tsv", whole / f"{name}.tsv")
+
+
+@pytest.mark.parametrize("order", [(0,), (0, 1, 2), (2, 0, 1)], ids=str)
+def test_shards_in_any_order_merge_into_the_logs_of_one_process(attack, merge, workplace, whole, order):
+    for index in order:
+        outcome = attack("--shard", f"{index}/{len(order)}")
+        assert (outcome.code, outcome.err) == (0, "")
+        for name in NAMES:
+            assert f"python code/attack.py merge out/{name}.tsv" in outcome.out, "what to do next"
+    for name in NAMES:
+        outcome = merge(log=f"out/{name}.tsv")
+        assert outcome.code == 0 and f"20 examples from {len(order)} shards" in outcome.out and outcome.err == ""
+    assert_all_the_same(workplace / "out", whole)
+    assert not list(workplace.rglob("*.examples"))
+
+
+def test_more_shards_than_images_do(attack, merge, workplace):
+    for index in range(4):
+        assert attack("--max", 2, "--shard", f"{index}/4").code == 0
+    assert merge().code == 0
+    assert archive(workplace / LOG)["idx"].tolist() == [0, 1]
+
+
+def test_shards_of_images_named_one_by_one_merge(attack, merge, workplace, whole):
+    only = ["--max", -1, "--only", 17, 3, 8]
+    for index in (1, 0):
+        assert attack(*only, "--shard", f"{index}/2").code == 0
+    assert merge().code == 0
+    assert archive(workplace / LOG)["idx"].tolist() == [3, 8, 17]
+    wanted = archive(whole / "epsilon_0.5.tsv")["adversarial"][[3, 8, 17]]
+    assert archive(workplace / LOG)["adversarial"].tobytes() == wanted.tobytes()
+
+
+def test_interrupted_shard_is_continued_by_the_same_command(attack, merge, workplace, whole):
+    for index in (0, 1):
+        attack("--shard", f"{index}/2")
+    part = workplace / f"{LOG}.shards/1-of-2.tsv"
+    part.write_bytes(b"".join(part.read_bytes().splitlines(keepends=True)[:5]) + b"9\t7\t")
+    before = snapshot(workplace)
+    assert refused(merge(), "1-of-2.tsv", "torn")
+    assert snapshot(workplace) == before
+    assert attack("--shard", "1/2").code == 0
+    assert merge().code == 0
+    assert_same_attack(workplace / LOG, whole / "epsilon_0.5.tsv")
+
+
+def test_finished_shard_is_left_alone_by_the_same_command(attack, workplace):
+    attack("--shard", "1/2")
+    before = snapshot(workplace)
+    assert attack("--shard", "1/2").code == 0
+    assert snapshot(workplace) == before
+
+
+def test_shards_may_be_brought_together_from_several_places(attack, merge, workplace, whole):
+    for index in (0, 1):
+        attack("--shard", f"{index}/2")
+        (workplace / f"{LOG}.shards").rename(workplace / f"machine{index}")
+        (workplace / "out/epsilon_0.25.tsv.shards").rename(workplace / f"other{index}")
+    assert merge("machine1/1-of-2.tsv", "machine0/0-of-2.tsv").code == 0
+    assert_same_attack(workplace / LOG, whole / "epsilon_0.5.tsv")
+
+
+def test_images_that_a_shard_lost_are_missed_before_anything_is_removed(attack, merge, workplace, whole):
+    for index in (0, 1):
+        attack("--shard", f"{index}/2")
+    lost = spool_path(workplace / f"{LOG}.shards/1-of-2.tsv")
+    content = lost.read_bytes()
+    lost.unlink()
+    outcome = merge()
+    assert outcome.code == 1 and outcome.err.count("\n") == 1 and "10 have no adversarial example" in outcome.err
+    lost.write_bytes(content)
+    assert merge("--overwrite").code == 0
+    assert_same_attack(workplace / LOG, whole / "epsilon_0.5.tsv")
+
+
+def interrupt_packing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a process ends after the rows of all shards are in one log, before their images are in one archive."""
+
+    def stop(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluating, "pack", stop)
+
+
+@pytest.mark.parametrize("again", ["merge", "attack"])
+def test_merging_that_was_stopped_before_the_archive_can_be_repeated(
+    attack, merge, workplace, whole, monkeypatch, again
+):
+    """By merging again or by the plain command, and without attacking anything again."""
+    for index in (0, 1):
+        attack("--shard", f"{index}/2")
+    merge(log="out/epsilon_0.25.tsv")
+    with monkeypatch.context() as patch:
+        interrupt_packing(patch)
+        assert merge().code == 130
+    outcome = merge("--overwrite") if again == "merge" else attack()
+    assert (outcome.code, outcome.err) == (0, "")
+    assert_all_the_same(workplace / "out", whole)
+
+
+class OneWorker:
+    """What a process under torchrun sees that was started alone."""
+
+    rank, size, local_rank, restarted = 0, 1, 0, False
+
+    def apart(self, name: str) -> OneWorker:
+        return self
+
+    def claims(self, count: int) -> Iterator[int]:
+        return iter(range(count))
+
+    def report(self, examples: int) -> int:
+        return examples
+
+    def agree(self, name: str, value: int) -> int:
+        return value
+
+    def wait_for_all(self) -> None:
+        pass
+
+
+@pytest.fixture
+def under_torchrun(monkeypatch) -> None:
+    monkeypatch.setattr("smoothadv.commands.smoothing.join_workers", OneWorker)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_torchrun_writes_every_log_and_removes_the_shards(attack, workplace, whole, under_torchrun):
+    outcome = attack()
+    assert (outcome.code, outcome.err) == (0, "") and outcome.out.count("20 examples") == 2
+    assert_all_the_same(workplace / "out", whole)
+    assert files(workplace / "out") == OUTPUT
+    before = snapshot(workplace)
+    assert attack().code == 0
+    assert snapshot(workplace) == before
+
+
+def test_torchrun_stopped_before_the_archive_is_continued_by_the_same_command(
+    attack, workplace, whole, under_torchrun, monkeypatch
+):
+    """The rows are merged, the shards still hold the images: nothing is lost."""
+    with monkeypatch.context() as patch:
+        interrupt_packing(patch)
+        assert attack().code == 130
+    outcome = attack()
+    assert (outcome.code, outcome.err) == (0, "")
+    assert_all_the_same(workplace / "out", whole)
+    assert files(workplace / "out") == OUTPUT
+
+
+def test_torchrun_stopped_while_it_tidies_up_is_continued_by_the_same_command(
+    attack, workplace, whole, under_torchrun, monkeypatch
+):
+    unlink = Path.unlink
+
+    def stop(path: Path, **options: bool) -> None:
+        if path.name.startswith("1-of-3"):
+            raise KeyboardInterrupt
+        unlink(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", stop)
+        assert attack().code == 130
+    assert attack().code == 0
+    assert_all_the_same(workplace / "out", whole)
+    assert files(workplace / "out") == OUTPUT
+
+
+def test_torchrun_finishes_what_one_process_began(attack, workplace, whole, monkeypatch):
+    attack("--max", 7)
+    monkeypatch.setattr("smoothadv.commands.smoothing.join_workers", OneWorker)
+    assert attack().code == 0
+    assert_all_the_same(workplace / "out", whole)
+    assert files(workplace / "out") == OUTPUT
+
+
+def test_torchrun_starts_anew_when_told(attack, workplace, whole, monkeypatch):
+    attack("--seed", 4)
+    monkeypatch.setattr("smoothadv.commands.smoothing.join_workers", OneWorker)
+    assert refused(attack(), "seed was 4, now 0")
+    assert attack("--overwrite").code == 0
+    assert_all_the_same(workplace / "out", whole)
+    assert files(workplace / "out") == OUTPUT
+
+
+def test_two_processes_write_the_logs_of_one(checkpoint, tmp_path):
+    """Seven seconds, most of them to load torch twice. torchrun takes --max for one of its own options."""
+    usual = ["--device", "cpu", "--N", 50, "--skip", 18, "--num-steps", 2, "--num-noise-vec", 4, *SIZES, "--png", 1]
+    succeed("attack", "digits", checkpoint, SIGMA, tmp_path / "whole", *usual)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launch, CODE / "attack.py", "digits", checkpoint, SIGMA, "out", *usual]
+    done = run_process(list(map(str, command)), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("20 examples") == 2, "one of the processes sums up"
+    assert_all_the_same(tmp_path / "out", tmp_path / "whole")
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+    for name in NAMES:
+        assert {run["shard"] for run in manifest_of(tmp_path / f"out/{name}.tsv")["runs"]} == {0, 1, 2}
+        assert len(rows(tmp_path / f"out/{name}.tsv")) == 20

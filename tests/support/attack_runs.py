@@ -1,0 +1,54 @@
+"""What the tests of the command attack share: small runs, what they leave on the disk, and reading it plainly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from smoothadv.noise import GaussianNoise, Purpose
+from support.commands import rows, timeless
+from support.sharding import manifest_of
+
+SIGMA, DRAWS = 0.25, 4
+# Twelve images, of which some survive an attack of 0.25 and few one of 1. Options given later win.
+SMALL = ["--device", "cpu", "--N", 50, "--max", 12, "--num-steps", 3, "--num-noise-vec", DRAWS]
+
+
+def archive(log: Path) -> dict[str, np.ndarray]:
+    """The arrays beside a log, read without the reader of the package."""
+    with np.load(log.with_suffix(".npz"), allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
+def l2_norms(arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """The norm of each perturbation, in float64."""
+    perturbation = arrays["adversarial"].astype(np.float64) - arrays["image"].astype(np.float64)
+    return np.sqrt((perturbation**2).sum((1, 2, 3)))
+
+
+def assert_same_attack(log: Path, expected: Path) -> None:
+    """Rows, manifest settings and images are equal to the last bit, and nothing of the work is left over."""
+    assert timeless(log) == timeless(expected)
+    assert manifest_of(log)["settings"] == manifest_of(expected)["settings"]
+    found, wanted = archive(log), archive(expected)
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        assert found[name].dtype == array.dtype and found[name].tobytes() == array.tobytes(), name
+    assert not log.with_name(log.name + ".examples").exists()
+
+
+def accuracy(log: Path) -> float:
+    return float(np.mean([row["predict"] == row["label"] for row in rows(log)]))
+
+
+@torch.no_grad()
+def noisy_logits(
+    classifier: torch.nn.Module, image: Any, index: int, purpose: Purpose, draws: int, seed: int = 0
+) -> torch.Tensor:
+    """Logits [draws, K] of the copies of an image under the first draws of its stream."""
+    image = torch.as_tensor(image)
+    noise = GaussianNoise(SIGMA, seed).stream(index, "cpu", purpose).draw(draws, image)
+    return classifier(image + noise)
