@@ -46,10 +46,10 @@ class Spool:
         """Put one example, float32 [C, H, W] twice, on the disk."""
         if self._file is None:
             self._file = self._opened()
-        record = np.array([(index, image, adversarial)], dtype=self.dtype)
+        left = np.array([(index, image, adversarial)], dtype=self.dtype).tobytes()
         try:
-            self._file.write(record.tobytes())
-            self._file.flush()
+            while left:  # a write may take a part and say so
+                left = left[self._file.write(left) :]
             os.fsync(self._file.fileno())
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path)) from error
@@ -73,7 +73,7 @@ class Spool:
         os.truncate(self.path, len(self._header) + kept * self.dtype.itemsize)
         if set(records["idx"][:kept].tolist()) != self.done:
             raise UserError(f"cannot resume {self.log}: {self.path} does not fit it; --overwrite starts anew")
-        return self.path.open("ab")
+        return self.path.open("ab", buffering=0)
 
     def _rewrite(self, records: np.ndarray) -> None:
         write_atomically(self.path, lambda file: file.write(self._header + records.tobytes()))

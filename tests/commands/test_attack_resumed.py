@@ -193,12 +193,12 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.mark.slow
 def test_full_disk_ends_in_one_line_that_names_the_file(checkpoint, tmp_path, whole, attack):
-    """Room again, the same command finishes the log. The images of five rows and a half fit. Four seconds."""
+    """Room again, the same command finishes the log. The images of eight rows and a half fit. Four seconds."""
     command = script("attack", "digits", checkpoint, SIGMA, "out", *USUAL)
-    limited = [command[0], "-c", ON_A_SMALL_DISK, str(22 + 5 * RECORD + 200), *command[1:]]
+    limited = [command[0], "-c", ON_A_SMALL_DISK, str(22 + 8 * RECORD + 200), *command[1:]]
     done = run_process(limited, tmp_path, PYTHONPATH=str(CODE))
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert whole_rows(tmp_path / LOG) == 5 and (tmp_path / LOG).read_bytes().endswith(b"\n")
+    assert whole_rows(tmp_path / LOG) == 8 and (tmp_path / LOG).read_bytes().endswith(b"\n")
     assert attack().code == 0
     assert_same_attack(tmp_path / LOG, whole["PGD"])
     assert done.stderr.startswith("error: ") and "out/epsilon_0.5.tsv.examples" in done.stderr
