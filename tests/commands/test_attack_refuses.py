@@ -15,7 +15,7 @@ from support.sharding import manifest_of, refused
 USAGE, FAILURE = 2, 1
 ATTACK = ["attack", "digits", "model.tar", "0.25", "out", "--N", "11", "--max", "1", "--num-steps", "1"]
 SIZED = [*ATTACK, "--epsilon", "0.5", "--num-noise-vec", "2"]
-AGAINST = [*ATTACK, "--against", "log.tsv", "--num-noise-vec", "2"]
+AGAINST = [*ATTACK, "--max", "4", "--against", "log.tsv", "--num-noise-vec", "2"]
 BASE = [*ATTACK, "--epsilon", "0.5", "--gradient", "base"]
 ONLY = ["attack", "digits", "model.tar", "0.25", "out", "--N", "11", "--epsilon", "0.5", "--only"]
 ONLY_AGAINST = ["attack", "digits", "model.tar", "0.25", "out", "--N", "11", "--against", "log.tsv", "--only"]

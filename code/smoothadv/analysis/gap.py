@@ -58,7 +58,6 @@ class Gap:
         pairs = pair_up(certified, attacked)
         hits = int(pairs.correct_second.sum())
         interval = binomial_interval(hits, len(pairs), self.confidence)
-        contradicted, claimed = contradictions(pairs, radius)
         alphas = [float(log.parameters.get("alpha") or _PUBLISHED_ALPHA) for log in (attacked, certified)]
         return [
             attacked.name,
@@ -68,22 +67,22 @@ class Gap:
             hits / len(pairs),
             *interval,
             float(pairs.predict_second.eq(-1).mean()),
-            contradicted,
-            tolerated_false_statements(claimed, sum(alphas), _FALSE_ALARM),
+            contradictions(pairs, radius),
+            tolerated_false_statements(len(pairs), sum(alphas), _FALSE_ALARM),
         ]
 
 
-def contradictions(pairs: pd.DataFrame, epsilon: float) -> tuple[int, int]:
-    """How many images got another class within their certified radius, and how many had one that reached so far.
+def contradictions(pairs: pd.DataFrame, epsilon: float) -> int:
+    """How many images got another class within their certified radius.
 
     ``pairs`` holds predict_first and radius of the certificates, predict_second of the attacked images and, where it is
-    known, their attack_norm. Each is a false certificate or a wrong prediction: more than their alphas explain
-    contradict one of the logs.
+    known, their attack_norm. Each is a false certificate or a wrong prediction, which an image gets with a probability
+    of at most the sum of their alphas: more than that explains, among all images, contradict one of the logs.
     """
     norm = pairs.attack_norm if "attack_norm" in pairs else epsilon
     claimed = pairs.predict_first.ge(0) & pairs.radius.gt(norm * (1 + _ROUNDING))
     contradicted = claimed & pairs.predict_second.ge(0) & pairs.predict_second.ne(pairs.predict_first)
-    return int(contradicted.sum()), int(claimed.sum())
+    return int(contradicted.sum())
 
 
 def certificates_for(attacked: Log, certified: Sequence[Log]) -> Log:

@@ -176,16 +176,18 @@ def _sources(parameters: Parameters) -> str:
     )
 
 
+def rounded_by(radii: np.ndarray) -> np.ndarray:
+    """By how much each of a log's radii may have been rounded up: released ones were rounded to nearest."""
+    some = np.unique(radii[radii > 0])
+    if len(some) and all(float(f"{radius:.3g}") == radius for radius in some):
+        magnitudes = np.floor(np.log10(np.where(radii > 0, radii, 1.0)))
+        return np.where(radii > 0, 0.5 * 10.0 ** (magnitudes - 2), 0.0)
+    if len(some) and np.array_equal(some, np.round(some, 4)):
+        return np.where(radii > 0, 0.5e-4, 0.0)
+    return np.zeros(len(radii))
+
+
 def coarse_digits(table: pd.DataFrame) -> list[str]:
     """Released radii were rounded to nearest, hence half of them up: say by how much."""
-    radii = np.unique(table["radius"].to_numpy())
-    radii = radii[radii > 0]
-    if not len(radii):
-        return []
-    if all(float(f"{radius:.3g}") == radius for radius in radii):
-        unit = 10.0 ** (np.floor(np.log10(radii[-1])) - 2)
-    elif np.array_equal(radii, np.round(radii, 4)):
-        unit = 1e-4
-    else:
-        return []
-    return [f"its radii were rounded to nearest, some of them up, by at most {unit / 2:g}"]
+    largest = rounded_by(table["radius"].to_numpy()).max(initial=0.0)
+    return [f"its radii were rounded to nearest, some of them up, by at most {largest:g}"] if largest else []

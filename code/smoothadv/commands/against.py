@@ -1,19 +1,25 @@
 """Attempts to falsify certificates: what a log claims, attacks within its radii, and whether too many claims fell.
 
-A certificate is false with probability at most its alpha, PREDICT answers wrongly with at most its own. So an attacked
-image flips, PREDICT answering another class than the certified one within the radius, with at most their sum,
-independently of other images: the number of flips is credible up to a quantile of a binomial distribution.
+Before any noise is drawn, an image of the log gets a false certificate with probability at most alpha, and an answer of
+PREDICT that is neither an abstention nor the smoothed classifier's with at most PREDICT's own. So it is certified *and*
+flips, PREDICT answering another class within the radius, with at most their sum, independently of other images. The
+number of flips is credible up to a quantile of a binomial distribution over all images of the log, those without a
+certificate included: among those with one the share of false ones has no bound.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from smoothadv.analysis.logs import read_logs
+from smoothadv.analysis.trust import rounded_by
 from smoothadv.bounds import tolerated_false_statements
 from smoothadv.certification import ABSTAIN
 from smoothadv.checkpoints import file_digest
@@ -32,14 +38,38 @@ _SAME = ("dataset", "split", "dataset_fingerprint", "checkpoint_sha256", "input_
 
 
 @dataclass(frozen=True)
+class Claim:
+    """That no perturbation of an l2 norm below ``radius`` changes ``certified``, the class of an image with ``label``."""
+
+    label: int
+    certified: int
+    radius: float
+
+
+@dataclass(frozen=True)
 class Certificates:
-    """The claims of a log: by index the certified class and its radius, each false with probability ``alpha``."""
+    """The claims of a log by index, and all the ``images`` of which it might have made one.
+
+    Each image gets a false one with probability at most ``alpha``.
+    """
 
     path: Path
-    claims: dict[int, tuple[int, float]]
+    images: list[int]
+    claims: dict[int, Claim]
     alpha: float
     fraction: float
     settings: dict[str, Any] | None
+
+    def among(self, skip: int, most: int | None) -> Certificates:
+        """Those of the images whose index ``skip`` divides, of the first ``most`` of them; UserError if there are none.
+
+        Whether an image is certified does not decide whether it is among them.
+        """
+        images = [index for index in self.images if index % skip == 0][:most]
+        claims = {index: self.claims[index] for index in images if index in self.claims}
+        if not claims:
+            raise UserError(f"{self.path} certifies none of the images that --skip and --max leave")
+        return dataclasses.replace(self, images=images, claims=claims)
 
     @property
     def indices(self) -> list[int]:
@@ -58,7 +88,7 @@ class Certificates:
     def check_job(self, job: SmoothingJob) -> None:
         """UserError unless the certificates are about the classifier and the images that are to be attacked."""
         last, classes = max(self.claims), job.dataset.description.num_classes
-        largest = max(certified for certified, _ in self.claims.values())
+        largest = max(claim.certified for claim in self.claims.values())
         if last >= len(job.dataset) or largest >= classes:
             raise UserError(
                 f"{self.path} certifies something else: it has image {last} and class {largest}, "
@@ -75,19 +105,30 @@ class Certificates:
 
 def read_certificates(options: argparse.Namespace) -> Certificates:
     """The claims of the log named by --against; UserError where it makes none or cannot be trusted."""
-    (log,) = read_logs([str(options.against)], ("certification",), {}, warn).certification
+    path = options.against
+    if not path.is_file():
+        raise UserError(f"{path} is no file: name one certification log")
+    (log,) = read_logs([str(path)], ("certification",), {}, warn).certification
     if log.parameters.get("sigma") is None:  # then this command must be right about it, and the radii possible
-        stated = {"sigma": options.sigma}
-        (log,) = read_logs([str(options.against)], ("certification",), stated, lambda message: None).certification
+        (log,) = read_logs([str(path)], ("certification",), {"sigma": options.sigma}, warn).certification
+    for note in log.notes:
+        warn(f"{path}: {note}")
     sigma, manifest = log.parameters.get("sigma"), log.parameters.manifest
-    if sigma not in (None, options.sigma):
-        raise UserError(f"{options.against} certifies something else: sigma was {sigma}, now {options.sigma}")
-    table = log.table[(log.table.predict != ABSTAIN) & (log.table.radius > 0)]
-    if table.empty:
-        raise UserError(f"{options.against} certifies no image within a radius above 0: there is nothing to attack")
-    claims = {int(idx): (int(c), float(r)) for idx, c, r in zip(table.idx, table.predict, table.radius)}
+    if sigma != options.sigma:
+        raise UserError(f"{path} certifies something else: sigma was {sigma}, now {options.sigma}")
+    radii = log.table.radius.to_numpy()
+    radii = np.maximum(radii - rounded_by(radii), 0.0)
+    columns = (log.table[name].tolist() for name in ("idx", "label", "predict"))
+    claims = {
+        idx: Claim(label, certified, radius)
+        for idx, label, certified, radius in zip(*columns, radii.tolist())
+        if certified != ABSTAIN and radius > 0
+    }
+    if not claims:
+        raise UserError(f"{path} certifies no image within a radius above 0: there is nothing to attack")
     return Certificates(
-        options.against,
+        path,
+        log.table.idx.tolist(),
         claims,
         float(log.parameters.get("alpha")),
         options.fraction or DEFAULT_FRACTION,
@@ -103,12 +144,18 @@ class CertificateBallots(AttackedBallots):
     votes: ClassVar[Purpose] = Purpose.ATTACKED_VOTES
 
     def aim(self, example: Example) -> tuple[int, float]:
-        certified, radius = self.certificates.claims[example.index]
-        return certified, self.certificates.fraction * radius
+        claim = self.certificates.claims[example.index]
+        if claim.label != example.label:
+            raise UserError(
+                f"{self.certificates.path} certifies something else: image {example.index} has class {claim.label} "
+                f"there, {example.label} in {self.job.settings['dataset']}"
+            )
+        return claim.certified, self.certificates.fraction * claim.radius
 
-    def outcome(self, example: Example, prediction: int) -> dict[str, Any]:
-        certified, radius = self.certificates.claims[example.index]
-        return {"certified": certified, "radius": radius, "flipped": int(prediction not in (ABSTAIN, certified))}
+    def outcome(self, example: Example, prediction: int, norm: float) -> dict[str, Any]:
+        claim = self.certificates.claims[example.index]
+        flipped = prediction not in (ABSTAIN, claim.certified) and norm < claim.radius
+        return {"certified": claim.certified, "radius": claim.radius, "flipped": int(flipped)}
 
 
 def report(options: argparse.Namespace, certificates: Certificates, table: Any, again: list[str]) -> None:
@@ -118,7 +165,7 @@ def report(options: argparse.Namespace, certificates: Certificates, table: Any, 
     """
     flips = table[table.flipped == 1]
     chance = certificates.alpha + options.alpha
-    tolerated = tolerated_false_statements(len(table), chance, options.false_alarm or DEFAULT_FALSE_ALARM)
+    tolerated = tolerated_false_statements(len(certificates.images), chance, options.false_alarm or DEFAULT_FALSE_ALARM)
     for row in flips.itertuples():
         outdir = f"{options.outdir}_{row.idx}"
         command = shlex.join([outdir if word is OUTDIR else word for word in [*again, "--only", str(row.idx)]])
@@ -127,9 +174,9 @@ def report(options: argparse.Namespace, certificates: Certificates, table: Any, 
             f"predicted as {row.predict} at a distance of {row.attack_norm:.6g}; again with\n  {command}"
         )
     said = (
-        f"{options.outfile}: {len(table)} certificates attacked at {certificates.fraction:g} of their radii, "
-        f"{len(flips)} flipped, {(table.predict == ABSTAIN).sum()} abstained; up to {tolerated} flips are credible at "
-        f"alpha {certificates.alpha:g} + {options.alpha:g}"
+        f"{options.outfile}: {len(table)} certificates attacked at {certificates.fraction:.10g} of their radii, "
+        f"{len(flips)} flipped, {(table.predict == ABSTAIN).sum()} abstained; of {len(certificates.images)} images up "
+        f"to {tolerated} flips are credible at alpha {certificates.alpha:g} + {options.alpha:g}"
     )
     if len(flips) > tolerated:
         raise UserError(f"{options.against} holds false certificates: {said}")

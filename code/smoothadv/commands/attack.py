@@ -133,9 +133,10 @@ def attack_all(parser: Parser, options: argparse.Namespace, plans: list[tuple[Pa
     options.outfile = next((path for path, _ in plans if path.exists()), plans[0][0])
     certificates = None if options.against is None else read_certificates(options)
     job = prepare(options, sound=certificates is not None and certificates.sound)
-    job = dataclasses.replace(job, indices=_indices(options, job, certificates))
     if certificates is not None:
         certificates.check_job(job)
+        certificates = certificates.among(options.skip, options.max)
+    job = dataclasses.replace(job, indices=_indices(options, job, certificates))
     fit_to_job(parser, plans[0][1], job, options)
     again = _again(parser, options, job.batch, plans[0][1].batch)
     for path, attack in plans:
@@ -172,11 +173,8 @@ def _plans(parser: Parser, options: argparse.Namespace) -> list[tuple[Path, Smoo
 
 def _indices(options: argparse.Namespace, job: SmoothingJob, certificates: Certificates | None) -> Any:
     """The examples to attack; UserError where there are none of those asked for."""
-    indices = job.indices
-    if certificates is not None:
-        indices = [index for index in certificates.indices if index % options.skip == 0][: options.max]
     if options.only is None:
-        return indices
+        return job.indices if certificates is None else certificates.indices
     known = range(len(job.dataset)) if certificates is None else set(certificates.indices)
     missing = [index for index in options.only if index not in known]
     if missing:

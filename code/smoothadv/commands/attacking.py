@@ -184,7 +184,7 @@ class AttackedBallots:
         adversarial = attack(job.attacked, images, labels, indices, epsilon=epsilon, targets=targets)
         if isinstance(job.noise, RoundedGaussianNoise):
             adversarial = in_grey_levels(images, adversarial, epsilon)
-        norms = l2_norm((adversarial - images).double()).tolist()
+        norms = l2_norm(adversarial.double() - images.double()).tolist()
         for row, example in enumerate(examples):
             columns = {"attack_norm": norms[row], "epsilon": float(epsilon[row])}
             if targets is not None:
@@ -196,15 +196,16 @@ class AttackedBallots:
         """The label to leave, and the l2 norm to stay below on the way."""
         return example.label, self.attack.attack.epsilon
 
-    def outcome(self, example: Example, prediction: int) -> dict[str, Any]:
-        """Further columns of the row of an example."""
+    def outcome(self, example: Example, prediction: int, norm: float) -> dict[str, Any]:
+        """Further columns of the row of an example, moved by ``norm``."""
         return {}
 
     def _voting(self, example: Example, columns: dict[str, Any]) -> Generator[Draws, np.ndarray, dict[str, Any]]:
         """PREDICT at work on one attacked image; returns the columns of its row."""
         prediction = yield from predict(self.n, self.alpha)
         abstain = int(prediction == ABSTAIN)
-        return {"predict": prediction, "abstain": abstain, **columns, **self.outcome(example, prediction)}
+        more = self.outcome(example, prediction, columns["attack_norm"])
+        return {"predict": prediction, "abstain": abstain, **columns, **more}
 
 
 @torch.inference_mode()

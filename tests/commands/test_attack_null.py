@@ -1,0 +1,76 @@
+"""The verdict on certificates where every one holds its alpha: simulated on images whose two classes are all but tied.
+
+There nearly nothing is certified, and about half of what is, is false: as it may, since each image gets a false
+certificate with a probability of at most alpha before its noise is drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from smoothadv.bounds import minimum_successes_to_certify
+from smoothadv.commands.against import Certificates, Claim, report
+from smoothadv.errors import UserError
+
+ALPHA, N, IMAGES, RUNS = 0.001, 1000, 5000, 60
+OPTIONS = argparse.Namespace(
+    alpha=ALPHA, false_alarm=None, against=Path("log.tsv"), outfile=Path("out/against.tsv"), outdir=Path("out")
+)
+
+
+def certified_and_flipped(seed: int) -> tuple[Certificates, pd.DataFrame]:
+    """A log by CERTIFY, whose class was selected from 100 draws; and attacks that PREDICT answers without any error.
+
+    The smoothed classifier is class 0 everywhere, with a probability of 0.5001.
+    """
+    random = np.random.default_rng(seed)
+    selected = (random.binomial(100, 0.5001, IMAGES) < 50).astype(int)
+    votes = random.binomial(N, np.where(selected == 0, 0.5001, 0.4999))
+    images = np.flatnonzero(votes >= minimum_successes_to_certify(N, ALPHA)).tolist()
+    claims = {index: Claim(0, int(selected[index]), 0.01) for index in images}
+    table = pd.DataFrame({"idx": images, "certified": [claim.certified for claim in claims.values()]})
+    table = table.assign(label=0, predict=0, radius=0.01, attack_norm=0.0, flipped=table.certified)
+    return Certificates(OPTIONS.against, list(range(IMAGES)), claims, ALPHA, 0.999, None), table
+
+
+def is_accused(certificates: Certificates, table: pd.DataFrame) -> bool:
+    try:
+        report(OPTIONS, certificates, table, ["python"])
+    except UserError as error:
+        assert str(error).startswith("log.tsv holds false certificates")
+        return True
+    return False
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[tuple[Certificates, pd.DataFrame]]:
+    return [certified_and_flipped(seed) for seed in range(RUNS)]
+
+
+def test_a_log_that_holds_its_alpha_is_not_accused(runs):
+    """The verdict promises a false alarm in at most 0.001 of all runs: two in 60 would come with less than 0.002."""
+    assert sum(is_accused(*run) for run in runs) <= 1
+    false = np.array([table.flipped.sum() for _, table in runs])
+    assert stats.binomtest(int(false.sum()), RUNS * IMAGES, ALPHA, alternative="greater").pvalue > 1e-6
+    assert false.sum() > 20, "there are false certificates among them"
+
+
+def test_counting_the_certified_images_alone_would_accuse_it(runs):
+    """The negative control: of the certified, far more than alpha are false."""
+    alone = [(dataclasses.replace(certificates, images=certificates.indices), table) for certificates, table in runs]
+    assert sum(is_accused(*run) for run in alone) > RUNS / 10
+
+
+def test_a_log_of_certificates_that_are_false_too_often_is_accused():
+    """Thirty of 5,000 where some ten are expected at most: the verdict that a true log must not get."""
+    certificates, table = certified_and_flipped(0)
+    claims = {index: Claim(0, 1, 0.01) for index in range(30)}
+    table = pd.concat([table.head(1).assign(idx=index, certified=1, flipped=1) for index in claims])
+    assert is_accused(dataclasses.replace(certificates, claims=claims), table)
