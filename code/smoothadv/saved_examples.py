@@ -8,18 +8,23 @@ NumPy archive of arrays with one entry per row, in the order of the indices.
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.lib import format as npy
 from PIL import Image, ImageDraw
 
 from smoothadv.errors import UserError
 from smoothadv.readers import read_prediction_log
 from smoothadv.records import examples_path, pictures_folder, spool_path, write_atomically
 
+_LONGEST_HEADER = 1000
+_LARGE = ("image.npy", "adversarial.npy")
 _SMALLEST_SIDE = 128
 _MARGIN = 6
 _CAPTION = 30
@@ -63,20 +68,24 @@ class Spool:
         """The file, with the records of ``done`` and no others."""
         if not self.done:
             examples_path(self.log).unlink(missing_ok=True)
-            self._rewrite(np.empty(0, self.dtype))
+            self._rewrite([])
         elif not self.path.exists():
-            self._rewrite(_unpacked(self.log, self.dtype))
-        records = _records(self.path, self.dtype)
-        kept = len(records)
-        while kept and int(records["idx"][kept - 1]) not in self.done:
+            self._rewrite(_archived_records(examples_path(self.log), self.dtype))
+        found = _Records(self.path, self.dtype).idx
+        kept = len(found)
+        while kept and found[kept - 1] not in self.done:
             kept -= 1  # its row was never written, or torn
         os.truncate(self.path, len(self._header) + kept * self.dtype.itemsize)
-        if set(records["idx"][:kept].tolist()) != self.done:
+        if set(found[:kept]) != self.done:
             raise UserError(f"cannot resume {self.log}: {self.path} does not fit it; --overwrite starts anew")
         return self.path.open("ab", buffering=0)
 
-    def _rewrite(self, records: np.ndarray) -> None:
-        write_atomically(self.path, lambda file: file.write(self._header + records.tobytes()))
+    def _rewrite(self, records: Iterable[bytes]) -> None:
+        def write(file: IO[bytes]) -> None:
+            file.write(self._header)
+            file.writelines(records)
+
+        write_atomically(self.path, write)
 
 
 def _record_type(shape: Sequence[int]) -> np.dtype:
@@ -84,75 +93,144 @@ def _record_type(shape: Sequence[int]) -> np.dtype:
     return np.dtype([("idx", "<i8"), ("image", *image), ("adversarial", *image)])
 
 
-def _records(path: Path, dtype: np.dtype | None = None) -> np.ndarray:
-    """The whole records of a spool; UserError if they are of another type than ``dtype``."""
-    content = path.read_bytes()
-    header, _, body = content.partition(b"\n")
+class _Records:
+    """The whole records of a spool, left on the disk; UserError if they are of another type than ``dtype``."""
+
+    def __init__(self, path: Path, dtype: np.dtype | None = None) -> None:
+        with path.open("rb") as file:
+            header = file.readline(_LONGEST_HEADER)
+        try:
+            self.dtype = _record_type(json.loads(header)["shape"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            self.dtype = None
+        if self.dtype is None or (dtype is not None and self.dtype != dtype):
+            raise UserError(f"{path} holds no adversarial examples of this log: remove it and use --overwrite")
+        count = (path.stat().st_size - len(header)) // self.dtype.itemsize
+        # NumPy maps no empty file.
+        self._mapped = np.memmap(path, self.dtype, "r", len(header), (count,)) if count else np.empty(0, self.dtype)
+        self.idx: list[int] = self._mapped["idx"].tolist()
+
+    def image(self, row: int, name: str) -> bytes:
+        """The pixels of a record, "image" or "adversarial"."""
+        return self._mapped[name][row].tobytes()
+
+
+def pack(log: Path, written_as: Sequence[Path]) -> Path | None:
+    """Make the archive of a whole ``log`` from the spools of the logs it was ``written_as``; None if there is none.
+
+    What of it is in the archive already, since an earlier attempt was stopped, stays. Images go from disk to disk.
+    UserError where a row has no images.
+    """
+    spools = [spool_path(part) for part in written_as if spool_path(part).exists()]
+    archive = examples_path(log)
+    if not spools:
+        return archive if archive.exists() else None
+    table = read_prediction_log(log)
+    small = {name: table[name].to_numpy() for name in ("idx", *_COPIED) if name in table}
+    if not _is_of(archive, small):
+        records = [_Records(path) for path in spools]
+        places = {index: (some, row) for some in records for row, index in enumerate(some.idx)}
+        missing = [index for index in table.idx.tolist() if index not in places]
+        if missing:
+            raise UserError(f"{log} has {len(table)} rows, of which {len(missing)} have no adversarial example")
+        ordered = [places[index] for index in table.idx.tolist()]
+        shape = (len(table), *records[0].dtype["image"].shape)
+        write_atomically(archive, lambda file: _write_archive(file, small, ordered, shape))
+    for path in spools:
+        path.unlink()
+    return archive
+
+
+def _is_of(archive: Path, rows: dict[str, np.ndarray]) -> bool:
+    """Whether an archive can be read and has what the columns of a log say."""
     try:
-        found = _record_type(json.loads(header)["shape"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        found = None
-    if found is None or (dtype is not None and found != dtype):
-        raise UserError(f"{path} holds no adversarial examples of this log: remove it and use --overwrite")
-    return np.frombuffer(body, dtype=found, count=len(body) // found.itemsize)
+        found = read_examples(archive, 0) if archive.exists() else {}
+    except UserError:
+        return False
+    return all(name in found and np.array_equal(found[name], column) for name, column in rows.items())
 
 
-def _unpacked(log: Path, dtype: np.dtype) -> np.ndarray:
-    """The records of a finished log's archive, which more examples are to join."""
-    arrays = read_examples(examples_path(log))
-    if arrays["image"].shape[1:] != dtype["image"].shape:
-        raise UserError(f"{examples_path(log)} holds images of another shape: remove it and use --overwrite")
-    records = np.empty(len(arrays["idx"]), dtype)
-    for name in ("idx", "image", "adversarial"):
-        records[name] = arrays[name]
-    return records
+def _write_archive(
+    file: IO[bytes], small: dict[str, np.ndarray], ordered: Sequence[tuple[_Records, int]], shape: tuple[int, ...]
+) -> None:
+    """What ``numpy.savez_compressed`` would write, with the images one after the other."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in small.items():
+            with archive.open(f"{name}.npy", "w") as member:
+                npy.write_array(member, array)
+        for name in ("image", "adversarial"):
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                npy.write_array_header_1_0(member, {"descr": "<f4", "fortran_order": False, "shape": shape})
+                for records, row in ordered:
+                    member.write(records.image(row, name))
 
 
-def read_examples(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an archive of adversarial examples; UserError where it is missing, damaged or something else."""
+def read_examples(path: Path, most: int | None = None) -> dict[str, np.ndarray]:
+    """The arrays of an archive of adversarial examples, of images only the first ``most`` (None: all).
+
+    UserError where it is missing, damaged or something else.
+    """
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        with zipfile.ZipFile(path) as archive:
+            arrays = {
+                name.removesuffix(".npy"): _read_array(archive, name, most if name in _LARGE else None)
+                for name in archive.namelist()
+            }
+            counts = {_shape(archive, name)[0] for name in archive.namelist()}
     except Exception as error:  # a damaged file can raise nearly anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path} cannot be read as adversarial examples: {reason}") from error
-    shapes = {name: array.shape for name, array in arrays.items()}
-    idx, image = shapes.get("idx", ()), shapes.get("image", ())
-    whole = len(idx) == 1 and len(image) == 4 and image == shapes.get("adversarial")
-    if not whole or arrays["idx"].dtype.kind != "i" or {shape[:1] for shape in shapes.values()} != {idx}:
+    idx, image, adversarial = (arrays.get(name, np.empty(())) for name in ("idx", "image", "adversarial"))
+    is_whole = idx.ndim == 1 and idx.dtype.kind == "i" and image.ndim == 4 and image.shape == adversarial.shape
+    if not is_whole or counts != {len(idx)}:
         raise UserError(
             f"{path} holds no adversarial examples: idx [N], image and adversarial [N, C, H, W] are missing"
         )
     return arrays
 
 
-def pack(log: Path, written_as: Sequence[Path]) -> Path | None:
-    """Make the archive of a whole ``log`` from the spools of the logs it was ``written_as``; None if there are none.
+def _shape(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
+    with archive.open(name) as member:
+        return _read_header(member)[0]
 
-    An archive that is whole already is left alone. UserError where a row has no images.
-    """
-    spools = [spool_path(part) for part in written_as if spool_path(part).exists()]
-    if not spools:
-        return examples_path(log) if examples_path(log).exists() else None
-    records = np.concatenate([_records(path) for path in spools])
-    order = np.unique(records["idx"], return_index=True)[1]  # of equal ones the first; all are equal
-    table = read_prediction_log(log)
-    records = records[order][np.isin(records["idx"][order], table.idx)]
-    if len(records) != len(table):
-        raise UserError(
-            f"{log} has {len(table)} rows, of which {len(table) - len(records)} have no adversarial example"
-        )
-    arrays: dict[str, Any] = {name: records[name] for name in ("idx", "image", "adversarial")}
-    arrays |= {name: table[name].to_numpy() for name in _COPIED if name in table}
-    write_atomically(examples_path(log), lambda file: np.savez_compressed(file, **arrays))
-    for path in spools:
-        path.unlink()
-    return examples_path(log)
+
+def _read_header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and type of the array in a member, which is read up to its data; ValueError for what no log has."""
+    read = npy.read_array_header_1_0 if npy.read_magic(member) == (1, 0) else npy.read_array_header_2_0
+    shape, fortran_order, dtype = read(member)
+    if fortran_order or dtype.hasobject or not shape:
+        raise ValueError("an array of another kind")
+    return shape, dtype
+
+
+def _read_array(archive: zipfile.ZipFile, name: str, most: int | None) -> np.ndarray:
+    """The array in a member, or its first ``most`` rows."""
+    with archive.open(name) as member:
+        shape, dtype = _read_header(member)
+        rows = shape[0] if most is None else min(most, shape[0])
+        content = member.read(rows * dtype.itemsize * math.prod(shape[1:]))
+    return np.frombuffer(content, dtype).reshape(rows, *shape[1:])
+
+
+def _archived_records(path: Path, dtype: np.dtype) -> Iterator[bytes]:
+    """The records of a finished log's archive, which more examples are to join."""
+    arrays = read_examples(path, 0)
+    if arrays["image"].shape[1:] != dtype["image"].shape:
+        raise UserError(f"{path} holds images of another shape: remove it and use --overwrite")
+    size = 4 * math.prod(dtype["image"].shape)
+    with (
+        zipfile.ZipFile(path) as archive,
+        archive.open("image.npy") as images,
+        archive.open("adversarial.npy") as adversarial,
+    ):
+        _read_header(images), _read_header(adversarial)
+        for index in arrays["idx"].astype("<i8"):
+            yield index.tobytes() + images.read(size) + adversarial.read(size)
 
 
 def write_pictures(log: Path, count: int) -> list[Path]:
     """PNGs of the first ``count`` examples of a finished log: image, adversarial image, perturbation magnified."""
-    arrays = read_examples(examples_path(log))
+    arrays = read_examples(examples_path(log), count)
     if not {"label", "predict"} <= arrays.keys():
         raise UserError(f"{examples_path(log)} lacks label or predict: no pictures can be made of it")
     written = []
@@ -162,6 +240,9 @@ def write_pictures(log: Path, count: int) -> list[Path]:
         path = pictures_folder(log) / f"{int(values['idx']):05d}.png"
         write_atomically(path, lambda file, picture=picture: picture.save(file, format="PNG"))
         written.append(path)
+    for other in set(pictures_folder(log).glob("*.png")).difference(written):
+        if other.stem.isdigit():  # of an earlier attack
+            other.unlink()
     return written
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from smoothadv import saved_examples
 from smoothadv.inference import VotingClassifier
 from support.attack_runs import SIGMA, archive, assert_same_attack
 from support.commands import (
@@ -152,7 +153,7 @@ def test_stopped_between_its_last_row_and_the_end_it_is_finished_without_work(
         if moment == "after the archive":
             patch.setattr(Path, "unlink", stop)
         else:
-            patch.setattr(np, "savez_compressed", lambda *arguments, **arrays: stop(Path("log.examples")))
+            patch.setattr(saved_examples, "_write_archive", lambda *arguments: stop(Path("log.examples")))
         assert attack().code == 130
     log = (workplace / LOG).read_bytes()
     stop_at_pass(monkeypatch, 1, AssertionError("nothing is left to be computed"))

@@ -144,6 +144,27 @@ def test_merging_that_was_stopped_before_the_archive_can_be_repeated(
     assert_all_the_same(workplace / "out", whole)
 
 
+@pytest.mark.parametrize("again", ["merge", "attack"])
+def test_merging_that_was_stopped_among_the_images_can_be_repeated(attack, merge, workplace, whole, monkeypatch, again):
+    """The archive has them all by then, though not every shard does any more."""
+    for index in (0, 1):
+        attack("--shard", f"{index}/2")
+    merge(log="out/epsilon_0.25.tsv")
+    unlink = Path.unlink
+
+    def stop(path: Path, **options: bool) -> None:
+        if path.name == "1-of-2.tsv.examples":
+            raise KeyboardInterrupt
+        unlink(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", stop)
+        assert merge().code == 130
+    outcome = merge("--overwrite") if again == "merge" else attack()
+    assert (outcome.code, outcome.err) == (0, "")
+    assert_all_the_same(workplace / "out", whole)
+
+
 class OneWorker:
     """What a process under torchrun sees that was started alone."""
 

@@ -39,7 +39,7 @@ _SAME = ("dataset", "split", "dataset_fingerprint", "checkpoint_sha256", "input_
 
 @dataclass(frozen=True)
 class Claim:
-    """That no perturbation of an l2 norm below ``radius`` changes ``certified``, the class of an image with ``label``."""
+    """That perturbations of l2 norms below ``radius`` leave an image with ``label`` in the class ``certified``."""
 
     label: int
     certified: int

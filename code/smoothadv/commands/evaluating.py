@@ -71,12 +71,18 @@ def evaluate(options: argparse.Namespace, job: SmoothingJob, evaluation: Evaluat
     )
     if workers is None:
         if options.shard is None:
-            pack(options.outfile, [options.outfile])
+            _pack(options.outfile, [options.outfile], evaluation)
         return options.shard is None
     workers.wait_for_all()
     if workers.rank == 0:
-        _merge_own_shards(options, len(job.indices))
+        _merge_own_shards(options, len(job.indices), evaluation)
     return workers.rank == 0
+
+
+def _pack(log: Path, written_as: list[Path], evaluation: Evaluation) -> None:
+    """Make the archive of the images of a whole log; UserError where they should be there and are not."""
+    if evaluation.keeps_images and pack(log, written_as) is None:
+        raise UserError(f"the adversarial examples of {log} are missing; --overwrite starts anew")
 
 
 class _Work:
@@ -127,10 +133,11 @@ class _Work:
     def _part(self, path: Path, indices: Sequence[int], settings: dict[str, Any], existing: str) -> Part:
         # Batches are smaller than those of the settings once memory has run out.
         run = {**self.job.run, "batch": self.counter.batch, **self.evaluation.run()}
-        if existing == "overwrite" and recorded_settings(path).get(_IMAGES):
+        had_images = existing == "overwrite" and recorded_settings(path).get(_IMAGES)
+        log = ExampleLog(path, self.evaluation.columns, settings, run, existing)
+        if had_images:  # and now this process has the log for itself
             examples_path(path).unlink(missing_ok=True)
             spool_path(path).unlink(missing_ok=True)
-        log = ExampleLog(path, self.evaluation.columns, settings, run, existing)
         check_logged_examples(log, indices)
         return Part(log, indices, self._spool(path, log) if self.evaluation.keeps_images else None)
 
@@ -141,13 +148,13 @@ class _Work:
         return Spool(path, self.job.dataset.description.image_shape, log.done)
 
 
-def _merge_own_shards(options: argparse.Namespace, examples: int) -> None:
+def _merge_own_shards(options: argparse.Namespace, examples: int, evaluation: Evaluation) -> None:
     """Merge the shards that torchrun's processes made, unless an earlier run did, and remove what is in the log now."""
     anew = options.existing == "overwrite"
     if anew or not options.outfile.exists():
         count = shard_count(examples)
         merge(options.outfile, [Shard(index, count).path(options.outfile) for index in range(count)], overwrite=anew)
-    pack(options.outfile, [options.outfile, *shards_of(options.outfile)])
+    _pack(options.outfile, [options.outfile, *shards_of(options.outfile)], evaluation)
     for path in shards_of(options.outfile):
         if is_merged(path, options.outfile):
             path.unlink()
