@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from smoothadv.inference import default_batch, default_gradient_batch
-from smoothadv.memory import batch_that_suits
+from smoothadv.memory import batch_that_suits, is_out_of_memory
 
 SHAPE = (3, 4, 4)
 BYTES_PER_IMAGE = 3 * 4 * 4 * 4
@@ -68,6 +68,24 @@ def test_the_trial_itself_may_run_out_of_memory(gpu, capacity, tried):
 def test_one_image_at_a_time_where_not_even_one_fits(gpu):
     gpu.capacity = 0
     assert batch_that_suits(gpu, SHAPE, gpu) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), True),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (ValueError("shapes do not match"), False),
+    ],
+    ids=str,
+)
+def test_lack_of_memory_is_told_from_other_errors(error, is_memory):
+    assert is_out_of_memory(error) == is_memory
 
 
 def test_other_errors_of_the_trial_are_not_taken_for_memory(gpu):

@@ -7,17 +7,15 @@ from collections.abc import Callable
 
 import torch
 
+_SIGNS = ("can't allocate memory", "STATUS_ALLOC_FAILED", "ALLOCATION_FAILED", "out of memory")
 _CPU_ELEMENTS = 100 * 3 * 32 * 32
 _PROBE = 64
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that an allocation failed, on an accelerator or on the host."""
-    # torch's allocator of host memory raises a RuntimeError like any other.
-    said = str(error)
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
-        sign in said for sign in ("can't allocate memory", "STATUS_ALLOC_FAILED")
-    )
+    # Allocators raise a RuntimeError like any other: that of the host, the CUDA driver's and those of its libraries.
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(sign in str(error) for sign in _SIGNS)
 
 
 def first_line(error: BaseException) -> str:

@@ -34,6 +34,7 @@ non_negative_int = number(int, "a whole number of at least 0", lambda v: v >= 0)
 positive_float = number(float, "a number above 0", lambda v: v > 0)
 non_negative_float = number(float, "a number of at least 0", lambda v: v >= 0)
 probability = number(float, "a probability strictly between 0 and 1", lambda v: 0 < v < 1)
+batch_size = number(int, "a whole number from 1 to 1,000,000", lambda v: 1 <= v <= 1_000_000)
 _standard_deviation = number(
     float, "a standard deviation between 0 and 10 on images in [0, 1], like 0.25", lambda v: 0 <= v <= 10
 )

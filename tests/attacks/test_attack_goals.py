@@ -309,6 +309,21 @@ def test_an_evaluation_in_inference_mode_attacks_all_the_same(name):
         assert torch.equal(attack(model, inputs * 1, labels * 1), expected)
 
 
+@pytest.mark.parametrize("value", [-0.01, 1.01, 255.0, float("nan"), float("inf")])
+def test_inputs_that_are_no_images_are_refused(value):
+    """Grey levels, or images that are standardized already: there epsilon would mean something else."""
+    model, inputs, labels = small()
+    inputs[2, 0] = value
+    with pytest.raises(ValueError, match="[0, 1]"):
+        SmoothedAttack(PGD(0.5, 2), SIGMA, 2)(model, inputs, labels)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, torch.tensor(0.1), torch.tensor([1, 2])])
+def test_epsilon_that_is_not_one_per_example_is_refused(epsilon):
+    with pytest.raises(ValueError, match="epsilon"):
+        SmoothedAttack(PGD(0.5, 2), SIGMA, 2)(*small(), epsilon=epsilon)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_gradients_that_are_not_finite_are_an_error_and_no_image(value):
     model, inputs, labels = small()

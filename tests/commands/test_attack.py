@@ -229,6 +229,12 @@ def test_missing_pictures_are_made_for_a_finished_log(attack, workplace):
     assert snapshot(workplace / "out/epsilon_0.5.pictures") == pictures
 
 
+def test_pictures_of_an_earlier_attack_do_not_stay(attack, workplace):
+    attack("out", "--png", 3)
+    attack("out", "--seed", 1, "--overwrite", "--png", 1)
+    assert [path.name for path in (workplace / "out/epsilon_0.5.pictures").iterdir()] == ["00000.png"]
+
+
 @pytest.mark.parametrize("options", [[], ["--random-start"], ["--gradient", "base", "--random-start"]], ids=str)
 def test_seed_alone_decides_the_examples(checkpoint, workplace, capsys, options):
     draws = [] if "base" in options else ["--num-noise-vec", 4]

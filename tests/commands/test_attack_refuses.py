@@ -47,6 +47,8 @@ USAGES = [
     ([*SIZED, "--only", "0"], ["--only", "--max"]),
     ([*ONLY, "0", "--skip", "2"], ["--only", "--skip"]),
     ([*ONLY, "-1"], ["--only", "-1"]),
+    ([*SIZED, "--shard", "0/2", "--png", "2"], ["--png", "--shard"]),
+    ([*AGAINST, "--shard", "0/2", "--false-alarm", "0.1"], ["--false-alarm", "--shard"]),
     ([*SIZED, "--shard", "2/2"], ["--shard", "'2/2'"]),
     ([*SIZED, "--resume", "--overwrite"], ["--resume", "--overwrite"]),
 ]
@@ -54,6 +56,7 @@ FAILURES = [
     ([*ONLY, "0", "359"], ["--only 359", "no image 359"]),
     ([*ONLY_AGAINST, "3", "9"], ["--only 9", "log.tsv", "no image 9"]),
     ([*ATTACK, "--against", "nowhere.tsv"], ["nowhere.tsv"]),
+    ([*ATTACK, "--against", "."], [".", "name one certification log"]),
     ([*ATTACK, "--against", "prediction.tsv"], ["prediction.tsv", "prediction log", "certification"]),
     ([*ATTACK, "--against", "against.tsv"], ["against.tsv", "falsification log", "certification"]),
     ([*ATTACK, "--against", "nothing.tsv"], ["nothing.tsv", "radius above 0"]),

@@ -14,6 +14,7 @@ import torch
 
 from smoothadv import saved_examples
 from smoothadv.inference import VotingClassifier
+from smoothadv.records import lock
 from support.attack_runs import SIGMA, archive, assert_same_attack
 from support.commands import (
     CODE,
@@ -355,6 +356,30 @@ def test_attack_goes_on_with_less_memory_and_says_so(attack, workplace, whole, m
     assert [row["predict"] for row in rows(workplace / LOG)] == [row["predict"] for row in rows(whole["PGD"])]
     adversarial = archive(workplace / LOG)["adversarial"]
     np.testing.assert_allclose(adversarial, archive(whole["PGD"])["adversarial"], atol=1e-5)
+
+
+def test_less_memory_for_one_size_does_not_stand_in_the_way_of_the_next(attack, workplace, monkeypatch):
+    """Each log begins with the batch that was chosen, and goes on with its own."""
+    sizes = ["--epsilon", 0.25, 0.5]
+    with monkeypatch.context() as patch:
+        allow_gradients_of(patch, 11, OUT_OF_MEMORY[0])
+        assert attack(*sizes, "--max", 5).code == 0
+    manifests = [manifest_of(workplace / f"out/epsilon_{size}.tsv") for size in sizes[1:]]
+    assert len({manifest["settings"]["attack_batch"] for manifest in manifests}) == 1
+    assert manifests[0]["runs"][-1]["attack_batch"] < manifests[0]["settings"]["attack_batch"]
+    assert attack(*sizes).code == 0
+    assert attack("--epsilon", 0.75, "--attack-batch", 6).code == 0
+    assert attack("--epsilon", 0.25, 0.75, 0.5).code == 0, "finished with different ones, and nothing to do"
+
+
+def test_overwriting_leaves_a_log_alone_that_is_being_written(attack, workplace):
+    """Its images too, which lie beside it."""
+    attack("--max", 4)
+    before = snapshot(workplace)
+    with (workplace / LOG).open("ab") as file:
+        lock(file, workplace / LOG)
+        assert refused(attack("--overwrite"), "being written by another process")
+    assert snapshot(workplace) == before
 
 
 def test_no_memory_for_a_single_copy_is_one_line(attack, workplace, monkeypatch):

@@ -5,10 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from smoothadv.attacks.pgd import PGD
+from smoothadv.attacks.smoothed import SmoothedAttack
 from smoothadv.commands import evaluating
+from smoothadv.commands.attacking import shared_with
 from smoothadv.records import spool_path
 from support.attack_runs import SIGMA, archive, assert_same_attack
 from support.commands import CODE, call, rows, run_process, snapshot, succeed
@@ -242,6 +246,14 @@ def test_torchrun_finishes_what_one_process_began(attack, workplace, whole, monk
     assert attack().code == 0
     assert_all_the_same(workplace / "out", whole)
     assert files(workplace / "out") == OUTPUT
+
+
+@pytest.mark.parametrize(("workers", "examples", "group"), [(None, 500, 64), (2, 500, 62), (8, 500, 15), (8, 20, 1)])
+def test_no_process_takes_so_many_images_at_once_that_others_have_none(workers, examples, group):
+    """Each gets some four turns; alone, a process attacks as many together as share a pass."""
+    attack = SmoothedAttack(PGD(0.5, 2), 0.25, batch=64)
+    job = SimpleNamespace(workers=workers and SimpleNamespace(size=workers), indices=range(examples))
+    assert shared_with(attack, job)["group"] == group
 
 
 def test_torchrun_starts_anew_when_told(attack, workplace, whole, monkeypatch):

@@ -31,7 +31,10 @@ class Empirical:
         help="hyper-parameters that make a group of their own, like num_noise_vec, N or gradient",
     )
     confidence: float | None = setting(
-        None, parse=probability, help="LEVEL of intervals over images (Clopper-Pearson), like 0.95 (default: none)"
+        None,
+        parse=probability,
+        help="LEVEL of intervals (Clopper-Pearson) over the choice of images, like 0.95; they are those of the log "
+        "shown and do not cover its selection among several (default: none)",
     )
 
     def __call__(self, logs: Logs) -> Table:

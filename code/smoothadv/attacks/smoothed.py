@@ -82,10 +82,15 @@ class SmoothedAttack:
         B - 1). ``epsilon`` [B] takes the place of the attack's own, ``targets`` int64 [B] that of the target rule.
         UserError where not even one noisy copy fits into memory, NonFiniteError where a gradient is NaN or infinite.
         """
+        if epsilon is not None:
+            epsilon = torch.atleast_1d(torch.as_tensor(epsilon, dtype=torch.float64))
         self._check(inputs, labels, indices, epsilon=epsilon, targets=targets)
         found = self._in_groups(self._attack, model, inputs, labels, indices, epsilon, targets)
         if not bool(found.isfinite().all()):
-            raise NonFiniteError("the attack met gradients that are not finite: the classifier's weights are broken")
+            raise NonFiniteError(
+                "the attack met gradients that are not finite: the classifier's weights are broken, or its precision "
+                "is too low"
+            )
         return found
 
     def choose_targets(
@@ -107,6 +112,8 @@ class SmoothedAttack:
         classes = [labels, *(more.get("targets"),) * (more.get("targets") is not None)]
         if len(inputs) and (least := min(int(numbers.min()) for numbers in classes)) < 0:
             raise ValueError(f"there is no class {least}")
+        if not bool(((inputs >= 0) & (inputs <= 1)).all()):
+            raise ValueError("inputs must lie in [0, 1], as perturbations are measured there and stay there")
 
     def _in_groups(
         self,
@@ -119,20 +126,22 @@ class SmoothedAttack:
     ) -> torch.Tensor:
         """``work`` on as many examples at a time as share a pass; on fewer once memory has run out."""
         # Without indices a batch stands for itself, and need not be padded to the shape of others.
-        most = None if indices is not None else len(inputs) * self.num_noise_vec
+        is_padded = indices is not None
         indices = range(len(inputs)) if indices is None else indices
         results, start = [], 0
         needed = self._classes_needed(labels, more) if len(inputs) else 0
         while start < len(inputs):
-            rows = slice(start, start + self.examples_per_pass)
+            group = list(range(start, min(start + self.examples_per_pass, len(inputs))))
+            rows = group + group[:1] * (is_padded * (self.examples_per_pass - len(group)))
             parts = [None if values is None else values[rows] for values in more]
             try:
                 shape = rows_per_pass(self.num_noise_vec, self.batch)
-                shape = shape if most is None else min(shape, most)
+                shape = shape if is_padded else min(shape, len(inputs) * self.num_noise_vec)
+                seen = FixedShape(model, shape, needed)
                 with frozen(model):
-                    seen = FixedShape(model, shape, needed)
-                    results.append(work(seen, inputs[rows], labels[rows], indices[rows], *parts))
-                start = rows.stop
+                    found = work(seen, inputs[rows], labels[rows], [indices[row] for row in rows], *parts)
+                results.append(found[: len(group)])
+                start += len(group)
                 continue
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -206,11 +215,14 @@ class SmoothedAttack:
         if self.sigma == 0:
             return None
         noise = GaussianNoise(self.sigma, self.seed)
-        draws = [
-            noise.stream(int(index), inputs.device, Purpose.ATTACK_NOISE).draw(self.num_noise_vec, image)
-            for index, image in zip(indices, inputs)
-        ]
-        return torch.stack(draws).to(inputs.dtype)
+        drawn = torch.empty(
+            (len(inputs), self.num_noise_vec, *inputs.shape[1:]), dtype=inputs.dtype, device=inputs.device
+        )
+        for index, image, row in zip(indices, inputs, drawn):
+            stream = noise.stream(int(index), inputs.device, Purpose.ATTACK_NOISE)
+            for part in row.split(self.batch):  # generating draws takes several times their memory
+                part.copy_(stream.draw(len(part), image))
+        return drawn
 
     def _generators(self, indices: Sequence[int], *purpose: int) -> list[torch.Generator]:
         """One per example for this purpose, on the CPU, so that all devices choose alike."""

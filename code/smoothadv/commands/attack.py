@@ -32,10 +32,17 @@ from smoothadv.commands.components import retyped
 from smoothadv.commands.evaluating import Evaluation, evaluate, merge_main, told_of_shard
 from smoothadv.commands.predict import DEFAULT_N, warn_of_few_draws
 from smoothadv.commands.runner import Parser, run
-from smoothadv.commands.smoothing import SmoothingJob, add_smoothing, prepare
+from smoothadv.commands.smoothing import SmoothingJob, add_smoothing, prepare, recorded_number
 from smoothadv.errors import UserError
 from smoothadv.readers import read_prediction_log
-from smoothadv.records import FALSIFICATION_COLUMNS, attacked_log, examples_path, falsification_log, pictures_folder
+from smoothadv.records import (
+    ATTACK_COLUMNS,
+    FALSIFICATION_COLUMNS,
+    attacked_log,
+    examples_path,
+    falsification_log,
+    pictures_folder,
+)
 from smoothadv.saved_examples import write_pictures
 from smoothadv.settings import Setting, non_negative_int, number, positive_int, probability
 
@@ -138,11 +145,14 @@ def attack_all(parser: Parser, options: argparse.Namespace, plans: list[tuple[Pa
         certificates = certificates.among(options.skip, options.max)
     job = dataclasses.replace(job, indices=_indices(options, job, certificates))
     fit_to_job(parser, plans[0][1], job, options)
-    again = _again(parser, options, job.batch, plans[0][1].batch)
+    batches = {"batch": job.batch, "attack_batch": plans[0][1].batch}
     for path, attack in plans:
-        attack.batch = plans[0][1].batch  # as chosen, which a log may be continued with
-        if _one_log(options, job, path, attack, certificates):
-            _finish(options, certificates, again)
+        options.outfile = path
+        # A log that was begun with others goes on with them.
+        own = {name: getattr(options, name) or recorded_number(options, name) or batches[name] for name in batches}
+        attack.batch = own["attack_batch"]
+        if _one_log(options, _with_batch(job, own["batch"]), path, attack, certificates):
+            _finish(options, certificates, _again(parser, options, **own))
         elif options.shard is not None:
             print(told_of_shard(options, "attack"))
 
@@ -157,6 +167,9 @@ def _plans(parser: Parser, options: argparse.Namespace) -> list[tuple[Path, Smoo
     for flag, value in (("--fraction", options.fraction), ("--false-alarm", options.false_alarm)):
         if value is not None and options.against is None:
             parser.error(f"{flag} is only read together with --against: leave it out")
+    for flag, value in (("--png", options.png), ("--false-alarm", options.false_alarm)):
+        if value is not None and options.shard is not None:
+            parser.error(f"{flag} is not read with --shard: give it to the same command without, once they are merged")
     if len(set(sizes or ())) < len(sizes or ()):
         parser.error("--epsilon names a size twice")
 
@@ -183,6 +196,10 @@ def _indices(options: argparse.Namespace, job: SmoothingJob, certificates: Certi
     return sorted(set(options.only))
 
 
+def _with_batch(job: SmoothingJob, batch: int) -> SmoothingJob:
+    return dataclasses.replace(job, batch=batch, settings={**job.settings, "batch": batch})
+
+
 def _one_log(
     options: argparse.Namespace,
     job: SmoothingJob,
@@ -191,7 +208,6 @@ def _one_log(
     certificates: Certificates | None,
 ) -> bool:
     """Bring a log to its end, or this process's share of it; whether it is whole now."""
-    options.outfile = path
     if job.workers is not None:
         job = dataclasses.replace(job, workers=job.workers.apart(path.name))
     settings = {"N": options.N, **attack_settings(attack)}
@@ -200,10 +216,13 @@ def _one_log(
         columns, title, scores = ballots.columns, "correct", lambda row: bool(row["correct"])
     else:
         ballots = CertificateBallots(job, attack, options.N, options.alpha, certificates)
-        columns, title, scores = FALSIFICATION_COLUMNS, "falsified", lambda row: bool(row["flipped"])
+        columns = (*FALSIFICATION_COLUMNS, *ballots.columns[len(ATTACK_COLUMNS) :])
+        title, scores = "falsified", lambda row: bool(row["flipped"])
         settings["attack"]["epsilon"], settings["against"] = None, certificates.record
     what = f"attacking {options.against.name}" if options.against else f"attacking, epsilon {attack.attack.epsilon:g}"
-    evaluation = Evaluation(columns, settings, ballots, what, title, scores, keeps_images=True, **shared_with(attack))
+    evaluation = Evaluation(
+        columns, settings, ballots, what, title, scores, keeps_images=True, **shared_with(attack, job)
+    )
     return evaluate(options, job, evaluation)
 
 

@@ -24,11 +24,11 @@ from smoothadv.evaluation import Example
 from smoothadv.inference import default_gradient_batch
 from smoothadv.noise import Purpose, RoundedGaussianNoise
 from smoothadv.records import ATTACK_COLUMNS
-from smoothadv.settings import Setting, number, positive_int
+from smoothadv.settings import Setting, batch_size, positive_int
 from smoothadv.voting import Poll
 
 BASE = "base"
-_batch_size = number(int, "a whole number from 1 to 1,000,000", lambda v: 1 <= v <= 1_000_000)
+_MOST_EXAMPLES, _TURNS = 64, 4
 
 
 def add_evaluation_attack(
@@ -38,7 +38,11 @@ def add_evaluation_attack(
     default_draws: int = 1,
 ) -> None:
     """--attack and its settings, and what an attack on a smoothed classifier needs besides."""
-    group = add_attack(parser, adapt, default)
+    same_as = {
+        "--no-grad-attack": "the same as --gradient stein",
+        "--hard-no-grad-attack": "the same as --gradient hard-stein",
+    }
+    group = add_attack(parser, adapt, default, same_as)
     group.add_argument(
         "--num-noise-vec",
         type=positive_int,
@@ -73,7 +77,7 @@ def add_evaluation_attack(
     )
     group.add_argument(
         "--attack-batch",
-        type=_batch_size,
+        type=batch_size,
         default=None,
         metavar="B",
         help="noisy images per forward and backward pass of the attack (default: 16 to 200 on a CPU, by free memory on "
@@ -137,10 +141,13 @@ def attack_settings(attack: SmoothedAttack | None) -> dict[str, Any]:
     }
 
 
-def shared_with(attack: SmoothedAttack) -> dict[str, Any]:
+def shared_with(attack: SmoothedAttack, job: SmoothingJob) -> dict[str, Any]:
     """What an ``Evaluation`` must know of an attack beside its ballots."""
+    group = attack.examples_per_pass
+    if job.workers is not None:  # a process that takes many images leaves others without any
+        group = max(1, min(group, len(job.indices) // (_TURNS * job.workers.size)))
     return {
-        "group": attack.examples_per_pass,
+        "group": group,
         "attack_memory": attack,
         "run": lambda: {"attack_batch": attack.batch},
     }
@@ -155,7 +162,10 @@ def fit_to_job(parser: Parser, attack: SmoothedAttack, job: SmoothingJob, option
     if batch is None:
         shape, alike = job.dataset.description.image_shape, options.shard is not None
         batch = default_gradient_batch(job.attacked, shape, job.device, alike)
+        # More images in a pass would be attacked for nothing where it is interrupted, or shared out among processes.
+        batch = min(batch, _MOST_EXAMPLES * attack.num_noise_vec)
     attack.batch = batch if job.workers is None else job.workers.agree("attack_batch", batch)
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ def told_of_shard(options: argparse.Namespace, command: str) -> str:
 
 
 def merge_main(command: str, arguments: list[str] | None) -> int:
-    """``certify merge`` and ``predict merge``."""
+    """``certify merge``, ``predict merge`` and ``attack merge``."""
     parser = Parser(
         prog=f"{command} merge",
         description="Join the shards of a log. Refuses gaps, overlaps, unfinished shards and mixed settings.",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 
@@ -105,9 +106,15 @@ _NO_GRADIENT = {
 
 
 def add_attack(
-    parser: Parser, adapt: Callable[[Setting], Setting] = lambda setting: setting, default: str | None = None
+    parser: Parser,
+    adapt: Callable[[Setting], Setting] = lambda setting: setting,
+    default: str | None = None,
+    same_as: Mapping[str, str] = MappingProxyType({}),
 ) -> argparse._ArgumentGroup:
-    """--attack, where its gradients come from, and the settings of each attack, as ``adapt`` makes them."""
+    """--attack, where its gradients come from, and the settings of each attack, as ``adapt`` makes them.
+
+    ``same_as`` has other help texts for flags that a command knows by another name too.
+    """
     group = parser.add_argument_group("attack")
     names = ", ".join(ATTACKS)
     group.add_argument(
@@ -119,7 +126,9 @@ def add_attack(
     )
     add_settings(group, map(adapt, _attack_settings()))
     for flag, what in _NO_GRADIENT.items():
-        group.add_argument(flag, dest=flag, action="store_true", default=argparse.SUPPRESS, help=what)
+        group.add_argument(
+            flag, dest=flag, action="store_true", default=argparse.SUPPRESS, help=same_as.get(flag, what)
+        )
     return group
 
 

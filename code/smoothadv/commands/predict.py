@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="predict",
         epilog=_EXAMPLES,
         description="Predict with a smoothed classifier (Cohen et al., 2019), or "
-        "abstain; with --attack, on images attacked through the plug-in gradient (Salman et al., 2019).",
+        "abstain; with --attack, on attacked images (Salman et al., 2019).",
     )
     add_smoothing(parser, outfile="log to write (TSV)", n_help=f"draws per prediction (default: {DEFAULT_N:,})")
     add_evaluation_attack(parser)
@@ -76,7 +76,7 @@ def _predict(parser: Parser, options: argparse.Namespace) -> None:
         "predicting",
         "correct",
         lambda row: bool(row["correct"]),
-        **({} if attack is None else shared_with(attack)),
+        **({} if attack is None else shared_with(attack, job)),
     )
     if evaluate(options, job, evaluation):
         table = read_prediction_log(options.outfile)

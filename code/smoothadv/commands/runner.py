@@ -63,7 +63,7 @@ def run(
         return _failed(f"out of memory: use a smaller --batch ({error})", arguments)
     except RuntimeError as error:
         # torch.OutOfMemoryError, told by name, or by what its allocator on the host says: this module is without torch.
-        if type(error).__name__ != "OutOfMemoryError" and "can't allocate memory" not in str(error):
+        if not any(sign in str(error) for sign in ("out of memory", "can't allocate memory", "ALLOCATION_FAILED")):
             raise
         return _failed(
             f"out of memory: use a smaller --batch or --num-noise-vec ({str(error).split('. ')[0]})", arguments

@@ -38,13 +38,12 @@ from smoothadv.inference import (
 )
 from smoothadv.noise import GaussianNoise, Noise, NoiseStream, Purpose, RoundedGaussianNoise
 from smoothadv.records import provenance, recorded_settings
-from smoothadv.settings import number, positive_noise_level, probability
+from smoothadv.settings import batch_size, number, positive_noise_level, probability
 from smoothadv.shards import shard, shards_of
 from smoothadv.voting import VoteCounter, check_repeatable
 from smoothadv.workers import Workers, join_workers, own_device
 
 _draws = number(int, "a whole number from 1 to 4,000,000,000", lambda v: 1 <= v <= 4_000_000_000)
-_batch_size = number(int, "a whole number from 1 to 1,000,000", lambda v: 1 <= v <= 1_000_000)
 
 
 def add_smoothing(parser: Parser, outfile: str, n_help: str, output: str = "outfile") -> None:
@@ -77,7 +76,7 @@ def _add_speed(parser: Parser) -> None:
     group = parser.add_argument_group("speed")
     group.add_argument(
         "--batch",
-        type=_batch_size,
+        type=batch_size,
         default=None,
         metavar="B",
         help="noisy images per forward pass (default: 16 to 200 on a CPU, by free memory on an accelerator); the "
@@ -161,6 +160,8 @@ def prepare(options: argparse.Namespace, sound: bool = False) -> SmoothingJob:
     example = dataset[0][0] if len(dataset) else None
     voter = arrange(classifier, Arrangement(options.precision), device, example)
     batch, attacked = _batch(options, voter, dataset, device), voter
+    if options.precision == "fp16":  # in which the gradients of confident answers underflow
+        attacked = arrange(classifier, Arrangement("fp32"), device, example)
     if options.compile:
         if sound and device.type != "cpu":
             raise UserError("--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by a race")
