@@ -15,7 +15,7 @@ from support.commands import Outcome, call, snapshot
 TRAINING = "epoch\ttime\tlr\ttrain loss\ttrain acc\ttestloss\ttest acc\n"
 TRAINING += "0\t9.1\t0.1\t1.5\t40.0\t1.4\t45.0\n1\t9\t0.1\t1\t60\t1.1\t55\n"
 FIGURES = ["plot", "plot_envelope", "plot_empirical", "plot_training"]
-TABLES = ["summary", "table", "envelope", "compare", "examples", "parameters", "empirical"]
+TABLES = ["summary", "table", "envelope", "compare", "examples", "parameters", "empirical", "gap"]
 
 
 def certification(path: str, outcomes: list[tuple[str, float]], start: int = 0) -> None:
@@ -332,7 +332,7 @@ FAILURES = [
     (["summary", "trained"], "trained: holds no certification log"),
     (["summary", "attacked/N100/PGD_0.250/num_1/predictions"], "is a prediction log; what is needed here is a cert"),
     (["empirical", COHEN.format("0.25")], "is a certification log; what is needed here is a prediction log"),
-    (["compare", "cohen", "ours"], "compare takes two certification logs, got 4"),
+    (["compare", "cohen", "ours"], "compare takes two certification logs or two prediction logs, got 4 and 0"),
     (["compare", "cohen", "--high-probability", "0.01"], "compare takes no --high-probability"),
     (["plot_envelope", "cohen", "-o", "x", "--baseline", "X"], "no group is called 'X'; there are cohen"),
     (["plot_envelope", "cohen", "-o", "x", "--baseline", "cohen"], "nothing but the baseline"),
@@ -364,7 +364,11 @@ def ends_well_or_in_one_line(outcome: Outcome) -> bool:
 
 @pytest.mark.parametrize("analysis", ANALYSES)
 def test_analysis_takes_a_folder_with_all_kinds_of_logs(analyze, workplace, analysis):
-    logs = [COHEN.format("0.25"), COHEN.format("0.50")] if analysis == "compare" else ["."]
+    own = {
+        "compare": [COHEN.format("0.25"), COHEN.format("0.50")],
+        "gap": [COHEN.format("0.25"), "attacked", "trained"],
+    }
+    logs = own.get(analysis, ["."])
     outcome = analyze(analysis, *logs, *([] if analysis in TABLES else ["-o", "new/result"]))
     assert ends_well_or_in_one_line(outcome), outcome.err
     files = {"report": ["report.html"], **dict.fromkeys(FIGURES, ["result.pdf", "result.png"])}.get(analysis)
@@ -380,7 +384,7 @@ def test_analysis_takes_one_log_of_its_kind(analyze, analysis):
     for kind, log in [("certification", COHEN.format("0.25")), ("training", "trained/log.txt"),
                       ("prediction", "attacked/N100/PGD_0.250/num_1/predictions")]:  # fmt: skip
         outcome = analyze(analysis, log, *([] if analysis in TABLES else ["-o", "result"]))
-        needed = {"compare": (), "plot_empirical": ("prediction",)}.get(analysis, kinds)
+        needed = {"compare": (), "gap": (), "plot_empirical": ("prediction",)}.get(analysis, kinds)
         assert ends_well_or_in_one_line(outcome) == (kind in needed), (kind, outcome)
 
 
@@ -391,4 +395,6 @@ def test_analysis_takes_logs_in_which_nothing_is_certified(analyze, analysis, ro
         certification(f"poor/{name}", rows)
     outcome = analyze(analysis, "poor", *([] if analysis in TABLES else ["-o", "result"]))
     kinds = getattr(ANALYSES[analysis], "kinds", ("certification",))
-    assert ends_well_or_in_one_line(outcome) == ("certification" in kinds and analysis != "plot_empirical")
+    assert ends_well_or_in_one_line(outcome) == (
+        "certification" in kinds and analysis not in ("plot_empirical", "gap")
+    ), "those need attacks as well"
