@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +16,7 @@ from smoothadv.commands.attacking import shared_with
 from smoothadv.records import spool_path
 from support.attack_runs import SIGMA, archive, assert_same_attack
 from support.commands import CODE, call, rows, run_process, snapshot, succeed
-from support.sharding import manifest_of, refused
+from support.sharding import OneWorker, manifest_of, refused
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 USUAL = ["--device", "cpu", "--N", 50, "--max", 20, "--num-steps", 2, "--num-noise-vec", 4]
@@ -167,27 +167,6 @@ def test_merging_that_was_stopped_among_the_images_can_be_repeated(attack, merge
     outcome = merge("--overwrite") if again == "merge" else attack()
     assert (outcome.code, outcome.err) == (0, "")
     assert_all_the_same(workplace / "out", whole)
-
-
-class OneWorker:
-    """What a process under torchrun sees that was started alone."""
-
-    rank, size, local_rank, restarted = 0, 1, 0, False
-
-    def apart(self, name: str) -> OneWorker:
-        return self
-
-    def claims(self, count: int) -> Iterator[int]:
-        return iter(range(count))
-
-    def report(self, examples: int) -> int:
-        return examples
-
-    def agree(self, name: str, value: int) -> int:
-        return value
-
-    def wait_for_all(self) -> None:
-        pass
 
 
 @pytest.fixture

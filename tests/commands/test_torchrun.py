@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from support.commands import CODE, ENVIRONMENT, call, rows, run_process, snapshot, succeed, timeless, wait_until
-from support.sharding import EXAMPLES, METHODS, assert_same, manifest_of, refused
+from support.sharding import EXAMPLES, METHODS, OneWorker, assert_same, manifest_of, refused
 
 
 @pytest.fixture(scope="module")
@@ -36,24 +36,6 @@ def start(checkpoint, workplace, capsys) -> Callable:
         return call(capsys, "certify", "digits", checkpoint, 0.25, "log.tsv", *usual, *options)
 
     return run
-
-
-class OneWorker:
-    """What a process under torchrun sees that was started alone."""
-
-    rank, size, local_rank, restarted = 0, 1, 0, False
-
-    def claims(self, count: int) -> Iterator[int]:
-        return iter(range(count))
-
-    def report(self, examples: int) -> int:
-        return examples
-
-    def agree(self, name: str, value: int) -> int:
-        return value
-
-    def wait_for_all(self) -> None:
-        pass
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from support.commands import Outcome, header, timeless
@@ -28,3 +29,24 @@ def assert_same(log: Path, expected: Path) -> None:
 def refused(outcome: Outcome, *words: str) -> bool:
     """Whether a command failed with one line that has these words."""
     return outcome.code == 1 and outcome.err.count("\n") == 1 and all(word in outcome.err for word in words)
+
+
+class OneWorker:
+    """What a process under torchrun sees that was started alone."""
+
+    rank, size, local_rank, restarted = 0, 1, 0, False
+
+    def apart(self, name: str) -> OneWorker:
+        return self
+
+    def claims(self, count: int) -> Iterator[int]:
+        return iter(range(count))
+
+    def report(self, examples: int) -> int:
+        return examples
+
+    def agree(self, name: str, value: int) -> int:
+        return value
+
+    def wait_for_all(self) -> None:
+        pass
