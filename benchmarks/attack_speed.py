@@ -49,7 +49,7 @@ def main() -> None:
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--arch", default="cifar_resnet20")
-    parser.add_argument("--examples", type=int, default=100)
+    parser.add_argument("--examples", type=int, default=192)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--copies", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--batch", type=int, default=None, help="noisy images per pass (None: what suits the device)")
