@@ -18,20 +18,14 @@ from smoothadv.inference import Arrangement, arrange
 from smoothadv.memory import is_out_of_memory
 from smoothadv.noise import GaussianNoise
 from smoothadv.voting import Poll, VoteCounter, check_repeatable
+from support import fragile_models
 from support.models import ConstantClassifier, Recorder
 from support.slow_votes import CLASSES, WholeNumbers, ask, image_of, stream_of
 
 CPU = torch.device("cpu")
 NOISE = GaussianNoise(0.25, 7)
 CLASSIFIER = WholeNumbers(seed=38)
-OUT_OF_MEMORY = [
-    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-    RuntimeError(
-        "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
-        "allocate 8000000000 bytes. Error code 12 (Cannot allocate memory)"
-    ),
-    MemoryError(),
-]
+OUT_OF_MEMORY = [make() for make in fragile_models.OUT_OF_MEMORY.values()]
 many = settings(deadline=None, derandomize=True, max_examples=60)
 
 

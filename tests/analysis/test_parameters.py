@@ -227,22 +227,19 @@ def test_manifest_of_another_training_is_understood(tmp_path, objective, values)
 
 
 @pytest.mark.parametrize(
-    "attack, base, values",
+    "name, estimator, base, gradient",
     [
-        (None, False, {}),
-        ({"name": "PGD", "estimator": "plug_in"}, False, {"attack": "PGD", "gradient": "plug-in"}),
-        ({"name": "PGD", "estimator": {"name": "Stein"}}, False, {"attack": "PGD", "gradient": "gradient-free"}),
-        (
-            {"name": "PGD", "estimator": {"name": "Stein", "hard": True}},
-            False,
-            {"attack": "PGD", "gradient": "gradient-free, hard decisions"},
-        ),
-        ({"name": "PGD", "estimator": "expected_loss"}, False, {"attack": "PGD", "gradient": "expected loss"}),
-        ({"name": "DDN", "estimator": "plug_in"}, True, {"attack": "DDN", "gradient": "base classifier"}),
+        (None, None, False, None),
+        ("PGD", "plug_in", False, "plug-in"),
+        ("PGD", "expected_loss", False, "expected loss"),
+        ("PGD", {"name": "Stein", "hard": False}, False, "gradient-free"),
+        ("PGD", {"name": "Stein", "hard": True}, False, "gradient-free, hard decisions"),
+        ("DDN", "plug_in", True, "base classifier"),
     ],
 )
-def test_manifest_of_a_prediction_log_tells_its_attack(tmp_path, attack, base, values):
-    attack = attack and {**attack, "epsilon": 0.5, "num_steps": 20}
+def test_manifest_of_a_prediction_log_tells_its_attack(tmp_path, name, estimator, base, gradient):
+    attack = name and {"name": name, "estimator": estimator, "epsilon": 0.5, "num_steps": 20}
+    values = {"attack": name, "gradient": gradient} if name else {}
     content = {**SETTINGS, "attack": attack, "num_noise_vec": attack and 8, "base_attack": base}
     parameters = prediction_parameters(with_manifest(tmp_path, {"settings": content}), {})
     shared = {name: SETTINGS[name] for name in ("dataset", "split", "arch", "sigma", "N", "alpha")}

@@ -15,6 +15,7 @@ import torch
 from smoothadv import saved_examples
 from smoothadv.inference import VotingClassifier
 from smoothadv.records import lock
+from support import fragile_models
 from support.attack_runs import SIGMA, archive, assert_same_attack
 from support.commands import (
     CODE,
@@ -319,14 +320,7 @@ def test_the_second_of_two_sizes_is_continued_and_the_first_left_alone(attack, w
     assert_same_attack(workplace / LOG, whole["PGD"])
 
 
-OUT_OF_MEMORY = [
-    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-    RuntimeError(
-        "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
-        "allocate 8000000000 bytes. Error code 12 (Cannot allocate memory)"
-    ),
-    MemoryError(),
-]
+OUT_OF_MEMORY = [make() for make in fragile_models.OUT_OF_MEMORY.values()]
 
 
 def allow_gradients_of(monkeypatch: pytest.MonkeyPatch, limit: int, error: Exception) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -45,15 +45,14 @@ class Problem:
         generator = self.generator
         if generator is not None and not isinstance(generator, torch.Generator):
             generator = [generator[row] for row in rows.tolist()]
-        return Problem(
-            self.model,
-            self.inputs[rows],
-            self.labels[rows],
-            self.noise[rows],
-            self.epsilon[rows],
-            None if self.start is None else self.start[rows],
-            generator,
-            self.estimator,
+        return replace(
+            self,
+            inputs=self.inputs[rows],
+            labels=self.labels[rows],
+            noise=self.noise[rows],
+            epsilon=self.epsilon[rows],
+            start=None if self.start is None else self.start[rows],
+            generator=generator,
         )
 
 

@@ -31,8 +31,8 @@ class SmoothedAttack:
     whatever else is in the batch, to the last bit where a call names indices.
 
     Of ``restarts`` runs, the first from where the attack begins, the others from uniform points of the ball, that one
-    is kept which leaves the label least probable on the draws. ``target`` makes it targeted: a class, a name in
-    ``TARGET_RULES``, or ``EVERY``; examples whose label is the target are left alone.
+    is kept whose objective is best on the draws. ``target`` makes it targeted: a class, a name in ``TARGET_RULES``, or
+    ``EVERY``; examples whose label is the target are left alone.
 
     ``batch`` bounds the noisy copies per forward and backward pass. It is halved where memory runs out, which
     ``on_smaller_batch`` is told; it decides nothing but the rounding of sums.
@@ -84,8 +84,9 @@ class SmoothedAttack:
         """
         if epsilon is not None:
             epsilon = torch.atleast_1d(torch.as_tensor(epsilon, dtype=torch.float64))
-        self._check(inputs, labels, indices, epsilon=epsilon, targets=targets)
-        found = self._in_groups(self._attack, model, inputs, labels, indices, epsilon, targets)
+        self._check(inputs, labels, indices, epsilon, targets)
+        needed = self._classes_needed(labels, targets)
+        found = self._in_groups(self._attack, needed, model, inputs, labels, indices, epsilon, targets)
         if not bool(found.isfinite().all()):
             raise NonFiniteError(
                 "the attack met gradients that are not finite: the classifier's weights are broken, or its precision "
@@ -100,36 +101,47 @@ class SmoothedAttack:
         if self.target is None or self.target == EVERY:
             return None
         self._check(inputs, labels, indices)
-        return self._in_groups(self._choose, model, inputs, labels, indices) if len(inputs) else labels.clone()
+        if not len(inputs):
+            return labels.clone()
+        return self._in_groups(self._choose, self._classes_needed(labels, None), model, inputs, labels, indices)
 
     def _check(
-        self, inputs: torch.Tensor, labels: torch.Tensor, indices: Sequence[int] | None, **more: torch.Tensor | None
+        self,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        indices: Sequence[int] | None,
+        epsilon: torch.Tensor | None = None,
+        targets: torch.Tensor | None = None,
     ) -> None:
-        """ValueError where an argument is not one value per example, or a class is none."""
-        for name, values in {"labels": labels, "indices": indices, **more}.items():
+        """ValueError where an argument is not one value per example, a class is none, or an input no image."""
+        given = {"labels": labels, "indices": indices, "epsilon": epsilon, "targets": targets}
+        for name, values in given.items():
             if values is not None and len(values) != len(inputs):
                 raise ValueError(f"{len(values)} {name} for {len(inputs)} inputs")
-        classes = [labels, *(more.get("targets"),) * (more.get("targets") is not None)]
-        if len(inputs) and (least := min(int(numbers.min()) for numbers in classes)) < 0:
-            raise ValueError(f"there is no class {least}")
+        for classes in (labels, targets):
+            if classes is not None and bool((classes < 0).any()):
+                raise ValueError(f"there is no class {int(classes.min())}")
         if not bool(((inputs >= 0) & (inputs <= 1)).all()):
             raise ValueError("inputs must lie in [0, 1], as perturbations are measured there and stay there")
 
     def _in_groups(
         self,
         work: Callable,
+        classes: int,
         model: Callable,
         inputs: torch.Tensor,
         labels: torch.Tensor,
         indices: Sequence[int] | None,
         *more: torch.Tensor | None,
     ) -> torch.Tensor:
-        """``work`` on as many examples at a time as share a pass; on fewer once memory has run out."""
+        """``work`` on as many examples at a time as share a pass; on fewer once memory has run out.
+
+        ValueError where the model has fewer than ``classes``.
+        """
         # Without indices a batch stands for itself, and need not be padded to the shape of others.
         is_padded = indices is not None
         indices = range(len(inputs)) if indices is None else indices
         results, start = [], 0
-        needed = self._classes_needed(labels, more) if len(inputs) else 0
         while start < len(inputs):
             group = list(range(start, min(start + self.examples_per_pass, len(inputs))))
             rows = group + group[:1] * (is_padded * (self.examples_per_pass - len(group)))
@@ -137,7 +149,7 @@ class SmoothedAttack:
             try:
                 shape = rows_per_pass(self.num_noise_vec, self.batch)
                 shape = shape if is_padded else min(shape, len(inputs) * self.num_noise_vec)
-                seen = FixedShape(model, shape, needed)
+                seen = FixedShape(model, shape, classes)
                 with frozen(model):
                     found = work(seen, inputs[rows], labels[rows], [indices[row] for row in rows], *parts)
                 results.append(found[: len(group)])
@@ -150,11 +162,11 @@ class SmoothedAttack:
             self._halve(reason, inputs.device)  # here, where the error no longer holds what was allocated
         return torch.cat(results) if results else inputs.detach()
 
-    def _classes_needed(self, labels: torch.Tensor, more: Sequence[torch.Tensor | None]) -> int:
-        """How many classes the model must have for its answers to be those of the labels and targets."""
-        targets = [values for values in more if values is not None and not values.is_floating_point()]
-        largest = max(int(values.max()) for values in (labels, *targets))
-        return 1 + max(largest, self.target if isinstance(self.target, int) else int(self.target is not None))
+    def _classes_needed(self, labels: torch.Tensor, targets: torch.Tensor | None) -> int:
+        """How many classes the model must have for the labels and targets to be among them."""
+        named = [int(classes.max()) for classes in (labels, targets) if classes is not None and len(classes)]
+        # A rule needs another class than the label.
+        return 1 + max([self.target if isinstance(self.target, int) else int(self.target is not None), *named])
 
     def _halve(self, reason: str, device: torch.device) -> None:
         if self.batch == 1:

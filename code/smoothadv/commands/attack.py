@@ -30,9 +30,15 @@ from smoothadv.commands.attacking import (
 )
 from smoothadv.commands.components import retyped
 from smoothadv.commands.evaluating import Evaluation, evaluate, merge_main, told_of_shard
-from smoothadv.commands.predict import DEFAULT_N, warn_of_few_draws
 from smoothadv.commands.runner import Parser, run
-from smoothadv.commands.smoothing import SmoothingJob, add_smoothing, prepare, recorded_number
+from smoothadv.commands.smoothing import (
+    PREDICTION_DRAWS,
+    SmoothingJob,
+    add_smoothing,
+    prepare,
+    recorded_number,
+    warn_of_few_draws,
+)
 from smoothadv.errors import UserError
 from smoothadv.readers import read_prediction_log
 from smoothadv.records import (
@@ -77,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     add_smoothing(
         parser,
         outfile="folder for the logs (TSV), adversarial examples (NPZ) and pictures (PNG)",
-        n_help=f"draws per prediction of an attacked image (default: {DEFAULT_N:,})",
+        n_help=f"draws per prediction of an attacked image (default: {PREDICTION_DRAWS:,})",
         output="outdir",
     )
     add_evaluation_attack(parser, _several_sizes, default="PGD", default_draws=_DRAWS)
@@ -125,7 +131,7 @@ def _add_falsification(parser: Parser) -> None:
 
 
 def _attack(parser: Parser, options: argparse.Namespace) -> None:
-    options.N = options.N or DEFAULT_N
+    options.N = options.N or PREDICTION_DRAWS
     plans = _plans(parser, options)
     if options.only is not None and (options.skip != 1 or options.max is not None):
         parser.error("--only is not read with --skip or --max: leave one of them out")

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from smoothadv.attacks.smoothed import SmoothedAttack
-from smoothadv.bounds import minimum_trials_to_predict
 from smoothadv.certification import ABSTAIN, Draws
 from smoothadv.certification.prediction import predict
 from smoothadv.commands.attacking import (
@@ -22,17 +21,19 @@ from smoothadv.commands.attacking import (
     given_evaluation_flags,
     shared_with,
 )
-from smoothadv.commands.components import warn
 from smoothadv.commands.evaluating import Evaluation, evaluate, merge_main, told_of_shard
 from smoothadv.commands.runner import Parser, run
-from smoothadv.commands.smoothing import SmoothingJob, add_smoothing, prepare
+from smoothadv.commands.smoothing import (
+    PREDICTION_DRAWS,
+    SmoothingJob,
+    add_smoothing,
+    prepare,
+    warn_of_few_draws,
+)
 from smoothadv.evaluation import Example
 from smoothadv.readers import read_prediction_log
 from smoothadv.records import PREDICTION_COLUMNS
 from smoothadv.voting import Poll
-
-DEFAULT_N = 100_000
-
 
 _EXAMPLES = """examples:
   python code/predict.py digits models/digits_gaussian/checkpoint.pth.tar 0.25 logs/predictions.tsv --N 10000
@@ -51,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         description="Predict with a smoothed classifier (Cohen et al., 2019), or "
         "abstain; with --attack, on attacked images (Salman et al., 2019).",
     )
-    add_smoothing(parser, outfile="log to write (TSV)", n_help=f"draws per prediction (default: {DEFAULT_N:,})")
+    add_smoothing(parser, outfile="log to write (TSV)", n_help=f"draws per prediction (default: {PREDICTION_DRAWS:,})")
     add_evaluation_attack(parser)
     return run(
         parser,
@@ -63,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _predict(parser: Parser, options: argparse.Namespace) -> None:
     attack = _attack(parser, options)
-    options.N = options.N or DEFAULT_N
+    options.N = options.N or PREDICTION_DRAWS
     warn_of_few_draws(options)
     job = prepare(options)
     if attack is not None:
@@ -86,15 +87,6 @@ def _predict(parser: Parser, options: argparse.Namespace) -> None:
         )
     elif options.shard is not None:
         print(told_of_shard(options, "predict"))
-
-
-def warn_of_few_draws(options: argparse.Namespace) -> None:
-    """Say so where --N draws can decide nothing."""
-    if options.N < minimum_trials_to_predict(options.alpha):
-        warn(
-            f"--N {options.N} can decide nothing at --alpha {options.alpha:g}, every image will abstain: "
-            f"at least --N {minimum_trials_to_predict(options.alpha)} is needed"
-        )
 
 
 def _attack(parser: Parser, options: argparse.Namespace) -> SmoothedAttack | None:

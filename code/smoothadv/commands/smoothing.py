@@ -1,4 +1,4 @@
-"""What certify and predict share: from options to a smoothed classifier, its images and what decides the numbers."""
+"""What certify, predict and attack share: from options to a smoothed classifier, its images and what decides the numbers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from smoothadv.bounds import minimum_trials_to_predict
 from smoothadv.checkpoints import classifier_from_checkpoint, file_digest, read_checkpoint, recorded_input_layer
 from smoothadv.commands.components import warn
 from smoothadv.commands.options import (
@@ -43,6 +44,8 @@ from smoothadv.shards import shard, shards_of
 from smoothadv.voting import VoteCounter, check_repeatable
 from smoothadv.workers import Workers, join_workers, own_device
 
+PREDICTION_DRAWS = 100_000
+"""What PREDICT takes unless --N says so."""
 _draws = number(int, "a whole number from 1 to 4,000,000,000", lambda v: 1 <= v <= 4_000_000_000)
 
 
@@ -140,6 +143,15 @@ class SmoothingJob:
     @property
     def noise_distance(self) -> float:
         return self.noise.distance(math.prod(self.dataset.description.image_shape))
+
+
+def warn_of_few_draws(options: argparse.Namespace) -> None:
+    """Say so where --N draws can decide nothing."""
+    if options.N < minimum_trials_to_predict(options.alpha):
+        warn(
+            f"--N {options.N} can decide nothing at --alpha {options.alpha:g}, every image will abstain: "
+            f"at least --N {minimum_trials_to_predict(options.alpha)} is needed"
+        )
 
 
 def prepare(options: argparse.Namespace, sound: bool = False) -> SmoothingJob:
