@@ -1,4 +1,4 @@
-"""What certify, predict and attack share: from options to a smoothed classifier, its images and what decides numbers."""
+"""What certify, predict and attack share: from options to a smoothed classifier, its images, what decides numbers."""
 
 from __future__ import annotations
 
