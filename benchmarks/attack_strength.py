@@ -30,7 +30,7 @@ _BATCH = 500
 def label_probabilities(classifier: torch.nn.Module, images: np.ndarray, labels: np.ndarray, draws: torch.Tensor):
     """Share of decisions for the label and mean softmax of it, for each of the images [N, C, H, W]: float64 [2, N]."""
     rows = []
-    for image, label in tqdm(list(zip(torch.from_numpy(images), labels.tolist())), "images", disable=None, delay=2):
+    for image, label in tqdm(list(zip(torch.tensor(images), labels.tolist())), "images", disable=None, delay=2):
         logits = torch.cat([classifier(image + part) for part in draws.split(_BATCH)])
         rows.append([float((logits.argmax(1) == label).double().mean()), float(logits.softmax(1)[:, label].mean())])
     return np.array(rows).T
@@ -48,7 +48,7 @@ def main() -> None:
     torch.set_num_threads(1)
     archives = {path: read_examples(path) for path in options.archives}
     first = next(iter(archives.values()))
-    shape = torch.from_numpy(first["image"][0])
+    shape = torch.tensor(first["image"][0])
     classifier = arrange(
         load_classifier(options.checkpoint, options.dataset), Arrangement(), torch.device("cpu"), shape
     )
