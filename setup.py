@@ -5,6 +5,11 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
+OPTIONAL = {
+    "tensorboard": ["tensorboard>=2.15"],
+    "slurm": ["submitit>=1.5"],
+    "ray": ["ray>=2.40"],
+}
 
 
 def requirements() -> list[str]:
@@ -33,8 +38,11 @@ setup(
     package_data={"smoothadv": ["recipes/*.txt"], "smoothadv.analysis": ["*.jinja"]},
     install_requires=requirements(),
     extras_require={
-        "tensorboard": ["tensorboard>=2.15"],
-        "test": ["pytest>=7.4", "pytest-timeout>=2.2", "pytest-xdist>=3.5", "hypothesis>=6.90", "tensorboard>=2.15"],
+        **OPTIONAL,
+        "test": [
+            *["pytest>=7.4", "pytest-timeout>=2.2", "pytest-xdist>=3.5", "hypothesis>=6.90"],
+            *(requirement for requirements in OPTIONAL.values() for requirement in requirements),
+        ],
     },
     entry_points={"console_scripts": ["smoothadv=smoothadv.commands:main"]},
 )

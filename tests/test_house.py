@@ -44,9 +44,11 @@ ALLOWED = {
     "evaluation": FOUNDATION | {"datasets", "saved_examples", "voting"},
     "checkpoints": FOUNDATION | {"architectures", "datasets"},
     "training": FOUNDATION | {"attacks", "objectives", "checkpoints", "datasets", "graphs", "noise"},
+    "sweeps": FOUNDATION,
     "scripts": {"commands"},
+    "__main__": {"commands"},
 }
-ALLOWED["commands"] = set(ALLOWED) - {"scripts"}
+ALLOWED["commands"] = set(ALLOWED) - {"scripts", "__main__"}
 WITHOUT_TORCH = {
     "errors",
     "settings",
@@ -58,6 +60,7 @@ WITHOUT_TORCH = {
     "bounds",
     "certification",
     "analysis",
+    "sweeps",
 }
 TORCH = {"torch", "torchvision"}
 
@@ -258,12 +261,16 @@ def test_installation_requires_what_requirements_lists(built):
     assert sorted(line for line in installed if "extra ==" not in line) == sorted(listed)
 
 
-def test_requirements_list_what_the_code_imports():
-    """Directly, and not by the grace of another requirement."""
+def test_requirements_list_what_the_code_imports(built):
+    """Directly, and not by the grace of another requirement; what is optional, as an extra."""
     imported = {name for names in graph(SOURCES).values() for name in names} - SOURCES.keys() - sys.stdlib_module_names
     distributions = {"sklearn": "scikit-learn", "PIL": "pillow"}
     listed = set(re.findall(r"^[\w-]+", (REPOSITORY / "requirements.txt").read_text().lower(), re.MULTILINE))
-    assert {distributions.get(name, name) for name in imported} - listed == set()
+    optional = {"submitit", "ray"}
+    extras = metadata.Distribution.at(built).metadata.get_all("Provides-Extra")
+    assert optional <= {re.match(r"\w+", line)[0] for line in metadata.Distribution.at(built).requires or []}
+    assert {"slurm", "ray"} <= set(extras or [])
+    assert {distributions.get(name, name) for name in imported} - listed <= optional
 
 
 def test_installation_has_the_console_command_and_every_module(built):

@@ -375,14 +375,17 @@ class ExampleLog:
         return done
 
 
-def lock(file: IO[bytes] | int, path: Path) -> None:
-    """Refuse to share ``path``, open as ``file`` or as that descriptor, with another process that is writing it."""
+def lock(file: IO[bytes] | int, path: Path, shared: bool = False) -> None:
+    """Refuse to share ``path``, open as ``file`` or as that descriptor, with another process that is writing it.
+
+    ``shared`` shares it with others that do so too.
+    """
     try:
         import fcntl
     except ImportError:  # Windows has no advisory locks of this kind
         return
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise UserError(f"{path} is being written by another process: wait for it or name another") from error
     except OSError:  # a file system without locks, as some clusters have

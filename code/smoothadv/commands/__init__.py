@@ -15,6 +15,7 @@ COMMANDS = {
     "predict": "predict with a smoothed classifier, on clean or attacked images",
     "attack": "attack a smoothed classifier on test images, or try to falsify its certificates",
     "analyze": "turn logs into summaries, tables and plots",
+    "sweep": "train, certify and attack grids of models",
 }
 
 

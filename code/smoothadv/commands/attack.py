@@ -74,6 +74,17 @@ def main(arguments: list[str] | None = None) -> int:
     """The command ``attack``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     if arguments and arguments[0] == "merge":
         return merge_main("attack", arguments[1:])
+    parser = make_parser()
+    return run(
+        parser,
+        lambda options: _attack(parser, options),
+        arguments,
+        interrupted="every finished example is in the log; run the same command again to continue",
+    )
+
+
+def make_parser() -> Parser:
+    """The parser of the command ``attack``."""
     parser = Parser(
         prog="attack",
         epilog=_EXAMPLES,
@@ -92,12 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--png", type=positive_int, metavar="COUNT", help="save pictures of the first COUNT images, before and after"
     )
     _add_falsification(parser)
-    return run(
-        parser,
-        lambda options: _attack(parser, options),
-        arguments,
-        interrupted="every finished example is in the log; run the same command again to continue",
-    )
+    return parser
 
 
 def _several_sizes(setting: Setting) -> Setting:
@@ -131,8 +137,7 @@ def _add_falsification(parser: Parser) -> None:
 
 
 def _attack(parser: Parser, options: argparse.Namespace) -> None:
-    options.N = options.N or PREDICTION_DRAWS
-    plans = _plans(parser, options)
+    plans = attacks_planned(parser, options)
     if options.only is not None and (options.skip != 1 or options.max is not None):
         parser.error("--only is not read with --skip or --max: leave one of them out")
     warn_of_few_draws(options)
@@ -163,8 +168,9 @@ def attack_all(parser: Parser, options: argparse.Namespace, plans: list[tuple[Pa
             print(told_of_shard(options, "attack"))
 
 
-def _plans(parser: Parser, options: argparse.Namespace) -> list[tuple[Path, SmoothedAttack]]:
-    """Which log is made by which attack."""
+def attacks_planned(parser: Parser, options: argparse.Namespace) -> list[tuple[Path, SmoothedAttack]]:
+    """Which log is made by which attack; the default for ``options.N``."""
+    options.N = options.N or PREDICTION_DRAWS
     sizes = getattr(options, "--epsilon", None)
     if (sizes is None) == (options.against is None):
         parser.error(

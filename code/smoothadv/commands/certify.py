@@ -48,6 +48,17 @@ def main(arguments: list[str] | None = None) -> int:
     """The command ``certify``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     if arguments and arguments[0] == "merge":
         return merge_main("certify", arguments[1:])
+    parser = make_parser()
+    return run(
+        parser,
+        lambda options: _certify(parser, options),
+        arguments,
+        interrupted="every finished example is in the log; run the same command again to continue",
+    )
+
+
+def make_parser() -> Parser:
+    """The parser of the command ``certify``."""
     parser = Parser(
         prog="certify",
         epilog=_EXAMPLES,
@@ -77,20 +88,21 @@ def main(arguments: list[str] | None = None) -> int:
         help="noise in whole grey levels and deterministic kernels: certificates that hold for the executed "
         "arithmetic, on 8-bit images",
     )
-    return run(
-        parser,
-        lambda options: _certify(parser, options),
-        arguments,
-        interrupted="every finished example is in the log; run the same command again to continue",
-    )
+    return parser
 
 
-def _certify(parser: Parser, options: argparse.Namespace) -> None:
+def chosen_procedure(parser: Parser, options: argparse.Namespace) -> type[Procedure]:
+    """The class of the procedure that the options name, and its default for ``options.N``."""
     chosen = PROCEDURES[options.method]
     refuse_foreign_settings(
         parser, options, [PROCEDURES[name] for name in PROCEDURES], [chosen], f"--method {options.method}"
     )
     options.N = options.N or chosen.default_n
+    return chosen
+
+
+def _certify(parser: Parser, options: argparse.Namespace) -> None:
+    chosen = chosen_procedure(parser, options)
     job = prepare(options, options.sound)
     smoothing = Smoothing(options.sigma, options.N0, options.N, options.alpha, job.noise_distance)
     given: dict[str, Any] = {"smoothing": smoothing}

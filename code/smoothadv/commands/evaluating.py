@@ -132,7 +132,12 @@ class _Work:
 
     def _part(self, path: Path, indices: Sequence[int], settings: dict[str, Any], existing: str) -> Part:
         # Batches are smaller than those of the settings once memory has run out.
-        run = {**self.job.run, "batch": self.counter.batch, **self.evaluation.run()}
+        run = {
+            **self.job.run,
+            "examples": len(self.job.indices),  # those of all shards together
+            "batch": self.counter.batch,
+            **self.evaluation.run(),
+        }
         had_images = existing == "overwrite" and recorded_settings(path).get(_IMAGES)
         log = ExampleLog(path, self.evaluation.columns, settings, run, existing)
         if had_images:  # and now this process has the log for itself

@@ -31,9 +31,11 @@ class Parser(argparse.ArgumentParser):
     @contextmanager
     def reading(self, source: str) -> Iterator[None]:
         """Within, errors are said to be in ``source``, not in the command line."""
-        self._source = f"{source}: "
-        yield
-        self._source = ""
+        around, self._source = self._source, f"{self._source}{source}: "
+        try:
+            yield
+        finally:
+            self._source = around
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"error: {self._source}{message} (see {self.prog} --help)\n")

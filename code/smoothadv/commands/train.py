@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,17 +58,19 @@ _EXAMPLES = """examples:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command ``train``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
-    return train_command(
-        "train",
-        "Train a classifier on Gaussian-augmented images (Cohen et al., 2019).",
-        _EXAMPLES,
-        "gaussian",
-        arguments,
-    )
+    return train_command(make_parser(arguments), arguments)
 
 
-def train_command(name: str, description: str, examples: str, objective: str, arguments: list[str] | None) -> int:
-    """The command behind train and train_pgd, which differ in their default objective."""
+def make_parser(arguments: Sequence[str] | None) -> Parser:
+    """The parser of the command ``train`` for ``arguments``, some of which change what others mean."""
+    description = "Train a classifier on Gaussian-augmented images (Cohen et al., 2019)."
+    return training_parser("train", description, _EXAMPLES, "gaussian", arguments)
+
+
+def training_parser(
+    name: str, description: str, examples: str, objective: str, arguments: Sequence[str] | None
+) -> Parser:
+    """The parser of train or train_pgd, which differ in their default objective."""
     words = sys.argv[1:] if arguments is None else arguments
     parser = Parser(prog=name, description=description, epilog=examples)
     add_dataset(parser)
@@ -82,6 +85,11 @@ def train_command(name: str, description: str, examples: str, objective: str, ar
     add_data(parser)
     add_execution(parser)
     add_running(parser)
+    return parser
+
+
+def train_command(parser: Parser, arguments: list[str] | None) -> int:
+    """The command behind train and train_pgd."""
     return run(
         parser,
         lambda options: _train(parser, options),
@@ -133,13 +141,14 @@ def _train(parser: Parser, options: argparse.Namespace) -> None:
 def _load(options: argparse.Namespace) -> Data:
     """The images, augmented as the options say."""
     training = get_dataset(options.dataset, "train", options.data_dir)
-    training.description = _with_augmentation(training.description, options)
+    training.description = with_augmentation(training.description, options)
     pseudo = load_pseudo_labelled(options.use_unlabelled, training.description) if options.use_unlabelled else None
     test = get_dataset(options.dataset, "test", options.data_dir)
     return Data(training, test, pseudo, options.unlabelled_weight or 1.0)
 
 
-def _with_augmentation(description: DatasetDescription, options: argparse.Namespace) -> DatasetDescription:
+def with_augmentation(description: DatasetDescription, options: argparse.Namespace) -> DatasetDescription:
+    """The description with what the options say of crops and mirror images."""
     changes = {
         name: getattr(options, name)
         for name in ("crop_padding", "horizontal_flip")
@@ -208,16 +217,9 @@ def _recipe(job: _Job) -> dict[str, Any]:
     """All that decides the weights, for the reader and for a resumed run to be compared with."""
     options, data = job.options, job.data
     recipe = {
-        "dataset": options.dataset,
+        **stated_recipe(options, job.description, job.objective, job.schedule, job.execution),
         "dataset_fingerprint": data.training.fingerprint(),
-        "arch": options.arch,
         "input_layer": job.input_layer,
-        "seed": options.seed,
-        "crop_padding": job.description.crop_padding,
-        "horizontal_flip": job.description.horizontal_flip,
-        **job.schedule.record(),
-        **job.execution.record(),
-        "objective": settings_record(job.objective),
     }
     if options.pretrained_model:
         recipe["pretrained_sha256"] = file_digest(options.pretrained_model)
@@ -225,6 +227,26 @@ def _recipe(job: _Job) -> dict[str, Any]:
         recipe["pseudo_labelled_fingerprint"] = data.pseudo_labelled.fingerprint()
         recipe["pseudo_weight"] = data.pseudo_weight
     return recipe
+
+
+def stated_recipe(
+    options: argparse.Namespace,
+    description: DatasetDescription,
+    objective: Objective,
+    schedule: Schedule,
+    execution: Execution,
+) -> dict[str, Any]:
+    """The part of a recipe that is known before any file is read."""
+    return {
+        "dataset": options.dataset,
+        "arch": options.arch,
+        "seed": options.seed,
+        "crop_padding": description.crop_padding,
+        "horizontal_flip": description.horizontal_flip,
+        **schedule.record(),
+        **execution.record(),
+        "objective": settings_record(objective),
+    }
 
 
 def _facts(job: _Job) -> dict[str, Any]:

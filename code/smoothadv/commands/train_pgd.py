@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from smoothadv.commands.train import train_command
+from collections.abc import Sequence
+
+from smoothadv.commands.runner import Parser
+from smoothadv.commands.train import train_command, training_parser
 
 _EXAMPLES = """examples:
   python code/train_pgd.py digits digits_resnet8 models/digits_smoothadv --noise 0.25 \\
@@ -20,11 +23,13 @@ _EXAMPLES = """examples:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command ``train_pgd``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
-    return train_command(
-        "train_pgd",
-        "Train a classifier with SmoothAdv (Salman et al., 2019): attack the smoothed "
-        "classifier, train on the attacked noisy images.",
-        _EXAMPLES,
-        "smoothadv",
-        arguments,
+    return train_command(make_parser(arguments), arguments)
+
+
+def make_parser(arguments: Sequence[str] | None) -> Parser:
+    """The parser of the command ``train_pgd`` for ``arguments``, some of which change what others mean."""
+    description = (
+        "Train a classifier with SmoothAdv (Salman et al., 2019): attack the smoothed classifier, train on the "
+        "attacked noisy images."
     )
+    return training_parser("train_pgd", description, _EXAMPLES, "smoothadv", arguments)

@@ -1,0 +1,241 @@
+"""From a grid to its jobs: every option is read by the command that it is for, before anything is run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smoothadv.commands import attack, certify, train, train_pgd
+from smoothadv.commands.attacking import attack_settings
+from smoothadv.commands.runner import Parser
+from smoothadv.commands.training_options import (
+    apply_recipes,
+    compose_execution,
+    compose_objective,
+    compose_schedule,
+    refuse_contradictions,
+)
+from smoothadv.datasets import describe_dataset
+from smoothadv.datasets.images import DatasetDescription
+from smoothadv.errors import UserError
+from smoothadv.objectives import Objective
+from smoothadv.records import attacked_log
+from smoothadv.settings import settings_of
+from smoothadv.sweeps.folders import evaluation_name, filled_in, model_folder
+from smoothadv.sweeps.grid import Grid, Model, Options, option_words
+from smoothadv.sweeps.jobs import Job
+from smoothadv.sweeps.stages import Evaluation, Training
+from smoothadv.training import Execution, Schedule
+
+# What certify says in a manifest under names of its own, or only once the images are there.
+_STATED = ("dataset", "split", "sigma", "alpha", "seed", "precision")
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What a training's options describe, as the command will compose it."""
+
+    options: argparse.Namespace
+    objective: Objective
+    description: DatasetDescription
+    schedule: Schedule
+    execution: Execution
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job, what its training and its evaluations were read as, and where in the grid it comes from."""
+
+    job: Job
+    training: TrainingPlan
+    evaluations: tuple[argparse.Namespace, ...]
+    model: Model
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the command line of a sweep says for all of its jobs."""
+
+    data_dir: str | None = None
+    device: str | None = None
+
+    @property
+    def words(self) -> list[str]:
+        return [
+            *(["--data-dir", self.data_dir] if self.data_dir else []),
+            *(["--device", self.device] if self.device else []),
+        ]
+
+
+def plan_sweep(grid: Grid, machine: Machine) -> list[Plan]:
+    """The jobs of a grid in its order; UserError, or a usage error of the command concerned, if one is impossible."""
+    planner = _Planner(grid, machine)
+    plans = [planner.plan(model) for model in grid.trained]
+    owners: dict[str, Plan] = {}
+    for plan in plans:
+        other = owners.setdefault(plan.job.name, plan)
+        if other is not plan:
+            raise UserError(
+                f"{plan.model.source}: two models would share the folder {plan.job.name}, one from "
+                f"{other.model.source}: {_told_apart(other.model.options, plan.model.options)}"
+            )
+    return plans
+
+
+def _told_apart(one: Options, other: Options) -> str:
+    differing = [key for key in {**one, **other} if one.get(key) != other.get(key)]
+    said = ", ".join(f"{key} is {one.get(key)!r} and {other.get(key)!r}" for key in differing)
+    return f"{said}; sweep it as a list, or write another grid" if said else "they have the same options"
+
+
+class _Planner:
+    """Plans the models of one grid. Parsers are made once, for there may be hundreds of models."""
+
+    def __init__(self, grid: Grid, machine: Machine) -> None:
+        self.grid, self.machine, self.cwd = grid, machine, Path.cwd()
+        self._parsers: dict[tuple[str, bool], Parser] = {}
+        self._descriptions: dict[str, DatasetDescription] = {}
+
+    def plan(self, model: Model) -> Plan:
+        name = model_folder(model.options, model.swept)
+        words, planned = self._training(model, self.grid.models / name)
+        training = Training(
+            words=tuple(words),
+            folder=self.cwd / self.grid.models / name,
+            epochs=planned.schedule.epochs,
+            recipe=train.stated_recipe(
+                planned.options, planned.description, planned.objective, planned.schedule, planned.execution
+            ),
+            needs=tuple(
+                self.cwd / path for path in (planned.options.pretrained_model, planned.options.use_unlabelled) if path
+            ),
+        )
+        evaluations = [
+            evaluate(number, table, model, name, training)
+            for evaluate, tables in ((self._certification, self.grid.certify), (self._attack, self.grid.attack))
+            for number, table in enumerate(tables, start=1)
+        ]
+        logs = [log for stage, _ in evaluations for log in stage.logs]
+        twice = [log for log in logs if logs.count(log) > 1]
+        if twice:
+            raise UserError(
+                f"grid {self.grid.path}: two tables would write {twice[0].relative_to(self.cwd)}: give one a 'name'"
+            )
+        job = Job(
+            name=name.as_posix(),
+            group=model.group,
+            cwd=self.cwd,
+            logs=self.grid.logs / name,
+            training=training,
+            evaluations=tuple(stage for stage, _ in evaluations),
+            processes=self.grid.processes,
+            threads=self.grid.threads,
+        )
+        return Plan(job, planned, tuple(options for _, options in evaluations), model)
+
+    def _parser(self, command: str, make: Callable[[], Parser], released: bool = False) -> Parser:
+        if (command, released) not in self._parsers:
+            self._parsers[command, released] = make()
+        return self._parsers[command, released]
+
+    def _training(self, model: Model, folder: Path) -> tuple[list[str], TrainingPlan]:
+        options = {key: value for key, value in model.options.items() if key not in ("dataset", "arch")}
+        command, module = ("train_pgd", train_pgd) if "attack" in options else ("train", train)
+        words = [str(model.options["dataset"]), str(model.options["arch"]), str(folder)]
+        words += [*option_words(options), *self.machine.words, "--resume"]
+        parser = self._parser(command, lambda: module.make_parser(words), "released-behaviour" in options)
+        with parser.reading(model.source):
+            planned = self._compose_training(parser, words)
+        return [command, *words], planned
+
+    def _compose_training(self, parser: Parser, words: Sequence[str]) -> TrainingPlan:
+        """As the command itself does, but for what needs images."""
+        options = parser.parse_args(words)
+        apply_recipes(parser, options)
+        objective = compose_objective(parser, options)
+        refuse_contradictions(parser, options)
+        if options.dataset not in self._descriptions:
+            self._descriptions[options.dataset] = describe_dataset(options.dataset, options.data_dir)
+        description = train.with_augmentation(self._descriptions[options.dataset], options)
+        schedule = compose_schedule(parser, options, description, objective)
+        return TrainingPlan(options, objective, description, schedule, compose_execution(options))
+
+    def _evaluation_words(
+        self, command: str, number: int, table: Options, model: Model, output: Path, training: Training
+    ) -> tuple[str, list[str]]:
+        source = f"grid {self.grid.path}, [[{command}]] {number}"
+        options = filled_in(table, model.options, source)
+        sigma = options.pop("sigma", model.options.get("noise"))
+        if sigma is None or float(sigma) == 0:
+            raise UserError(f"{source}: {model.source} has models without noise: say at which 'sigma' to smooth them")
+        checkpoint = os.path.relpath(training.checkpoint, self.cwd)
+        words = [str(model.options["dataset"]), checkpoint, str(sigma), str(output)]
+        return source, [*words, *option_words(options), *self.machine.words]
+
+    def _certification(
+        self, number: int, table: Options, model: Model, name: Path, training: Training
+    ) -> tuple[Evaluation, argparse.Namespace]:
+        table, place = _without_name(table, model)
+        log = self.grid.logs / name / place.with_name(f"{place.name}.tsv")
+        source, words = self._evaluation_words("certify", number, table, model, log, training)
+        parser = self._parser("certify", certify.make_parser)
+        with parser.reading(source):
+            options = parser.parse_args(words)
+            chosen = certify.chosen_procedure(parser, options)
+        given = {
+            setting.field: getattr(options, setting.flag) for setting in settings_of(chosen) if setting.flag in options
+        }
+        settings = {
+            **{field: getattr(options, field) for field in _STATED},
+            **{"N0": options.N0, "N": options.N, "method": options.method, "sound": options.sound},
+            **given,
+        }
+        return self._stage("certify", words, options, place, training, (log,), (settings,)), options
+
+    def _attack(
+        self, number: int, table: Options, model: Model, name: Path, training: Training
+    ) -> tuple[Evaluation, argparse.Namespace]:
+        table, place = _without_name(table, model)
+        folder = self.grid.logs / name / "attacked" / place
+        source, words = self._evaluation_words("attack", number, table, model, folder, training)
+        parser = self._parser("attack", attack.make_parser)
+        with parser.reading(source):
+            options = parser.parse_args(words)
+            planned = attack.attacks_planned(parser, options)
+        settings = []
+        for _, made in planned:
+            known = {key: value for key, value in attack_settings(made).items() if key != "attack_batch"}
+            settings.append({**{field: getattr(options, field) for field in _STATED}, "N": options.N, **known})
+        logs = tuple(attacked_log(folder, made.attack.epsilon) for _, made in planned)
+        return self._stage("attack", words, options, place, training, logs, tuple(settings)), options
+
+    def _stage(
+        self,
+        command: str,
+        words: Sequence[str],
+        options: argparse.Namespace,
+        place: Path,
+        training: Training,
+        logs: tuple[Path, ...],
+        settings: tuple[dict[str, Any], ...],
+    ) -> Evaluation:
+        return Evaluation(
+            words=(command, *words),
+            title=f"{command} {place.name}",
+            checkpoint=training.checkpoint,
+            logs=tuple(self.cwd / log for log in logs),
+            settings=settings,
+            selection={"skip": options.skip, "max": options.max},
+        )
+
+
+def _without_name(table: Options, model: Model) -> tuple[Options, Path]:
+    """The options of an evaluation, and where it goes within the folder of the model."""
+    rest = {key: value for key, value in table.items() if key != "name"}
+    sigma = rest.get("sigma", model.options.get("noise", 0))
+    filled = filled_in({"sigma": sigma}, model.options, model.source)["sigma"]
+    return rest, evaluation_name(str(rest.get("split", "test")), filled, str(table.get("name", "")))

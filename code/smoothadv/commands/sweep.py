@@ -1,0 +1,247 @@
+"""sweep: grids of models, from a file to a report, on this machine or a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from smoothadv.analysis.report import Report
+from smoothadv.analysis.tables import FORMATS, Column, Table
+from smoothadv.commands.components import add_settings, compose, name_in, refuse_foreign_settings, warn
+from smoothadv.commands.costs import cost_table
+from smoothadv.commands.planning import Machine, Plan, plan_sweep
+from smoothadv.commands.runner import Parser, run
+from smoothadv.commands.sweep_report import write_report
+from smoothadv.errors import UserError
+from smoothadv.settings import settings_of
+from smoothadv.sweeps.engines import ENGINES
+from smoothadv.sweeps.engines.engine import Engine, Site
+from smoothadv.sweeps.grid import Grid, read_grid
+from smoothadv.sweeps.jobs import Job, Kind, State, count, state_of
+
+_EXAMPLES = """examples:
+  python code/sweep.py plan scripts/grids/paper-cifar10-pgd.toml
+  python code/sweep.py run scripts/grids/digits-smoke.toml
+  python code/sweep.py run scripts/grids/paper-cifar10-pgd.toml --only '*noise_0.25*'
+  python code/sweep.py run scripts/grids/paper-cifar10-pgd.toml --engine slurm --partition gpu --sbatch account=vision
+  python code/sweep.py run scripts/grids/paper-cifar10-pgd.toml --engine ray --address auto
+  python code/sweep.py status scripts/grids/digits-smoke.toml
+  python code/sweep.py retry scripts/grids/digits-smoke.toml
+  python code/sweep.py report scripts/grids/digits-smoke.toml
+The same command again does what is missing, whatever interrupted it. docs/sweeps.md says what a grid can hold.
+"""
+_ACTIONS = {
+    "plan": "print the jobs, their folders and what they will cost, by updates measured on this machine",
+    "run": "do all that is missing: train, certify, attack; leaves failed jobs alone",
+    "status": "tell of every job whether it waits, runs, is done or failed, and why",
+    "retry": "do the failed jobs again",
+    "report": "write one HTML page about all that is there: tables, curves, heat maps",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command ``sweep``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
+    parser = Parser(
+        prog="sweep",
+        epilog=_EXAMPLES,
+        description="Train, certify and attack a grid of models that a file describes, and report on it.",
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, what in _ACTIONS.items():
+        action = actions.add_parser(name, prog=f"sweep {name}", help=what, description=f"{what[0].upper()}{what[1:]}.")
+        _add_shared(action)
+        _ADD[name](action)
+        action.set_defaults(parser=action)
+    return run(
+        parser,
+        lambda options: _DO[options.action](options.parser, options),
+        arguments,
+        interrupted="what was reached is on the disk; run the same command again to continue",
+    )
+
+
+def _add_shared(parser: Parser) -> None:
+    parser.add_argument("grid", metavar="GRID", type=Path, help="file that describes the sweep, as in scripts/grids")
+    parser.add_argument(
+        "--only", nargs="+", metavar="PATTERN", help="only jobs whose folder matches one of these, like '*noise_0.25*'"
+    )
+    parser.add_argument("--data-dir", metavar="DIR", help="folder of the dataset's files, for all commands")
+    parser.add_argument("--device", metavar="DEVICE", help="torch device for all commands (default: a GPU if any)")
+
+
+def _add_plan(parser: Parser) -> None:
+    parser.add_argument("--no-cost", action="store_true", help="do not measure and estimate what the jobs will cost")
+    _add_format(parser)
+
+
+def _add_format(parser: Parser) -> None:
+    parser.add_argument("--format", choices=list(FORMATS), default="markdown", help="of the table (default: markdown)")
+
+
+def _add_engine(parser: Parser) -> None:
+    group = parser.add_argument_group("engine")
+    said = "; ".join(f"{name}: {ENGINES[name].__doc__}" for name in ENGINES)
+    group.add_argument(
+        "--engine", type=name_in(ENGINES), default="local", metavar="NAME", help=f"what runs the jobs: {said}"
+    )
+    add_settings(group, [setting for name in ENGINES for setting in settings_of(ENGINES[name])])
+
+
+def _add_report(parser: Parser) -> None:
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="page to write (default: report.html among the sweep's logs)"
+    )
+    add_settings(parser, settings_of(Report))
+
+
+_ADD: dict[str, Callable[[Parser], None]] = {
+    "plan": _add_plan,
+    "run": _add_engine,
+    "status": _add_format,
+    "retry": _add_engine,
+    "report": _add_report,
+}
+
+
+def _plans(options: argparse.Namespace) -> tuple[Grid, list[Plan]]:
+    """The grid and its jobs, of which --only may choose some."""
+    grid = read_grid(options.grid)
+    plans = plan_sweep(grid, Machine(options.data_dir, options.device))
+    if options.only is None:
+        return grid, plans
+    chosen = [plan for plan in plans if any(fnmatch.fnmatch(plan.job.name, pattern) for pattern in options.only)]
+    if not chosen:
+        raise UserError(f"--only {' '.join(options.only)}: matches none of {len(plans)} jobs, like {plans[0].job.name}")
+    return grid, chosen
+
+
+def _states(jobs: Sequence[Job]) -> list[State]:
+    return [state_of(job) for job in tqdm(jobs, "looking at what is there", unit="job", disable=None, delay=1)]
+
+
+def _plan(parser: Parser, options: argparse.Namespace) -> None:
+    grid, plans = _plans(options)
+    print(f"{grid.name}: {grid.about}; {len(plans)} jobs\nmodels in {grid.models}, logs in {grid.logs}\n")
+    columns = [Column(name, name, "text") for name in ("group", "folder", "then")]
+    rows = [
+        [plan.job.group, plan.job.name, ", ".join(stage.title for stage in plan.job.evaluations) or "nothing"]
+        for plan in plans
+    ]
+    print(FORMATS[options.format](Table(columns, rows), 1))
+    if not options.no_cost:
+        print(cost_table(grid, plans, options.device))
+
+
+def _status(parser: Parser, options: argparse.Namespace) -> None:
+    grid, plans = _plans(options)
+    states = _states([plan.job for plan in plans])
+    columns = [Column(name, name, "text") for name in ("state", "folder", "detail")]
+    rows = [[state.kind.value, plan.job.name, state.detail] for plan, state in zip(plans, states)]
+    print(FORMATS[options.format](Table(columns, rows), 1), end="")
+    if options.format == "markdown":
+        print(f"\n{_summary(grid, states)}")
+
+
+def _summary(grid: Grid, states: Sequence[State]) -> str:
+    counted = ", ".join(f"{number} {kind.value}" for kind, number in count(states).items())
+    return f"{grid.name}: {len(states)} jobs: {counted}"
+
+
+def _run(parser: Parser, options: argparse.Namespace) -> None:
+    _work(parser, options, (Kind.WAITING, Kind.STOPPED))
+
+
+def _retry(parser: Parser, options: argparse.Namespace) -> None:
+    _work(parser, options, (Kind.FAILED,))
+
+
+def _work(parser: Parser, options: argparse.Namespace, kinds: Sequence[Kind]) -> None:
+    """Do the jobs in one of these states; UserError if one is not done in the end."""
+    engine = _engine(parser, options)
+    grid, plans = _plans(options)
+    jobs = [plan.job for plan in plans]
+    states = _states(jobs)
+    print(_summary(grid, states))
+    wanted = [job for job, state in zip(jobs, states) if state.kind in kinds]
+    held = engine.already_has(wanted)
+    if held:
+        print(f"{len(held)} of them are with the engine already")
+    to_do = [job for job in wanted if job.name not in held]
+    if not to_do:
+        print("nothing to do")
+    else:
+        _hand_over(engine, to_do, _site(grid, options))
+    detached = getattr(engine, "detach", False)
+    _conclude(grid, options, jobs, held if to_do or not detached else held, detached)
+
+
+def _engine(parser: Parser, options: argparse.Namespace) -> Engine:
+    chosen = ENGINES[options.engine]
+    refuse_foreign_settings(
+        parser, options, [ENGINES[name] for name in ENGINES], [chosen], f"--engine {options.engine}"
+    )
+    return compose(parser, chosen, options, f"--engine {options.engine}")
+
+
+def _site(grid: Grid, options: argparse.Namespace) -> Site:
+    wants_gpus = options.device is None or torch.device(options.device).type != "cpu"
+    gpus = tuple(map(str, range(torch.cuda.device_count()))) if wants_gpus else ()
+    return Site(grid.name, grid.logs, gpus, wants_gpus)
+
+
+def _hand_over(engine: Engine, jobs: list[Job], site: Site) -> None:
+    """Let the engine do the jobs; a line for each as it ends."""
+    start, numbers = time.monotonic(), itertools.count(1)
+    for job in jobs:
+        job.record.forget()
+    with tqdm(total=len(jobs), unit="job", disable=None) as bar:
+
+        def ended(job: Job, how: str) -> None:
+            bar.update()
+            elapsed = timedelta(seconds=round(time.monotonic() - start))
+            with bar.external_write_mode():
+                print(f"{next(numbers):4d}/{len(jobs)}  {elapsed}  {how:8s}{job.name}", flush=True)
+
+        engine.run(jobs, site, ended)
+
+
+def _conclude(grid: Grid, options: argparse.Namespace, jobs: list[Job], held: set[str], detached: bool) -> None:
+    """Say how the sweep stands; UserError unless every job is done, or left to a detached engine."""
+    states = _states(jobs)
+    counted = count(states)
+    print(_summary(grid, states))
+    if set(counted) == {Kind.DONE}:
+        print(f"report: python code/sweep.py report {options.grid}")
+        return
+    for job, state in zip(jobs, states):
+        if state.kind in (Kind.FAILED, Kind.BLOCKED):
+            warn(f"{state.kind.value}: {job.name}: {state.detail}; {job.record.log}")
+    if detached and not counted.get(Kind.FAILED):
+        return
+    advice = f"see python code/sweep.py status {options.grid}"
+    if Kind.FAILED in counted:
+        advice += f"; `sweep.py retry {options.grid}` does the failed ones again"
+    raise UserError(f"{len(jobs) - counted.get(Kind.DONE, 0)} of {len(jobs)} jobs are not done: {advice}")
+
+
+def _report(parser: Parser, options: argparse.Namespace) -> None:
+    report = compose(parser, Report, options, "sweep report")
+    grid, plans = _plans(options)
+    write_report(grid, [plan.job for plan in plans], report, options.output)
+
+
+_DO: dict[str, Callable[[Parser, argparse.Namespace], None]] = {
+    "plan": _plan,
+    "run": _run,
+    "status": _status,
+    "retry": _retry,
+    "report": _report,
+}

@@ -1,0 +1,43 @@
+"""The report on a sweep: analyze's page over all of its logs that are whole."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from tqdm import tqdm
+
+from smoothadv.analysis.logs import read_logs
+from smoothadv.analysis.report import Report
+from smoothadv.commands.components import warn
+from smoothadv.errors import UserError
+from smoothadv.records import TRAINING_LOG, write_text
+from smoothadv.sweeps.grid import Grid
+from smoothadv.sweeps.jobs import Job
+
+
+def write_report(grid: Grid, jobs: list[Job], report: Report, output: Path | None) -> None:
+    """Write the page; what is unfinished is left out, which is told. UserError where nothing is finished yet."""
+    arguments, unfinished = [], 0
+    for job in tqdm(jobs, "looking at what is there", unit="job", disable=None, delay=1):
+        whole = [stage for stage in job.evaluations if stage.progress().is_complete]
+        logs = [log for stage in whole for log in stage.logs]
+        unfinished += len(whole) < len(job.evaluations)
+        if job.training.progress().is_complete:
+            logs.append(job.training.folder / TRAINING_LOG)
+        arguments += [f"{job.group}={_shown(log, job.cwd)}" for log in logs]
+    if not arguments:
+        raise UserError(f"none of {len(jobs)} jobs has a finished log yet: python code/sweep.py run {grid.path}")
+    if unfinished:
+        warn(f"{unfinished} of {len(jobs)} jobs are unfinished: their logs that are not whole are left out")
+    logs = read_logs(arguments, Report.kinds, warn=warn)
+    default_title = next(field.default for field in dataclasses.fields(Report) if field.name == "title")
+    if report.title == default_title:
+        report = dataclasses.replace(report, title=grid.about)
+    path = output or grid.logs / "report.html"
+    write_text(path, report(logs))
+    print(f"wrote {path}")
+
+
+def _shown(path: Path, cwd: Path) -> Path:
+    return path.relative_to(cwd) if path.is_relative_to(cwd) else path

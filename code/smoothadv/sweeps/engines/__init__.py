@@ -1,0 +1,12 @@
+"""Engines: what finds machines for jobs, one per file. They schedule; what is done is decided by what is on the disk.
+
+An engine is a frozen dataclass derived from ``Engine``, registered in ``ENGINES``; its settings become options.
+"""
+
+from __future__ import annotations
+
+from smoothadv.registry import Registry, discover
+from smoothadv.sweeps.engines.engine import Engine
+
+ENGINES: Registry[type[Engine]] = Registry("engine")
+discover(__name__, __path__)

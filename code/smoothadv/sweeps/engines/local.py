@@ -1,0 +1,62 @@
+"""local: this machine, one job after the other, or one per GPU."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+
+from smoothadv.errors import UserError
+from smoothadv.sweeps.engines import ENGINES
+from smoothadv.sweeps.engines.engine import Ended, Engine, Site
+from smoothadv.sweeps.execution import execute
+from smoothadv.sweeps.jobs import Job
+from smoothadv.sweeps.records import BusyError
+
+
+@ENGINES.register("local")
+@dataclass(frozen=True)
+class Local(Engine):
+    """this machine: plain processes, one job per GPU, or one after the other without GPUs"""
+
+    def run(self, jobs: Sequence[Job], site: Site, ended: Ended) -> None:
+        groups = self._groups(jobs, site)
+        free: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
+        for group in groups:
+            free.put(group)
+        stop = threading.Event()
+        with ThreadPoolExecutor(len(groups)) as pool:
+            futures = {pool.submit(self._one, job, free, stop): job for job in jobs}
+            try:
+                for future in as_completed(futures):
+                    ended(futures[future], future.result())
+            except BaseException:
+                stop.set()
+                pool.shutdown(cancel_futures=True)  # waits until the stages have stopped
+                raise
+
+    def _groups(self, jobs: Sequence[Job], site: Site) -> list[tuple[str, ...]]:
+        """The GPUs of each of the jobs that run at a time; empty tuples where there are none."""
+        size = max(job.processes for job in jobs)
+        gpus = site.gpus if site.wants_gpus else ()
+        if not gpus:
+            return [()] * min(self.jobs or 1, len(jobs))
+        if len(gpus) < size:
+            raise UserError(f"a job has {size} processes, but only {len(gpus)} GPUs are visible: one each is needed")
+        groups = [tuple(gpus[start : start + size]) for start in range(0, len(gpus) - size + 1, size)]
+        # More at a time than there are groups share GPUs.
+        count = min(self.jobs or len(groups), len(jobs))
+        return [groups[number % len(groups)] for number in range(count)]
+
+    @staticmethod
+    def _one(job: Job, free: queue.SimpleQueue[tuple[str, ...]], stop: threading.Event) -> str:
+        gpus = free.get()
+        try:
+            environment = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+            return execute(job, environment, stop, {"engine": "local"})
+        except BusyError:
+            return "busy"
+        finally:
+            free.put(gpus)

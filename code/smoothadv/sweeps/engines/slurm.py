@@ -1,0 +1,191 @@
+"""slurm: an array of jobs through submitit, requeued where they are preempted or reach their time limit."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smoothadv.errors import UserError
+from smoothadv.settings import positive_int, setting
+from smoothadv.sweeps.engines import ENGINES
+from smoothadv.sweeps.engines.engine import Ended, Engine, Site, package_on_path
+from smoothadv.sweeps.execution import DONE, STOPPED, execute
+from smoothadv.sweeps.jobs import Job
+from smoothadv.sweeps.records import BusyError
+
+_POLL_SECONDS = 2.0
+_CPUS_BESIDE_A_GPU = 8
+# How long a job whose stage was told to stop waits for Slurm to end it, before it asks for another turn itself.
+_TAKEN_SECONDS = 120.0
+_ALWAYS = 1_000_000
+_LARGEST_ARRAY = 1000  # what Slurm takes unless its MaxArraySize says more
+
+
+def _key_value(text: str) -> str:
+    if "=" not in text.strip("="):
+        raise argparse.ArgumentTypeError(f"'{text}' is not KEY=VALUE, like account=vision or constraint=a100")
+    return text
+
+
+@ENGINES.register("slurm")
+@dataclass(frozen=True)
+class Slurm(Engine):
+    """a Slurm cluster whose nodes share this folder: an array of jobs that are requeued when they are preempted"""
+
+    partition: str | None = setting(None, parse=str, help="of Slurm (default: the cluster's)")
+    minutes: int = setting(
+        1440, parse=positive_int, help="time limit of a job, after which it is requeued and goes on from its checkpoint"
+    )
+    cpus: int | None = setting(
+        None,
+        parse=positive_int,
+        help=f"per process (default: {_CPUS_BESIDE_A_GPU} beside a GPU, else the grid's threads or 1)",
+    )
+    sbatch: list[str] | None = setting(
+        None, parse=_key_value, many=True, help="further options of sbatch as KEY=VALUE, like account=vision"
+    )
+    detach: bool = setting(False, help="return once the jobs are in the queue")
+
+    def run(self, jobs: Sequence[Job], site: Site, ended: Ended) -> None:
+        submitit = _submitit()
+        before = {job.name: job.record.read() for job in jobs}
+        executor = submitit.SlurmExecutor(folder=site.folder / "slurm", max_num_timeout=_ALWAYS)
+        executor.update_parameters(**self._parameters(jobs, site))
+        with package_on_path():
+            submitted = [
+                handle
+                for start in range(0, len(jobs), _LARGEST_ARRAY)
+                for handle in executor.map_array(Attempt(), jobs[start : start + _LARGEST_ARRAY])
+            ]
+        ids = {job.name: str(handle.job_id) for job, handle in zip(jobs, submitted)}
+        for job in jobs:
+            _note_queued(job, ids[job.name], before[job.name])
+        if not self.detach:
+            self._wait(list(jobs), ids, ended)
+
+    def _parameters(self, jobs: Sequence[Job], site: Site) -> dict[str, Any]:
+        """What submitit tells sbatch."""
+        processes = max(job.processes for job in jobs)
+        threads = max(job.threads or 1 for job in jobs)
+        cpus = self.cpus or (_CPUS_BESIDE_A_GPU if site.wants_gpus else threads)
+        further = dict(item.split("=", 1) for item in self.sbatch or [])
+        parameters = {
+            "job_name": f"smoothadv-{site.name}",
+            "time": self.minutes,
+            "nodes": 1,
+            "ntasks_per_node": 1,
+            "cpus_per_task": cpus * processes,
+            "array_parallelism": self.jobs or len(jobs),
+            "additional_parameters": {"requeue": True, **further},
+            "stderr_to_stdout": True,
+        }
+        if self.partition:
+            parameters["partition"] = self.partition
+        if site.wants_gpus:
+            parameters["gpus_per_node"] = processes
+        return parameters
+
+    @staticmethod
+    def _wait(jobs: list[Job], ids: dict[str, str], ended: Ended) -> None:
+        """Tell of each job when it has left the queue; how it ended is on the disk."""
+        while jobs:
+            queue = _queue()
+            for job in [job for job in jobs if ids[job.name] not in queue]:
+                jobs.remove(job)
+                said = job.record.read().get("state", STOPPED)
+                # A job that was killed could not say so.
+                ended(job, said if said in (DONE, "failed") else STOPPED)
+            if jobs:
+                time.sleep(_POLL_SECONDS)
+
+    def already_has(self, jobs: Iterable[Job]) -> set[str]:
+        queue = _queue()
+        return {job.name for job in jobs if job.record.read().get("id") in queue}
+
+
+def _submitit() -> Any:
+    """The package, or a UserError."""
+    if shutil.which("sbatch") is None:
+        raise UserError("there is no sbatch here: --engine slurm is for a machine that submits to Slurm")
+    try:
+        import submitit
+    except ImportError as error:
+        raise UserError('--engine slurm needs submitit: pip install "smoothadv[slurm]" or submitit') from error
+    return submitit
+
+
+def _queue() -> set[str]:
+    """The ids of all jobs that Slurm has, waiting or running."""
+    try:
+        done = subprocess.run(["squeue", "-h", "-r", "-o", "%i"], check=True, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise UserError("there is no squeue here: --engine slurm is for a machine that submits to Slurm") from None
+    except subprocess.CalledProcessError as error:
+        raise UserError(f"squeue: {' '.join(error.stderr.split()) or 'failed'}") from None
+    return set(done.stdout.split())
+
+
+def _note_queued(job: Job, identity: str, before: dict[str, Any]) -> None:
+    """Write down where the job waits, unless it has begun."""
+    try:
+        with job.record.claim(patience=0):
+            if job.record.read() == before:
+                job.record.write("queued", engine="slurm", id=identity)
+    except BusyError:
+        pass
+
+
+class Attempt:
+    """What Slurm runs for each job, and what submitit asks to be submitted again when the job is preempted."""
+
+    def __init__(self) -> None:
+        self._stop: threading.Event | None = None
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, job: Job) -> str:
+        """Execute the job in a thread, so that the signals of Slurm find this one idle."""
+        outcome: list[str] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=lambda: outcome.append(self._execute(job)))
+        self._thread.start()
+        self._watch()
+        if outcome == [STOPPED] and job.record.read().get("exit") in (-15, 143):
+            # Slurm asked every process to stop, which submitit overhears: it is about to take the machine.
+            time.sleep(_TAKEN_SECONDS)
+            subprocess.run(["scontrol", "requeue", _own_id()], check=True)
+            time.sleep(_TAKEN_SECONDS)
+        return outcome[0] if outcome else "failed"
+
+    def _execute(self, job: Job) -> str:
+        assert self._stop is not None
+        try:
+            return execute(job, {}, self._stop, {"engine": "slurm", "id": _own_id()})
+        except BusyError:
+            return "busy"
+
+    def _watch(self) -> None:
+        assert self._thread is not None
+        while self._thread.is_alive():
+            time.sleep(0.1)
+
+    def checkpoint(self, job: Job) -> Any:
+        """Let the present stage save, and say what is to be done in the next turn: the same."""
+        import submitit
+
+        if self._stop is not None:
+            self._stop.set()
+            self._watch()
+        return submitit.helpers.DelayedSubmission(Attempt(), job)
+
+
+def _own_id() -> str:
+    """The id of the job that this process is."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID", "?")

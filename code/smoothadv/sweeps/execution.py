@@ -1,0 +1,122 @@
+"""Brings one job to its end: every stage that is not complete as a process of its own, its output in the job's log."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from smoothadv.sweeps.jobs import Job
+from smoothadv.sweeps.records import JobRecord
+from smoothadv.sweeps.stages import Stage
+
+PACKAGE_ROOT = Path(__file__).parents[2]
+_POLL_SECONDS = 0.1
+# How long another attempt at the job, which may have lost its machine, is waited for.
+_PATIENCE_SECONDS = 90.0
+_LAST_BYTES = 4096
+DONE, STOPPED, FAILED = "done", "stopped", "failed"
+
+
+def execute(
+    job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping[str, Any] | None = None
+) -> str:
+    """Do what is missing of a job; returns DONE, STOPPED or FAILED, which its record says too.
+
+    ``environment`` is added to that of this process for the stages. When ``stop`` is set, the present stage is asked to
+    stop, as by SIGTERM. ``origin`` is what the record says of the engine. A stage that ends by a signal, whoever sent
+    it, is STOPPED: the same again continues it. BusyError where somebody else works on the job.
+    """
+    record = job.record
+    with record.claim(_PATIENCE_SECONDS):
+        facts = dict(origin or {})
+        for stage in job.stages:
+            progress = stage.progress()
+            if progress.conflict:
+                return _end(record, FAILED, stage, progress.conflict, facts)
+            if progress.is_complete:
+                continue
+            if stop.is_set():
+                return _end(record, STOPPED, stage, "", facts)
+            record.write("running", stage=stage.title, **facts)
+            code = _run(job, stage, environment, stop)
+            if code != 0:
+                line = last_line(record.log)
+                kind = STOPPED if stop.is_set() or _is_by_signal(code, line) else FAILED
+                return _end(record, kind, stage, line, {**facts, "exit": code})
+            if not stage.progress().is_complete:
+                return _end(record, FAILED, stage, f"ended at {stage.progress()}", facts)
+        record.write(DONE, **facts)
+    return DONE
+
+
+def _end(record: JobRecord, kind: str, stage: Stage, line: str, facts: Mapping[str, Any]) -> str:
+    record.write(kind, stage=stage.title, line=line, **facts)
+    return kind
+
+
+def _is_by_signal(code: int, line: str) -> bool:
+    """Whether a process ended by a signal, of its own accord or not; torchrun says so in its last ``line`` only."""
+    by_number = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
+    return code < 0 or code in by_number or "SignalException" in line
+
+
+def _run(job: Job, stage: Stage, environment: Mapping[str, str], stop: threading.Event) -> int:
+    """Run a stage to its end; its exit code, negative for the number of a signal."""
+    command = [sys.executable, *_launcher(job), "-m", "smoothadv", *stage.words]
+    record = job.record
+    with record.log.open("ab") as log:
+        now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+        log.write(f"== {now} on {socket.gethostname()}\n$ {shlex.join(['smoothadv', *stage.words])}\n".encode())
+        log.flush()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "smoothadv.sweeps.tied", str(os.getpid()), *command],
+            cwd=job.cwd,
+            env={**os.environ, **stage_environment(job), **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for the sweep, which then asks every stage to stop
+        )
+        asked = False
+        while True:
+            try:
+                return process.wait(_POLL_SECONDS)
+            except subprocess.TimeoutExpired:
+                if stop.is_set() and not asked:
+                    asked = True
+                    process.terminate()
+
+
+def _launcher(job: Job) -> Sequence[str]:
+    """What starts several processes of a stage: torchrun."""
+    if job.processes == 1:
+        return []
+    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.processes)]
+
+
+def stage_environment(job: Job) -> dict[str, str]:
+    """What the stages of a job find in their environment, wherever they run."""
+    paths = [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH", "")]
+    own = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
+    return own if job.threads is None else {**own, "OMP_NUM_THREADS": str(job.threads)}
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that says something; "" if there is none."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _LAST_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,187 @@
+"""The file that describes a sweep: fixed options, swept ones, and what follows each training.
+
+    about = "SmoothAdv-PGD on CIFAR-10"          # one line, for people
+    models = "models/mine"                       # where checkpoints go (default: models/NAME-OF-THE-FILE)
+    logs = "logs/mine"                           # where logs go (default: logs/NAME-OF-THE-FILE)
+    processes = 1                                # that share a job, each with a GPU of its own if there are any
+    threads = 1                                  # of each process on the CPU (default: PyTorch's choice)
+
+    [fixed]                                      # options of every training, as the command line spells them
+    dataset = "cifar10"
+    arch = "cifar_resnet110"
+
+    [[sweep]]                                    # a model for each combination of the lists; several [[sweep]] add up
+    group = "SmoothAdv"                          # curve and table row in the report (default: the file's name)
+    attack = "PGD"
+    noise = [0.25, 0.5]
+    epsilon = ["127/255", "255/255"]
+
+    [[certify]]                                  # a log of every model, at its noise; further tables make further logs
+    skip = 20
+
+    [[attack]]                                   # logs of every model under attack
+    epsilon = [0.25, 0.5]
+
+"{noise}" in a text stands for the value of that option in the same model, written as in the names of folders.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from smoothadv.errors import UserError
+from smoothadv.sweeps.folders import filled_in
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Options = dict[str, Any]
+_KEYS = {
+    "about": "text",
+    "models": "text",
+    "logs": "text",
+    "processes": "whole number",
+    "threads": "whole number",
+    "fixed": "table",
+    "sweep": "list of tables",
+    "certify": "list of tables",
+    "attack": "list of tables",
+}
+# What the sweep itself says to every command, or the command line of the sweep does.
+_NEVER = ("outdir", "outfile", "checkpoint", "resume", "overwrite", "data-dir", "device", "shard", "debug", "help")
+_NEVER_IN_EVALUATIONS = ("dataset", "against", "only", "png")
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model of a grid: the ``options`` of its training, which of them are ``swept``, and the ``group`` it is in.
+
+    ``source`` says where in the file it comes from, for messages.
+    """
+
+    options: Options
+    swept: tuple[str, ...]
+    group: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A sweep as its file describes it."""
+
+    path: Path
+    about: str
+    models: Path
+    logs: Path
+    processes: int
+    threads: int | None
+    trained: list[Model]
+    certify: list[Options] = field(default_factory=list)
+    attack: list[Options] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+
+def read_grid(path: Path) -> Grid:
+    """The grid in a file; UserError where it is missing, no TOML, or says what no grid can say."""
+    try:
+        with path.open("rb") as file:
+            content = tomllib.load(file)
+    except IsADirectoryError:
+        raise UserError(f"{path} is a folder: name a grid in it, a file like digits-smoke.toml") from None
+    except FileNotFoundError:
+        raise UserError(f"grid {path} does not exist; the ones that come along are in scripts/grids") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"grid {path} is no TOML: {error}") from None
+    _check_keys(path, content)
+    grid = Grid(
+        path=path,
+        about=content.get("about", path.stem),
+        models=Path(content.get("models", Path("models") / path.stem)),
+        logs=Path(content.get("logs", Path("logs") / path.stem)),
+        processes=content.get("processes", 1),
+        threads=content.get("threads"),
+        trained=list(_models(path, content)),
+        certify=[_evaluation(path, "certify", table) for table in content.get("certify", [])],
+        attack=[_evaluation(path, "attack", table) for table in content.get("attack", [])],
+    )
+    return grid
+
+
+def _check_keys(path: Path, content: Options) -> None:
+    for key, value in content.items():
+        if key not in _KEYS:
+            raise UserError(f"grid {path}: '{key}' is no part of a grid; known: {', '.join(_KEYS)}")
+        if not _is_a(_KEYS[key], value):
+            raise UserError(f"grid {path}: '{key}' is to be a {_KEYS[key]}, found {value!r}")
+    if not content.get("sweep"):
+        raise UserError(f"grid {path}: has no [[sweep]], so there is nothing to train")
+
+
+def _is_a(kind: str, value: Any) -> bool:
+    if kind == "whole number":
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if kind == "list of tables":
+        return isinstance(value, list) and all(isinstance(table, dict) for table in value)
+    return isinstance(value, {"text": str, "table": dict}[kind])
+
+
+def _models(path: Path, content: Options) -> Iterator[Model]:
+    fixed = content.get("fixed", {})
+    _check_options(f"grid {path}, [fixed]", fixed, _NEVER)
+    for number, table in enumerate(content["sweep"], start=1):
+        source = f"grid {path}, [[sweep]] {number}"
+        group = table.get("group", path.stem)
+        if not isinstance(group, str) or not group or "=" in group:
+            raise UserError(f"{source}: 'group' is to be a text without '=', found {group!r}")
+        own = {key: value for key, value in table.items() if key != "group"}
+        _check_options(source, own, _NEVER)
+        options = {**fixed, **own}
+        axes = {key: value if isinstance(value, list) else [value] for key, value in options.items()}
+        for key in ("dataset", "arch"):
+            if key not in axes:
+                raise UserError(f"{source}: names no '{key}'; give one here or under [fixed]")
+        swept = tuple(key for key, values in options.items() if isinstance(values, list))
+        for values in itertools.product(*axes.values()):
+            model = dict(zip(axes, values))
+            yield Model(filled_in(model, model, source), swept, group, source)
+
+
+def _evaluation(path: Path, command: str, table: Options) -> Options:
+    _check_options(f"grid {path}, [[{command}]]", table, (*_NEVER, *_NEVER_IN_EVALUATIONS))
+    return dict(table)
+
+
+def _check_options(source: str, options: Mapping[str, Any], never: tuple[str, ...]) -> None:
+    """UserError where something is no option, or none that a grid may say."""
+    for key, value in options.items():
+        if key in never:
+            raise UserError(f"{source}: '{key}' is said by the sweep itself, or on its command line: leave it out")
+        values = value if isinstance(value, list) else [value]
+        if not values:
+            raise UserError(f"{source}: '{key}' is an empty list, which leaves nothing to train")
+        for single in values:
+            if not isinstance(single, (str, int, float)):
+                raise UserError(f"{source}: '{key}' has a value that is no text, number or truth: {single!r}")
+        if len(set(map(str, values))) < len(values):
+            raise UserError(f"{source}: '{key}' names a value twice: {values}")
+
+
+def option_words(options: Mapping[str, Any]) -> list[str]:
+    """Options as words of a command line: true is a switch, false nothing, a list several values."""
+    words: list[str] = []
+    for key, value in options.items():
+        if value is False:
+            continue
+        values = value if isinstance(value, list) else [] if value is True else [value]
+        words += [f"--{key}", *map(str, values)]
+    return words

@@ -1,0 +1,96 @@
+"""A job: train a model unless it is complete, then evaluate what is missing; and what state it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from smoothadv.sweeps.records import JobRecord
+from smoothadv.sweeps.stages import Evaluation, Progress, Stage, Training
+
+
+class Kind(Enum):
+    """The states of a job. ``STOPPED`` was begun, nobody works on it, and it did not fail; ``BLOCKED`` needs files."""
+
+    WAITING = "waiting"
+    BLOCKED = "blocked"
+    RUNNING = "running"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    DONE = "done"
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of a job, and a sentence about it for people."""
+
+    kind: Kind
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model of a sweep and all that becomes of it.
+
+    ``name`` is its folder within the sweep's models and logs, ``cwd`` the folder from which all paths are meant,
+    ``logs`` where its own log and record lie. ``processes`` share each stage, of ``threads`` threads each (None:
+    PyTorch's choice).
+    """
+
+    name: str
+    group: str
+    cwd: Path
+    logs: Path
+    training: Training
+    evaluations: tuple[Evaluation, ...]
+    processes: int = 1
+    threads: int | None = None
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return (self.training, *self.evaluations)
+
+    @property
+    def record(self) -> JobRecord:
+        return JobRecord(self.cwd / self.logs)
+
+    def missing_files(self) -> list[Path]:
+        """What other jobs or people must provide first."""
+        return [path for stage in self.stages for path in stage.needs if not path.exists()]
+
+
+def state_of(job: Job) -> State:
+    """The state of a job by what is on the disk."""
+    progress = [(stage, stage.progress()) for stage in job.stages]
+    unfinished = [(stage, reached) for stage, reached in progress if not reached.is_complete]
+    if not unfinished:
+        return State(Kind.DONE)
+    stage, reached = unfinished[0]
+    said = f"{stage.title}: {reached}"
+    record = job.record
+    if holder := record.holder():
+        return State(Kind.RUNNING, f"{said} (on {holder})")
+    if conflict := next((reached.conflict for _, reached in unfinished if reached.conflict), ""):
+        return State(Kind.FAILED, conflict)
+    content = record.read()
+    if content.get("state") == "failed":
+        return State(Kind.FAILED, f"{content.get('stage')}: {content.get('line') or 'no word'}")
+    if missing := job.missing_files():
+        return State(Kind.BLOCKED, f"needs {missing[0]}")
+    if content.get("state") == "queued":
+        return State(Kind.WAITING, f"queued as {content.get('id')}")
+    begun = any(reached.done for _, reached in progress) or "state" in content
+    return State(Kind.STOPPED if begun else Kind.WAITING, said if begun else "")
+
+
+def next_progress(job: Job) -> Progress:
+    """How far the first unfinished stage has come."""
+    reached = [stage.progress() for stage in job.stages]
+    return next((progress for progress in reached if not progress.is_complete), reached[-1])
+
+
+def count(states: Sequence[State]) -> dict[Kind, int]:
+    """How many jobs are in each state, of the states that there are."""
+    return {kind: number for kind in Kind if (number := sum(state.kind is kind for state in states))}

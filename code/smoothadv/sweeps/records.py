@@ -1,0 +1,116 @@
+"""Who works on a job, and how it ended last: a lock, a sign of life and a small file beside the job's logs.
+
+Nothing here says that a job is done: its artefacts do. The lock keeps two from working on one job, also where engines
+or people start it twice; where a file system has no locks that other machines see, the sign of life does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from smoothadv.errors import UserError
+from smoothadv.records import lock, write_json
+
+_SIGN_SECONDS = 15.0
+_SILENCE_SECONDS = 4 * _SIGN_SECONDS
+_LOOK_SECONDS = 0.5
+
+
+class BusyError(UserError):
+    """Somebody else works on the job."""
+
+
+class JobRecord:
+    """The record of a job in ``folder``: job.json, job.lock and job.log."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "job.log"
+        self._file = folder / "job.json"
+        self._lock = folder / "job.lock"
+
+    def read(self) -> dict[str, Any]:
+        """What was written last; empty if nothing was, or it cannot be read."""
+        try:
+            content = json.loads(self._file.read_text())
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def write(self, state: str, **facts: Any) -> None:
+        """Replace the record: ``state`` is queued, running, stopped, failed or done."""
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        write_json(self._file, {"state": state, "time": now, "host": socket.gethostname(), "pid": os.getpid(), **facts})
+
+    def forget(self) -> None:
+        """Remove the record, as before the job was first begun."""
+        self._file.unlink(missing_ok=True)
+
+    def holder(self) -> str:
+        """Who works on the job now, "" if nobody does."""
+        content = self.read()
+        said = f"{content.get('host', 'another machine')}, process {content.get('pid', '?')}"
+        try:
+            descriptor = os.open(self._lock, os.O_RDWR)
+        except OSError:
+            return ""
+        try:
+            age = time.time() - os.fstat(descriptor).st_mtime
+            lock(descriptor, self._lock, shared=True)  # so that those who look do not see each other
+        except UserError:
+            return said
+        finally:
+            os.close(descriptor)
+        is_elsewhere = content.get("host") != socket.gethostname()
+        return said if content.get("state") == "running" and is_elsewhere and age < _SILENCE_SECONDS else ""
+
+    @contextlib.contextmanager
+    def claim(self, patience: float) -> Iterator[None]:
+        """Within, the job is this process's; BusyError if somebody else has it for longer than ``patience`` seconds."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + patience
+        while True:
+            if not (holder := self.holder()):
+                descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o666)
+                try:
+                    lock(descriptor, self._lock)
+                    break
+                except UserError:  # somebody was faster
+                    os.close(descriptor)
+            if time.monotonic() > deadline:
+                raise BusyError(f"{self.folder} is being worked on by {holder or 'another process'}")
+            time.sleep(_LOOK_SECONDS)
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, descriptor)
+            stack.enter_context(_signs_of_life(self._lock))
+            yield
+
+
+@contextlib.contextmanager
+def _signs_of_life(path: Path) -> Iterator[None]:
+    """Within, the file is touched time and again, for machines that do not see the lock."""
+    ended = threading.Event()
+
+    def touch() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                os.utime(path)
+            if ended.wait(_SIGN_SECONDS):
+                return
+
+    thread = threading.Thread(target=touch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

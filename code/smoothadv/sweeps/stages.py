@@ -1,0 +1,161 @@
+"""The stages of a job and how far each has come, by what is on the disk alone.
+
+A stage is one command, and complete when its artefacts say so: a training when its log has a row for every epoch, an
+evaluation when its logs have a row for every image that was selected. What was made otherwise than the stage would make
+it is never taken for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from smoothadv.errors import UserError
+from smoothadv.records import (
+    ARGUMENTS,
+    CHECKPOINT,
+    TRAINING_LOG,
+    differing_fields,
+    manifest_path,
+    read_manifest_file,
+)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """``done`` of ``total`` ``units``, total None while nothing tells; ``conflict`` says why the stage cannot go on."""
+
+    done: int
+    total: int | None
+    units: str
+    conflict: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.conflict and self.done == self.total
+
+    def __str__(self) -> str:
+        return f"{self.done} of {'?' if self.total is None else self.total} {self.units}"
+
+
+class Stage(Protocol):
+    """One command of a job: the words after ``smoothadv``, what people call it, and what it needs."""
+
+    words: tuple[str, ...]
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def needs(self) -> tuple[Path, ...]:
+        """Files that others must have made before."""
+        ...
+
+    def progress(self) -> Progress: ...
+
+
+@dataclass(frozen=True)
+class Training:
+    """Trains a model in ``folder`` for ``epochs`` epochs; ``recipe`` is what is known of the recorded one before."""
+
+    words: tuple[str, ...]
+    folder: Path
+    epochs: int
+    recipe: Mapping[str, Any]
+    needs: tuple[Path, ...] = ()
+    title: str = "train"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / CHECKPOINT
+
+    def progress(self) -> Progress:
+        nothing = Progress(0, self.epochs, "epochs")
+        if not self.checkpoint.exists():
+            return nothing
+        try:
+            recorded = json.loads((self.folder / ARGUMENTS).read_text())["recipe"]
+            difference = _difference(recorded, self.recipe)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            # The command itself will tell whether this is a run that it can continue.
+            return nothing
+        if difference:
+            return Progress(0, self.epochs, "epochs", f"{self.folder} holds a model of another recipe: {difference}")
+        return Progress(min(_rows(self.folder / TRAINING_LOG), self.epochs), self.epochs, "epochs")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Makes ``logs`` of the model in ``checkpoint``; each log has the ``settings`` that are known beforehand.
+
+    ``selection`` is which images: the options skip and max.
+    """
+
+    words: tuple[str, ...]
+    title: str
+    checkpoint: Path
+    logs: tuple[Path, ...]
+    settings: tuple[Mapping[str, Any], ...]
+    selection: Mapping[str, Any]
+    needs: tuple[Path, ...] = ()
+
+    def progress(self) -> Progress:
+        parts = [self._one(log, settings) for log, settings in zip(self.logs, self.settings)]
+        conflict = next((part.conflict for part in parts if part.conflict), "")
+        totals = [part.total for part in parts]
+        total = None if None in totals else sum(filter(None, totals))
+        return Progress(sum(part.done for part in parts), total, "images", conflict)
+
+    def _one(self, log: Path, settings: Mapping[str, Any]) -> Progress:
+        if not log.exists() and not manifest_path(log).exists():
+            return Progress(0, None, "images")
+        try:
+            manifest = read_manifest_file(log)
+        except UserError as error:
+            return Progress(0, None, "images", str(error))
+        difference = _difference(manifest["settings"], settings)
+        if difference:
+            return Progress(0, None, "images", f"{log} was made with other settings: {difference}")
+        if manifest["settings"].get("checkpoint_sha256") != digest(self.checkpoint):
+            return Progress(0, None, "images", f"{log} was made from another model than {self.checkpoint} holds now")
+        return Progress(_rows(log), self._examples(manifest["runs"]), "images")
+
+    def _examples(self, runs: list[dict[str, Any]]) -> int | None:
+        """How many images were selected, as the run that wrote last knew it, if it selected as this stage does."""
+        last = runs[-1] if runs else {}
+        same = all(last.get(name, "") == value for name, value in self.selection.items())
+        return last.get("examples") if same else None
+
+
+def _difference(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """In which of the ``wanted`` fields a record differs, "" if in none."""
+    # Through JSON, as the record went.
+    wanted = json.loads(json.dumps(wanted))
+    return differing_fields({name: recorded.get(name) for name in wanted}, wanted)
+
+
+def _rows(log: Path) -> int:
+    """How many whole rows a log has below its header; 0 where there is none."""
+    try:
+        return max(log.read_bytes().count(b"\n") - 1, 0)
+    except OSError:
+        return 0
+
+
+_digests: dict[tuple[Path, int, int], str] = {}
+
+
+def digest(path: Path) -> str | None:
+    """The SHA-256 of a file, computed anew only where it changed since this process computed it; None without it."""
+    try:
+        stat = path.stat()
+        key = (path.resolve(), stat.st_size, stat.st_mtime_ns)
+        if key not in _digests:
+            _digests[key] = hashlib.sha256(path.read_bytes()).hexdigest()
+        return _digests[key]
+    except OSError:
+        return None
