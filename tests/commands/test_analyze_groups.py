@@ -14,7 +14,7 @@ from support.commands import Outcome, call, snapshot
 
 TRAINING = "epoch\ttime\tlr\ttrain loss\ttrain acc\ttestloss\ttest acc\n"
 TRAINING += "0\t9.1\t0.1\t1.5\t40.0\t1.4\t45.0\n1\t9\t0.1\t1\t60\t1.1\t55\n"
-FIGURES = ["plot", "plot_envelope", "plot_empirical", "plot_training"]
+FIGURES = ["plot", "plot_envelope", "plot_empirical", "plot_training", "heat_map"]
 TABLES = ["summary", "table", "envelope", "compare", "examples", "parameters", "empirical", "gap"]
 
 
@@ -315,6 +315,11 @@ USAGE = [
     (["plot", "cohen", "-o", "x", "--decimals", "1"], "--decimals is for tables"),
     (["plot", "cohen", "-o", "x", "--radii", "1"], "--radii"),
     (["plot_envelope", "cohen", "-o", "x", "--split-baseline"], "--baseline"),
+    (["heat_map", "cohen"], "heat_map needs -o FILE"),
+    (["heat_map", "cohen", "-o", "x", "--rows", "colour"], "'colour' is not known; known: dataset"),
+    (["heat_map", "cohen", "-o", "x", "--measure", "radius"], "'radius' is not known; known: certified_accuracy"),
+    (["heat_map", "cohen", "-o", "x", "--columns", "sigma"], "--rows and --columns are both sigma"),
+    (["heat_map", "cohen", "-o", "x", "--measure", "clean_accuracy", "--radii", "1"], "--radii is for --measure"),
     (["report", "cohen", "-o", "x", "--format", "csv"], "--format is for tables"),
 ]
 
@@ -336,6 +341,8 @@ FAILURES = [
     (["compare", "cohen", "--high-probability", "0.01"], "compare takes no --high-probability"),
     (["plot_envelope", "cohen", "-o", "x", "--baseline", "X"], "no group is called 'X'; there are cohen"),
     (["plot_envelope", "cohen", "-o", "x", "--baseline", "cohen"], "nothing but the baseline"),
+    (["heat_map", "cohen", "-o", "x", "--rows", "target", "--columns", "restarts"], "no log tells its target or its"),
+    (["heat_map", "cohen", "-o", "x", "--title", r"$\nonsense$"], "title"),
     (["plot_empirical", "cohen", "-o", "x"], "needs prediction logs"),
     (["plot_training", "trained", "-o", "x", "--where", "sigma=0.5"], "sigma=0.5"),
     (["plot", "cohen", "-o", "x", "--title", r"$\nonsense$"], "title"),
@@ -392,7 +399,7 @@ def test_analysis_takes_one_log_of_its_kind(analyze, analysis):
 @pytest.mark.parametrize("rows", [[("A", 0.0)], [("W", 0.3), ("A", 0.0)], [("R", 0.0)]], ids=str)
 def test_analysis_takes_logs_in_which_nothing_is_certified(analyze, analysis, rows):
     for name in "ab":
-        certification(f"poor/{name}", rows)
+        certification(f"poor/{name}/sigma_0.50", rows)
     outcome = analyze(analysis, "poor", *([] if analysis in TABLES else ["-o", "result"]))
     kinds = getattr(ANALYSES[analysis], "kinds", ("certification",))
     assert ends_well_or_in_one_line(outcome) == (

@@ -298,3 +298,96 @@ def test_norm_and_probability_are_said_on_the_page(report, workplace):
     page = Page((workplace / "a.html").read_text())
     titles = [title for rows in page.tables.values() for title in rows[0]]
     assert "2/255" in titles and any("l_inf radius, with probability 0.999" in title for title in titles)
+
+
+TRAINED = "{}/cifar10/resnet110/noise_{}/test/sigma_{}"
+
+
+def trained(root: str, sigma: str, outcomes: str, radius: float) -> None:
+    certification(Path(TRAINED.format(root, sigma, sigma)), outcomes, radius)
+
+
+def write_two_groups() -> None:
+    """By hand, at radius 0.25 the best of ours is T = 2 with 100 %, at 0.5 T = 10 with 75 %; of Cohen's sigma 0.50."""
+    trained("ours/PGD_2steps/eps_64", "0.25", "RRRR", 0.25)
+    trained("ours/PGD_10steps/eps_512", "0.50", "RRRW", 0.75)
+    trained("cohen", "0.25", "RWWA", 0.25)
+    trained("cohen", "0.50", "RRWA", 0.25)
+
+
+def page_of(report, *arguments) -> Page:
+    outcome = report(*arguments, "-o", "a.html")
+    assert outcome.code == 0, outcome.err
+    return Page(Path("a.html").read_text())
+
+
+SELECTED = "Selected log at each radius"
+
+
+def test_selected_logs_are_shown_with_what_tells_them_apart(report, workplace):
+    write_two_groups()
+    heading, *rows = page_of(report, "Ours=ours", "Cohen=cohen", "--radii", 0.25, 0.5).tables[SELECTED]
+    assert heading[:3] == ["group", "l2 radius", "certified accuracy (%)"] and heading[-1] == "model"
+    assert heading[3:-1] == ["training", "training noise", "attack", "epsilon", "T", "m", "sigma"], "no data set, no n"
+    assert [row[:3] + row[6:8] + row[9:10] for row in rows] == [
+        ["Ours", "0.25", "100.0", "0.25", "2", "0.25"],
+        ["Ours", "0.50", "75.0", "2.00", "10", "0.50"],
+        ["Cohen", "0.25", "50.0", "–", "–", "0.50"],
+        ["Cohen", "0.50", "0.0", "–", "–", "–"],
+    ]
+    models = [row[-1] for row in rows]
+    assert "PGD_2steps" in models[0] and "PGD_10steps" in models[1] and "noise_0.50" in models[2]
+    assert set(rows[-1][3:]) == {"–"}, "where nothing is certified, no log is better than another"
+
+
+def test_logs_are_selected_where_there_are_several(report, workplace):
+    write_two_groups()
+    one = Path("cohen/cifar10/resnet110/noise_0.50")
+    rows = page_of(report, "Ours=ours", f"Cohen={one}", "--radii", 0.25).tables[SELECTED]
+    assert [row[0] for row in rows[1:]] == ["Ours"], "a group of one log has nothing to select from"
+    assert SELECTED not in page_of(report, f"Cohen={one}").tables
+    rows = page_of(report, "Cohen=cohen", "--radii", 0.25, "--high-probability", 0.001).tables[SELECTED]
+    assert rows[0][1] == "l2 radius, with probability 0.999" and rows[0][3:-1] == ["training noise", "sigma"]
+    assert rows[1][2] == "0.0", "four examples prove nothing with that probability"
+
+
+def maps_of(page: Page) -> list[str]:
+    return [picture["alt"] for picture in page.all("img") if "by sigma and epsilon" in picture["alt"]]
+
+
+def test_heat_map_is_shown_where_both_hyper_parameters_vary(report, workplace):
+    write_two_groups()
+    said = "Best certified accuracy by sigma and epsilon, of all logs"
+    assert maps_of(page_of(report, "Ours=ours", "Cohen=cohen")) == [said]
+    assert maps_of(page_of(report, "Ours=ours")) == [said]
+    assert maps_of(page_of(report, "Cohen=cohen")) == [], "no epsilon"
+    same_sigma = ["ours/PGD_2steps", "cohen/cifar10/resnet110/noise_0.25"]
+    assert maps_of(page_of(report, *same_sigma)) == []
+    assert maps_of(page_of(report, "ours/PGD_2steps", "cohen/cifar10/resnet110/noise_0.50")) == [said], "or none"
+
+
+def test_heat_map_is_over_the_logs_of_one_data_set(report, workplace):
+    write_two_groups()
+    row = "idx\tlabel\tpredict\tradius\tcorrect\n0\t65\t65\t0.25\t1\n"
+    for epsilon, sigma in ((127, "0.25"), (255, "0.50")):
+        path = Path(f"more/PGD_1steps/eps_{epsilon}/imagenet/resnet50/noise_{sigma}/test/sigma_{sigma}")
+        path.parent.mkdir(parents=True)
+        path.write_text(row)
+    certification(Path("alone/digits/sigma_0.25"), "RRRR", 0.25)  # nothing varies in it
+    said = maps_of(page_of(report, "ours", "more", "alone/digits"))
+    assert [each.rpartition(", ")[2] for each in said] == ["cifar10", "imagenet"]
+
+
+@pytest.mark.parametrize(("asked", "drawn"), [(1, [0]), (6, [0, 1, 2, 3, 4, 5]), (7, range(6)), (12, range(0, 12, 2))])
+def test_heat_maps_are_of_at_most_six_radii(report, workplace, monkeypatch, asked, drawn):
+    from smoothadv.analysis import report as module
+
+    seen = []
+    original = module.HeatMap.__call__
+    monkeypatch.setattr(module.HeatMap, "__call__", lambda self, logs: seen.append(self) or original(self, logs))
+    write_two_groups()
+    radii = [round(0.05 * (number + 1), 2) for number in range(asked)]
+    options = ["--radii", *radii, "--norm", "linf", "--high-probability", 0.01]
+    assert len(maps_of(page_of(report, "Ours=ours", "Cohen=cohen", *options))) == 1
+    (one,) = seen
+    assert one.radii == [radii[index] for index in drawn] and (one.norm, one.high_probability) == ("linf", 0.01)

@@ -21,14 +21,16 @@ from smoothadv.analysis.empirical import Empirical
 from smoothadv.analysis.envelope import Envelope
 from smoothadv.analysis.examples import Examples
 from smoothadv.analysis.gap import Gap
+from smoothadv.analysis.heat_map import HeatMap
 from smoothadv.analysis.inferred import ParametersTable
 from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.parameters import FIELDS, display
 from smoothadv.analysis.plot import CertifiedAccuracyPlot
 from smoothadv.analysis.plot_empirical import EmpiricalPlot
 from smoothadv.analysis.plot_envelope import EnvelopePlot
 from smoothadv.analysis.plot_training import TrainingPlot
-from smoothadv.analysis.radii import AtRadii
-from smoothadv.analysis.selection import doubts, groups_of
+from smoothadv.analysis.radii import AtRadii, radius_text
+from smoothadv.analysis.selection import Selected, doubts, groups_of
 from smoothadv.analysis.summary import Summary
 from smoothadv.analysis.tables import Column, Markup, Table, display_cells, titles
 from smoothadv.analysis.trust import coarse_digits
@@ -37,6 +39,7 @@ from smoothadv.settings import setting
 
 _MOST_CURVES = 8
 _EXAMPLES_SHOWN = 15
+_MOST_MAPS = 6
 
 
 @dataclass(frozen=True)
@@ -133,12 +136,57 @@ class Report(AtRadii):
                 drawn = count
                 figure = EnvelopePlot(group_by=by, **shared)(logs)
                 parts.append(_figure("Upper envelopes" + (" by sigma" if by else " by group"), figure))
+        parts += [*self._selected(logs.certification), *self._heat_maps(logs.certification)]
         return Section(
             "Best log by radius",
             "At each radius the best log of its group. The logs are compared on the images on which their accuracy is "
             "then stated, so the more there are to select from, the more optimistic it is.",
             parts,
         )
+
+    def _selected(self, logs: list[Log]) -> list[dict]:
+        """A table of the logs selected from groups that have several, with the hyper-parameters that differ."""
+        differing = [name for name in FIELDS if len({log.parameters.get(name) for log in logs}) > 1]
+        columns = [
+            Column("group", "group", "text"),
+            Column("radius", self.heading, "text"),
+            Column("certified_accuracy", "certified accuracy", "fraction"),
+            *(Column(name, FIELDS[name], "text") for name in differing),
+            Column("model", "model", "text"),
+        ]
+        envelope = Envelope(norm=self.norm, high_probability=self.high_probability)
+        radii = self.chosen_radii(logs)
+        rows = [
+            [name, radius_text(radius), best.certified_accuracy, *_said_of(best, differing)]
+            for name, group in groups_of(logs, []).items()
+            if len(group) > 1
+            for radius, best in zip(radii, envelope.select(group, radii))
+        ]
+        return [_table("Selected log at each radius", Table(columns, rows))] if rows else []
+
+    def _heat_maps(self, logs: list[Log]) -> list[dict]:
+        """Certified accuracy over sigma and epsilon where both vary: of all logs of a dataset, whatever their group."""
+        radii = self.chosen_radii(logs)
+        # The smaller ones: at the largest, little is certified.
+        some = radii[:: max(1, len(radii) // _MOST_MAPS)][:_MOST_MAPS]
+        datasets = dict.fromkeys(log.parameters.get("dataset") for log in logs)
+        parts = []
+        for dataset in datasets:
+            alike = [log for log in logs if log.parameters.get("dataset") == dataset]
+            if any(len({log.parameters.get(name) for log in alike}) < 2 for name in ("sigma", "epsilon")):
+                continue
+            figure = HeatMap(radii=some, norm=self.norm, high_probability=self.high_probability)(Logs(alike))
+            whose = f", {display('dataset', dataset)}" if len(datasets) > 1 else ""
+            parts.append(_figure(f"Best certified accuracy by sigma and epsilon, of all logs{whose}", figure))
+        return parts
+
+
+def _said_of(best: Selected, names: list[str]) -> list[str | None]:
+    """Hyper-parameters of the selected log as tables show them, and its name; None where nothing is certified."""
+    if best.certified_accuracy == 0:
+        return [None] * (len(names) + 1)
+    values = ((name, best.log.parameters.get(name)) for name in names)
+    return [*(None if value is None else display(name, value) for name, value in values), best.log.name]
 
 
 def _facts(logs: Logs) -> list[tuple[str, str]]:

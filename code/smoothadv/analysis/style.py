@@ -14,6 +14,9 @@ from matplotlib.mathtext import MathTextParser
 
 from smoothadv.errors import UserError
 
+SYMBOLS = {"sigma": "σ", "epsilon": "ε"}
+"""The papers' letters for hyper-parameters that tables spell out."""
+
 # Distinct to colour-blind readers (Wong, 2011); printed grey, the markers and line styles tell them apart.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A5C00")
 # One fewer than colours, so that the pairs differ for 56 curves.
@@ -59,8 +62,8 @@ def add_grid(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def add_title(axes: Axes, title: str | None) -> None:
-    """A title, in which $...$ is set as mathematics; UserError if that cannot be."""
+def add_title(place: Axes | Figure, title: str | None) -> None:
+    """A title of axes or of a whole figure, in which $...$ is set as mathematics; UserError if that cannot be."""
     if not title:
         return
     try:
@@ -68,7 +71,7 @@ def add_title(axes: Axes, title: str | None) -> None:
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"the title '{title}' is no text that can be set: {reason}") from error
-    axes.set_title(title)
+    place.suptitle(title) if isinstance(place, Figure) else place.set_title(title)
 
 
 def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool = True) -> None:
@@ -102,7 +105,7 @@ def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool =
 
 def _in_symbols(label: str) -> str:
     """The letters of the papers for hyper-parameters that tables spell out."""
-    return re.sub(r"\b(sigma|epsilon)(?= = )", lambda match: {"sigma": "σ", "epsilon": "ε"}[match[1]], label)
+    return re.sub(rf"\b({'|'.join(SYMBOLS)})(?= = )", lambda match: SYMBOLS[match[1]], label)
 
 
 def _wrapped(label: str) -> str:

@@ -1,0 +1,212 @@
+"""heat_map: the best logs over two hyper-parameters, like certified accuracy over sigma and epsilon."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from smoothadv.analysis import ANALYSES
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.parameters import FIELDS, Value, display
+from smoothadv.analysis.quantities import average_certified_radius, is_on_grid
+from smoothadv.analysis.radii import AtRadii, radius_text
+from smoothadv.analysis.selection import hyper_parameter, one_of
+from smoothadv.analysis.style import SYMBOLS, add_title
+from smoothadv.errors import UserError
+from smoothadv.settings import setting
+
+_CERTIFIED, _CLEAN, _AVERAGE = MEASURES = ("certified_accuracy", "clean_accuracy", "average_certified_radius")
+_COLOURS = "cividis"  # perceptually uniform, and its lightness rises throughout: it survives grey printing
+# In inches; texts are of _POINTS points.
+_CELL_WIDTH, _CELL_HEIGHT = 0.5, 0.36
+_SMALLEST_PANEL = 1.5, 1.2
+_CHARACTER, _LINE = 0.07, 0.16
+_BAR = 0.18
+_BESIDE_PANELS, _AROUND_PANEL, _BELOW_PANELS = 1.6, 0.5, 0.5
+_NARROWEST, _WIDEST = 4.0, 8.6
+_POINTS = 8
+_MOST_PANELS_BESIDE = 3
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The ``logs`` by their values of two hyper-parameters, which are listed ascending, None for unknown first."""
+
+    rows: list[Value]
+    columns: list[Value]
+    logs: dict[tuple[Value, Value], list[Log]]
+
+
+@ANALYSES.register("heat_map")
+@dataclass(frozen=True)
+class HeatMap(AtRadii):
+    """the best log for each pair of values of two hyper-parameters, a panel per radius, written as PNG and PDF"""
+
+    makes: ClassVar[str] = "figure"
+    rows: str = setting("sigma", parse=hyper_parameter, help="hyper-parameter of the rows")
+    columns: str = setting("epsilon", parse=hyper_parameter, help="hyper-parameter of the columns")
+    measure: str = setting(
+        _CERTIFIED,
+        parse=one_of(MEASURES),
+        help=f"what a cell shows of its best log, one of {', '.join(MEASURES)}",
+    )
+    title: str | None = setting(None, parse=str, help="title of the figure (default: none)")
+
+    def __post_init__(self) -> None:
+        if self.rows == self.columns:
+            raise ValueError(f"--rows and --columns are both {self.rows}: a map needs two hyper-parameters")
+        if self.radii and self.measure != _CERTIFIED:
+            raise ValueError(f"--radii is for --measure {_CERTIFIED}: leave it out, {self.measure} is one number")
+        if self.norm != "l2" and self.measure == _CLEAN:
+            raise ValueError(f"--norm is for radii: leave it out, {_CLEAN} has none")
+        if self.high_probability is not None and self.measure == _AVERAGE:
+            raise ValueError(f"--high-probability is for accuracies: leave it out, {_AVERAGE} is none")
+
+    def __call__(self, logs: Logs) -> Figure:
+        cells = self.cells(logs.certification)
+        radii = self._panel_radii(logs.certification)
+        values = np.full((len(radii), len(cells.rows), len(cells.columns)), np.nan)
+        for (row, column), group in cells.logs.items():
+            values[:, cells.rows.index(row), cells.columns.index(column)] = self.best(group, radii)
+        return self._draw(cells, values if self.measure == _AVERAGE else 100 * values, radii)
+
+    def cells(self, logs: Sequence[Log]) -> Cells:
+        """The logs by their values of the rows' and the columns' hyper-parameter; UserError if none states either.
+
+        A log that belongs to several groups counts once.
+        """
+        found: dict[tuple[Value, Value], list[Log]] = {}
+        for log in {log.path.resolve(): log for log in logs}.values():
+            found.setdefault((log.parameters.get(self.rows), log.parameters.get(self.columns)), []).append(log)
+        if found.keys() <= {(None, None)}:
+            raise UserError(f"no log tells its {self.rows} or its {self.columns}: there is nothing to draw over them")
+        return Cells(_ascending(row for row, _ in found), _ascending(column for _, column in found), found)
+
+    def best(self, group: Sequence[Log], radii: Sequence[float]) -> np.ndarray:
+        """The largest value among the logs of a cell in each panel: float64, [panels]; accuracies are fractions."""
+        if self.measure == _AVERAGE:
+            return np.array([max(average_certified_radius(log.table) * self.per_l2(log) for log in group)])
+        return np.max([self.accuracies(log, radii, models=len(group)) for log in group], axis=0)
+
+    def _panel_radii(self, logs: Sequence[Log]) -> list[float]:
+        """A radius per panel; that of clean accuracy is 0, and an average has a panel without a radius."""
+        return self.chosen_radii(logs) if self.measure == _CERTIFIED else [0.0]
+
+    def _draw(self, cells: Cells, values: np.ndarray, radii: Sequence[float]) -> Figure:
+        rows = [display(self.rows, value) for value in cells.rows]
+        columns = [display(self.columns, value) for value in cells.columns]
+        figure, panels = _panels(rows, columns, len(radii))
+        beside = len({panel.get_subplotspec().colspan.start for panel in panels})
+        largest = float(np.nanmax(values)) or 1.0
+        for position, (panel, of_panel, radius) in enumerate(zip(panels, values, radii)):
+            mesh = self._draw_panel(panel, of_panel, largest)
+            panel.set_xticks(np.arange(len(columns)) + 0.5, columns, parse_math=False, rotation=_rotation(columns))
+            at_left = position % beside == 0
+            panel.set_yticks(np.arange(len(rows)) + 0.5, rows if at_left else [""] * len(rows), parse_math=False)
+            if at_left:
+                panel.set_ylabel(_symbol(self.rows))
+            if position + beside >= len(panels):
+                panel.set_xlabel(_symbol(self.columns))
+            if self.measure == _CERTIFIED:
+                panel.set_title(f"{self._norm_symbol} radius {radius_text(radius)}", fontsize=_POINTS + 1)
+        width, height = figure.get_size_inches()
+        bar = figure.colorbar(mesh, ax=panels, fraction=2 * _BAR / width, pad=_BAR / width, aspect=height / _BAR)
+        bar.set_label(self._quantity(cells), fontsize=_POINTS + 1)
+        bar.ax.tick_params(labelsize=_POINTS)
+        self._add_note(figure, cells)
+        add_title(figure, self.title)
+        return figure
+
+    def _draw_panel(self, panel: Axes, values: np.ndarray, largest: float) -> QuadMesh:
+        """Coloured cells with their ``values`` [rows, columns] inside; those without a log (nan) are hatched."""
+        mesh = panel.pcolormesh(
+            np.ma.masked_invalid(values), cmap=_COLOURS, vmin=0, vmax=largest, edgecolors="white", linewidth=0.8
+        )
+        for (row, column), value in np.ndenumerate(values):
+            if math.isnan(value):
+                empty = {"facecolor": "white", "edgecolor": "0.75", "hatch": "////", "linewidth": 0}
+                panel.add_patch(Rectangle((column, row), 1, 1, **empty))
+                continue
+            text = f"{value:#.3g}" if self.measure == _AVERAGE else f"{value:.1f}"
+            colour = _legible_on(mesh.cmap(mesh.norm(value)))
+            panel.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=colour, fontsize=_POINTS)
+        panel.invert_yaxis()
+        panel.tick_params(length=0, labelsize=_POINTS)
+        panel.spines[:].set_visible(False)
+        return mesh
+
+    @property
+    def _norm_symbol(self) -> str:
+        return self.axis_title.partition(" ")[0]
+
+    def _quantity(self, cells: Cells) -> str:
+        """What the cells show, as the title of the colour bar."""
+        if self.measure != _AVERAGE:
+            return f"{self.measure.replace('_', ' ')} (%)"
+        on_grid = any(is_on_grid(log.table) for group in cells.logs.values() for log in group)
+        return f"average certified\nradius ({self._norm_symbol}){' on the grid' if on_grid else ''}"
+
+    def _add_note(self, figure: Figure, cells: Cells) -> None:
+        """Below the panels, what the cells are selected from and how to read the special ones."""
+        most = max(map(len, cells.logs.values()))
+        said = ["one log per cell" if most == 1 else f"best of up to {most} logs per cell"]
+        if self.high_probability is not None:
+            said.append(self.heading.partition(", ")[2])
+        if len(cells.logs) < len(cells.rows) * len(cells.columns):
+            said.append("hatched: no log")
+        for name, values in ((self.rows, cells.rows), (self.columns, cells.columns)):
+            if None in values:
+                said.append(f"–: no {_symbol(name)} stated")
+        unbroken = "; ".join(words.replace(" ", "\u00a0") for words in said)
+        lines = textwrap.wrap(unbroken, int(figure.get_figwidth() / _CHARACTER))
+        figure.set_figheight(figure.get_figheight() + _LINE * (len(lines) + (2 if self.title else 0)))
+        figure.supxlabel("\n".join(lines).replace("\u00a0", " "), fontsize=_POINTS, color="0.35")
+
+
+def _symbol(name: str) -> str:
+    """A hyper-parameter as the papers write it."""
+    return SYMBOLS.get(name, FIELDS[name])
+
+
+def _ascending(values: Iterable[Value]) -> list[Value]:
+    """Each value once, numbers or texts ascending, None first."""
+    return sorted(set(values), key=lambda value: (value is not None, 0 if value is None else value))
+
+
+def _panels(rows: Sequence[str], columns: Sequence[str], count: int) -> tuple[Figure, list[Axes]]:
+    """A figure with ``count`` panels in rows of equal length, large enough for the texts in and around their cells."""
+    width = max(len(columns) * _CELL_WIDTH, _SMALLEST_PANEL[0]) + 0.15
+    height = max(len(rows) * _CELL_HEIGHT, _SMALLEST_PANEL[1]) + _AROUND_PANEL
+    height += _longest(columns) * _CHARACTER if _rotation(columns) else 0
+    beside_panels = _BESIDE_PANELS + _longest(rows) * _CHARACTER
+    fitting = min(_MOST_PANELS_BESIDE, max(1, int((_WIDEST - beside_panels) / width)))
+    lines = math.ceil(count / fitting)
+    beside = math.ceil(count / lines)
+    size = (max(_NARROWEST, beside_panels + beside * width), _BELOW_PANELS + lines * height)
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, [figure.add_subplot(lines, beside, position + 1) for position in range(count)]
+
+
+def _longest(labels: Sequence[str]) -> int:
+    return max(map(len, labels))
+
+
+def _rotation(labels: Sequence[str]) -> int:
+    """Labels wider than their cells stand upright."""
+    return 90 if _longest(labels) * _CHARACTER > _CELL_WIDTH else 0
+
+
+def _legible_on(colour: Sequence[float]) -> str:
+    """Black or white, whichever has the larger contrast to an sRGB colour (WCAG 2.1, relative luminance)."""
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in colour[:3]]
+    luminance = float(np.dot((0.2126, 0.7152, 0.0722), linear))
+    return "black" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "white"

@@ -1,0 +1,352 @@
+"""heat_map: every cell says the best of its logs, cells without a log look empty, and everything can be read."""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from smoothadv.analysis.heat_map import MEASURES, HeatMap
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.parameters import Parameters
+from smoothadv.analysis.quantities import high_probability_accuracies
+from smoothadv.errors import UserError
+
+
+def log(name: str, radii: list[float], examples: int = 4, group: str = "", **values) -> Log:
+    """A certification log: right with each of the ``radii``, abstentions otherwise."""
+    table = pd.DataFrame({"idx": range(examples), "label": 1, "predict": -1, "radius": 0.0, "correct": 0})
+    table.loc[: len(radii) - 1, ["predict", "correct"]] = 1
+    table.loc[: len(radii) - 1, "radius"] = radii
+    return Log(name, Path(name), group, table, Parameters(values))
+
+
+ORACLE = Logs(
+    [
+        log("d", [0.9, 0.9, 0.9, 0.2], sigma=0.5, epsilon=1.0, num_steps=2),
+        log("a", [0.5, 0.2, 0.2], sigma=0.25, group="Gaussian"),
+        log("b", [0.5], sigma=0.25, epsilon=1.0, num_steps=10),
+        log("c", [0.2, 0.2], sigma=0.25, epsilon=1.0, num_steps=2, group="Ours"),
+        log("e", [1.5], sigma=0.5, epsilon=0.25, num_steps=2),
+        log("f", [0.1], sigma=0.5, epsilon=0.25, num_steps=2),
+    ]
+)
+"""By hand, (sigma, epsilon) at radius 0.2: (0.25, none) 75, (0.25, 1) 50 of c, (0.5, 0.25) 25, (0.5, 1) 100; at 0.5:
+25, 25 of b, 25, 75. No log has (0.25, 0.25) or (0.5, none)."""
+
+
+def panels_of(figure: Figure) -> list[Axes]:
+    return [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
+
+
+def bar_of(figure: Figure) -> Axes:
+    (bar,) = [axes for axes in figure.axes if axes.get_label() == "<colorbar>"]
+    return bar
+
+
+def labels(texts: list[Text]) -> list[str]:
+    return [text.get_text() for text in texts]
+
+
+def cells_of(panel: Axes) -> list[list[str | None]]:
+    """The panel as a reader sees it, from the top left: the text of each cell, None where it is hatched."""
+    (mesh,) = panel.collections
+    rows, columns = mesh.get_array().shape
+    seen = [[None] * columns for _ in range(rows)]
+    for text in panel.texts:
+        x, y = text.get_position()
+        assert seen[math.floor(y)][math.floor(x)] is None, "one text per cell"
+        seen[math.floor(y)][math.floor(x)] = text.get_text()
+    for patch in panel.patches:
+        assert patch.get_hatch() and seen[int(patch.get_y())][int(patch.get_x())] is None
+    assert panel.yaxis_inverted() and len(panel.patches) == sum(row.count(None) for row in seen)
+    return seen
+
+
+def note_of(figure: Figure) -> str:
+    return figure.get_supxlabel().replace("\n", " ")
+
+
+def test_cells_are_those_of_the_oracle():
+    figure = HeatMap(radii=[0.2, 0.5])(ORACLE)
+    first, second = panels_of(figure)
+    assert cells_of(first) == [["75.0", None, "50.0"], [None, "25.0", "100.0"]]
+    assert cells_of(second) == [["25.0", None, "25.0"], [None, "25.0", "75.0"]]
+    assert [panel.get_title() for panel in (first, second)] == [r"$\ell_2$ radius 0.20", r"$\ell_2$ radius 0.50"]
+    assert labels(first.get_xticklabels()) == labels(second.get_xticklabels()) == ["–", "0.25", "1.00"]
+    assert labels(first.get_yticklabels()) == ["0.25", "0.50"] and labels(second.get_yticklabels()) == ["", ""]
+    assert (first.get_ylabel(), first.get_xlabel(), second.get_xlabel()) == ("σ", "ε", "ε")
+    assert bar_of(figure).get_ylabel() == "certified accuracy (%)"
+    assert note_of(figure) == "best of up to 2 logs per cell; hatched: no log; –: no ε stated"
+
+
+def test_note_says_only_what_there_is():
+    alone = [each for each in ORACLE.certification if each.name in "bd"]
+    swapped = HeatMap(rows="num_steps", radii=[0.2])(Logs(alone[:1]))
+    assert note_of(swapped) == "one log per cell" and cells_of(panels_of(swapped)[0]) == [["100.0"]]
+    assert note_of(HeatMap(rows="num_steps", radii=[0.2])(Logs(alone))) == "one log per cell"
+
+
+def test_any_two_hyper_parameters_can_be_chosen():
+    (panel,) = panels_of(HeatMap(rows="epsilon", columns="num_steps", radii=[0.5])(ORACLE))
+    assert cells_of(panel) == [["25.0", None, None], [None, "25.0", None], [None, "75.0", "25.0"]]
+    assert labels(panel.get_xticklabels()) == ["–", "2", "10"], "numbers, not texts, ascend"
+    assert (panel.get_ylabel(), panel.get_xlabel()) == ("ε", "T")
+    assert "no ε stated; –: no T stated" in note_of(HeatMap(rows="epsilon", columns="num_steps")(ORACLE))
+    (panel,) = panels_of(HeatMap(columns="arch", radii=[0.5])(Logs([log("a", [1.0], sigma=0.5, arch="$x_1$")])))
+    assert labels(panel.get_xticklabels()) == ["$x_1$"] and not panel.get_xticklabels()[0].get_parse_math()
+
+
+def grid_of_logs(rows: int, columns: int, copies: int = 1, missing: bool = False, seed: int = 0) -> list[Log]:
+    """Logs of 1,000 examples with random radii for each of rows x columns pairs, without some of them if asked."""
+    random = np.random.default_rng(seed)
+    return [
+        log(
+            f"{row} {column} {copy}",
+            (random.random(random.integers(1, 1000)) * 3).tolist(),
+            1000,
+            sigma=0.125 * (row + 1),
+            epsilon=0.2501 * column or None,
+            num_steps=copy,
+        )
+        for row in range(rows)
+        for column in range(columns)
+        for copy in range(copies)
+        if not (missing and (row + column) % 3 == 1)
+    ]
+
+
+def test_cells_equal_a_slow_search_over_the_logs():
+    logs, radii = grid_of_logs(4, 5, copies=3, missing=True), [0.25, 1.0, 2.5]
+    shuffled = [logs[k] for k in np.random.default_rng(1).permutation(len(logs))]
+    for panel, radius in zip(panels_of(HeatMap(radii=radii)(Logs(shuffled))), radii, strict=True):
+        for row, texts in enumerate(cells_of(panel)):
+            for column, text in enumerate(texts):
+                best = -1
+                for each in logs:
+                    same = each.parameters.get("sigma") == 0.125 * (row + 1)
+                    if same and each.parameters.get("epsilon") == (0.2501 * column or None):
+                        right = sum(r >= radius and c == 1 for r, c in zip(each.table.radius, each.table.correct))
+                        best = max(best, right)
+                assert text == (None if best < 0 else f"{best / 10:.1f}"), (radius, row, column)
+
+
+def test_colours_share_a_scale_from_nothing_to_the_largest_value():
+    figure = HeatMap(radii=[0.2, 0.5])(ORACLE)
+    meshes = [panel.collections[0] for panel in panels_of(figure)]
+    assert {mesh.get_clim() for mesh in meshes} == {(0.0, 100.0)}, "also where 75 is the largest"
+    assert [mesh.get_array().filled(-1).tolist() for mesh in meshes] == [
+        [[75, -1, 50], [-1, 25, 100]],
+        [[25, -1, 25], [-1, 25, 75]],
+    ]
+    assert bar_of(figure).get_ylim() == (0, 100)
+
+
+def luminance(colour: tuple[float, ...]) -> float:
+    """Relative luminance of an sRGB colour (WCAG 2.1)."""
+    red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3])
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_colours_survive_grey_printing_and_texts_stand_out():
+    """The contrast that WCAG 2.1 asks of small text is 4.5."""
+    figure = HeatMap(radii=[0.25, 1.0, 2.0])(Logs(grid_of_logs(6, 6, copies=2)))
+    colours = set()
+    for panel in panels_of(figure):
+        (mesh,) = panel.collections
+        for text in panel.texts:
+            behind = luminance(mesh.cmap(mesh.norm(float(text.get_text()))))
+            of_text = {"black": 0.0, "white": 1.0}[text.get_color()]
+            dark, light = sorted((behind, of_text))
+            assert (light + 0.05) / (dark + 0.05) >= 4.5
+            colours.add(text.get_color())
+    assert colours == {"black", "white"}
+    scale = [luminance(colour) for colour in colormaps[mesh.cmap.name](np.linspace(0, 1, 256))]
+    assert np.all(np.diff(scale) > -1e-3) and scale[-1] - scale[0] > 0.7
+
+
+def test_high_probability_divides_rho_among_the_logs_of_a_cell():
+    certain = [log(str(number), [1.0] * 500, 500, sigma=0.5, epsilon=1.0, alpha=0.001) for number in range(4)]
+    alone = log("alone", [1.0] * 500, 500, sigma=0.25, epsilon=1.0, alpha=0.001)
+    figure = HeatMap(radii=[0.5], high_probability=0.001)(Logs([*certain, alone]))
+    expected = [high_probability_accuracies(alone.table, [0.5], 0.001, 0.001, models)[0] for models in (1, 4)]
+    assert cells_of(panels_of(figure)[0]) == [[f"{100 * value:.1f}"] for value in expected] == [["98.9"], ["98.8"]]
+    assert note_of(figure) == "best of up to 4 logs per cell; with probability 0.999"
+
+
+def test_a_log_in_two_groups_counts_once():
+    one = log("same", [1.0] * 500, 500, group="All", sigma=0.5, epsilon=1.0, alpha=0.001)
+    twice = [one, Log("again", one.path, "Ours", one.table, one.parameters)]
+    maps = [HeatMap(radii=[0.5], high_probability=0.001)(Logs(logs)) for logs in ([one], twice)]
+    assert note_of(maps[0]) == note_of(maps[1]) and "one log per cell" in note_of(maps[0])
+    assert cells_of(panels_of(maps[0])[0]) == cells_of(panels_of(maps[1])[0])
+
+
+def test_linf_radii_are_l2_radii_over_the_root_of_the_pixels():
+    logs = Logs([log("a", [0.5, 1.0], sigma=0.5, epsilon=1.0, dimension=100)])
+    (panel,) = panels_of(HeatMap(radii=[0.06], norm="linf")(logs))
+    assert cells_of(panel) == [["25.0"]] and panel.get_title() == r"$\ell_\infty$ radius 0.06"
+    assert len(panels_of(HeatMap(norm="linf")(logs))) == 4, "1/255 to 8/255"
+    with pytest.raises(UserError, match="how many pixels"):
+        HeatMap(norm="linf")(ORACLE)
+
+
+def test_measures_without_a_radius_have_one_panel():
+    """Average radii: a (0.5 + 0.2 + 0.2) / 4; of b 0.125 and of c 0.1; of e 0.375 and of f 0.025; d 2.9 / 4."""
+    figure = HeatMap(measure="clean_accuracy")(ORACLE)
+    (panel,) = panels_of(figure)
+    assert cells_of(panel) == [["75.0", None, "50.0"], [None, "25.0", "100.0"]] and panel.get_title() == ""
+    assert bar_of(figure).get_ylabel() == "clean accuracy (%)"
+    figure = HeatMap(measure="average_certified_radius")(ORACLE)
+    (panel,) = panels_of(figure)
+    assert cells_of(panel) == [["0.225", None, "0.125"], [None, "0.375", "0.725"]] and panel.get_title() == ""
+    assert bar_of(figure).get_ylabel().replace("\n", " ") == r"average certified radius ($\ell_2$)"
+    assert panel.collections[0].get_clim() == pytest.approx((0, 0.725))
+    shrunk = Logs([log("a", [0.5, 1.0], sigma=0.5, epsilon=1.0, dimension=100)])
+    figure = HeatMap(measure="average_certified_radius", norm="linf")(shrunk)
+    assert cells_of(panels_of(figure)[0]) == [["0.0375"]] and r"$\ell_\infty$" in bar_of(figure).get_ylabel()
+
+
+def test_average_radius_on_a_grid_is_called_so():
+    on_grid = log("on grid", [0.5], sigma=0.5, epsilon=1.0)
+    on_grid.table["level"] = 2
+    bar = bar_of(HeatMap(measure="average_certified_radius")(Logs([on_grid, *ORACLE.certification])))
+    assert bar.get_ylabel().endswith("on the grid")
+
+
+REFUSED = [
+    ({"rows": "epsilon"}, "--rows and --columns are both epsilon"),
+    ({"measure": "clean_accuracy", "radii": [0.5]}, "--radii is for --measure certified_accuracy"),
+    ({"measure": "average_certified_radius", "radii": [0.5]}, "--radii is for --measure certified_accuracy"),
+    ({"measure": "clean_accuracy", "norm": "linf"}, "--norm is for radii"),
+    ({"measure": "average_certified_radius", "high_probability": 0.1}, "--high-probability is for accuracies"),
+]
+
+
+@pytest.mark.parametrize(("settings", "said"), REFUSED, ids=[said for _, said in REFUSED])
+def test_settings_that_contradict_are_refused(settings, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        HeatMap(**settings)
+
+
+def test_logs_that_tell_neither_hyper_parameter_are_refused():
+    with pytest.raises(UserError, match="^no log tells its sigma or its epsilon"):
+        HeatMap()(Logs([log("a", [0.5], num_steps=2)]))
+    (panel,) = panels_of(HeatMap(radii=[0.5])(Logs([log("a", [0.5], epsilon=1.0), log("b", [], sigma=1.0)])))
+    assert cells_of(panel) == [[None, "25.0"], ["0.0", None]], "one of the two is enough"
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_nothing_certified_is_drawn_as_nothing(measure):
+    (panel,) = panels_of(HeatMap(measure=measure)(Logs([log("a", [], sigma=0.5, epsilon=1.0)])))
+    ((text,),) = cells_of(panel)
+    assert float(text) == 0 and panel.collections[0].get_clim() == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("panels", "shape"), [(1, (1, 1)), (2, (1, 2)), (3, (1, 3)), (4, (2, 2)), (6, (2, 3)), (7, (3, 3)), (12, (4, 3))]
+)
+def test_panels_wrap_into_rows(panels, shape):
+    figure = HeatMap(radii=[0.1 * (number + 1) for number in range(panels)])(ORACLE)
+    drawn = panels_of(figure)
+    assert len(drawn) == panels
+    assert {panel.get_subplotspec().get_gridspec().get_geometry() for panel in drawn} == {shape}
+    lowest = [panel for panel, below in zip(drawn, [*drawn[shape[1] :], *[None] * shape[1]]) if below is None]
+    assert [panel for panel in drawn if panel.get_xlabel()] == lowest, "the axis is named once per column"
+    assert sum(bool(panel.get_ylabel()) for panel in drawn) == shape[0]
+
+
+def texts_of(figure: Figure) -> list[Text]:
+    """Every text that the figure shows."""
+    texts = [*figure.texts, figure._supxlabel, *([figure._suptitle] if figure._suptitle else [])]
+    for axes in figure.axes:
+        texts += [*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label]
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            texts += [label for at, label in zip(axis.get_ticklocs(), axis.get_ticklabels()) if low <= at <= high]
+    unique = {id(text): text for text in texts}.values()
+    return [text for text in unique if text.get_text() and text.get_visible()]
+
+
+def unreadable(figure: Figure) -> list[str]:
+    """Texts that leave the picture or touch each other, and numbers wider than their cells."""
+    figure.draw_without_rendering()
+    width, height = figure.bbox.size
+    boxes = [(text.get_text(), text.get_window_extent()) for text in texts_of(figure)]
+    said = [
+        f"{text} is cut off"
+        for text, box in boxes
+        if box.x0 < -0.5 or box.y0 < -0.5 or box.x1 > width + 0.5 or box.y1 > height + 0.5
+    ]
+    for (one, first), (other, second) in combinations(boxes, 2):
+        if min(first.x1, second.x1) - max(first.x0, second.x0) > 0.5:
+            if min(first.y1, second.y1) - max(first.y0, second.y0) > 0.5:
+                said.append(f"{one} touches {other}")
+    for panel in panels_of(figure):
+        for text in panel.texts:
+            x, y = text.get_position()
+            cell = panel.transData.transform([(math.floor(x), math.floor(y)), (math.ceil(x), math.ceil(y))])
+            box = text.get_window_extent()
+            if box.width > 0.95 * np.ptp(cell[:, 0]) or box.height > 0.95 * np.ptp(cell[:, 1]):
+                said.append(f"{text.get_text()} is wider than its cell")
+    return said
+
+
+@pytest.mark.parametrize(
+    ("measure", "panels"),
+    [*((measure, 1) for measure in MEASURES), ("certified_accuracy", 3), ("certified_accuracy", 8)],
+)
+@pytest.mark.parametrize("size", [(1, 1), (1, 10), (6, 1), (4, 5), (6, 10), (12, 16)], ids=str)
+def test_everything_can_be_read(size, measure, panels):
+    settings = {"radii": [0.25 * number for number in range(panels)]} if measure == "certified_accuracy" else {}
+    figure = HeatMap(measure=measure, title="Digits", **settings)(Logs(grid_of_logs(*size, missing=min(size) > 1)))
+    assert unreadable(figure) == []
+    panel = panels_of(figure)[0]
+    width, height = panel.bbox.size / figure.dpi
+    assert width / size[1] >= 0.4 and height / size[0] >= 0.3, "inches of a cell"
+
+
+def test_title_is_above_and_takes_nothing_from_the_cells():
+    plain, titled = (HeatMap(radii=[0.2], title=title)(ORACLE) for title in (None, "Digits"))
+    assert (plain.get_suptitle(), titled.get_suptitle()) == ("", "Digits")
+    for figure in (plain, titled):
+        figure.draw_without_rendering()
+    heights = [panels_of(figure)[0].bbox.height for figure in (plain, titled)]
+    assert heights[1] >= 0.95 * heights[0]
+
+
+LONG = "SmoothAdv-DDN + pre-training + self-training"
+
+
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("panels", [1, 4])
+def test_long_names_can_be_read(panels, swap):
+    logs = [
+        log(f"{name}{N}", [0.5], sigma=0.5, training=name, N=N)
+        for name in (LONG, "Gaussian", "vanilla PGD")
+        for N in (100, 10_000, 1_000_000)
+    ]
+    names = ["training", "N"][:: -1 if swap else 1]
+    figure = HeatMap(rows=names[0], columns=names[1], radii=[0.1] * panels)(Logs(logs))
+    assert unreadable(figure) == []
+    panel = panels_of(figure)[0]
+    found = [labels(panel.get_yticklabels()), labels(panel.get_xticklabels())][:: -1 if swap else 1]
+    assert found == [[*sorted((LONG, "Gaussian", "vanilla PGD"))], ["100", "10,000", "1,000,000"]]
+
+
+def test_what_cannot_be_read_would_be_noticed():
+    figure = HeatMap(radii=[0.2, 0.5])(ORACLE)
+    panel = panels_of(figure)[0]
+    panel.texts[0].set_text("100.0000000000")
+    panel.set_ylabel("certified accuracy of the smoothed classifier on the test images " * 2)
+    said = " ".join(unreadable(figure))
+    assert all(fault in said for fault in ("is cut off", "touches", "is wider than its cell"))
