@@ -26,7 +26,7 @@ from smoothadv.objectives import Objective
 from smoothadv.records import attacked_log
 from smoothadv.settings import settings_of
 from smoothadv.sweeps.folders import evaluation_name, filled_in, model_folder
-from smoothadv.sweeps.grid import Grid, Model, Options, option_words
+from smoothadv.sweeps.grid import Follower, Grid, Model, Options, option_words
 from smoothadv.sweeps.jobs import Job
 from smoothadv.sweeps.stages import Evaluation, Training
 from smoothadv.training import Execution, Schedule
@@ -92,6 +92,22 @@ def _told_apart(one: Options, other: Options) -> str:
     return f"{said}; sweep it as a list, or write another grid" if said else "they have the same options"
 
 
+@dataclass(frozen=True)
+class _Evaluated:
+    """A model, ``name`` within its sweep, that a ``follower`` evaluates with noise ``sigma``."""
+
+    follower: Follower
+    sigma: Any
+    model: Model
+    name: Path
+    training: Training
+
+    @property
+    def place(self) -> Path:
+        """Where that goes within the folder of the model."""
+        return evaluation_name(str(self.follower.options.get("split", "test")), self.sigma, self.follower.name)
+
+
 class _Planner:
     """Plans the models of one grid. Parsers are made once, for there may be hundreds of models."""
 
@@ -115,9 +131,11 @@ class _Planner:
             ),
         )
         evaluations = [
-            evaluate(number, table, model, name, training)
-            for evaluate, tables in ((self._certification, self.grid.certify), (self._attack, self.grid.attack))
-            for number, table in enumerate(tables, start=1)
+            plan(_Evaluated(follower, self._sigma(follower, sigma, model), model, name, training))
+            for plan, followers in ((self._certification, self.grid.certify), (self._attack, self.grid.attack))
+            for follower in followers
+            if model.group in follower.groups
+            for sigma in follower.sigmas
         ]
         logs = [log for stage, _ in evaluations for log in stage.logs]
         twice = [log for log in logs if logs.count(log) > 1]
@@ -164,26 +182,29 @@ class _Planner:
         schedule = compose_schedule(parser, options, description, objective)
         return TrainingPlan(options, objective, description, schedule, compose_execution(options))
 
-    def _evaluation_words(
-        self, command: str, number: int, table: Options, model: Model, output: Path, training: Training
-    ) -> tuple[str, list[str]]:
-        source = f"grid {self.grid.path}, [[{command}]] {number}"
-        options = filled_in(table, model.options, source)
-        sigma = options.pop("sigma", model.options.get("noise"))
-        if sigma is None or float(sigma) == 0:
-            raise UserError(f"{source}: {model.source} has models without noise: say at which 'sigma' to smooth them")
-        checkpoint = os.path.relpath(training.checkpoint, self.cwd)
-        words = [str(model.options["dataset"]), checkpoint, str(sigma), str(output)]
-        return source, [*words, *option_words(options), *self.machine.words]
+    @staticmethod
+    def _sigma(follower: Follower, sigma: Any, model: Model) -> Any:
+        """The noise to smooth with: by default that of the training."""
+        said = model.options.get("noise", 0) if sigma is None else sigma
+        if sigma is None and str(said) in ("0", "0.0"):
+            raise UserError(
+                f"{follower.source}: {model.source} trains without noise: say at which 'sigma' to smooth its models, "
+                "or leave their 'group' out"
+            )
+        return said
 
-    def _certification(
-        self, number: int, table: Options, model: Model, name: Path, training: Training
-    ) -> tuple[Evaluation, argparse.Namespace]:
-        table, place = _without_name(table, model)
-        log = self.grid.logs / name / place.with_name(f"{place.name}.tsv")
-        source, words = self._evaluation_words("certify", number, table, model, log, training)
+    def _evaluation_words(self, wanted: _Evaluated, output: Path) -> list[str]:
+        options = filled_in(wanted.follower.options, wanted.model.options, wanted.follower.source)
+        checkpoint = os.path.relpath(wanted.training.checkpoint, self.cwd)
+        words = [str(wanted.model.options["dataset"]), checkpoint, str(wanted.sigma), str(output)]
+        return [*words, *option_words(options), *self.machine.words]
+
+    def _certification(self, wanted: _Evaluated) -> tuple[Evaluation, argparse.Namespace]:
+        place = wanted.place
+        log = self.grid.logs / wanted.name / place.with_name(f"{place.name}.tsv")
+        words = self._evaluation_words(wanted, log)
         parser = self._parser("certify", certify.make_parser)
-        with parser.reading(source):
+        with parser.reading(wanted.follower.source):
             options = parser.parse_args(words)
             chosen = certify.chosen_procedure(parser, options)
         given = {
@@ -194,16 +215,13 @@ class _Planner:
             **{"N0": options.N0, "N": options.N, "method": options.method, "sound": options.sound},
             **given,
         }
-        return self._stage("certify", words, options, place, training, (log,), (settings,)), options
+        return self._stage("certify", words, options, wanted, (log,), (settings,)), options
 
-    def _attack(
-        self, number: int, table: Options, model: Model, name: Path, training: Training
-    ) -> tuple[Evaluation, argparse.Namespace]:
-        table, place = _without_name(table, model)
-        folder = self.grid.logs / name / "attacked" / place
-        source, words = self._evaluation_words("attack", number, table, model, folder, training)
+    def _attack(self, wanted: _Evaluated) -> tuple[Evaluation, argparse.Namespace]:
+        folder = self.grid.logs / wanted.name / "attacked" / wanted.place
+        words = self._evaluation_words(wanted, folder)
         parser = self._parser("attack", attack.make_parser)
-        with parser.reading(source):
+        with parser.reading(wanted.follower.source):
             options = parser.parse_args(words)
             planned = attack.attacks_planned(parser, options)
         settings = []
@@ -211,31 +229,22 @@ class _Planner:
             known = {key: value for key, value in attack_settings(made).items() if key != "attack_batch"}
             settings.append({**{field: getattr(options, field) for field in _STATED}, "N": options.N, **known})
         logs = tuple(attacked_log(folder, made.attack.epsilon) for _, made in planned)
-        return self._stage("attack", words, options, place, training, logs, tuple(settings)), options
+        return self._stage("attack", words, options, wanted, logs, tuple(settings)), options
 
     def _stage(
         self,
         command: str,
         words: Sequence[str],
         options: argparse.Namespace,
-        place: Path,
-        training: Training,
+        wanted: _Evaluated,
         logs: tuple[Path, ...],
         settings: tuple[dict[str, Any], ...],
     ) -> Evaluation:
         return Evaluation(
             words=(command, *words),
-            title=f"{command} {place.name}",
-            checkpoint=training.checkpoint,
+            title=f"{command} {wanted.place.name}",
+            checkpoint=wanted.training.checkpoint,
             logs=tuple(self.cwd / log for log in logs),
             settings=settings,
             selection={"skip": options.skip, "max": options.max},
         )
-
-
-def _without_name(table: Options, model: Model) -> tuple[Options, Path]:
-    """The options of an evaluation, and where it goes within the folder of the model."""
-    rest = {key: value for key, value in table.items() if key != "name"}
-    sigma = rest.get("sigma", model.options.get("noise", 0))
-    filled = filled_in({"sigma": sigma}, model.options, model.source)["sigma"]
-    return rest, evaluation_name(str(rest.get("split", "test")), filled, str(table.get("name", "")))

@@ -85,7 +85,8 @@ def model_folder(options: Mapping[str, Any], swept: Iterable[str]) -> Path:
         parts.append("gaussian")
         parts += [f"{written(copies)}-multitrain"] if str(copies) != "1" else []
     if "use-unlabelled" in options:
-        parts.append(f"weight_{written(options.get('unlabelled-weight', 1.0))}")
+        weight = written(options.get("unlabelled-weight", 1.0))
+        parts.append(f"weight_{weight}.0" if weight.isdigit() else f"weight_{weight}")
     if "epsilon" in options:
         parts.append(f"eps_{decimal(options['epsilon'])}")
     parts += [f"{key}_{written(options[key])}" for key in swept if key not in _NAMED]

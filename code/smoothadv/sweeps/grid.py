@@ -19,6 +19,12 @@
     [[certify]]                                  # a log of every model, at its noise; further tables make further logs
     skip = 20
 
+    [[certify]]
+    group = "SmoothAdv"                          # one or several: only their models (default: all)
+    name = "fine"                                # part of the log's name, where it would be another's
+    sigma = [0.25, 0.5]                          # a log for each (default: the noise of the training)
+    N = 1000000
+
     [[attack]]                                   # logs of every model under attack
     epsilon = [0.25, 0.5]
 
@@ -73,6 +79,21 @@ class Model:
 
 
 @dataclass(frozen=True)
+class Follower:
+    """What follows trainings: the ``options`` of a certification or an attack at each of the ``sigmas``.
+
+    None among them stands for the noise of the training. ``name`` tells its logs apart, ``groups`` has the groups of
+    models that it is for, and ``source`` says where in the file it comes from.
+    """
+
+    options: Options
+    sigmas: tuple[Any, ...]
+    name: str
+    groups: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True)
 class Grid:
     """A sweep as its file describes it."""
 
@@ -83,8 +104,8 @@ class Grid:
     processes: int
     threads: int | None
     trained: list[Model]
-    certify: list[Options] = field(default_factory=list)
-    attack: list[Options] = field(default_factory=list)
+    certify: list[Follower] = field(default_factory=list)
+    attack: list[Follower] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -103,18 +124,19 @@ def read_grid(path: Path) -> Grid:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"grid {path} is no TOML: {error}") from None
     _check_keys(path, content)
-    grid = Grid(
+    trained = list(_models(path, content))
+    groups = tuple(dict.fromkeys(model.group for model in trained))
+    return Grid(
         path=path,
         about=content.get("about", path.stem),
         models=Path(content.get("models", Path("models") / path.stem)),
         logs=Path(content.get("logs", Path("logs") / path.stem)),
         processes=content.get("processes", 1),
         threads=content.get("threads"),
-        trained=list(_models(path, content)),
-        certify=[_evaluation(path, "certify", table) for table in content.get("certify", [])],
-        attack=[_evaluation(path, "attack", table) for table in content.get("attack", [])],
+        trained=trained,
+        certify=list(_followers(path, content, "certify", groups)),
+        attack=list(_followers(path, content, "attack", groups)),
     )
-    return grid
 
 
 def _check_keys(path: Path, content: Options) -> None:
@@ -146,7 +168,7 @@ def _models(path: Path, content: Options) -> Iterator[Model]:
         own = {key: value for key, value in table.items() if key != "group"}
         _check_options(source, own, _NEVER)
         options = {**fixed, **own}
-        axes = {key: value if isinstance(value, list) else [value] for key, value in options.items()}
+        axes = {key: _listed(value) for key, value in options.items()}
         for key in ("dataset", "arch"):
             if key not in axes:
                 raise UserError(f"{source}: names no '{key}'; give one here or under [fixed]")
@@ -156,9 +178,21 @@ def _models(path: Path, content: Options) -> Iterator[Model]:
             yield Model(filled_in(model, model, source), swept, group, source)
 
 
-def _evaluation(path: Path, command: str, table: Options) -> Options:
-    _check_options(f"grid {path}, [[{command}]]", table, (*_NEVER, *_NEVER_IN_EVALUATIONS))
-    return dict(table)
+def _followers(path: Path, content: Options, command: str, groups: tuple[str, ...]) -> Iterator[Follower]:
+    for number, table in enumerate(content.get(command, []), start=1):
+        source = f"grid {path}, [[{command}]] {number}"
+        _check_options(source, table, (*_NEVER, *_NEVER_IN_EVALUATIONS))
+        own = {key: value for key, value in table.items() if key not in ("sigma", "name", "group")}
+        chosen = tuple(_listed(table.get("group", list(groups))))
+        unknown = [group for group in chosen if group not in groups]
+        if unknown:
+            raise UserError(f"{source}: there is no group {unknown[0]!r}; there are {', '.join(groups)}")
+        sigmas = tuple(_listed(table.get("sigma", [None])))
+        yield Follower(own, sigmas, str(table.get("name", "")), chosen, source)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _check_options(source: str, options: Mapping[str, Any], never: tuple[str, ...]) -> None:
@@ -166,7 +200,7 @@ def _check_options(source: str, options: Mapping[str, Any], never: tuple[str, ..
     for key, value in options.items():
         if key in never:
             raise UserError(f"{source}: '{key}' is said by the sweep itself, or on its command line: leave it out")
-        values = value if isinstance(value, list) else [value]
+        values = _listed(value)
         if not values:
             raise UserError(f"{source}: '{key}' is an empty list, which leaves nothing to train")
         for single in values:
