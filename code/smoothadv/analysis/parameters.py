@@ -270,7 +270,7 @@ def _training(values: dict[str, Value], sources: dict[str, str]) -> dict[str, Va
         (values.pop(name, None), sources.pop(name, None))[0] for name in ("attack_noise", "unlabelled", "pretraining")
     )
     if attack_noise == "none":
-        training = "vanilla PGD" + (" + noise" if values.get("noise") else "")
+        training = f"vanilla {values.get('attack', 'PGD')}" + (" + noise" if values.get("noise") else "")
     elif values.get("attack") and "noise" in values:
         training = f"SmoothAdv-{values['attack']}"
     else:

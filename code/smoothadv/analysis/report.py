@@ -147,6 +147,8 @@ class Report(AtRadii):
     def _selected(self, logs: list[Log]) -> list[dict]:
         """A table of the logs selected from groups that have several, with the hyper-parameters that differ."""
         differing = [name for name in FIELDS if len({log.parameters.get(name) for log in logs}) > 1]
+        if "noise" in differing and all(log.parameters.get("noise") == log.parameters.get("sigma") for log in logs):
+            differing.remove("noise")
         columns = [
             Column("group", "group", "text"),
             Column("radius", self.heading, "text"),

@@ -25,7 +25,7 @@ from smoothadv.errors import UserError
 from smoothadv.objectives import Objective
 from smoothadv.records import attacked_log
 from smoothadv.settings import settings_of
-from smoothadv.sweeps.folders import evaluation_name, filled_in, model_folder
+from smoothadv.sweeps.folders import NAMED, Trained, evaluation_name, filled_in, model_folder
 from smoothadv.sweeps.grid import Follower, Grid, Model, Options, option_words
 from smoothadv.sweeps.jobs import Job
 from smoothadv.sweeps.stages import Evaluation, Training
@@ -89,7 +89,52 @@ def plan_sweep(grid: Grid, machine: Machine) -> list[Plan]:
 def _told_apart(one: Options, other: Options) -> str:
     differing = [key for key in {**one, **other} if one.get(key) != other.get(key)]
     said = ", ".join(f"{key} is {one.get(key)!r} and {other.get(key)!r}" for key in differing)
-    return f"{said}; sweep it as a list, or write another grid" if said else "they have the same options"
+    return f"{said}, which folders do not tell apart: write two grids" if said else "they have the same options"
+
+
+def _flags(parser: Parser) -> dict[str, bool]:
+    """The flags of a command, and whether each takes a value."""
+    return {flag: action.nargs != 0 for flag, action in parser._option_string_actions.items()} | {
+        flag: False
+        for flag, action in parser._option_string_actions.items()
+        if isinstance(action, argparse.BooleanOptionalAction)
+    }
+
+
+def _trained(planned: TrainingPlan) -> Trained:
+    """What the names of folders say of a training."""
+    objective, options = planned.objective, planned.options
+    attack = getattr(objective, "attack", None)
+    is_vanilla = attack is not None and (getattr(objective, "base_attack", False) or objective.noise_sd == 0)
+    return Trained(
+        dataset=options.dataset,
+        arch=options.arch,
+        noise=objective.noise_sd,
+        copies=objective.copies,
+        attack=attack and options.attack,
+        epsilon=attack and attack.epsilon,
+        num_steps=attack and attack.num_steps,
+        is_vanilla=is_vanilla,
+        is_pretrained=options.pretrained_model is not None,
+        weight=None if options.use_unlabelled is None else options.unlabelled_weight or 1.0,
+    )
+
+
+def _sigma(follower: Follower, sigma: Any, model: Model, objective: Objective) -> Any:
+    """The noise to smooth with: by default that of the training."""
+    if sigma is not None:
+        return sigma
+    if objective.noise_sd == 0:
+        raise UserError(
+            f"{follower.source}: {model.source} trains without noise: say at which 'sigma' to smooth its models, "
+            "or leave their 'group' out"
+        )
+    return model.options.get("noise", objective.noise_sd)
+
+
+def _further(model: Model) -> list[tuple[str, Any]]:
+    """What is swept and has no place in the released names."""
+    return [(key, model.options[key]) for key in model.swept if key not in NAMED]
 
 
 @dataclass(frozen=True)
@@ -117,8 +162,7 @@ class _Planner:
         self._descriptions: dict[str, DatasetDescription] = {}
 
     def plan(self, model: Model) -> Plan:
-        name = model_folder(model.options, model.swept)
-        words, planned = self._training(model, self.grid.models / name)
+        words, planned, name = self._training(model)
         training = Training(
             words=tuple(words),
             folder=self.cwd / self.grid.models / name,
@@ -131,7 +175,7 @@ class _Planner:
             ),
         )
         evaluations = [
-            plan(_Evaluated(follower, self._sigma(follower, sigma, model), model, name, training))
+            plan(_Evaluated(follower, _sigma(follower, sigma, model, planned.objective), model, name, training))
             for plan, followers in ((self._certification, self.grid.certify), (self._attack, self.grid.attack))
             for follower in followers
             if model.group in follower.groups
@@ -141,7 +185,7 @@ class _Planner:
         twice = [log for log in logs if logs.count(log) > 1]
         if twice:
             raise UserError(
-                f"grid {self.grid.path}: two tables would write {twice[0].relative_to(self.cwd)}: give one a 'name'"
+                f"grid {self.grid.path}: two tables would write {os.path.relpath(twice[0])}: give one a 'name'"
             )
         job = Job(
             name=name.as_posix(),
@@ -160,15 +204,20 @@ class _Planner:
             self._parsers[command, released] = make()
         return self._parsers[command, released]
 
-    def _training(self, model: Model, folder: Path) -> tuple[list[str], TrainingPlan]:
+    def _training(self, model: Model) -> tuple[list[str], TrainingPlan, Path]:
+        """The words of the command, what they mean, and the folder within the sweep that this makes."""
         options = {key: value for key, value in model.options.items() if key not in ("dataset", "arch")}
         command, module = ("train_pgd", train_pgd) if "attack" in options else ("train", train)
-        words = [str(model.options["dataset"]), str(model.options["arch"]), str(folder)]
-        words += [*option_words(options), *self.machine.words, "--resume"]
-        parser = self._parser(command, lambda: module.make_parser(words), "released-behaviour" in options)
+        released = options.get("released-behaviour") is True
+        special = ["--released-behaviour"] * released  # with it, sizes are read otherwise
+        parser = self._parser(command, lambda: module.make_parser(special), released)
+        said = [*option_words(options, _flags(parser), model.source), *self.machine.words, "--resume"]
+        start = [str(model.options["dataset"]), str(model.options["arch"])]
         with parser.reading(model.source):
-            planned = self._compose_training(parser, words)
-        return [command, *words], planned
+            # Where the model goes depends on what the options mean.
+            planned = self._compose_training(parser, [*start, "OUTDIR", *said])
+        name = model_folder(_trained(planned), _further(model))
+        return [command, *start, str(self.grid.models / name), *said], planned, name
 
     def _compose_training(self, parser: Parser, words: Sequence[str]) -> TrainingPlan:
         """As the command itself does, but for what needs images."""
@@ -182,28 +231,18 @@ class _Planner:
         schedule = compose_schedule(parser, options, description, objective)
         return TrainingPlan(options, objective, description, schedule, compose_execution(options))
 
-    @staticmethod
-    def _sigma(follower: Follower, sigma: Any, model: Model) -> Any:
-        """The noise to smooth with: by default that of the training."""
-        said = model.options.get("noise", 0) if sigma is None else sigma
-        if sigma is None and str(said) in ("0", "0.0"):
-            raise UserError(
-                f"{follower.source}: {model.source} trains without noise: say at which 'sigma' to smooth its models, "
-                "or leave their 'group' out"
-            )
-        return said
-
-    def _evaluation_words(self, wanted: _Evaluated, output: Path) -> list[str]:
+    def _evaluation_words(self, wanted: _Evaluated, parser: Parser, output: Path) -> list[str]:
         options = filled_in(wanted.follower.options, wanted.model.options, wanted.follower.source)
         checkpoint = os.path.relpath(wanted.training.checkpoint, self.cwd)
         words = [str(wanted.model.options["dataset"]), checkpoint, str(wanted.sigma), str(output)]
-        return [*words, *option_words(options), *self.machine.words]
+        said = option_words(options, _flags(parser), wanted.follower.source)
+        return [*words, *said, *self.machine.words]
 
     def _certification(self, wanted: _Evaluated) -> tuple[Evaluation, argparse.Namespace]:
         place = wanted.place
         log = self.grid.logs / wanted.name / place.with_name(f"{place.name}.tsv")
-        words = self._evaluation_words(wanted, log)
         parser = self._parser("certify", certify.make_parser)
+        words = self._evaluation_words(wanted, parser, log)
         with parser.reading(wanted.follower.source):
             options = parser.parse_args(words)
             chosen = certify.chosen_procedure(parser, options)
@@ -219,8 +258,8 @@ class _Planner:
 
     def _attack(self, wanted: _Evaluated) -> tuple[Evaluation, argparse.Namespace]:
         folder = self.grid.logs / wanted.name / "attacked" / wanted.place
-        words = self._evaluation_words(wanted, folder)
         parser = self._parser("attack", attack.make_parser)
+        words = self._evaluation_words(wanted, parser, folder)
         with parser.reading(wanted.follower.source):
             options = parser.parse_args(words)
             planned = attack.attacks_planned(parser, options)

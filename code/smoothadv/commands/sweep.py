@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import itertools
+import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -47,6 +49,14 @@ _ACTIONS = {
 }
 
 
+@dataclass(frozen=True)
+class Sweep:
+    """A grid and those of its jobs that are wanted."""
+
+    grid: Grid
+    plans: list[Plan]
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command ``sweep``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     parser = Parser(
@@ -69,12 +79,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _add_shared(parser: Parser) -> None:
-    parser.add_argument("grid", metavar="GRID", type=Path, help="file that describes the sweep, as in scripts/grids")
+    parser.add_argument(
+        "grids", metavar="GRID", type=Path, nargs="+", help="file that describes a sweep, as in scripts/grids"
+    )
     parser.add_argument(
         "--only", nargs="+", metavar="PATTERN", help="only jobs whose folder matches one of these, like '*noise_0.25*'"
     )
     parser.add_argument("--data-dir", metavar="DIR", help="folder of the dataset's files, for all commands")
-    parser.add_argument("--device", metavar="DEVICE", help="torch device for all commands (default: a GPU if any)")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="for all commands; each gets a GPU of its own (default: GPUs if any)"
+    )
 
 
 def _add_plan(parser: Parser) -> None:
@@ -97,7 +111,11 @@ def _add_engine(parser: Parser) -> None:
 
 def _add_report(parser: Parser) -> None:
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="page to write (default: report.html among the sweep's logs)"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="page to write (default: report.html among the grid's logs, of several grids logs/report.html)",
     )
     add_settings(parser, settings_of(Report))
 
@@ -111,16 +129,33 @@ _ADD: dict[str, Callable[[Parser], None]] = {
 }
 
 
-def _plans(options: argparse.Namespace) -> tuple[Grid, list[Plan]]:
-    """The grid and its jobs, of which --only may choose some."""
-    grid = read_grid(options.grid)
-    plans = plan_sweep(grid, Machine(options.data_dir, options.device))
+def _read(options: argparse.Namespace) -> list[Sweep]:
+    """The grids and their jobs, of which --only may choose some."""
+    machine = Machine(options.data_dir, options.device)
+    sweeps = [Sweep(grid, plan_sweep(grid, machine)) for grid in map(read_grid, options.grids)]
+    _refuse_shared_folders([sweep.grid for sweep in sweeps])
     if options.only is None:
-        return grid, plans
-    chosen = [plan for plan in plans if any(fnmatch.fnmatch(plan.job.name, pattern) for pattern in options.only)]
-    if not chosen:
-        raise UserError(f"--only {' '.join(options.only)}: matches none of {len(plans)} jobs, like {plans[0].job.name}")
-    return grid, chosen
+        return sweeps
+    chosen = [Sweep(sweep.grid, [plan for plan in sweep.plans if _is_among(plan, options.only)]) for sweep in sweeps]
+    if not any(sweep.plans for sweep in chosen):
+        jobs = _jobs(sweeps)
+        raise UserError(f"--only {' '.join(options.only)}: matches none of {len(jobs)} jobs, like {jobs[0].name}")
+    return [sweep for sweep in chosen if sweep.plans]
+
+
+def _is_among(plan: Plan, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(plan.job.name, pattern) for pattern in patterns)
+
+
+def _refuse_shared_folders(grids: Sequence[Grid]) -> None:
+    """UserError where two grids would write into one folder."""
+    for kind in ("models", "logs"):
+        owners: dict[Path, Grid] = {}
+        for grid in grids:
+            folder = getattr(grid, kind)
+            other = owners.setdefault(folder.resolve(), grid)
+            if other is not grid:
+                raise UserError(f"grids {other.path} and {grid.path} have the same folder of {kind}, {folder}")
 
 
 def _states(jobs: Sequence[Job]) -> list[State]:
@@ -128,31 +163,38 @@ def _states(jobs: Sequence[Job]) -> list[State]:
 
 
 def _plan(parser: Parser, options: argparse.Namespace) -> None:
-    grid, plans = _plans(options)
-    print(f"{grid.name}: {grid.about}; {len(plans)} jobs\nmodels in {grid.models}, logs in {grid.logs}\n")
-    columns = [Column(name, name, "text") for name in ("group", "folder", "then")]
-    rows = [
-        [plan.job.group, plan.job.name, ", ".join(stage.title for stage in plan.job.evaluations) or "nothing"]
-        for plan in plans
-    ]
-    print(FORMATS[options.format](Table(columns, rows), 1))
-    if not options.no_cost:
-        print(cost_table(grid, plans, options.device))
+    for sweep in _read(options):
+        grid, plans = sweep.grid, sweep.plans
+        columns = [Column(name, name, "text") for name in ("group", "folder", "then")]
+        rows = [
+            [plan.job.group, plan.job.name, ", ".join(stage.title for stage in plan.job.evaluations) or "nothing"]
+            for plan in plans
+        ]
+        print(f"{grid.name}: {grid.about}; {len(plans)} jobs\nmodels in {grid.models}, logs in {grid.logs}\n")
+        print(FORMATS[options.format](Table(columns, rows), 1))
+        if not options.no_cost:
+            print(cost_table(grid, plans, options.device) + "\n")
 
 
 def _status(parser: Parser, options: argparse.Namespace) -> None:
-    grid, plans = _plans(options)
-    states = _states([plan.job for plan in plans])
+    sweeps = _read(options)
+    jobs = _jobs(sweeps)
+    states = _states(jobs)
     columns = [Column(name, name, "text") for name in ("state", "folder", "detail")]
-    rows = [[state.kind.value, plan.job.name, state.detail] for plan, state in zip(plans, states)]
+    names = [job.name if len(sweeps) == 1 else job.key for job in jobs]
+    rows = [[state.kind.value, name, state.detail] for name, state in zip(names, states)]
     print(FORMATS[options.format](Table(columns, rows), 1), end="")
     if options.format == "markdown":
-        print(f"\n{_summary(grid, states)}")
+        print(f"\n{_summary(sweeps, states)}")
 
 
-def _summary(grid: Grid, states: Sequence[State]) -> str:
+def _jobs(sweeps: Sequence[Sweep]) -> list[Job]:
+    return [plan.job for sweep in sweeps for plan in sweep.plans]
+
+
+def _summary(sweeps: Sequence[Sweep], states: Sequence[State]) -> str:
     counted = ", ".join(f"{number} {kind.value}" for kind, number in count(states).items())
-    return f"{grid.name}: {len(states)} jobs: {counted}"
+    return f"{', '.join(sweep.grid.name for sweep in sweeps)}: {len(states)} jobs: {counted}"
 
 
 def _run(parser: Parser, options: argparse.Namespace) -> None:
@@ -166,21 +208,20 @@ def _retry(parser: Parser, options: argparse.Namespace) -> None:
 def _work(parser: Parser, options: argparse.Namespace, kinds: Sequence[Kind]) -> None:
     """Do the jobs in one of these states; UserError if one is not done in the end."""
     engine = _engine(parser, options)
-    grid, plans = _plans(options)
-    jobs = [plan.job for plan in plans]
+    sweeps = _read(options)
+    jobs = _jobs(sweeps)
     states = _states(jobs)
-    print(_summary(grid, states))
+    print(_summary(sweeps, states))
     wanted = [job for job, state in zip(jobs, states) if state.kind in kinds]
     held = engine.already_has(wanted)
     if held:
         print(f"{len(held)} of them are with the engine already")
-    to_do = [job for job in wanted if job.name not in held]
+    to_do = [job for job in wanted if job.key not in held]
     if not to_do:
         print("nothing to do")
     else:
-        _hand_over(engine, to_do, _site(grid, options))
-    detached = getattr(engine, "detach", False)
-    _conclude(grid, options, jobs, held if to_do or not detached else held, detached)
+        _hand_over(engine, to_do, _site(sweeps, options))
+    _conclude(sweeps, options, is_left=getattr(engine, "detach", False))
 
 
 def _engine(parser: Parser, options: argparse.Namespace) -> Engine:
@@ -191,10 +232,12 @@ def _engine(parser: Parser, options: argparse.Namespace) -> Engine:
     return compose(parser, chosen, options, f"--engine {options.engine}")
 
 
-def _site(grid: Grid, options: argparse.Namespace) -> Site:
-    wants_gpus = options.device is None or torch.device(options.device).type != "cpu"
-    gpus = tuple(map(str, range(torch.cuda.device_count()))) if wants_gpus else ()
-    return Site(grid.name, grid.logs, gpus, wants_gpus)
+def _site(sweeps: Sequence[Sweep], options: argparse.Namespace) -> Site:
+    wants_gpus = options.device != "cpu"
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = named.split(",") if named else map(str, range(torch.cuda.device_count()))
+    gpus = tuple(gpus) if wants_gpus and torch.cuda.is_available() else ()
+    return Site("-".join(sweep.grid.name for sweep in sweeps), sweeps[0].grid.logs, gpus, wants_gpus)
 
 
 def _hand_over(engine: Engine, jobs: list[Job], site: Site) -> None:
@@ -213,29 +256,30 @@ def _hand_over(engine: Engine, jobs: list[Job], site: Site) -> None:
         engine.run(jobs, site, ended)
 
 
-def _conclude(grid: Grid, options: argparse.Namespace, jobs: list[Job], held: set[str], detached: bool) -> None:
-    """Say how the sweep stands; UserError unless every job is done, or left to a detached engine."""
+def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_left: bool) -> None:
+    """Say how the sweeps stand; UserError unless every job is done, or those that are not are left to an engine."""
+    jobs, grids = _jobs(sweeps), " ".join(map(str, options.grids))
     states = _states(jobs)
     counted = count(states)
-    print(_summary(grid, states))
+    print(_summary(sweeps, states))
     if set(counted) == {Kind.DONE}:
-        print(f"report: python code/sweep.py report {options.grid}")
+        print(f"report: python code/sweep.py report {grids}")
         return
     for job, state in zip(jobs, states):
         if state.kind in (Kind.FAILED, Kind.BLOCKED):
             warn(f"{state.kind.value}: {job.name}: {state.detail}; {job.record.log}")
-    if detached and not counted.get(Kind.FAILED):
+    if is_left and Kind.FAILED not in counted:
         return
-    advice = f"see python code/sweep.py status {options.grid}"
+    advice = f"see python code/sweep.py status {grids}"
     if Kind.FAILED in counted:
-        advice += f"; `sweep.py retry {options.grid}` does the failed ones again"
+        advice += f"; python code/sweep.py retry {grids} does the failed ones again"
     raise UserError(f"{len(jobs) - counted.get(Kind.DONE, 0)} of {len(jobs)} jobs are not done: {advice}")
 
 
 def _report(parser: Parser, options: argparse.Namespace) -> None:
     report = compose(parser, Report, options, "sweep report")
-    grid, plans = _plans(options)
-    write_report(grid, [plan.job for plan in plans], report, options.output)
+    sweeps = _read(options)
+    write_report([sweep.grid for sweep in sweeps], _jobs(sweeps), report, options.output)
 
 
 _DO: dict[str, Callable[[Parser, argparse.Namespace], None]] = {

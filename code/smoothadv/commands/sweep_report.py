@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -16,7 +17,7 @@ from smoothadv.sweeps.grid import Grid
 from smoothadv.sweeps.jobs import Job
 
 
-def write_report(grid: Grid, jobs: list[Job], report: Report, output: Path | None) -> None:
+def write_report(grids: Sequence[Grid], jobs: Sequence[Job], report: Report, output: Path | None) -> None:
     """Write the page; what is unfinished is left out, which is told. UserError where nothing is finished yet."""
     arguments, unfinished = [], 0
     for job in tqdm(jobs, "looking at what is there", unit="job", disable=None, delay=1):
@@ -27,14 +28,15 @@ def write_report(grid: Grid, jobs: list[Job], report: Report, output: Path | Non
             logs.append(job.training.folder / TRAINING_LOG)
         arguments += [f"{job.group}={_shown(log, job.cwd)}" for log in logs]
     if not arguments:
-        raise UserError(f"none of {len(jobs)} jobs has a finished log yet: python code/sweep.py run {grid.path}")
+        names = " ".join(str(grid.path) for grid in grids)
+        raise UserError(f"none of {len(jobs)} jobs has a finished log yet: python code/sweep.py run {names}")
     if unfinished:
         warn(f"{unfinished} of {len(jobs)} jobs are unfinished: their logs that are not whole are left out")
     logs = read_logs(arguments, Report.kinds, warn=warn)
     default_title = next(field.default for field in dataclasses.fields(Report) if field.name == "title")
-    if report.title == default_title:
-        report = dataclasses.replace(report, title=grid.about)
-    path = output or grid.logs / "report.html"
+    if report.title == default_title and len(grids) == 1:
+        report = dataclasses.replace(report, title=grids[0].about)
+    path = output or (grids[0].logs if len(grids) == 1 else Path("logs")) / "report.html"
     write_text(path, report(logs))
     print(f"wrote {path}")
 

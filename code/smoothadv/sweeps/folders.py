@@ -9,26 +9,50 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from smoothadv.errors import UserError
 
-# What the names below say of a training in words of their own.
-_NAMED = {"dataset", "arch", "noise", "attack", "epsilon", "num-steps", "num-noise-vec", "base-attack"}
-_NAMED |= {"pretrained-model", "use-unlabelled", "unlabelled-weight"}
+
+@dataclass(frozen=True)
+class Trained:
+    """What the released names say of a training; ``attack`` is None without one.
+
+    ``is_vanilla`` attacks the base classifier, ``weight`` is that of pseudo-labelled images, None without those.
+    """
+
+    dataset: str
+    arch: str
+    noise: float
+    copies: int = 1
+    attack: str | None = None
+    epsilon: float | None = None
+    num_steps: int | None = None
+    is_vanilla: bool = False
+    is_pretrained: bool = False
+    weight: float | None = None
+
+
+NAMED = {"dataset", "arch", "noise", "attack", "epsilon", "num-steps", "num-noise-vec", "base-attack"}
+NAMED |= {"unlabelled-weight"}
+"""The options whose values a ``Trained`` has."""
 
 
 def written(value: Any) -> str:
-    """A value as it stands in the name of a folder; fractions as decimals of four digits."""
+    """A value as it stands in the name of a folder: numbers to four significant digits, without an exponent."""
     text = str(value)
+    if re.fullmatch("[0-9]+", text):
+        return text
     numerator, slash, denominator = text.partition("/")
     try:
         number = float(numerator) / (float(denominator) if slash else 1.0)
     except (ValueError, ZeroDivisionError):
         return re.sub(r"[^\w.+-]+", "_", text).strip("_") or "_"
-    short = f"{number:.4g}"
-    return f"{number:.4f}".rstrip("0").rstrip(".") if "e" in short and abs(number) < 1e16 else short
+    digits = f"{Decimal(f'{number:.4g}'):f}"
+    return digits.removesuffix(".0")
 
 
 def decimal(value: Any) -> str:
@@ -62,36 +86,33 @@ def _part(name: str, value: Any) -> str:
     return decimal(value) if name in ("noise", "epsilon") else written(value)
 
 
-def model_folder(options: Mapping[str, Any], swept: Iterable[str]) -> Path:
-    """The folder of a model within its sweep, from the ``options`` of its training.
+def model_folder(trained: Trained, others: Iterable[tuple[str, Any]] = ()) -> Path:
+    """The folder of a model within its sweep.
 
-    Whatever is ``swept`` and has no place in the released names gets a folder of its own, like ``seed_1``.
+    ``others`` are options that tell it from other models beside those that the released names have: each gets a folder
+    of its own, like ``seed_1``.
     """
-    attack, steps = options.get("attack"), options.get("num-steps", 1)
-    copies, noise = options.get("num-noise-vec", 1), decimal(options.get("noise", 0))
-    is_vanilla = attack and (options.get("base-attack") or float(noise) == 0)
     parts: list[str] = []
-    if "pretrained-model" in options:
+    if trained.is_pretrained:
         parts.append("finetune_cifar_from_imagenet32")
-    if "use-unlabelled" in options:
+    if trained.weight is not None:
         parts.append("self_training")
-    if attack:
-        name = f"{written(attack)}_{written(steps)}step{'' if str(steps) == '1' else 's'}"
-        several = str(copies) != "1"
-        parts.append(name + ("_baseAttackExp" if is_vanilla else "_multiNoiseSamples" if several else ""))
-        parts += ["without_noise"] if is_vanilla else []
-        parts += [f"{written(copies)}-multitrain"] if several else []
+    several = trained.copies > 1
+    if trained.attack:
+        name = f"{trained.attack}_{trained.num_steps}step{'' if trained.num_steps == 1 else 's'}"
+        kind = "_baseAttackExp" if trained.is_vanilla else "_multiNoiseSamples" if several else ""
+        parts += [name + kind, *["without_noise"] * trained.is_vanilla]
     else:
         parts.append("gaussian")
-        parts += [f"{written(copies)}-multitrain"] if str(copies) != "1" else []
-    if "use-unlabelled" in options:
-        weight = written(options.get("unlabelled-weight", 1.0))
+    parts += [f"{trained.copies}-multitrain"] * several
+    if trained.weight is not None:
+        weight = written(trained.weight)
         parts.append(f"weight_{weight}.0" if weight.isdigit() else f"weight_{weight}")
-    if "epsilon" in options:
-        parts.append(f"eps_{decimal(options['epsilon'])}")
-    parts += [f"{key}_{written(options[key])}" for key in swept if key not in _NAMED]
-    dataset = str(options["dataset"]).rstrip("/").replace(":", "/").split("/")[-1]
-    return Path(*parts, written(dataset), written(options["arch"]), f"noise_{noise}")
+    if trained.attack:
+        parts.append(f"eps_{decimal(trained.epsilon)}")
+    parts += [f"{key}_{written(value)}" for key, value in others]
+    dataset = trained.dataset.rstrip("/").replace(":", "/").split("/")[-1]
+    return Path(*parts, written(dataset), written(trained.arch), f"noise_{decimal(trained.noise)}")
 
 
 def evaluation_name(split: str, sigma: Any, suffix: str) -> Path:

@@ -210,12 +210,19 @@ def _check_options(source: str, options: Mapping[str, Any], never: tuple[str, ..
             raise UserError(f"{source}: '{key}' names a value twice: {values}")
 
 
-def option_words(options: Mapping[str, Any]) -> list[str]:
-    """Options as words of a command line: true is a switch, false nothing, a list several values."""
+def option_words(options: Mapping[str, Any], known: Mapping[str, bool], source: str) -> list[str]:
+    """Options as words of a command line: true is a switch, false its opposite or nothing, a list several values.
+
+    ``known`` has the flags of the command, and whether each takes a value. UserError where true or false is said of
+    one that does.
+    """
     words: list[str] = []
     for key, value in options.items():
-        if value is False:
-            continue
-        values = value if isinstance(value, list) else [] if value is True else [value]
-        words += [f"--{key}", *map(str, values)]
+        if isinstance(value, bool):
+            if known.get(f"--{key}"):
+                raise UserError(f"{source}: '{key}' takes a value, found {str(value).lower()}")
+            opposite = [f"--no-{key}"] if f"--no-{key}" in known else []
+            words += [f"--{key}"] if value else opposite
+        else:
+            words += [f"--{key}", *map(str, _listed(value))]
     return words

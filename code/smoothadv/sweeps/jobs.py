@@ -49,16 +49,17 @@ class Job:
     threads: int | None = None
 
     @property
+    def key(self) -> str:
+        """What tells the job from those of other sweeps too."""
+        return str(self.logs)
+
+    @property
     def stages(self) -> tuple[Stage, ...]:
         return (self.training, *self.evaluations)
 
     @property
     def record(self) -> JobRecord:
         return JobRecord(self.cwd / self.logs)
-
-    def missing_files(self) -> list[Path]:
-        """What other jobs or people must provide first."""
-        return [path for stage in self.stages for path in stage.needs if not path.exists()]
 
 
 def state_of(job: Job) -> State:
@@ -77,7 +78,7 @@ def state_of(job: Job) -> State:
     content = record.read()
     if content.get("state") == "failed":
         return State(Kind.FAILED, f"{content.get('stage')}: {content.get('line') or 'no word'}")
-    if missing := job.missing_files():
+    if missing := [path for stage, _ in unfinished for path in stage.needs if not path.exists()]:
         return State(Kind.BLOCKED, f"needs {missing[0]}")
     if content.get("state") == "queued":
         return State(Kind.WAITING, f"queued as {content.get('id')}")

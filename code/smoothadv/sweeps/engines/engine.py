@@ -50,7 +50,7 @@ class Engine(ABC):
         """
 
     def already_has(self, jobs: Iterable[Job]) -> set[str]:
-        """The names of the jobs that an earlier call still has with the engine."""
+        """The keys of the jobs that an earlier call still has with the engine."""
         return set()
 
 

@@ -55,7 +55,7 @@ class Slurm(Engine):
 
     def run(self, jobs: Sequence[Job], site: Site, ended: Ended) -> None:
         submitit = _submitit()
-        before = {job.name: job.record.read() for job in jobs}
+        before = {job.key: job.record.read() for job in jobs}
         executor = submitit.SlurmExecutor(folder=site.folder / "slurm", max_num_timeout=_ALWAYS)
         executor.update_parameters(**self._parameters(jobs, site))
         with package_on_path():
@@ -64,9 +64,9 @@ class Slurm(Engine):
                 for start in range(0, len(jobs), _LARGEST_ARRAY)
                 for handle in executor.map_array(Attempt(), jobs[start : start + _LARGEST_ARRAY])
             ]
-        ids = {job.name: str(handle.job_id) for job, handle in zip(jobs, submitted)}
+        ids = {job.key: str(handle.job_id) for job, handle in zip(jobs, submitted)}
         for job in jobs:
-            _note_queued(job, ids[job.name], before[job.name])
+            _note_queued(job, ids[job.key], before[job.key])
         if not self.detach:
             self._wait(list(jobs), ids, ended)
 
@@ -97,7 +97,7 @@ class Slurm(Engine):
         """Tell of each job when it has left the queue; how it ended is on the disk."""
         while jobs:
             queue = _queue()
-            for job in [job for job in jobs if ids[job.name] not in queue]:
+            for job in [job for job in jobs if ids[job.key] not in queue]:
                 jobs.remove(job)
                 said = job.record.read().get("state", STOPPED)
                 # A job that was killed could not say so.
@@ -107,7 +107,7 @@ class Slurm(Engine):
 
     def already_has(self, jobs: Iterable[Job]) -> set[str]:
         queue = _queue()
-        return {job.name for job in jobs if job.record.read().get("id") in queue}
+        return {job.key for job in jobs if job.record.read().get("id") in queue}
 
 
 def _submitit() -> Any:

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Certifies every checkpoint below a folder, each on its dataset and at the noise that it was trained with.
+#
+#   bash scripts/certify_all.sh MODELS_DIR [LOGS_DIR] [OPTION...]
+#
+# Logs go to LOGS_DIR (default: logs/certify_all), in folders like those of the models. Options go to certify.py, say
+# --skip 20. A released checkpoint does not say what it is: dataset and noise are then taken from folders like
+# cifar10/.../noise_0.25, and --input-layer has to be among the options. Interrupted, it continues.
+set -euo pipefail
+
+usage() {
+    echo "usage: bash scripts/certify_all.sh MODELS_DIR [LOGS_DIR] [OPTION of certify.py...]" >&2
+    exit 2
+}
+[ $# -ge 1 ] || usage
+models=$(cd "$1" 2>/dev/null && pwd) || usage
+start=$PWD
+shift
+logs=logs/certify_all
+case ${1-} in "" | -*) ;; *) logs=$1 && shift ;; esac
+case $logs in /*) ;; *) logs=$start/$logs ;; esac
+source "$(dirname "$0")/environment.sh"
+
+# What a model was trained on and with: "DATASET NOISE", by its args.json, else by its path.
+trained_with() {
+    python - "$1" <<'PYTHON' || sed -nE 's#^.*/(cifar10|imagenet32|imagenet)/.*/noise_([0-9.]+)/.*$#\1 \2#p' <<<"$1"
+import json, pathlib, sys
+recipe = json.loads(pathlib.Path(sys.argv[1]).with_name("args.json").read_text())["recipe"]
+print(recipe["dataset"], recipe["objective"]["noise_sd"])
+PYTHON
+}
+
+found=0 failed=0
+while read -r checkpoint; do
+    found=$((found + 1))
+    name=${checkpoint#"$models"/}
+    read -r dataset sigma < <(trained_with "$checkpoint" 2>/dev/null) || true
+    if [ -z "${sigma-}" ] || [[ $sigma =~ ^0(\.0*)?$ ]]; then
+        echo "left out: $name: it was trained without noise, or nothing says with which: name it to certify.py itself" >&2
+        failed=$((failed + 1))
+        continue
+    fi
+    echo "== $name, sigma $sigma"
+    python code/certify.py "$dataset" "$checkpoint" "$sigma" "$logs/$(dirname "$name")/sigma_$sigma.tsv" "$@" </dev/null \
+        || failed=$((failed + 1))
+done < <(find "$models" -name '*.pth.tar' | sort)
+[ "$found" -gt 0 ] || fail "$models holds no checkpoint, a file whose name ends in .pth.tar"
+echo "$((found - failed)) of $found models are certified, in $logs"
+[ "$failed" -eq 0 ]

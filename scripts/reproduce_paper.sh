@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# From the paper's grids to a report on them (Salman et al., NeurIPS 2019): plans and says what it will cost, trains and
+# certifies all models, and writes the page of tables, curves and heat maps.
+#
+#   bash scripts/reproduce_paper.sh WHAT [OPTION of `sweep.py run`...]
+#
+# WHAT is cifar10 (424 models), imagenet (27), extras (pre-training and self-training on CIFAR-10: 784), or digits, which
+# shows in some minutes of two cores that everything works. docs/replication.md sets the paper's tables beside their
+# commands. Interrupted, it continues with what is missing.
+set -euo pipefail
+grids() { printf 'scripts/grids/%s.toml\n' "$@"; }
+case ${1-} in
+    cifar10) all=$(grids vanilla-baselines paper-cifar10-pgd paper-cifar10-ddn paper-cifar10-mtrain) ;;
+    imagenet) all=$(grids paper-imagenet) ;;
+    extras) all=$(grids pretraining finetune selftraining) ;;
+    digits) all=$(grids digits-smoke) ;;
+    *)
+        echo "usage: bash scripts/reproduce_paper.sh cifar10|imagenet|extras|digits [OPTION of sweep.py run...]" >&2
+        exit 2
+        ;;
+esac
+what=$1
+shift
+source "$(dirname "$0")/environment.sh"
+
+mapfile -t all <<<"$all"
+python code/sweep.py plan "${all[@]}"
+if [ "$what" = extras ]; then # the others start from these models
+    python code/sweep.py run "${all[0]}" "$@"
+fi
+python code/sweep.py run "${all[@]}" "$@"
+python code/sweep.py report "${all[@]}" -o "logs/reproduced_$what.html"

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Trains and certifies the paper's CIFAR-10 models: sigma x epsilon x T x m, PGD and DDN, and the baselines. Options go to
+# `sweep.py run`:
+#
+#   bash scripts/sweep_cifar10.sh                                     # on this machine, a model per GPU
+#   bash scripts/sweep_cifar10.sh --only '*noise_0.25*'               # a part
+#   bash scripts/sweep_cifar10.sh --engine slurm --partition gpu      # on a cluster
+#
+# Interrupted, it continues with what is missing. scripts/grids has the grids, to be copied and changed.
+set -euo pipefail
+source "$(dirname "$0")/environment.sh"
+
+grids=(scripts/grids/{vanilla-baselines,paper-cifar10-pgd,paper-cifar10-ddn,paper-cifar10-mtrain}.toml)
+python code/sweep.py run "${grids[@]}" "$@"
+python code/sweep.py report "${grids[@]}" -o logs/sweep_cifar10.html
