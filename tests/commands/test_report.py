@@ -328,7 +328,7 @@ def test_selected_logs_are_shown_with_what_tells_them_apart(report, workplace):
     write_two_groups()
     heading, *rows = page_of(report, "Ours=ours", "Cohen=cohen", "--radii", 0.25, 0.5).tables[SELECTED]
     assert heading[:3] == ["group", "l2 radius", "certified accuracy (%)"] and heading[-1] == "model"
-    assert heading[3:-1] == ["training", "training noise", "attack", "epsilon", "T", "m", "sigma"], "no data set, no n"
+    assert heading[3:-1] == ["training", "attack", "epsilon", "T", "m", "sigma"], "no data set, no n; the noise is that of training"
     assert [row[:3] + row[6:8] + row[9:10] for row in rows] == [
         ["Ours", "0.25", "100.0", "0.25", "2", "0.25"],
         ["Ours", "0.50", "75.0", "2.00", "10", "0.50"],
@@ -347,7 +347,7 @@ def test_logs_are_selected_where_there_are_several(report, workplace):
     assert [row[0] for row in rows[1:]] == ["Ours"], "a group of one log has nothing to select from"
     assert SELECTED not in page_of(report, f"Cohen={one}").tables
     rows = page_of(report, "Cohen=cohen", "--radii", 0.25, "--high-probability", 0.001).tables[SELECTED]
-    assert rows[0][1] == "l2 radius, with probability 0.999" and rows[0][3:-1] == ["training noise", "sigma"]
+    assert rows[0][1] == "l2 radius, with probability 0.999" and rows[0][3:-1] == ["sigma"]
     assert rows[1][2] == "0.0", "four examples prove nothing with that probability"
 
 

@@ -23,6 +23,7 @@ from smoothadv.commands.components import (
 from smoothadv.commands.evaluating import Evaluation, evaluate, merge_main, told_of_shard
 from smoothadv.commands.runner import Parser, run
 from smoothadv.commands.smoothing import add_smoothing, prepare
+from smoothadv.datasets.images import DatasetDescription
 from smoothadv.evaluation import Example
 from smoothadv.readers import read_certification_log
 from smoothadv.records import CERTIFICATION_COLUMNS, format_radius
@@ -91,24 +92,34 @@ def make_parser() -> Parser:
     return parser
 
 
-def chosen_procedure(parser: Parser, options: argparse.Namespace) -> type[Procedure]:
-    """The class of the procedure that the options name, and its default for ``options.N``."""
+def refuse_foreign_procedures(parser: Parser, options: argparse.Namespace) -> None:
+    """A usage error, before anything is loaded, for options of another procedure than the one named."""
+    everything, chosen = [PROCEDURES[name] for name in PROCEDURES], PROCEDURES[options.method]
+    refuse_foreign_settings(parser, options, everything, [chosen], f"--method {options.method}")
+
+
+def compose_procedure(
+    parser: Parser, options: argparse.Namespace, description: DatasetDescription, noise_distance: float
+) -> Procedure:
+    """The procedure that the options describe; ``options.N`` gets its default.
+
+    ``noise_distance`` is how far the noise drawn is from a Gaussian.
+    """
+    refuse_foreign_procedures(parser, options)
     chosen = PROCEDURES[options.method]
-    refuse_foreign_settings(
-        parser, options, [PROCEDURES[name] for name in PROCEDURES], [chosen], f"--method {options.method}"
-    )
     options.N = options.N or chosen.default_n
-    return chosen
+    given: dict[str, Any] = {
+        "smoothing": Smoothing(options.sigma, options.N0, options.N, options.alpha, noise_distance)
+    }
+    if "radii" in {field.name for field in dataclasses.fields(chosen)}:
+        given["radii"] = description.radii
+    return compose(parser, chosen, options, f"--method {options.method}", **given)
 
 
 def _certify(parser: Parser, options: argparse.Namespace) -> None:
-    chosen = chosen_procedure(parser, options)
+    refuse_foreign_procedures(parser, options)
     job = prepare(options, options.sound)
-    smoothing = Smoothing(options.sigma, options.N0, options.N, options.alpha, job.noise_distance)
-    given: dict[str, Any] = {"smoothing": smoothing}
-    if "radii" in {field.name for field in dataclasses.fields(chosen)}:
-        given["radii"] = job.dataset.description.radii
-    procedure = compose(parser, chosen, options, f"--method {options.method}", **given)
+    procedure = compose_procedure(parser, options, job.dataset.description, job.noise_distance)
     if procedure.largest_radius is None:
         least = (
             f"at least --N {minimum_trials_to_certify(options.alpha)}" if options.method == "exact" else "a larger --N"
@@ -126,7 +137,7 @@ def _certify(parser: Parser, options: argparse.Namespace) -> None:
     columns = (*CERTIFICATION_COLUMNS, *procedure.columns, *((_SOUND_COLUMN,) if options.sound else ()))
     evaluation = Evaluation(
         columns,
-        _settings(options, procedure),
+        procedure_settings(options, procedure),
         ballots,
         "certifying",
         f"certified at {options.sigma:g}:",
@@ -138,7 +149,7 @@ def _certify(parser: Parser, options: argparse.Namespace) -> None:
         print(told_of_shard(options, "certify"))
 
 
-def _settings(options: argparse.Namespace, procedure: Procedure) -> dict[str, Any]:
+def procedure_settings(options: argparse.Namespace, procedure: Procedure) -> dict[str, Any]:
     """What the procedure adds to the settings that decide the numbers."""
     own = {name: value for name, value in settings_record(procedure).items() if name not in ("name", "smoothing")}
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,9 +23,9 @@ from smoothadv.commands.training_options import (
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.images import DatasetDescription
 from smoothadv.errors import UserError
+from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
 from smoothadv.objectives import Objective
 from smoothadv.records import attacked_log
-from smoothadv.settings import settings_of
 from smoothadv.sweeps.folders import NAMED, Trained, evaluation_name, filled_in, model_folder
 from smoothadv.sweeps.grid import Follower, Grid, Model, Options, option_words
 from smoothadv.sweeps.jobs import Job
@@ -90,6 +91,22 @@ def _told_apart(one: Options, other: Options) -> str:
     differing = [key for key in {**one, **other} if one.get(key) != other.get(key)]
     said = ", ".join(f"{key} is {one.get(key)!r} and {other.get(key)!r}" for key in differing)
     return f"{said}, which folders do not tell apart: write two grids" if said else "they have the same options"
+
+
+def _recipe(planned: TrainingPlan) -> dict[str, Any]:
+    """What is known of the recipe before the training."""
+    options = planned.options
+    stated = train.stated_recipe(options, planned.description, planned.objective, planned.schedule, planned.execution)
+    # Else it is that of the weights to start from, or the default.
+    if options.input_layer is not None or options.pretrained_model is None:
+        stated["input_layer"] = options.input_layer or "normalize"
+    return stated
+
+
+def _stated(options: argparse.Namespace) -> dict[str, Any]:
+    """What is known of the settings in an evaluation's manifest before it, beside those of the procedure."""
+    given = {name: getattr(options, name) for name in ("batch", "input_layer") if getattr(options, name) is not None}
+    return {**{field: getattr(options, field) for field in _STATED}, "compiled": options.compile, **given}
 
 
 def _flags(parser: Parser) -> dict[str, bool]:
@@ -160,6 +177,7 @@ class _Planner:
         self.grid, self.machine, self.cwd = grid, machine, Path.cwd()
         self._parsers: dict[tuple[str, bool], Parser] = {}
         self._descriptions: dict[str, DatasetDescription] = {}
+        self._procedures: dict[str, dict[str, Any]] = {}
 
     def plan(self, model: Model) -> Plan:
         words, planned, name = self._training(model)
@@ -167,9 +185,8 @@ class _Planner:
             words=tuple(words),
             folder=self.cwd / self.grid.models / name,
             epochs=planned.schedule.epochs,
-            recipe=train.stated_recipe(
-                planned.options, planned.description, planned.objective, planned.schedule, planned.execution
-            ),
+            recipe=_recipe(planned),
+            started_from=planned.options.pretrained_model and self.cwd / planned.options.pretrained_model,
             needs=tuple(
                 self.cwd / path for path in (planned.options.pretrained_model, planned.options.use_unlabelled) if path
             ),
@@ -225,9 +242,7 @@ class _Planner:
         apply_recipes(parser, options)
         objective = compose_objective(parser, options)
         refuse_contradictions(parser, options)
-        if options.dataset not in self._descriptions:
-            self._descriptions[options.dataset] = describe_dataset(options.dataset, options.data_dir)
-        description = train.with_augmentation(self._descriptions[options.dataset], options)
+        description = train.with_augmentation(self._described(options), options)
         schedule = compose_schedule(parser, options, description, objective)
         return TrainingPlan(options, objective, description, schedule, compose_execution(options))
 
@@ -245,16 +260,28 @@ class _Planner:
         words = self._evaluation_words(wanted, parser, log)
         with parser.reading(wanted.follower.source):
             options = parser.parse_args(words)
-            chosen = certify.chosen_procedure(parser, options)
-        given = {
-            setting.field: getattr(options, setting.flag) for setting in settings_of(chosen) if setting.flag in options
-        }
-        settings = {
-            **{field: getattr(options, field) for field in _STATED},
-            **{"N0": options.N0, "N": options.N, "method": options.method, "sound": options.sound},
-            **given,
-        }
+            certify.refuse_foreign_procedures(parser, options)
+            settings = {**_stated(options), **self._procedure_settings(parser, options)}
         return self._stage("certify", words, options, wanted, (log,), (settings,)), options
+
+    def _procedure_settings(self, parser: Parser, options: argparse.Namespace) -> dict[str, Any]:
+        """What a manifest will say of the procedure; the tables of adaptive ones are made once."""
+        flags = {flag: getattr(options, flag) for flag in vars(options) if flag.startswith("--")}
+        key = repr(
+            (options.dataset, options.sigma, options.N0, options.N, options.alpha, options.sound, options.method, flags)
+        )
+        if key not in self._procedures:
+            description = self._described(options)
+            noise = (RoundedGaussianNoise if options.sound else GaussianNoise)(options.sigma, options.seed)
+            distance = noise.distance(math.prod(description.image_shape))
+            procedure = certify.compose_procedure(parser, options, description, distance)
+            self._procedures[key] = certify.procedure_settings(options, procedure)
+        return self._procedures[key]
+
+    def _described(self, options: argparse.Namespace) -> DatasetDescription:
+        if options.dataset not in self._descriptions:
+            self._descriptions[options.dataset] = describe_dataset(options.dataset, options.data_dir)
+        return self._descriptions[options.dataset]
 
     def _attack(self, wanted: _Evaluated) -> tuple[Evaluation, argparse.Namespace]:
         folder = self.grid.logs / wanted.name / "attacked" / wanted.place
@@ -266,7 +293,9 @@ class _Planner:
         settings = []
         for _, made in planned:
             known = {key: value for key, value in attack_settings(made).items() if key != "attack_batch"}
-            settings.append({**{field: getattr(options, field) for field in _STATED}, "N": options.N, **known})
+            if options.attack_batch is not None:
+                known["attack_batch"] = options.attack_batch
+            settings.append({**_stated(options), "N": options.N, **known})
         logs = tuple(attacked_log(folder, made.attack.epsilon) for _, made in planned)
         return self._stage("attack", words, options, wanted, logs, tuple(settings)), options
 

@@ -86,14 +86,24 @@ def _run(job: Job, stage: Stage, environment: Mapping[str, str], stop: threading
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is for the sweep, which then asks every stage to stop
         )
-        asked = False
-        while True:
-            try:
-                return process.wait(_POLL_SECONDS)
-            except subprocess.TimeoutExpired:
-                if stop.is_set() and not asked:
-                    asked = True
-                    process.terminate()
+        try:
+            return _wait(process, stop)
+        except BaseException:  # an interruption: the stage must not go on alone
+            process.terminate()
+            process.wait()
+            raise
+
+
+def _wait(process: subprocess.Popen[bytes], stop: threading.Event) -> int:
+    """The exit code of a process, which is asked to stop once ``stop`` is set."""
+    asked = False
+    while True:
+        try:
+            return process.wait(_POLL_SECONDS)
+        except subprocess.TimeoutExpired:
+            if stop.is_set() and not asked:
+                asked = True
+                process.terminate()
 
 
 def _launcher(job: Job) -> Sequence[str]:

@@ -60,13 +60,17 @@ class Stage(Protocol):
 
 @dataclass(frozen=True)
 class Training:
-    """Trains a model in ``folder`` for ``epochs`` epochs; ``recipe`` is what is known of the recorded one before."""
+    """Trains a model in ``folder`` for ``epochs`` epochs; ``recipe`` is what is known of the recorded one before.
+
+    ``started_from`` is the checkpoint of other weights to start from.
+    """
 
     words: tuple[str, ...]
     folder: Path
     epochs: int
     recipe: Mapping[str, Any]
     needs: tuple[Path, ...] = ()
+    started_from: Path | None = None
     title: str = "train"
 
     @property
@@ -79,13 +83,27 @@ class Training:
             return nothing
         try:
             recorded = json.loads((self.folder / ARGUMENTS).read_text())["recipe"]
-            difference = _difference(recorded, self.recipe)
+            difference = _difference(recorded, {**self.recipe, **self._start()})
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             # The command itself will tell whether this is a run that it can continue.
             return nothing
         if difference:
             return Progress(0, self.epochs, "epochs", f"{self.folder} holds a model of another recipe: {difference}")
-        return Progress(min(_rows(self.folder / TRAINING_LOG), self.epochs), self.epochs, "epochs")
+        done = _rows(self.folder / TRAINING_LOG)
+        if done > self.epochs:
+            return Progress(
+                self.epochs,
+                self.epochs,
+                "epochs",
+                f"{self.folder} holds a model of {done} epochs, more than the {self.epochs} asked for",
+            )
+        return Progress(done, self.epochs, "epochs")
+
+    def _start(self) -> dict[str, Any]:
+        """What the recipe says of the weights that were started from, if they still are there to be compared."""
+        if self.started_from is None or not self.started_from.exists():
+            return {}
+        return {"pretrained_sha256": digest(self.started_from)}
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2); it outlives exec
 def main(arguments: list[str]) -> None:
     """Tie this process to its parent, then become the command."""
     parent, *command = arguments
-    if hasattr(signal, "SIGUSR2"):
+    if hasattr(signal, "pthread_sigmask"):
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # which Ray's workers do not hear
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
         if os.getppid() != int(parent):  # it was faster

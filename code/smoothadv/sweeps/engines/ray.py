@@ -1,0 +1,167 @@
+"""ray: machines or GPUs that Ray knows of, on a cluster that exists or just here; retries where a machine is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smoothadv.errors import UserError
+from smoothadv.settings import non_negative_int, setting
+from smoothadv.sweeps.engines import ENGINES
+from smoothadv.sweeps.engines.engine import Ended, Engine, Site
+from smoothadv.sweeps.execution import FAILED, STOPPED, execute, stage_environment
+from smoothadv.sweeps.jobs import Job
+from smoothadv.sweeps.records import BusyError
+
+_POLL_SECONDS = 2.0
+_KNOCK_SECONDS = 5.0
+# The head is given up before Ray does it, which would end this process without an exception after 60 s.
+_HEAD_GONE_SECONDS = 20.0
+# How long jobs are waited for that were told to stop: a training finishes its update and saves.
+_GRACE_SECONDS = 120.0
+# A machine that falls silent is noticed by these; Ray's own 300 s and 120 s mean minutes without work.
+_KEEPALIVE = {"RAY_grpc_client_keepalive_time_ms": "60000", "RAY_grpc_client_keepalive_timeout_ms": "30000"}
+
+
+@ENGINES.register("ray")
+@dataclass(frozen=True)
+class Ray(Engine):
+    """a Ray cluster whose machines share this folder, or the GPUs here in Ray's queue; lost jobs are tried again"""
+
+    address: str | None = setting(
+        None, parse=str, help="HOST:PORT of a running Ray head, or auto for the one here (default: start Ray here)"
+    )
+    retries: int = setting(3, parse=non_negative_int, help="times that a job is tried again after its machine is lost")
+
+    def run(self, jobs: Sequence[Job], site: Site, ended: Ended) -> None:
+        ray = _ray()
+        gpus = max(job.processes for job in jobs) if site.wants_gpus else 0
+        address = self._found_address()
+        told = sys.stdout  # Ray prints into the present standard output, from its own threads
+
+        def tell(job: Job, how: str) -> None:
+            with contextlib.redirect_stdout(told):
+                ended(job, how)
+
+        site.folder.mkdir(parents=True, exist_ok=True)
+        with _connected(ray, address, jobs[0], site, gpus):
+            self._work(ray, jobs, address, gpus, tell)
+
+    def _found_address(self) -> str | None:
+        """HOST:PORT of the cluster; None for a Ray of our own. UserError where nobody answers."""
+        address = self.address
+        if address == "auto":
+            from ray._private.services import find_gcs_addresses
+
+            running = sorted(find_gcs_addresses())
+            if not running:
+                raise UserError("--address auto: there is no Ray on this machine; start one with `ray start --head`")
+            address = running[0]
+        if address is not None and not _answers(address):
+            raise UserError(f"--address {address}: no Ray head answers there; start one with `ray start --head`")
+        return address
+
+    def _work(self, ray: Any, jobs: Sequence[Job], address: str | None, gpus: int, ended: Ended) -> None:
+        """Hand out all jobs and wait for them; stops them when this is interrupted."""
+        attempt = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=self.retries)(attempt_job)
+        waiting = list(jobs)
+        at_a_time = self.jobs or len(waiting)
+        running: dict[Any, Job] = {}
+        answered = time.monotonic()
+        try:
+            while waiting or running:
+                while waiting and len(running) < at_a_time:
+                    job = waiting.pop(0)
+                    running[attempt.remote(job)] = job
+                done, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_SECONDS)
+                for handle in done:
+                    job = running.pop(handle)
+                    ended(job, _outcome(ray, handle))
+                if address is None or _answers(address):
+                    answered = time.monotonic()
+                elif time.monotonic() - answered > _HEAD_GONE_SECONDS:
+                    raise UserError(f"the Ray head at {address} is gone: start it, and run the same command again")
+        finally:
+            for handle in running:
+                ray.cancel(handle)
+            if running:
+                ray.wait(list(running), num_returns=len(running), timeout=_GRACE_SECONDS)
+
+
+def _ray() -> Any:
+    """The package, or a UserError."""
+    try:
+        os.environ.update({name: os.environ.get(name, value) for name, value in _KEEPALIVE.items()})
+        import ray
+    except ImportError as error:
+        raise UserError('--engine ray needs Ray: pip install "smoothadv[ray]" or ray') from error
+    return ray
+
+
+def _answers(address: str) -> bool:
+    """Whether somebody listens at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
+        return True
+    except (OSError, ValueError):
+        return False
+
+
+@contextlib.contextmanager
+def _connected(ray: Any, address: str | None, job: Job, site: Site, gpus: int) -> Iterator[None]:
+    """Within, Ray is connected to the cluster at ``address``, or started here; what it prints goes to a file."""
+    if address is None and "RAY_AUTH_MODE" not in os.environ:  # else Ray leaves a secret in the user's home
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    # Ray kills what its workers have started, but a stage is to save first.
+    variables = {**stage_environment(job), "RAY_kill_child_processes_on_worker_exit": "false"}
+    where: dict[str, Any] = {"include_dashboard": False} if address is None else {"address": address}
+    if address is None and site.wants_gpus:
+        where["num_gpus"] = len(site.gpus)
+    terminated: Callable | int | None = signal.getsignal(signal.SIGTERM)
+    with (site.folder / "ray.log").open("a", buffering=1) as log, contextlib.redirect_stdout(log):
+        ray.init(
+            **where,
+            runtime_env={"env_vars": variables},
+            log_to_driver=False,
+            logging_level="ERROR",
+            configure_logging=False,
+        )
+        signal.signal(signal.SIGTERM, terminated)  # Ray has put its own in its place
+        try:
+            alive = [node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]]
+            if gpus and not any(has >= gpus for has in alive):  # for which Ray would wait for ever
+                raise UserError(f"no machine of this Ray has {gpus} GPUs; --device cpu does without")
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _outcome(ray: Any, handle: Any) -> str:
+    """How a job ended, in a word."""
+    try:
+        return ray.get(handle)
+    except ray.exceptions.RayTaskError as error:  # a defect: raised within the job
+        print(error)
+        return FAILED
+    except ray.exceptions.RayError:  # the machine, or the process, was lost more often than it may be
+        return STOPPED
+
+
+def attempt_job(job: Job) -> str:
+    """What Ray runs for each job: in the main thread of a worker, which is interrupted by KeyboardInterrupt."""
+    try:
+        return execute(job, {}, threading.Event(), {"engine": "ray"})
+    except BusyError:
+        return "busy"
+    except (KeyboardInterrupt, SystemExit):
+        return STOPPED  # which Ray would take for a crash, and try again

@@ -1,0 +1,171 @@
+"""Small sweeps for tests: their files, their jobs, and stages done in this process or only pretended."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smoothadv.sweeps.jobs import Job
+from smoothadv.sweeps.stages import Progress, Stage
+from support.commands import CODE, ENVIRONMENT, succeed
+
+# Two epochs of three updates.
+FIXED = {"dataset": "digits", "arch": "digits_resnet8", "recipe": "smoke"}
+CERTIFY = {"max": 5, "N": 200}
+Table = Mapping[str, Any]
+
+
+def grid_text(
+    *sweeps: Table, fixed: Table = FIXED, certify: Sequence[Table] = (), attack: Sequence[Table] = (), **top: Any
+) -> str:
+    """A grid as TOML: its ``sweeps``, what is ``fixed``, what follows, and keys of the ``top``."""
+    tables = [("", top), ("[fixed]", fixed)]
+    followers = {"sweep": sweeps, "certify": certify, "attack": attack}
+    tables += [(f"[[{name}]]", table) for name, several in followers.items() for table in several]
+    # Texts, numbers, truths and lists of them are written alike in JSON.
+    return "\n".join(
+        "\n".join([title, *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in table.items())])
+        for title, table in tables
+    )
+
+
+def write_grid(path: Path, *sweeps: Table, **further: Any) -> Path:
+    """``grid_text`` in a file; its path."""
+    path.write_text(grid_text(*sweeps, **further) + "\n")
+    return path
+
+
+def plans_of(path: Path) -> list:
+    """The plans of a grid's jobs, on the CPU, in the working folder."""
+    from smoothadv.commands.planning import Machine, plan_sweep
+    from smoothadv.sweeps.grid import read_grid
+
+    return plan_sweep(read_grid(path), Machine(device="cpu"))
+
+
+def jobs_of(path: Path) -> list[Job]:
+    """The jobs of a grid, on the CPU, in the working folder."""
+    return [plan.job for plan in plans_of(path)]
+
+
+def do(stage: Stage, *further: object) -> None:
+    """Do a stage in this process, with further options, and insist that it ends well."""
+    succeed(*stage.words, *further)
+
+
+def finish(job: Job) -> None:
+    """Do all stages of a job in this process."""
+    for stage in job.stages:
+        do(stage)
+
+
+@contextmanager
+def held_by_another(path: Path) -> Iterator[subprocess.Popen]:
+    """Within, another process holds the lock on a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    program = "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); print(1, flush=True)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{program}; sys.stdin.read()", str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout.readline() == b"1\n"
+    try:
+        yield process
+    finally:
+        process.communicate()
+
+
+def is_locked(path: Path) -> bool:
+    """Whether somebody holds the lock on a file."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process runs; one that has ended but was not waited for does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+# Executed by every Python that finds it on its path, before anything else: the words after "pretend" are the program
+# of a pretended stage, but not in the process that becomes it.
+_PRETENDER = """
+import os, sys
+words = sys.orig_argv
+if "pretend" in words and "smoothadv.sweeps.tied" not in words:
+    code = 0
+    exec(words[words.index("pretend") + 1])
+    sys.stdout.flush()
+    os._exit(code)
+"""
+
+
+def pretending(folder: Path) -> dict[str, str]:
+    """The environment in which pretended stages work; ``folder`` gets what it takes."""
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(_PRETENDER)
+    return {"PYTHONPATH": os.pathsep.join([str(folder), str(CODE)])}
+
+
+@dataclass(frozen=True)
+class Pretended:
+    """A stage that is a program of a few lines, complete when there is a file ``made``; it takes no time to start."""
+
+    program: str
+    made: Path
+    title: str = "pretend"
+    conflict: str = ""
+    needs: tuple[Path, ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return ("pretend", self.program)
+
+    def progress(self) -> Progress:
+        return Progress(int(self.made.exists()), 1, "files", self.conflict)
+
+
+def pretended_job(folder: Path, *stages: Pretended) -> Job:
+    """A job of pretended stages, whose working folder is ``folder``."""
+    return Job("name", "group", folder, Path("logs"), stages[0], tuple(stages[1:]))
+
+
+# Reads a pickled job and executes it, as engines do in processes of their own.
+_WATCHER = """
+import json, pickle, sys, threading
+from smoothadv.sweeps.execution import execute
+with open(sys.argv[1], "rb") as file:
+    job = pickle.load(file)
+print(execute(job, json.loads(sys.argv[2]), threading.Event()), flush=True)
+"""
+
+
+def watcher(job_file: Path, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """A process that executes the pickled job in a file."""
+    path = os.pathsep.join([str(CODE), str(CODE.parent / "tests")])
+    return subprocess.Popen(
+        [sys.executable, "-c", _WATCHER, str(job_file), json.dumps(dict(environment))],
+        env={**ENVIRONMENT, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def kill(process: int) -> None:
+    """End a process that a test has started, at once."""
+    os.kill(process, signal.SIGKILL)
