@@ -47,6 +47,7 @@ FIRST_STEPS = {
     "predict": "predict.prepare",
     "attack": "attack.attack_all",
     "analyze": "analyze.read_logs",
+    "sweep": "sweep.read_grid",
 }
 
 

@@ -328,8 +328,9 @@ def test_selected_logs_are_shown_with_what_tells_them_apart(report, workplace):
     write_two_groups()
     heading, *rows = page_of(report, "Ours=ours", "Cohen=cohen", "--radii", 0.25, 0.5).tables[SELECTED]
     assert heading[:3] == ["group", "l2 radius", "certified accuracy (%)"] and heading[-1] == "model"
-    assert heading[3:-1] == ["training", "attack", "epsilon", "T", "m", "sigma"], "no data set, no n; the noise is that of training"
-    assert [row[:3] + row[6:8] + row[9:10] for row in rows] == [
+    told = ["training", "attack", "epsilon", "T", "m", "sigma"]
+    assert heading[3:-1] == told, "no data set, no n, and no noise of training, which is sigma in all"
+    assert [row[:3] + row[5:7] + row[8:9] for row in rows] == [
         ["Ours", "0.25", "100.0", "0.25", "2", "0.25"],
         ["Ours", "0.50", "75.0", "2.00", "10", "0.50"],
         ["Cohen", "0.25", "50.0", "–", "–", "0.50"],

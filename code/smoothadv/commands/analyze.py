@@ -30,6 +30,7 @@ _EXAMPLES = """examples:
   python code/analyze.py plot logs/gaussian.tsv logs/smoothadv.tsv --confidence 0.95 -o curves.png
   python code/analyze.py plot_envelope Cohen=logs/cohen Ours=logs/ours --group-by sigma --baseline Cohen \\
       --split-baseline -o per_sigma.png
+  python code/analyze.py heat_map logs/cifar10 --rows sigma --columns epsilon --radii 0.25 0.5 1 -o map.png
   python code/analyze.py report logs/quickstart -o logs/report
 """
 

@@ -1,0 +1,150 @@
+"""Training on several nodes of a real Slurm: whatever ends a job too early, it goes on to the same weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.commands import CODE, rows, timeless
+from support.slurm import Cluster, why_not
+from support.weights import read, same_state
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
+CLONE = CODE.parent
+SCRIPT = CLONE / "scripts/slurm/train_multinode.sbatch"
+# Of 12 steps each, of which every tenth is one at which the processes decide whether to save or stop.
+EPOCHS = 40
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("slurm")) as running:
+        yield running
+
+
+def submit(cluster: Cluster, folder: Path, *options: object, epochs: int = EPOCHS, time: int = 10) -> int:
+    """The job that trains in ``folder / "run"`` and writes what is said to ``folder / "said"``."""
+    training = ["train", "digits", "digits_resnet8", folder / "run", "--noise", 0.25, "--device", "cpu"]
+    where = [f"--output={folder / 'said'}", f"--time={time}"]
+    return cluster.submit(*where, SCRIPT, *training, "--epochs", epochs, *options, cwd=CLONE)
+
+
+def said(folder: Path) -> str:
+    return (folder / "said").read_text() if (folder / "said").exists() else ""
+
+
+def has_epochs(folder: Path, count: int) -> bool:
+    log = folder / "run/log.txt"
+    return log.exists() and len(rows(log)) >= count
+
+
+def final_state(cluster: Cluster, job: int) -> str:
+    cluster.wait_until(lambda: cluster.jobs()[str(job)] in ENDED, 150)
+    return cluster.jobs()[str(job)]
+
+
+@pytest.fixture(scope="module")
+def whole(cluster, tmp_path_factory) -> Path:
+    """The run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert final_state(cluster, submit(cluster, folder)) == "COMPLETED", said(folder)
+    assert "2 processes on cpu" in said(folder) and len(read(folder / "run")["runs"]) == 1
+    return folder / "run"
+
+
+def preempt(cluster: Cluster, job: int) -> None:
+    """Another job takes both nodes, for a moment."""
+    command = ["--partition=high", "--nodes=2", "--ntasks=4", "--output=/dev/null", "--wrap=srun true"]
+    other = cluster.submit(*command, cwd=cluster.folder)
+    assert final_state(cluster, other) == "COMPLETED"
+
+
+def lose_node(cluster: Cluster, job: int) -> None:
+    cluster.lose("n1")
+    cluster.wait_until(lambda: "down" in cluster.run("sinfo"))
+    cluster.recover("n1")
+
+
+FAULTS = {
+    "requeued by hand": lambda cluster, job: cluster.run("scontrol", "requeue", job),
+    "asked to stop": lambda cluster, job: cluster.run("scancel", "--signal=TERM", job),
+    "preempted": preempt,
+    "node lost": lose_node,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_disturbed_job_ends_with_the_weights_of_one_that_was_not(cluster, whole, tmp_path, fault):
+    """40 seconds each, a minute where a node is lost."""
+    job = submit(cluster, tmp_path)
+    cluster.wait_until(lambda: has_epochs(tmp_path, 2), 90)
+    FAULTS[fault](cluster, job)
+    assert final_state(cluster, job) == "COMPLETED", said(tmp_path)
+    assert cluster.job(job)["Restarts"] == "1"
+    assert same_state(tmp_path / "run", whole)
+    assert timeless(tmp_path / "run/log.txt") == timeless(whole / "log.txt")
+    first, second = read(tmp_path / "run")["runs"]
+    assert (second["first_epoch"], second["first_step"]) >= (2, 0) > (first["first_epoch"], first["first_step"])
+    if fault != "node lost":
+        assert "stopped by SIGTERM" in said(tmp_path)
+        step = second["first_step"]
+        assert step in (0, 12) or (12 * second["first_epoch"] + step) % 10 == 0, "where the processes agree to stop"
+
+
+def processes(folder: Path) -> dict[str, int]:
+    """How many processes of the job that works in ``folder`` stand for torchrun, and how many train."""
+    counts = {"torchrun": 0, "training": 0}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_text().split("\0")
+            if words[0].endswith("python") and str(folder / "run") in words:
+                counts["torchrun" if "--rdzv-id" in words else "training"] += 1
+    return counts
+
+
+@pytest.mark.parametrize("started", ["torchrun", "training"])
+def test_job_that_is_stopped_before_the_first_update_starts_anew(cluster, tmp_path, started):
+    """20 seconds each."""
+    job = submit(cluster, tmp_path, epochs=1)
+    cluster.wait_until(lambda: processes(tmp_path)[started] == 2)
+    assert not (tmp_path / "run").exists()
+    cluster.run("scancel", "--signal=TERM", job)
+    assert final_state(cluster, job) == "COMPLETED" and cluster.job(job)["Restarts"] == "1", said(tmp_path)
+    assert len(read(tmp_path / "run")["runs"]) == 1
+
+
+def test_job_is_stopped_before_its_time_is_over_and_goes_on(cluster, tmp_path):
+    """Its last two minutes begin with its only one; Slurm looks twice a minute. About 50 seconds."""
+    job = submit(cluster, tmp_path, epochs=100_000, time=1)
+    try:
+        cluster.wait_until(lambda: "resuming after epoch" in said(tmp_path), 150)
+    finally:
+        cluster.run("scancel", job)
+    assert "stopped by SIGTERM" in said(tmp_path) and "TIME LIMIT" not in said(tmp_path)
+
+
+def test_cancelled_job_does_not_come_back(cluster, tmp_path):
+    """20 seconds."""
+    job = submit(cluster, tmp_path, epochs=100_000)
+    cluster.wait_until(lambda: has_epochs(tmp_path, 1), 90)
+    cluster.run("scancel", job)
+    assert final_state(cluster, job) == "CANCELLED" and cluster.job(job)["Restarts"] == "0"
+    assert "stopped by SIGTERM" in said(tmp_path) and "to be continued" not in said(tmp_path)
+
+
+def test_refused_option_ends_the_job(cluster, tmp_path):
+    """Ten seconds."""
+    job = submit(cluster, tmp_path, "--no-such-option")
+    assert final_state(cluster, job) == "FAILED" and cluster.job(job)["Restarts"] == "0"
+    assert "error: unrecognized arguments: --no-such-option" in said(tmp_path)
+
+
+@pytest.mark.parametrize("arguments", [[], ["train", "digits"], ["no_such_command", "digits", "digits_resnet8", "run"]])
+def test_script_says_how_it_is_used(cluster, tmp_path, arguments):
+    job = cluster.submit(f"--output={tmp_path / 'said'}", SCRIPT, *arguments, cwd=CLONE)
+    assert final_state(cluster, job) == "FAILED" and cluster.job(job)["ExitCode"] == "2:0"
+    assert said(tmp_path).startswith("usage: sbatch ") and said(tmp_path).count("\n") == 1
