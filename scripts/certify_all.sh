@@ -21,12 +21,12 @@ case ${1-} in "" | -*) ;; *) logs=$1 && shift ;; esac
 case $logs in /*) ;; *) logs=$start/$logs ;; esac
 source "$(dirname "$0")/environment.sh"
 
-# What a model was trained on and with: "DATASET NOISE", by its args.json, else by its path.
+# What a model was trained on and with: "NOISE DATASET", by its args.json, else by its path.
 trained_with() {
-    python - "$1" <<'PYTHON' || sed -nE 's#^.*/(cifar10|imagenet32|imagenet)/.*/noise_([0-9.]+)/.*$#\1 \2#p' <<<"$1"
+    python - "$1" <<'PYTHON' || sed -nE 's#^.*/(cifar10|imagenet32|imagenet)/.*/noise_([0-9.]+)/.*$#\2 \1#p' <<<"$1"
 import json, pathlib, sys
 recipe = json.loads(pathlib.Path(sys.argv[1]).with_name("args.json").read_text())["recipe"]
-print(recipe["dataset"], recipe["objective"]["noise_sd"])
+print(recipe["objective"]["noise_sd"], recipe["dataset"])
 PYTHON
 }
 
@@ -34,7 +34,7 @@ found=0 failed=0
 while read -r checkpoint; do
     found=$((found + 1))
     name=${checkpoint#"$models"/}
-    read -r dataset sigma < <(trained_with "$checkpoint" 2>/dev/null) || true
+    read -r sigma dataset < <(trained_with "$checkpoint" 2>/dev/null) || true
     if [ -z "${sigma-}" ] || [[ $sigma =~ ^0(\.0*)?$ ]]; then
         echo "left out: $name: it was trained without noise, or nothing says with which: name it to certify.py itself" >&2
         failed=$((failed + 1))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[1]
+from support.clones import make_clone, run_script
+
 HEADER = "idx\tlabel\tpredict\tradius\tcorrect\ttime\n"
 # Certified correctly at these radii, of four images; the fourth is an abstention.
 COHEN = {"0.25": (0.1, 0.3, 0.9), "0.50": (0.2, 0.6, 1.2)}
@@ -25,21 +24,7 @@ def write_certification_log(path: Path, radii: tuple[float, ...]) -> None:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory) -> Path:
-    """A clone of this repository whose .venv is this interpreter, so that nothing has to be installed."""
-    clone = tmp_path_factory.mktemp("clone")
-    for name in ("code", "scripts"):
-        shutil.copytree(REPOSITORY / name, clone / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    pages = ("requirements.txt", "setup.py", "pyproject.toml")
-    for name in pages:
-        shutil.copy(REPOSITORY / name, clone)
-    (clone / ".venv/bin").mkdir(parents=True)
-    python = clone / ".venv/bin/python"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
-    content = b"".join((clone / name).read_bytes() for name in pages)
-    checksum = subprocess.run(["cksum"], input=content, capture_output=True, check=True).stdout
-    (clone / ".venv/installed").write_bytes(checksum)
-    return clone
+    return make_clone(tmp_path_factory.mktemp("clone"))
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +44,7 @@ def released(tmp_path_factory) -> Path:
 
 
 def run(clone: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = ["bash", str(clone / "scripts/paper_tables.sh"), *map(str, arguments)]
-    return subprocess.run(command, cwd=clone, capture_output=True, text=True, timeout=240)
+    return run_script(clone, "paper_tables", *arguments)
 
 
 def test_tables_of_what_is_there_are_made_and_the_rest_is_named(clone, released, tmp_path):

@@ -1,0 +1,177 @@
+"""Sweeps as people run them, by their command: a grid of four small jobs, and what it must have made in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from support.commands import ENVIRONMENT, rows, script, timeless
+from support.sweeping import is_alive, write_grid
+from support.weights import same_state
+
+GRID = "tiny.toml"
+EPOCHS = 20
+EXAMPLES = 24  # every 15th of 359
+_FIXED = {"dataset": "digits", "arch": "digits_resnet8", "epochs": EPOCHS, "checkpoint-minutes": 0.005}
+_FIXED |= {"lr-schedule": "one-cycle", "lr": 0.2}
+NAMES = [
+    f"PGD_1step/eps_{epsilon}/digits/digits_resnet8/noise_{noise}"
+    for noise in ("0.25", "0.50")
+    for epsilon in ("0.25", "0.50")
+]
+"""The folders of the jobs, in the order of the grid."""
+
+
+def lay_out(folder: Path) -> Path:
+    """A folder with the grid in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sweep = {"noise": [0.25, 0.5], "attack": "PGD", "num-steps": 1, "epsilon": [0.25, 0.5], "warmup": 2}
+    write_grid(folder / GRID, sweep, fixed=_FIXED, certify=[{"skip": 15, "N": 1000}], threads=1)
+    return folder
+
+
+class Running:
+    """A command of the sweep in ``folder``, a process group of its own, whose output goes to files there."""
+
+    def __init__(self, folder: Path, action: str, *options: object, environment: Mapping[str, str]) -> None:
+        self.folder = folder
+        number = len([*folder.glob("said*.out")])
+        self._out, self._err = folder / f"said{number}.out", folder / f"said{number}.err"
+        with self._out.open("w") as out, self._err.open("w") as err:
+            self.process = subprocess.Popen(
+                script("sweep", action, GRID, *options),
+                cwd=folder,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            )
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    def wait(self, seconds: float = 200) -> int:
+        """The exit code, once it ends."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(seconds)
+        raise AssertionError(f"it does not end: {self.out}{self.err}{everything_said(self.folder)}")
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 90) -> None:
+        """Return as soon as ``condition`` holds; fail if the command ends before or it takes too long."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, f"ended too early: {self.out}{self.err}{everything_said(self.folder)}"
+            assert time.monotonic() < deadline, f"waited in vain: {self.out}{self.err}{everything_said(self.folder)}"
+            time.sleep(0.02)
+
+    def interrupt(self) -> None:
+        """Ctrl-C, as a terminal does it: for the whole group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+
+@contextlib.contextmanager
+def started(folder: Path, action: str, *options: object, environment: Mapping[str, str]) -> Iterator[Running]:
+    """Within, ``sweep ACTION GRID OPTIONS`` runs in a folder."""
+    running = Running(folder, action, *options, environment=environment)
+    try:
+        yield running
+    finally:
+        if running.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.process.pid, signal.SIGKILL)
+            running.process.wait()
+
+
+def ran(folder: Path, action: str, *options: object, environment: Mapping[str, str] = ENVIRONMENT) -> Running:
+    """``sweep ACTION GRID OPTIONS`` after it ended."""
+    with started(folder, action, *options, environment=environment) as running:
+        running.wait()
+    return running
+
+
+def undisturbed(folder: Path) -> Path:
+    """The folder of the same sweep on this machine, which nothing disturbs."""
+    running = ran(lay_out(folder), "run", "--device", "cpu", "--jobs", 4)
+    assert running.process.returncode == 0, running.err + everything_said(folder)
+    return folder
+
+
+def model(folder: Path, name: str) -> Path:
+    """Where a job's model is."""
+    return folder / "models/tiny" / name
+
+
+def job_log(folder: Path, name: str) -> str:
+    """What the stages of a job have said."""
+    file = folder / "logs/tiny" / name / "job.log"
+    return file.read_text() if file.exists() else ""
+
+
+def everything_said(folder: Path) -> str:
+    """All that the jobs have said and, of Slurm's, what their watchers have."""
+    files = [*folder.glob("logs/**/job.log"), *folder.glob("logs/tiny/slurm/*_log.*")]
+    return "".join(f"\n--- {file.relative_to(folder)}\n{file.read_text()}" for file in sorted(files))
+
+
+def trained_epochs(folder: Path, name: str) -> int:
+    """How many epochs of a job's training are on the disk."""
+    log = model(folder, name) / "log.txt"
+    return max(log.read_bytes().count(b"\n") - 1, 0) if log.exists() else 0
+
+
+def in_training(folder: Path) -> list[str]:
+    """The jobs of which some epochs are there, but by far not all."""
+    return [name for name in NAMES if 1 <= trained_epochs(folder, name) <= EPOCHS // 2]
+
+
+def attempts(folder: Path, name: str) -> int:
+    """How often a job's training was started."""
+    return job_log(folder, name).count("\n$ smoothadv train_pgd ")
+
+
+def stages(folder: Path, name: str = "") -> list[int]:
+    """The living processes of a sweep's stages, or of one job's: they work in its folder and name its files."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            is_stage = "smoothadv" in words and any(f"models/tiny/{name}" in word for word in words)
+            if is_stage and (entry / "cwd").readlink() == folder.resolve() and is_alive(int(entry.name)):
+                found.append(int(entry.name))
+    return found
+
+
+def artefacts(folder: Path) -> dict[str, int]:
+    """The models and logs with the moments at which they were last written, without what jobs record."""
+    files = [path for top in ("models", "logs") for path in (folder / top).rglob("*") if path.is_file()]
+    files = [path for path in files if path.parent.name not in ("slurm", "tiny") and not path.name.startswith("job.")]
+    return {path.relative_to(folder).as_posix(): path.stat().st_mtime_ns for path in sorted(files)}
+
+
+def audit(folder: Path, reference: Path) -> None:
+    """Nothing is lost, nothing is there twice, and all is bit by bit what the undisturbed sweep made.
+
+    Rows are compared without the times in them.
+    """
+    assert artefacts(folder).keys() == artefacts(reference).keys()
+    logs = [path for path in artefacts(folder) if path.endswith((".tsv", "/log.txt"))]
+    assert len(logs) == 2 * len(NAMES)
+    for path in logs:
+        column, count = ("epoch", EPOCHS) if path.endswith("log.txt") else ("idx", EXAMPLES)
+        numbers = [row[column] for row in rows(folder / path)]
+        assert len(numbers) == len(set(numbers)) == count, path
+        assert timeless(folder / path) == timeless(reference / path), path
+    for name in NAMES:
+        assert same_state(model(folder, name), model(reference, name)), name

@@ -1,0 +1,137 @@
+"""The shell scripts around sweeps: which commands they call, and certify_all.sh on real checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support.clones import make_clone, run_script
+from support.commands import succeed
+
+SAY = 'import sys\nprint("{name}", *sys.argv[1:])\nsys.exit("fails" in " ".join(sys.argv))\n'
+
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory) -> Path:
+    """A clone whose certify and sweep only say what they were asked for, and fail where "fails" is among it."""
+    clone = make_clone(tmp_path_factory.mktemp("speaking"))
+    for name in ("certify", "sweep"):
+        (clone / f"code/{name}.py").write_text(SAY.format(name=name))
+    return clone
+
+
+def said(done: subprocess.CompletedProcess[str], name: str) -> list[str]:
+    return [line for line in done.stdout.splitlines() if line.startswith(f"{name} ")]
+
+
+def checkpoint(folder: Path, recipe: dict | None = None) -> None:
+    folder.mkdir(parents=True)
+    (folder / "checkpoint.pth.tar").touch()
+    if recipe is not None:
+        (folder / "args.json").write_text(json.dumps({"recipe": recipe}))
+
+
+def test_every_checkpoint_is_certified_as_it_was_trained(speaking, tmp_path):
+    checkpoint(tmp_path / "models/a b/x", {"dataset": "imagefolder:my images", "objective": {"noise_sd": 0.5}})
+    checkpoint(tmp_path / "models/cifar10/PGD_2steps/eps_64/cifar10/resnet110/noise_0.12")
+    done = run_script(speaking, "certify_all", "models", "mine", "--skip", 20, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    released = "cifar10/PGD_2steps/eps_64/cifar10/resnet110/noise_0.12"
+    models, logs = tmp_path / "models", tmp_path / "mine"
+    assert said(done, "certify") == [
+        f"certify imagefolder:my images {models}/a b/x/checkpoint.pth.tar 0.5 {logs}/a b/x/sigma_0.5.tsv --skip 20",
+        f"certify cifar10 {models}/{released}/checkpoint.pth.tar 0.12 {logs}/{released}/sigma_0.12.tsv --skip 20",
+    ]
+    assert "2 of 2 models are certified" in done.stdout
+
+
+def test_what_cannot_be_certified_is_named_and_stops_no_other(speaking, tmp_path):
+    checkpoint(tmp_path / "models/vanilla", {"dataset": "digits", "objective": {"noise_sd": 0}})
+    checkpoint(tmp_path / "models/strange")
+    checkpoint(tmp_path / "models/fails", {"dataset": "digits", "objective": {"noise_sd": 0.25}})
+    checkpoint(tmp_path / "models/good", {"dataset": "digits", "objective": {"noise_sd": 0.25}})
+    done = run_script(speaking, "certify_all", tmp_path / "models")
+    assert done.returncode == 1
+    assert [line.split(":")[1].strip() for line in done.stderr.splitlines()] == [
+        "strange/checkpoint.pth.tar",
+        "vanilla/checkpoint.pth.tar",
+    ]
+    assert len(said(done, "certify")) == 2 and "1 of 4 models are certified" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["nowhere"]])
+def test_call_without_models_is_told_how(speaking, tmp_path, arguments):
+    done = run_script(speaking, "certify_all", *arguments, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("usage: ")
+
+
+def test_folder_without_checkpoints_is_refused(speaking, tmp_path):
+    done = run_script(speaking, "certify_all", tmp_path)
+    assert done.returncode == 1 and "holds no checkpoint" in done.stderr
+
+
+def test_checkpoints_are_really_certified(tmp_path):
+    clone = make_clone(tmp_path / "clone")
+    for name, noise in (("first", "0.25"), ("second", "0.5")):
+        options = ["--noise", noise, "--recipe", "smoke", "--device", "cpu"]
+        succeed("train", "digits", "digits_resnet8", tmp_path / "models" / name, *options)
+    options = ["--N", 100, "--max", 3, "--device", "cpu"]
+    done = run_script(clone, "certify_all", tmp_path / "models", tmp_path / "logs", *options)
+    assert done.returncode == 0, done.stderr
+    logs = sorted(path.relative_to(tmp_path / "logs") for path in (tmp_path / "logs").rglob("*.tsv"))
+    assert logs == [Path("first/sigma_0.25.tsv"), Path("second/sigma_0.5.tsv")]
+    assert all(len((tmp_path / "logs" / log).read_text().splitlines()) == 4 for log in logs)
+
+
+SWEEPS = {
+    "sweep_cifar10": ["run", "report"],
+    "sweep_imagenet": ["run", "report"],
+    "reproduce_paper cifar10": ["plan", "run", "report"],
+    "reproduce_paper imagenet": ["plan", "run", "report"],
+    "reproduce_paper extras": ["plan", "run", "run", "report"],
+    "reproduce_paper digits": ["plan", "run", "report"],
+}
+
+
+@pytest.mark.parametrize("script", SWEEPS)
+def test_script_goes_from_grids_to_a_report(speaking, script):
+    name, *what = script.split()
+    done = run_script(speaking, name, *what, "--engine", "slurm")
+    assert done.returncode == 0, done.stderr
+    calls = [line.split() for line in said(done, "sweep")]
+    assert [call[1] for call in calls] == SWEEPS[script]
+    grids = {word for call in calls for word in call if word.endswith(".toml")}
+    assert grids and all((speaking / grid).is_file() for grid in grids)
+    for call in calls:
+        assert (call[-2:] == ["--engine", "slurm"]) == (call[1] == "run")
+
+
+def test_failed_sweep_is_not_reported(speaking):
+    done = run_script(speaking, "sweep_imagenet", "fails")
+    assert done.returncode == 1 and len(said(done, "sweep")) == 1
+
+
+@pytest.mark.parametrize("what", [[], ["mnist"]])
+def test_reproduction_of_something_else_is_refused(speaking, what):
+    done = run_script(speaking, "reproduce_paper", *what)
+    assert done.returncode == 2 and done.stderr.startswith("usage: ")
+
+
+def test_models_of_the_scripts_are_counted_right(speaking, repository):
+    """reproduce_paper.sh says how many models there are."""
+    text = (repository / "scripts/reproduce_paper.sh").read_text()
+    shutil.copy(repository / "code/sweep.py", speaking / "code/planned.py")
+    for what, stated in (("cifar10", 424), ("imagenet", 27), ("extras", 784), ("digits", 8)):
+        calls = said(run_script(speaking, "reproduce_paper", what), "sweep")
+        grids = [word for word in calls[0].split() if word.endswith(".toml")]
+        command = [str(speaking / ".venv/bin/python"), "code/planned.py", "plan", "--no-cost", *grids]
+        environment = {**os.environ, "PYTHONPATH": str(speaking / "code")}
+        done = subprocess.run(command, cwd=speaking, env=environment, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        counts = [int(line.split()[-2]) for line in done.stdout.splitlines() if line.endswith(" jobs")]
+        assert sum(counts) == stated and (what == "digits" or f"{stated}" in text)
