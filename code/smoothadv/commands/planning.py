@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smoothadv.certification import PROCEDURES
 from smoothadv.commands import attack, certify, train, train_pgd
 from smoothadv.commands.attacking import attack_settings
 from smoothadv.commands.runner import Parser
@@ -140,7 +141,7 @@ def _trained(planned: TrainingPlan) -> Trained:
 def _sigma(follower: Follower, sigma: Any, model: Model, objective: Objective) -> Any:
     """The noise to smooth with: by default that of the training."""
     if sigma is not None:
-        return sigma
+        return filled_in({"sigma": sigma}, model.options, follower.source)["sigma"]
     if objective.noise_sd == 0:
         raise UserError(
             f"{follower.source}: {model.source} trains without noise: say at which 'sigma' to smooth its models, "
@@ -261,6 +262,7 @@ class _Planner:
         with parser.reading(wanted.follower.source):
             options = parser.parse_args(words)
             certify.refuse_foreign_procedures(parser, options)
+            options.N = options.N or PROCEDURES[options.method].default_n
             settings = {**_stated(options), **self._procedure_settings(parser, options)}
         return self._stage("certify", words, options, wanted, (log,), (settings,)), options
 

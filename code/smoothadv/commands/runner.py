@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -82,6 +83,20 @@ def run(
     except Terminated:
         print(f"stopped by SIGTERM{': ' + interrupted if interrupted else ''}", file=sys.stderr)
         return TERMINATED
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Within, SIGTERM raises Terminated, so that what runs can be stopped in order."""
+
+    def terminate(number: int, frame: object) -> NoReturn:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _failed(message: str, arguments: list[str] | None) -> int:

@@ -20,7 +20,7 @@ from smoothadv.analysis.tables import FORMATS, Column, Table
 from smoothadv.commands.components import add_settings, compose, name_in, refuse_foreign_settings, warn
 from smoothadv.commands.costs import cost_table
 from smoothadv.commands.planning import Machine, Plan, plan_sweep
-from smoothadv.commands.runner import Parser, run
+from smoothadv.commands.runner import Parser, run, terminable
 from smoothadv.commands.sweep_report import write_report
 from smoothadv.errors import UserError
 from smoothadv.settings import settings_of
@@ -253,7 +253,8 @@ def _hand_over(engine: Engine, jobs: list[Job], site: Site) -> None:
             with bar.external_write_mode():
                 print(f"{next(numbers):4d}/{len(jobs)}  {elapsed}  {how:8s}{job.name}", flush=True)
 
-        engine.run(jobs, site, ended)
+        with terminable():
+            engine.run(jobs, site, ended)
 
 
 def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_left: bool) -> None:

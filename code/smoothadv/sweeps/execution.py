@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.sweeps.jobs import Job
-from smoothadv.sweeps.records import JobRecord
+from smoothadv.sweeps.records import BusyError, JobRecord
 from smoothadv.sweeps.stages import Stage
 
 PACKAGE_ROOT = Path(__file__).parents[2]
@@ -23,7 +24,7 @@ _POLL_SECONDS = 0.1
 # How long another attempt at the job, which may have lost its machine, is waited for.
 _PATIENCE_SECONDS = 90.0
 _LAST_BYTES = 4096
-DONE, STOPPED, FAILED = "done", "stopped", "failed"
+DONE, STOPPED, FAILED, BUSY = "done", "stopped", "failed", "busy"
 
 
 def execute(
@@ -36,7 +37,7 @@ def execute(
     it, is STOPPED: the same again continues it. BusyError where somebody else works on the job.
     """
     record = job.record
-    with record.claim(_PATIENCE_SECONDS):
+    with record.claim(_PATIENCE_SECONDS) as lock:
         facts = dict(origin or {})
         for stage in job.stages:
             progress = stage.progress()
@@ -47,7 +48,7 @@ def execute(
             if stop.is_set():
                 return _end(record, STOPPED, stage, "", facts)
             record.write("running", stage=stage.title, **facts)
-            code = _run(job, stage, environment, stop)
+            code = _run(job, stage, environment, stop, lock)
             if code != 0:
                 line = last_line(record.log)
                 kind = STOPPED if stop.is_set() or _is_by_signal(code, line) else FAILED
@@ -56,6 +57,20 @@ def execute(
                 return _end(record, FAILED, stage, f"ended at {stage.progress()}", facts)
         record.write(DONE, **facts)
     return DONE
+
+
+def attempt(
+    job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping[str, Any] | None = None
+) -> str:
+    """As ``execute``, for engines: BUSY where somebody else works on the job, FAILED where a file is in the way."""
+    try:
+        return execute(job, environment, stop, origin)
+    except BusyError:
+        return BUSY
+    except OSError as error:
+        with contextlib.suppress(OSError):  # it may be the record's own
+            job.record.write(FAILED, line=f"{error.filename or 'input/output'}: {error.strerror or error}")
+        return FAILED
 
 
 def _end(record: JobRecord, kind: str, stage: Stage, line: str, facts: Mapping[str, Any]) -> str:
@@ -69,9 +84,12 @@ def _is_by_signal(code: int, line: str) -> bool:
     return code < 0 or code in by_number or "SignalException" in line
 
 
-def _run(job: Job, stage: Stage, environment: Mapping[str, str], stop: threading.Event) -> int:
-    """Run a stage to its end; its exit code, negative for the number of a signal."""
-    command = [sys.executable, *_launcher(job), "-m", "smoothadv", *stage.words]
+def _run(job: Job, stage: Stage, environment: Mapping[str, str], stop: threading.Event, lock: int) -> int:
+    """Run a stage to its end; its exit code, negative for the number of a signal.
+
+    It has the descriptor ``lock`` too: should it outlive this process, saving its work, the job is not free before.
+    """
+    command = [sys.executable, *_launcher(job), "smoothadv", *stage.words]
     record = job.record
     with record.log.open("ab") as log:
         now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
@@ -84,6 +102,7 @@ def _run(job: Job, stage: Stage, environment: Mapping[str, str], stop: threading
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
+            pass_fds=[lock],
             start_new_session=True,  # Ctrl-C is for the sweep, which then asks every stage to stop
         )
         try:
@@ -107,10 +126,11 @@ def _wait(process: subprocess.Popen[bytes], stop: threading.Event) -> int:
 
 
 def _launcher(job: Job) -> Sequence[str]:
-    """What starts several processes of a stage: torchrun."""
+    """What starts a module in as many processes as a stage has: Python, or torchrun."""
     if job.processes == 1:
-        return []
-    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.processes)]
+        return ["-m"]
+    # What follows the module's name would else be read by torchrun too.
+    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.processes), "-m", "--"]
 
 
 def stage_environment(job: Job) -> dict[str, str]:

@@ -56,8 +56,9 @@ class JobRecord:
         self._file.unlink(missing_ok=True)
 
     def holder(self) -> str:
-        """Who works on the job now, "" if nobody does."""
+        """Who works on the job now, "" if nobody does, or only what a dead process has left and asked to stop."""
         content = self.read()
+        is_here = content.get("host") == socket.gethostname()
         said = f"{content.get('host', 'another machine')}, process {content.get('pid', '?')}"
         try:
             descriptor = os.open(self._lock, os.O_RDWR)
@@ -67,15 +68,17 @@ class JobRecord:
             age = time.time() - os.fstat(descriptor).st_mtime
             lock(descriptor, self._lock, shared=True)  # so that those who look do not see each other
         except UserError:
-            return said
+            return "" if is_here and not _is_alive(content.get("pid")) else said
         finally:
             os.close(descriptor)
-        is_elsewhere = content.get("host") != socket.gethostname()
-        return said if content.get("state") == "running" and is_elsewhere and age < _SILENCE_SECONDS else ""
+        return said if content.get("state") == "running" and not is_here and age < _SILENCE_SECONDS else ""
 
     @contextlib.contextmanager
-    def claim(self, patience: float) -> Iterator[None]:
-        """Within, the job is this process's; BusyError if somebody else has it for longer than ``patience`` seconds."""
+    def claim(self, patience: float) -> Iterator[int]:
+        """Within, the job is this process's: the descriptor of its lock, which holds as long as a copy of it is open.
+
+        BusyError if somebody else has the job for longer than ``patience`` seconds.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + patience
         while True:
@@ -92,7 +95,18 @@ class JobRecord:
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, descriptor)
             stack.enter_context(_signs_of_life(self._lock))
-            yield
+            yield descriptor
+
+
+def _is_alive(process: Any) -> bool:
+    """Whether a process of this machine, by its number, exists; True where that cannot be known."""
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return False
+    except (TypeError, ValueError, OSError):
+        return True
+    return True
 
 
 @contextlib.contextmanager

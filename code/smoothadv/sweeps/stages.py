@@ -140,7 +140,16 @@ class Evaluation:
             return Progress(0, None, "images", f"{log} was made with other settings: {difference}")
         if manifest["settings"].get("checkpoint_sha256") != digest(self.checkpoint):
             return Progress(0, None, "images", f"{log} was made from another model than {self.checkpoint} holds now")
+        foreign = [index for index in _indices(log) if not self._selects(index)]
+        if foreign:
+            return Progress(0, None, "images", f"{log} has image {foreign[0]}, which is not selected here")
         return Progress(_rows(log), self._examples(manifest["runs"]), "images")
+
+    def _selects(self, index: int) -> bool:
+        """Whether an image is among every skip-th, the first max of them."""
+        number, rest = divmod(index, self.selection["skip"])
+        most = self.selection["max"]
+        return rest == 0 and (most is None or number < most)
 
     def _examples(self, runs: list[dict[str, Any]]) -> int | None:
         """How many images were selected, as the run that wrote last knew it, if it selected as this stage does."""
@@ -162,6 +171,15 @@ def _rows(log: Path) -> int:
         return max(log.read_bytes().count(b"\n") - 1, 0)
     except OSError:
         return 0
+
+
+def _indices(log: Path) -> list[int]:
+    """The images that a log has whole rows of."""
+    try:
+        lines = log.read_bytes().split(b"\n")[1:-1]
+    except OSError:
+        return []
+    return [int(first) for line in lines if (first := line.partition(b"\t")[0]).isdigit()]
 
 
 _digests: dict[tuple[Path, int, int], str] = {}

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from smoothadv.errors import UserError
 from smoothadv.sweeps.engines import ENGINES
 from smoothadv.sweeps.engines.engine import Ended, Engine, Site
-from smoothadv.sweeps.execution import execute
+from smoothadv.sweeps.execution import attempt
 from smoothadv.sweeps.jobs import Job
-from smoothadv.sweeps.records import BusyError
 
 
 @ENGINES.register("local")
@@ -55,8 +54,6 @@ class Local(Engine):
         gpus = free.get()
         try:
             environment = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
-            return execute(job, environment, stop, {"engine": "local"})
-        except BusyError:
-            return "busy"
+            return attempt(job, environment, stop, {"engine": "local"})
         finally:
             free.put(gpus)

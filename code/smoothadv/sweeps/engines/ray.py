@@ -18,9 +18,8 @@ from smoothadv.errors import UserError
 from smoothadv.settings import non_negative_int, setting
 from smoothadv.sweeps.engines import ENGINES
 from smoothadv.sweeps.engines.engine import Ended, Engine, Site
-from smoothadv.sweeps.execution import FAILED, STOPPED, execute, stage_environment
+from smoothadv.sweeps.execution import FAILED, STOPPED, attempt, stage_environment
 from smoothadv.sweeps.jobs import Job
-from smoothadv.sweeps.records import BusyError
 
 _POLL_SECONDS = 2.0
 _KNOCK_SECONDS = 5.0
@@ -72,7 +71,7 @@ class Ray(Engine):
 
     def _work(self, ray: Any, jobs: Sequence[Job], address: str | None, gpus: int, ended: Ended) -> None:
         """Hand out all jobs and wait for them; stops them when this is interrupted."""
-        attempt = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=self.retries)(attempt_job)
+        remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=self.retries)(attempt_job)
         waiting = list(jobs)
         at_a_time = self.jobs or len(waiting)
         running: dict[Any, Job] = {}
@@ -81,7 +80,7 @@ class Ray(Engine):
             while waiting or running:
                 while waiting and len(running) < at_a_time:
                     job = waiting.pop(0)
-                    running[attempt.remote(job)] = job
+                    running[remote.remote(job)] = job
                 done, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_SECONDS)
                 for handle in done:
                     job = running.pop(handle)
@@ -160,8 +159,6 @@ def _outcome(ray: Any, handle: Any) -> str:
 def attempt_job(job: Job) -> str:
     """What Ray runs for each job: in the main thread of a worker, which is interrupted by KeyboardInterrupt."""
     try:
-        return execute(job, {}, threading.Event(), {"engine": "ray"})
-    except BusyError:
-        return "busy"
+        return attempt(job, {}, threading.Event(), {"engine": "ray"})
     except (KeyboardInterrupt, SystemExit):
         return STOPPED  # which Ray would take for a crash, and try again

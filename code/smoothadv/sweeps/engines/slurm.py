@@ -16,7 +16,7 @@ from smoothadv.errors import UserError
 from smoothadv.settings import positive_int, setting
 from smoothadv.sweeps.engines import ENGINES
 from smoothadv.sweeps.engines.engine import Ended, Engine, Site, package_on_path
-from smoothadv.sweeps.execution import DONE, STOPPED, execute
+from smoothadv.sweeps.execution import DONE, FAILED, STOPPED, attempt
 from smoothadv.sweeps.jobs import Job
 from smoothadv.sweeps.records import BusyError
 
@@ -101,13 +101,14 @@ class Slurm(Engine):
                 jobs.remove(job)
                 said = job.record.read().get("state", STOPPED)
                 # A job that was killed could not say so.
-                ended(job, said if said in (DONE, "failed") else STOPPED)
+                ended(job, said if said in (DONE, FAILED) else STOPPED)
             if jobs:
                 time.sleep(_POLL_SECONDS)
 
     def already_has(self, jobs: Iterable[Job]) -> set[str]:
-        queue = _queue()
-        return {job.key for job in jobs if job.record.read().get("id") in queue}
+        submitted = [job for job in jobs if job.record.read().get("engine") == "slurm"]
+        queue = _queue() if submitted else set()
+        return {job.key for job in submitted if job.record.read().get("id") in queue}
 
 
 def _submitit() -> Any:
@@ -153,7 +154,9 @@ class Attempt:
         """Execute the job in a thread, so that the signals of Slurm find this one idle."""
         outcome: list[str] = []
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=lambda: outcome.append(self._execute(job)))
+        origin = {"engine": "slurm", "id": _own_id()}
+        stop = self._stop
+        self._thread = threading.Thread(target=lambda: outcome.append(attempt(job, {}, stop, origin)))
         self._thread.start()
         self._watch()
         if outcome == [STOPPED] and job.record.read().get("exit") in (-15, 143):
@@ -161,14 +164,7 @@ class Attempt:
             time.sleep(_TAKEN_SECONDS)
             subprocess.run(["scontrol", "requeue", _own_id()], check=True)
             time.sleep(_TAKEN_SECONDS)
-        return outcome[0] if outcome else "failed"
-
-    def _execute(self, job: Job) -> str:
-        assert self._stop is not None
-        try:
-            return execute(job, {}, self._stop, {"engine": "slurm", "id": _own_id()})
-        except BusyError:
-            return "busy"
+        return outcome[0] if outcome else FAILED
 
     def _watch(self) -> None:
         assert self._thread is not None
