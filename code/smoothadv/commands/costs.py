@@ -85,7 +85,7 @@ def _spoken(seconds: float) -> str:
     for unit, name in ((_DAY, "days"), (_HOUR, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:,.3g} {name}" if seconds < 1000 * unit else f"{seconds / unit:,.0f} {name}"
-    return f"{seconds:.2g} seconds"
+    return f"{seconds:.3g} seconds"
 
 
 class _Machine:

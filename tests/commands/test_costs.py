@@ -1,0 +1,112 @@
+"""What a sweep will cost: counted by hand and by a slow, obvious loop, with known times; and once really measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from smoothadv.commands import costs
+from smoothadv.commands.planning import Machine, plan_sweep
+from smoothadv.datasets import get_dataset
+from smoothadv.sweeps.grid import read_grid
+
+UPDATE, STEP, VOTE, START = 3.0, 0.5, 0.01, 7.0
+HEAD = '[fixed]\ndataset = "digits"\narch = "digits_resnet8"\nnoise = 0.25\n'
+
+
+@pytest.fixture
+def known(monkeypatch, workplace) -> costs._Machine:
+    """A machine on which a noisy copy takes UPDATE seconds and STEP more per step of attack, and a vote VOTE."""
+    machine = costs._Machine(torch.device("cpu"), None)
+    monkeypatch.setattr(machine, "_measure_update", lambda training: (UPDATE, STEP))
+    monkeypatch.setattr(machine, "_measure_vote", lambda training, options: VOTE)
+    monkeypatch.setattr(costs, "_starting_seconds", lambda plan: START)
+    return machine
+
+
+def plans(text: str) -> list:
+    Path("grid.toml").write_text(HEAD + text)
+    return plan_sweep(read_grid(Path("grid.toml")), Machine())
+
+
+def obvious_training_seconds(plan) -> float:
+    """Epoch by epoch, image by image: copies trained on and attacked, then the test images that are looked at."""
+    training, seconds = plan.training, 0.0
+    images = len(get_dataset("digits", "train"))
+    for epoch in range(training.schedule.epochs):
+        left = images
+        for _ in range(training.schedule.steps_per_epoch or 10**9):
+            batch = min(left, training.schedule.batch)
+            left -= batch
+            copies = batch * training.objective.copies
+            steps = training.objective.attack.num_steps if training.objective.epsilon(epoch) > 0 else 0
+            seconds += copies * (UPDATE + steps * STEP)
+            if not left:
+                break
+        seconds += 359 * training.objective.copies * (UPDATE + training.objective.attack.num_steps * STEP)
+    return seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "epochs = 5\nwarmup = 3\nnum-steps = 2\n",
+        "epochs = 4\nwarmup = 0\nnum-steps = 10\nnum-noise-vec = 4\nbatch = 100\n",
+        "epochs = 3\nwarmup = 1\nnum-steps = 3\nsteps-per-epoch = 2\nbatch = 64\n",
+    ],
+)
+def test_training_costs_what_a_loop_over_its_updates_counts(known, text):
+    (plan,) = plans(f'attack = "PGD"\nepsilon = 0.5\n{text}[[sweep]]\nseed = 0\n')
+    assert known.cost(plan).train == pytest.approx(obvious_training_seconds(plan))
+
+
+def test_certificates_and_attacks_cost_their_votes_and_gradients(known):
+    (plan,) = plans(
+        "[[sweep]]\nseed = 0\n[[certify]]\nskip = 100\nN = 900\nN0 = 100\n"
+        "[[attack]]\nskip = 100\nepsilon = [0.25, 0.5]\nN = 50\nnum-steps = 3\nnum-noise-vec = 5\nrestarts = 2\n"
+    )
+    cost = known.cost(plan)
+    assert cost.certify == pytest.approx(4 * 1000 * VOTE), "images 0, 100, 200 and 300 of 359"
+    assert cost.attack == pytest.approx(2 * 4 * (50 * VOTE + 3 * 5 * 2 * STEP)), "two logs"
+    assert cost.start == 3 * START, "three commands"
+    assert cost.total == pytest.approx(cost.train + cost.certify + cost.attack + cost.start)
+
+
+def test_default_number_of_draws_is_counted(known):
+    (plan,) = plans('[[sweep]]\nseed = 0\n[[certify]]\nmax = 1\n[[certify]]\nname = "a"\nN = 10\nmax = 1\n')
+    assert known.cost(plan).certify == pytest.approx((100_100 + 110) * VOTE)
+
+
+def test_total_is_that_of_all_jobs_and_reads_well(known, monkeypatch):
+    monkeypatch.setattr(costs, "_Machine", lambda device, threads: known)
+    all_plans = plans("epochs = 2\n[[sweep]]\nseed = [0, 1, 2]\n[[certify]]\nmax = 10\nN = 900\n")
+    grid = read_grid(Path("grid.toml"))
+    each = (2 * 1438 + 2 * 359) * UPDATE
+    total = 3 * (each + 10 * 1000 * VOTE + 2 * START)
+    said = costs.cost_table(grid, all_plans, "cpu")
+    assert f"about {total / 3600:.3g} hours on cpu" in said and f"training {3 * each / 3600:.3g} hours" in said
+    assert "certifying 5 minutes" in said
+
+
+def test_step_of_an_attack_is_measured(workplace):
+    """Really measured: an update takes time, and so does a step of its attack."""
+    (plan,) = plans('attack = "PGD"\nepsilon = 0.5\nnum-steps = 4\nbatch = 64\n[[sweep]]\nseed = 0\n')
+    machine = costs._Machine(torch.device("cpu"), None)
+    update, step = machine._measure_update(plan.training)
+    assert update > 0 and step >= 0 and update + step < 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.5, "0.5 seconds"),
+        (119, "119 seconds"),
+        (120, "2 minutes"),
+        (7200, "2 hours"),
+        (864_000_000, "10,000 days"),
+    ],
+)
+def test_durations_read_well(seconds, said):
+    assert costs._spoken(seconds) == said
