@@ -243,8 +243,6 @@ def _site(sweeps: Sequence[Sweep], options: argparse.Namespace) -> Site:
 def _hand_over(engine: Engine, jobs: list[Job], site: Site) -> None:
     """Let the engine do the jobs; a line for each as it ends."""
     start, numbers = time.monotonic(), itertools.count(1)
-    for job in jobs:
-        job.record.forget()
     with tqdm(total=len(jobs), unit="job", disable=None) as bar:
 
         def ended(job: Job, how: str) -> None:

@@ -51,10 +51,6 @@ class JobRecord:
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         write_json(self._file, {"state": state, "time": now, "host": socket.gethostname(), "pid": os.getpid(), **facts})
 
-    def forget(self) -> None:
-        """Remove the record, as before the job was first begun."""
-        self._file.unlink(missing_ok=True)
-
     def holder(self) -> str:
         """Who works on the job now, "" if nobody does, or only what a dead process has left and asked to stop."""
         content = self.read()

@@ -58,15 +58,12 @@ class Slurm(Engine):
         before = {job.key: job.record.read() for job in jobs}
         executor = submitit.SlurmExecutor(folder=site.folder / "slurm", max_num_timeout=_ALWAYS)
         executor.update_parameters(**self._parameters(jobs, site))
-        with package_on_path():
-            submitted = [
-                handle
-                for start in range(0, len(jobs), _LARGEST_ARRAY)
-                for handle in executor.map_array(Attempt(), jobs[start : start + _LARGEST_ARRAY])
-            ]
-        ids = {job.key: str(handle.job_id) for job, handle in zip(jobs, submitted)}
-        for job in jobs:
-            _note_queued(job, ids[job.key], before[job.key])
+        ids: dict[str, str] = {}
+        for start in range(0, len(jobs), _LARGEST_ARRAY):
+            some = jobs[start : start + _LARGEST_ARRAY]
+            for job, identity in zip(some, _submit(submitit, executor, some)):
+                ids[job.key] = identity
+                _note_queued(job, identity, before[job.key])
         if not self.detach:
             self._wait(list(jobs), ids, ended)
 
@@ -120,6 +117,16 @@ def _submitit() -> Any:
     except ImportError as error:
         raise UserError('--engine slurm needs submitit: pip install "smoothadv[slurm]" or submitit') from error
     return submitit
+
+
+def _submit(submitit: Any, executor: Any, jobs: Sequence[Job]) -> list[str]:
+    """Submit an array; the ids of its jobs. UserError with what sbatch says if it refuses."""
+    try:
+        with package_on_path():
+            return [str(handle.job_id) for handle in executor.map_array(Attempt(), jobs)]
+    except submitit.core.utils.FailedJobError as error:
+        said = [line.removeprefix("sbatch: error: ") for line in str(error).splitlines() if "error: " in line]
+        raise UserError(f"sbatch refused: {'; '.join(said) or ' '.join(str(error).split())}") from error
 
 
 def _queue() -> set[str]:
