@@ -40,6 +40,7 @@ _EXAMPLES = """examples:
   python code/sweep.py report scripts/grids/digits-smoke.toml
 The same command again does what is missing, whatever interrupted it. docs/sweeps.md says what a grid can hold.
 """
+_MOST_TROUBLES = 10
 _ACTIONS = {
     "plan": "print the jobs, their folders and what they will cost, by updates measured on this machine",
     "run": "do all that is missing: train, certify, attack; leaves failed jobs alone",
@@ -264,9 +265,11 @@ def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_left: boo
     if set(counted) == {Kind.DONE}:
         print(f"report: python code/sweep.py report {grids}")
         return
-    for job, state in zip(jobs, states):
-        if state.kind in (Kind.FAILED, Kind.BLOCKED):
-            warn(f"{state.kind.value}: {job.name}: {state.detail}; {job.record.log}")
+    troubled = [(job, state) for job, state in zip(jobs, states) if state.kind in (Kind.FAILED, Kind.BLOCKED)]
+    for job, state in troubled[:_MOST_TROUBLES]:
+        warn(f"{state.kind.value}: {job.name}: {state.detail}; {job.record.log}")
+    if len(troubled) > _MOST_TROUBLES:
+        warn(f"and {len(troubled) - _MOST_TROUBLES} more that failed or need files")
     if is_left and Kind.FAILED not in counted:
         return
     advice = f"see python code/sweep.py status {grids}"

@@ -111,13 +111,15 @@ def _signs_of_life(path: Path) -> Iterator[None]:
     ended = threading.Event()
 
     def touch() -> None:
-        while True:
-            with contextlib.suppress(OSError):
-                os.utime(path)
-            if ended.wait(_SIGN_SECONDS):
-                return
+        with contextlib.suppress(OSError):
+            os.utime(path)
 
-    thread = threading.Thread(target=touch, daemon=True)
+    def touch_again_and_again() -> None:
+        while not ended.wait(_SIGN_SECONDS):
+            touch()
+
+    touch()
+    thread = threading.Thread(target=touch_again_and_again, daemon=True)
     thread.start()
     try:
         yield
