@@ -34,7 +34,7 @@ _EXAMPLES = """examples:
   python code/sweep.py run scripts/grids/digits-smoke.toml
   python code/sweep.py run scripts/grids/paper-cifar10-pgd.toml --only '*noise_0.25*'
   python code/sweep.py run scripts/grids/paper-cifar10-pgd.toml --engine slurm --partition gpu --sbatch account=vision
-  python code/sweep.py run scripts/grids/paper-cifar10-pgd.toml --engine ray --address auto
+  python code/sweep.py run scripts/grids/paper-cifar10-pgd.toml --engine ray --address 10.0.0.1:6379
   python code/sweep.py status scripts/grids/digits-smoke.toml
   python code/sweep.py retry scripts/grids/digits-smoke.toml
   python code/sweep.py report scripts/grids/digits-smoke.toml
@@ -88,7 +88,7 @@ def _add_shared(parser: Parser) -> None:
     )
     parser.add_argument("--data-dir", metavar="DIR", help="folder of the dataset's files, for all commands")
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), help="for all commands; each gets a GPU of its own (default: GPUs if any)"
+        "--device", choices=("cpu",), help="for all commands (default: GPUs where there are any, one for each process)"
     )
 
 

@@ -89,14 +89,16 @@ def _run(job: Job, stage: Stage, environment: Mapping[str, str], stop: threading
 
     It has the descriptor ``lock`` too: should it outlive this process, saving its work, the job is not free before.
     """
-    command = [sys.executable, *_launcher(job), "smoothadv", *stage.words]
+    launcher = _launcher(job)
     record = job.record
     with record.log.open("ab") as log:
         now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-        log.write(f"== {now} on {socket.gethostname()}\n$ {shlex.join(['smoothadv', *stage.words])}\n".encode())
+        typed = shlex.join(["python", *launcher, "smoothadv", *stage.words])
+        log.write(f"== {now} on {socket.gethostname()}\n$ {typed}\n".encode())
         log.flush()
+        tied = [sys.executable, "-m", "smoothadv.sweeps.tied", str(os.getpid())]
         process = subprocess.Popen(
-            [sys.executable, "-m", "smoothadv.sweeps.tied", str(os.getpid()), *command],
+            [*tied, sys.executable, *launcher, "smoothadv", *stage.words],
             cwd=job.cwd,
             env={**os.environ, **stage_environment(job), **environment},
             stdin=subprocess.DEVNULL,

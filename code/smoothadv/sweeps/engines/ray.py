@@ -37,14 +37,14 @@ class Ray(Engine):
     """a Ray cluster whose machines share this folder, or the GPUs here in Ray's queue; lost jobs are tried again"""
 
     address: str | None = setting(
-        None, parse=str, help="HOST:PORT of a running Ray head, or auto for the one here (default: start Ray here)"
+        None, parse=str, help="HOST:PORT of a running Ray head (default: RAY_ADDRESS; without, Ray is started here)"
     )
     retries: int = setting(3, parse=non_negative_int, help="times that a job is tried again after its machine is lost")
 
     def run(self, jobs: Sequence[Job], site: Site, ended: Ended) -> None:
-        ray = _ray()
-        gpus = max(job.processes for job in jobs) if site.wants_gpus else 0
         address = self._found_address()
+        ray = _ray(address)
+        gpus = max(job.processes for job in jobs) if site.wants_gpus else 0
         told = sys.stdout  # Ray prints into the present standard output, from its own threads
 
         def tell(job: Job, how: str) -> None:
@@ -57,14 +57,7 @@ class Ray(Engine):
 
     def _found_address(self) -> str | None:
         """HOST:PORT of the cluster; None for a Ray of our own. UserError where nobody answers."""
-        address = self.address
-        if address == "auto":
-            from ray._private.services import find_gcs_addresses
-
-            running = sorted(find_gcs_addresses())
-            if not running:
-                raise UserError("--address auto: there is no Ray on this machine; start one with `ray start --head`")
-            address = running[0]
+        address = self.address or os.environ.get("RAY_ADDRESS") or None
         if address is not None and not _answers(address):
             raise UserError(f"--address {address}: no Ray head answers there; start one with `ray start --head`")
         return address
@@ -96,10 +89,12 @@ class Ray(Engine):
                 ray.wait(list(running), num_returns=len(running), timeout=_GRACE_SECONDS)
 
 
-def _ray() -> Any:
-    """The package, or a UserError."""
+def _ray(address: str | None) -> Any:
+    """The package, or a UserError. It reads these variables while it is imported."""
+    os.environ.update({name: os.environ.get(name, value) for name, value in _KEEPALIVE.items()})
+    if address is None and "RAY_AUTH_MODE" not in os.environ:  # else Ray leaves a secret in the user's home
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     try:
-        os.environ.update({name: os.environ.get(name, value) for name, value in _KEEPALIVE.items()})
         import ray
     except ImportError as error:
         raise UserError('--engine ray needs Ray: pip install "smoothadv[ray]" or ray') from error
@@ -119,8 +114,6 @@ def _answers(address: str) -> bool:
 @contextlib.contextmanager
 def _connected(ray: Any, address: str | None, job: Job, site: Site, gpus: int) -> Iterator[None]:
     """Within, Ray is connected to the cluster at ``address``, or started here; what it prints goes to a file."""
-    if address is None and "RAY_AUTH_MODE" not in os.environ:  # else Ray leaves a secret in the user's home
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     # Ray kills what its workers have started, but a stage is to save first.
     variables = {**stage_environment(job), "RAY_kill_child_processes_on_worker_exit": "false"}
     where: dict[str, Any] = {"include_dashboard": False} if address is None else {"address": address}

@@ -110,8 +110,9 @@ class Slurm(Engine):
 
 def _submitit() -> Any:
     """The package, or a UserError."""
-    if shutil.which("sbatch") is None:
-        raise UserError("there is no sbatch here: --engine slurm is for a machine that submits to Slurm")
+    for command in ("sbatch", "srun", "squeue"):
+        if shutil.which(command) is None:
+            raise UserError(f"there is no {command} here: --engine slurm is for a machine that submits to Slurm")
     try:
         import submitit
     except ImportError as error:
