@@ -27,11 +27,11 @@ NAMES = [
 """The folders of the jobs, in the order of the grid."""
 
 
-def lay_out(folder: Path) -> Path:
-    """A folder with the grid in it."""
+def lay_out(folder: Path, **fixed: object) -> Path:
+    """A folder with the grid in it; ``fixed`` are further options of all trainings."""
     folder.mkdir(parents=True, exist_ok=True)
     sweep = {"noise": [0.25, 0.5], "attack": "PGD", "num-steps": 1, "epsilon": [0.25, 0.5], "warmup": 2}
-    write_grid(folder / GRID, sweep, fixed=_FIXED, certify=[{"skip": 15, "N": 1000}], threads=1)
+    write_grid(folder / GRID, sweep, fixed={**_FIXED, **fixed}, certify=[{"skip": 15, "N": 1000}], threads=1)
     return folder
 
 
@@ -138,7 +138,8 @@ def in_training(folder: Path) -> list[str]:
 
 def attempts(folder: Path, name: str) -> int:
     """How often a job's training was started."""
-    return job_log(folder, name).count("\n$ smoothadv train_pgd ")
+    commands = [line for line in job_log(folder, name).splitlines() if line.startswith("$ ")]
+    return sum(" train_pgd " in command for command in commands)
 
 
 def stages(folder: Path, name: str = "") -> list[int]:

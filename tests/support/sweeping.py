@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from support.commands import CODE, ENVIRONMENT, succeed
 FIXED = {"dataset": "digits", "arch": "digits_resnet8", "recipe": "smoke"}
 CERTIFY = {"max": 5, "N": 200}
 Table = Mapping[str, Any]
+PATIENCE_SECONDS = 60
 
 
 def grid_text(
@@ -68,6 +70,14 @@ def finish(job: Job) -> None:
         do(stage)
 
 
+def wait_for(condition: Callable[[], object]) -> None:
+    """Return as soon as ``condition`` holds; fail if it does not for too long."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
 @contextmanager
 def held_by_another(path: Path) -> Iterator[subprocess.Popen]:
     """Within, another process holds the lock on a file."""
@@ -81,6 +91,11 @@ def held_by_another(path: Path) -> Iterator[subprocess.Popen]:
         yield process
     finally:
         process.communicate()
+
+
+def commands_in(log: Path) -> int:
+    """How many commands a job's log tells of."""
+    return sum(line.startswith("$ ") and " smoothadv " in line for line in log.read_text().splitlines())
 
 
 def is_locked(path: Path) -> bool:

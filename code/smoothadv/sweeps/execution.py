@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import signal
@@ -68,8 +67,11 @@ def attempt(
     except BusyError:
         return BUSY
     except OSError as error:
-        with contextlib.suppress(OSError):  # it may be the record's own
-            job.record.write(FAILED, line=f"{error.filename or 'input/output'}: {error.strerror or error}")
+        line = f"{error.filename or 'input/output'}: {error.strerror or error}"
+        try:
+            job.record.write(FAILED, line=line, **(origin or {}))
+        except OSError:  # it is the record's own folder or disk that is in the way
+            print(f"warning: {job.name}: {line}", file=sys.stderr)
         return FAILED
 
 

@@ -77,7 +77,7 @@ def state_of(job: Job) -> State:
         return State(Kind.FAILED, conflict)
     content = record.read()
     if content.get("state") == "failed":
-        return State(Kind.FAILED, f"{content.get('stage')}: {content.get('line') or 'no word'}")
+        return State(Kind.FAILED, ": ".join(filter(None, [content.get("stage"), content.get("line") or "no word"])))
     if missing := [path for stage, _ in unfinished for path in stage.needs if not path.exists()]:
         return State(Kind.BLOCKED, f"needs {missing[0]}")
     if content.get("state") == "queued":

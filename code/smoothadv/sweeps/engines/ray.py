@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import secrets
@@ -31,13 +32,22 @@ _GRACE_SECONDS = 120.0
 _KEEPALIVE = {"RAY_grpc_client_keepalive_time_ms": "60000", "RAY_grpc_client_keepalive_timeout_ms": "30000"}
 
 
+def _host_and_port(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit():
+        raise argparse.ArgumentTypeError(f"'{text}' is not HOST:PORT, like 10.0.0.1:6379")
+    return text
+
+
 @ENGINES.register("ray")
 @dataclass(frozen=True)
 class Ray(Engine):
     """a Ray cluster whose machines share this folder, or the GPUs here in Ray's queue; lost jobs are tried again"""
 
     address: str | None = setting(
-        None, parse=str, help="HOST:PORT of a running Ray head (default: RAY_ADDRESS; without, Ray is started here)"
+        None,
+        parse=_host_and_port,
+        help="HOST:PORT of a running Ray head (default: RAY_ADDRESS; without, Ray is started here)",
     )
     retries: int = setting(3, parse=non_negative_int, help="times that a job is tried again after its machine is lost")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import shutil
 import subprocess
@@ -123,9 +125,10 @@ def _submitit() -> Any:
 def _submit(submitit: Any, executor: Any, jobs: Sequence[Job]) -> list[str]:
     """Submit an array; the ids of its jobs. UserError with what sbatch says if it refuses."""
     try:
-        with package_on_path():
+        # submitit repeats what sbatch says, which the error below tells.
+        with package_on_path(), contextlib.redirect_stderr(io.StringIO()):
             return [str(handle.job_id) for handle in executor.map_array(Attempt(), jobs)]
-    except submitit.core.utils.FailedJobError as error:
+    except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
         said = [line.removeprefix("sbatch: error: ") for line in str(error).splitlines() if "error: " in line]
         raise UserError(f"sbatch refused: {'; '.join(said) or ' '.join(str(error).split())}") from error
 

@@ -1,0 +1,175 @@
+"""Grids read from files: which models they describe, in which order, and what is no grid."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smoothadv.errors import UserError
+from smoothadv.sweeps.grid import Grid, read_grid
+from support.commands import call
+from support.sweeping import grid_text, write_grid
+
+BOTH = {"dataset": "digits", "arch": "digits_resnet8"}
+
+
+def read(folder: Path, *sweeps: dict, **further) -> Grid:
+    return read_grid(write_grid(folder / "mine.toml", *sweeps, **further))
+
+
+def options(grid: Grid) -> list[dict]:
+    """What tells the models of a grid apart."""
+    return [{key: value for key, value in model.options.items() if key not in BOTH} for model in grid.trained]
+
+
+def test_a_model_for_every_combination(tmp_path):
+    grid = read(tmp_path, {"noise": [0.25, 0.5], "epochs": 3, "seed": [7, 8]}, fixed=BOTH)
+    assert options(grid) == [
+        {"noise": 0.25, "epochs": 3, "seed": 7},
+        {"noise": 0.25, "epochs": 3, "seed": 8},
+        {"noise": 0.5, "epochs": 3, "seed": 7},
+        {"noise": 0.5, "epochs": 3, "seed": 8},
+    ]
+    assert all({key: model.options[key] for key in BOTH} == BOTH for model in grid.trained)
+
+
+def test_several_sweeps_add_up_in_their_order(tmp_path):
+    grid = read(tmp_path, {"noise": [1, 2], "group": "first"}, {"noise": 3}, {"lr": [4], "noise": 5}, fixed=BOTH)
+    assert [model.options["noise"] for model in grid.trained] == [1, 2, 3, 5]
+    assert [model.group for model in grid.trained] == ["first", "first", "mine", "mine"]
+    assert "group" not in grid.trained[0].options
+
+
+def test_a_sweep_overrides_what_is_fixed_and_lists_are_swept_wherever_they_are(tmp_path):
+    fixed = {**BOTH, "noise": 0.25, "seed": [1, 2], "epochs": [3, 4]}
+    grid = read(tmp_path, {"epochs": 9}, {"noise": [0.5, 1.0], "seed": 5}, fixed=fixed)
+    first = [{"noise": 0.25, "seed": seed, "epochs": 9} for seed in (1, 2)]
+    second = [{"noise": noise, "seed": 5, "epochs": epochs} for noise in (0.5, 1.0) for epochs in (3, 4)]
+    assert options(grid) == first + second
+
+
+@pytest.mark.parametrize(
+    ("text", "noise", "epsilon", "expected"),
+    [
+        ("models/noise_{noise}/a", 0.5, 1, "models/noise_0.50/a"),
+        ("{dataset}/{arch}/{noise}", 1, 1, "digits/digits_resnet8/1.00"),
+        ("eps_{epsilon}", 0.5, "127/255", "eps_0.498"),
+        ("eps_{epsilon}/{noise}", 0.12, "255/255", "eps_1.00/0.12"),
+        ("no place", 0.5, 1, "no place"),
+    ],
+)
+def test_values_stand_in_texts_as_folders_have_them(tmp_path, text, noise, epsilon, expected):
+    sweep = {"pretrained-model": text, "noise": [noise], "epsilon": epsilon}
+    assert read(tmp_path, sweep, fixed=BOTH).trained[0].options["pretrained-model"] == expected
+
+
+def test_names_and_places_have_defaults(tmp_path):
+    grid = read(tmp_path, {"noise": 1}, fixed=BOTH)
+    assert (grid.name, grid.about, grid.models, grid.logs) == ("mine", "mine", Path("models/mine"), Path("logs/mine"))
+    assert (grid.processes, grid.threads) == (1, None)
+    top = {"about": "Mine", "models": "a/b", "logs": "c", "processes": 2, "threads": 3}
+    grid = read(tmp_path, {"noise": 1}, fixed=BOTH, **top)
+    assert [getattr(grid, key) for key in top] == ["Mine", Path("a/b"), Path("c"), 2, 3]
+
+
+VALUES = st.lists(st.integers(0, 50), min_size=1, max_size=4, unique=True)
+AXES = st.dictionaries(st.sampled_from("abcdef"), VALUES | st.integers(0, 50), max_size=4)
+
+
+def every(axes: list[tuple[str, list]]) -> list[dict]:
+    """All combinations, the last axis running fastest."""
+    if not axes:
+        return [{}]
+    (key, values), *rest = axes
+    return [{key: value, **more} for value in values for more in every(rest)]
+
+
+@given(fixed=AXES, sweeps=st.lists(AXES, min_size=1, max_size=4))
+def test_models_are_the_sum_of_products(fixed, sweeps):
+    with tempfile.TemporaryDirectory() as folder:
+        grid = read(Path(folder), *sweeps, fixed={**BOTH, **fixed})
+    expected, count = [], 0
+    for sweep in sweeps:
+        axes = {key: sweep.get(key, fixed.get(key)) for key in [*fixed, *(key for key in sweep if key not in fixed)]}
+        lists = [(key, values if isinstance(values, list) else [values]) for key, values in axes.items()]
+        product = 1
+        for _, values in lists:
+            product *= len(values)
+        count += product
+        expected += every(lists)
+    assert len(grid.trained) == count
+    assert options(grid) == expected
+
+
+NOISE = {"noise": 0.25}
+BAD = {
+    "unknown key": (grid_text(NOISE, nose=1), ["'nose'", "known: "]),
+    "models is no text": (grid_text(NOISE, models=5), ["'models'", "text", "5"]),
+    "processes is none": (grid_text(NOISE, processes=0), ["'processes'", "whole number", "0"]),
+    "processes is a truth": (grid_text(NOISE, processes=True), ["'processes'", "True"]),
+    "threads is a fraction": (grid_text(NOISE, threads=1.5), ["'threads'", "1.5"]),
+    "fixed is no table": ("fixed = 1\n[[sweep]]\nnoise = 1", ["'fixed'", "table"]),
+    "sweep is one table": ("[sweep]\nnoise = 1", ["'sweep'", "list of tables"]),
+    "certify is one table": (grid_text(NOISE) + "\n[certify]\nN = 1", ["'certify'", "list of tables"]),
+    "no sweep": (grid_text(), ["[[sweep]]"]),
+    "nothing": ("", ["[[sweep]]"]),
+    "no dataset": (grid_text(NOISE, fixed={"arch": "digits_resnet8"}), ["[[sweep]] 1", "'dataset'"]),
+    "no arch": (grid_text({**NOISE, "arch": "a"}, NOISE, fixed={"dataset": "digits"}), ["[[sweep]] 2", "'arch'"]),
+    "empty list": (grid_text(NOISE, {"noise": []}), ["[[sweep]] 2", "'noise'", "empty"]),
+    "fixed empty list": (grid_text(NOISE, fixed={**BOTH, "seed": []}), ["[fixed]", "'seed'", "empty"]),
+    "empty list of sizes": (grid_text(NOISE, attack=[{"epsilon": []}]), ["[[attack]] 1", "'epsilon'", "empty"]),
+    "value twice": (grid_text({"noise": [0.25, 0.5, 0.25]}), ["[[sweep]] 1", "'noise'", "twice"]),
+    "value twice in another way": (grid_text({"noise": [0.25, "0.25"]}), ["[[sweep]] 1", "'noise'", "twice"]),
+    "a date": ("[[sweep]]\nnoise = 2020-01-01", ["[[sweep]] 1", "'noise'"]),
+    "a table": ("[[sweep]]\nnoise = {a = 1}", ["[[sweep]] 1", "'noise'"]),
+    "a list in a list": ("[[sweep]]\nnoise = [[1, 2], [3]]", ["[[sweep]] 1", "'noise'"]),
+    "group is no text": (grid_text({**NOISE, "group": 5}), ["[[sweep]] 1", "'group'", "5"]),
+    "group with =": (grid_text({**NOISE, "group": "a=b"}), ["[[sweep]] 1", "'group'", "a=b"]),
+    "no such group": (grid_text(NOISE, certify=[{"group": "B"}]), ["[[certify]] 1", "'B'"]),
+    "unknown place": (grid_text({**NOISE, "recipe": "{nose}"}), ["[[sweep]] 1", "{nose}", "noise"]),
+    "no TOML": ("[[sweep]\n", ["no TOML", "line 1"]),
+    "key twice": ("[[sweep]]\nnoise = 1\nnoise = 2", ["no TOML"]),
+}
+for _key in ("outdir", "resume", "overwrite", "data-dir", "device", "debug", "help"):
+    BAD[f"sweep says {_key}"] = (grid_text(NOISE, {**NOISE, _key: "x"}), ["[[sweep]] 2", f"'{_key}'"])
+    BAD[f"fixed says {_key}"] = (grid_text(NOISE, fixed={**BOTH, _key: "x"}), ["[fixed]", f"'{_key}'"])
+for _key in ("outfile", "checkpoint", "resume", "overwrite", "shard", "device", "dataset", "against", "only", "png"):
+    BAD[f"certify says {_key}"] = (grid_text(NOISE, certify=[{}, {_key: "x"}]), ["[[certify]] 2", f"'{_key}'"])
+    BAD[f"attack says {_key}"] = (grid_text(NOISE, attack=[{_key: "x"}]), ["[[attack]] 1", f"'{_key}'"])
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_is_no_grid_is_refused_in_one_line_naming_file_and_key(tmp_path, what):
+    text, words = BAD[what]
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(UserError) as refused:
+        read_grid(path)
+    said = str(refused.value)
+    assert "\n" not in said and str(path) in said
+    assert [word for word in words if word not in said] == [], said
+
+
+@pytest.mark.parametrize("action", ["plan", "run", "status", "retry", "report"])
+def test_every_action_refuses_alike(tmp_path, capsys, monkeypatch, action):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\0")
+    for name, words in {"none.toml": "does not exist", "folder.toml": "folder", "binary.toml": "no TOML"}.items():
+        outcome = call(capsys, "sweep", action, name)
+        assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
+        assert outcome.err.startswith("error: ") and name in outcome.err and words in outcome.err
+    assert call(capsys, "sweep", action).code == 2, "a grid is needed"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["binary.toml", "folder.toml"]
+
+
+def test_the_texts_of_these_tests_are_toml(tmp_path):
+    """Else those that are refused above might be so for another reason."""
+    grid = read(tmp_path, {"noise": [0.25, "1/2"], "random-start": True}, attack=[{"epsilon": [1]}], about='"ü"')
+    assert json.dumps(options(grid)[1]) == '{"recipe": "smoke", "noise": "1/2", "random-start": true}'
+    assert (grid.about, len(grid.attack)) == ('"ü"', 1)

@@ -1,0 +1,338 @@
+"""What state a job is in, by its files alone; and what was made otherwise is neither taken for done nor replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from smoothadv.sweeps.jobs import Job, Kind, next_progress, state_of
+from smoothadv.sweeps.records import BusyError
+from support.commands import call, rows, snapshot, succeed, timeless
+from support.sweeping import CERTIFY, FIXED, do, finish, held_by_another, is_locked, jobs_of, wait_for, write_grid
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NOISE = {"noise": 0.25}
+ATTACK = {"max": 3, "N": 100, "num-steps": 1, "num-noise-vec": 2, "epsilon": [0.25, 0.5]}
+FOLDER = Path("gaussian/digits/digits_resnet8/noise_0.25")
+LOG = Path("logs/grid", FOLDER, "test/sigma_0.25.tsv")
+MODEL = Path("models/grid", FOLDER)
+
+
+def the_job(fixed: dict = FIXED, certify: dict = CERTIFY, **further) -> Job:
+    """The job of a grid of one model, here."""
+    (job,) = jobs_of(write_grid(Path("grid.toml"), NOISE, fixed=fixed, certify=[certify], **further))
+    return job
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A folder in which all of the job's stages were done."""
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        finish(the_job())
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def done(finished, workplace) -> Job:
+    """The finished job, in a folder of one's own."""
+    shutil.copytree(finished, workplace, dirs_exist_ok=True)
+    return the_job()
+
+
+def kind(job: Job) -> Kind:
+    return state_of(job).kind
+
+
+def artefacts() -> dict:
+    """Models and logs, without what jobs record."""
+    everything = snapshot(Path.cwd())
+    return {path: content for path, content in everything.items() if "/" in path and "job." not in path}
+
+
+def test_job_of_which_nothing_is_there_waits():
+    job = the_job()
+    assert state_of(job).kind is Kind.WAITING and state_of(job).detail == ""
+    assert (next_progress(job).done, next_progress(job).total) == (0, 2)
+    assert not Path("models").exists() and not Path("logs").exists(), "to look changes nothing"
+
+
+def test_job_is_done_by_its_artefacts_whatever_the_record_says(done):
+    assert kind(done) is Kind.DONE
+    for said in ("failed", "running", "stopped", "queued", "done"):
+        done.record.write(said, line="no", stage="train")
+        assert kind(done) is Kind.DONE
+
+
+def test_record_that_says_done_is_no_artefact():
+    job = the_job()
+    job.record.folder.mkdir(parents=True)
+    job.record.write("done")
+    assert kind(job) is Kind.STOPPED
+    (job.record.folder / "job.json").unlink()
+    assert kind(job) is Kind.WAITING
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "5", '"done"', "\0"])
+def test_record_that_cannot_be_read_is_none(content):
+    job = the_job()
+    job.record.folder.mkdir(parents=True)
+    (job.record.folder / "job.json").write_text(content)
+    assert kind(job) is Kind.WAITING
+
+
+def test_failed_job_says_at_which_stage_and_why():
+    job = the_job()
+    job.record.folder.mkdir(parents=True)
+    job.record.write("failed", stage="train", line="error: no disk")
+    state = state_of(job)
+    assert state.kind is Kind.FAILED and "train" in state.detail and "error: no disk" in state.detail
+
+
+def test_queued_job_waits_and_says_where():
+    job = the_job()
+    job.record.folder.mkdir(parents=True)
+    job.record.write("queued", id="12_3")
+    state = state_of(job)
+    assert state.kind is Kind.WAITING and "12_3" in state.detail
+
+
+def test_incomplete_epochs_are_not_done_and_the_rest_is_added():
+    job = the_job()
+    do(job.training, "--epochs", 1)
+    state = state_of(job)
+    assert state.kind is Kind.STOPPED and state.detail == "train: 1 of 2 epochs"
+    do(job.training)
+    assert job.training.progress().is_complete
+    assert state_of(job).kind is Kind.STOPPED and "certify" in state_of(job).detail
+
+
+def test_torn_last_line_of_a_training_log_is_no_epoch(done):
+    log = done.training.folder / "log.txt"
+    log.write_bytes(log.read_bytes()[:-3])
+    assert kind(done) is Kind.STOPPED and next_progress(done).done == 1
+
+
+@pytest.mark.parametrize("torn", [0, 1, 7])
+def test_missing_and_torn_rows_are_made_again_and_no_others(done, torn):
+    log = done.evaluations[0].logs[0]
+    whole = log.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    log.write_bytes(b"".join(lines[:4]) + lines[4][:torn])
+    state = state_of(done)
+    assert state.kind is Kind.STOPPED and "3 of 5 images" in state.detail
+    expected = timeless(the_whole(whole))
+    do(done.evaluations[0])
+    assert kind(done) is Kind.DONE
+    assert log.read_bytes().startswith(b"".join(lines[:4])) and timeless(log) == expected
+
+
+def the_whole(content: bytes) -> Path:
+    path = Path("whole.tsv")
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("lost", [LOG, LOG.with_name(f"{LOG.name}.manifest.json")], ids=["rows", "manifest"])
+def test_log_without_its_other_half_is_not_done(done, lost):
+    lost.unlink()
+    assert kind(done) in (Kind.STOPPED, Kind.FAILED)
+
+
+def test_no_checkpoint_is_no_model(done):
+    done.training.checkpoint.unlink()
+    assert kind(done) is not Kind.DONE and next_progress(done).done == 0
+
+
+def changed_file() -> None:
+    """Other weights in the place of those that were certified."""
+    path = MODEL / "checkpoint.pth.tar"
+    content = torch.load(path, weights_only=True)
+    torch.save({**content, "runs": []}, path)
+
+
+def other_seed() -> None:
+    shutil.rmtree(MODEL)
+    succeed("train", "digits", "digits_resnet8", MODEL, "--noise", 0.25, "--recipe", "smoke", "--seed", 1)
+
+
+SMOKE = {**FIXED}
+CONFLICTS = {
+    "N": (None, SMOKE, {**CERTIFY, "N": 300}, ["N was 200, now 300"]),
+    "alpha": (None, SMOKE, {**CERTIFY, "alpha": 0.01}, ["alpha was 0.001, now 0.01"]),
+    "procedure": (None, SMOKE, {**CERTIFY, "method": "adaptive"}, ["method was 'exact', now 'adaptive'"]),
+    "sound": (None, SMOKE, {**CERTIFY, "sound": True}, ["sound was False, now True"]),
+    "batch": (None, SMOKE, {**CERTIFY, "batch": 50}, ["batch was 200, now 50"]),
+    "compile": (None, SMOKE, {**CERTIFY, "compile": True}, ["compiled was False, now True"]),
+    "learning rate": (None, {**SMOKE, "lr": 0.02}, CERTIFY, [str(MODEL), "learning_rate was 0.01, now 0.02"]),
+    "seed": (None, {**SMOKE, "seed": 1}, CERTIFY, [str(MODEL), "seed was 0, now 1"]),
+    "input layer": (None, {**SMOKE, "input-layer": "center"}, CERTIFY, [str(MODEL), "input_layer"]),
+    "fewer epochs": (None, {**SMOKE, "epochs": 1}, CERTIFY, [str(MODEL), "epochs"]),
+    "retrained with another seed": (other_seed, SMOKE, CERTIFY, [str(MODEL), "seed was 1, now 0"]),
+    "another checkpoint": (changed_file, SMOKE, CERTIFY, [str(LOG), str(MODEL / "checkpoint.pth.tar")]),
+}
+
+
+@pytest.mark.parametrize("what", CONFLICTS)
+def test_what_was_made_otherwise_is_neither_done_nor_replaced(done, capsys, what):
+    change, fixed, certify, words = CONFLICTS[what]
+    if change is not None:
+        change()
+    job = the_job(fixed, certify)
+    state = state_of(job)
+    assert state.kind is Kind.FAILED, state
+    assert [word for word in words if word not in state.detail] == [], state.detail
+    before = artefacts()
+    for action, said in (("run", "nothing to do"), ("retry", "failed")):
+        outcome = call(capsys, "sweep", action, "grid.toml", "--device", "cpu")
+        assert outcome.code == 1 and said in outcome.out and words[-1] in outcome.err
+        assert artefacts() == before
+    assert not job.record.log.exists(), "no command was started for nothing"
+
+
+def test_smaller_steps_through_the_images_add_what_is_missing(capsys):
+    """From every sixth image to every third: the log is then that of every third, made at once, but for the order."""
+    finish(the_job(certify={"skip": 6, "N": 100}))
+    first = LOG.read_bytes()
+    job = the_job(certify={"skip": 3, "N": 100})
+    assert kind(job) is Kind.STOPPED and not job.evaluations[0].progress().is_complete
+    do(job.evaluations[0])
+    assert kind(job) is Kind.DONE and LOG.read_bytes().startswith(first)
+    direct = list(job.evaluations[0].words)
+    succeed(*direct[:4], "direct.tsv", *direct[5:])
+    assert len(rows(LOG)) == 120
+    assert sorted(timeless(LOG), key=lambda row: int(row["idx"])) == timeless(Path("direct.tsv"))
+    assert kind(the_job(certify={"skip": 6, "N": 100})) is not Kind.DONE, "for it says more than was asked for"
+
+
+def test_more_images_are_more_to_do(done):
+    job = the_job(certify={**CERTIFY, "max": 7})
+    assert kind(job) is Kind.STOPPED
+    do(job.evaluations[0])
+    assert kind(job) is Kind.DONE and len(rows(LOG)) == 7
+
+
+def test_more_epochs_are_more_to_do(done):
+    job = the_job({**FIXED, "epochs": 3})
+    assert job.training.progress().done == 2 and not job.training.progress().is_complete
+    assert kind(job) is not Kind.DONE
+
+
+def test_each_log_of_an_attack_counts(done):
+    job = the_job(attack=[ATTACK])
+    assert kind(job) is Kind.STOPPED and job.evaluations[0].progress().is_complete
+    do(job.evaluations[1])
+    assert kind(job) is Kind.DONE and (job.evaluations[1].progress().done, kind(done)) == (6, Kind.DONE)
+    log = job.evaluations[1].logs[1]
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
+    assert kind(job) is Kind.STOPPED and "5 of 6 images" in state_of(job).detail
+    assert kind(the_job(attack=[{**ATTACK, "num-steps": 2}])) is Kind.FAILED
+
+
+def test_job_that_needs_a_file_is_blocked_until_it_is_there(done):
+    shutil.copy(done.training.checkpoint, "other.pth.tar")
+    start = {**FIXED, "pretrained-model": "other.pth.tar"}
+    assert kind(the_job(start)) is Kind.WAITING
+    Path("other.pth.tar").rename("away.pth.tar")
+    state = state_of(the_job(start))
+    assert state.kind is Kind.BLOCKED and "other.pth.tar" in state.detail
+    Path("away.pth.tar").rename("other.pth.tar")
+    job = the_job(start)
+    finish(job)
+    assert kind(job) is Kind.DONE
+    Path("other.pth.tar").unlink()
+    assert kind(job) is Kind.DONE, "what is complete needs nothing"
+    job.evaluations[0].logs[0].write_bytes(LOG.read_bytes()[:40])
+    assert kind(job) in (Kind.STOPPED, Kind.FAILED), "and what is left does not need it"
+
+
+def test_other_weights_to_start_from_make_another_model(done):
+    shutil.copy(done.training.checkpoint, "other.pth.tar")
+    start = {**FIXED, "pretrained-model": "other.pth.tar"}
+    finish(the_job(start))
+    assert kind(the_job(start)) is Kind.DONE
+    content = torch.load("other.pth.tar", weights_only=True)
+    torch.save({**content, "epoch": 99}, "other.pth.tar")
+    state = state_of(the_job(start))
+    assert state.kind is Kind.FAILED and "pretrained" in state.detail
+
+
+@pytest.fixture
+def begun() -> Job:
+    """A job with a record of another's work, which has a lock file."""
+    job = the_job()
+    with job.record.claim(0):
+        job.record.write("running", stage="train")
+    return job
+
+
+def say_host(job: Job, host: str, seconds_ago: float) -> None:
+    """As if the job was worked on at ``host``, which gave its last sign of life so long ago."""
+    file = job.record.folder / "job.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "host": host}))
+    moment = time.time() - seconds_ago
+    os.utime(job.record.folder / "job.lock", (moment, moment))
+
+
+def test_record_of_a_process_that_died_here_is_no_holder(begun):
+    assert begun.record.holder() == "" and kind(begun) is Kind.STOPPED
+    assert begun.record.read()["host"] == socket.gethostname()
+    with begun.record.claim(0):
+        pass
+
+
+@pytest.mark.parametrize("state", ["running", "failed", "done", None])
+def test_holder_of_the_lock_works_on_the_job_whatever_the_record_says(state):
+    job = the_job()
+    if state:
+        job.record.folder.mkdir(parents=True)
+        job.record.write(state, line="x")
+    with held_by_another(job.record.folder / "job.lock"):
+        assert kind(job) is Kind.RUNNING and job.record.holder()
+        with pytest.raises(BusyError), job.record.claim(0):
+            pass
+    assert job.record.holder() == "" and kind(job) is not Kind.RUNNING
+
+
+def test_those_who_look_do_not_see_each_other(begun):
+    assert not is_locked(begun.record.folder / "job.lock")
+    with begun.record.claim(0):
+        assert is_locked(begun.record.folder / "job.lock")
+        assert [begun.record.holder() != "" for _ in range(3)] == [True] * 3
+        with pytest.raises(BusyError), begun.record.claim(0):
+            pass
+    assert not is_locked(begun.record.folder / "job.lock")
+
+
+def test_sign_of_life_of_another_machine_counts_for_a_while(begun):
+    say_host(begun, "elsewhere", seconds_ago=1)
+    state = state_of(begun)
+    assert state.kind is Kind.RUNNING and "elsewhere" in state.detail
+    with pytest.raises(BusyError) as refused, begun.record.claim(0):
+        pass
+    assert "elsewhere" in str(refused.value)
+    say_host(begun, "elsewhere", seconds_ago=3600)
+    assert begun.record.holder() == "" and kind(begun) is Kind.STOPPED
+    file = begun.record.folder / "job.lock"
+    with begun.record.claim(0):
+        wait_for(lambda: time.time() - file.stat().st_mtime < 1800)  # a sign of life of its own
+
+
+def test_other_machines_that_are_through_do_not_count(begun):
+    begun.record.write("failed", stage="train", line="x")
+    say_host(begun, "elsewhere", seconds_ago=1)
+    assert begun.record.holder() == "" and kind(begun) is Kind.FAILED

@@ -1,0 +1,322 @@
+"""`sweep` as people run it: all that is missing is done, nothing twice, and one failure is no other job's."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from smoothadv.analysis.parameters import certification_parameters
+from smoothadv.sweeps.engines.local import Local
+from support.commands import call, rows, run_process, script, snapshot, start_process, timeless, wait_until
+from support.sweeping import CERTIFY, FIXED, commands_in, write_grid
+from support.weights import same_state
+
+GAUSSIAN = {"noise": 0.25, "group": "Gaussian"}
+SMOOTHADV = {"noise": 0.25, "attack": "PGD", "epsilon": 0.5, "num-steps": 1, "group": "SmoothAdv"}
+HERE = "digits/digits_resnet8/noise_0.25"
+FOLDERS = [f"gaussian/{HERE}", f"PGD_1step/eps_0.50/{HERE}"]
+CPU = ["--device", "cpu"]
+
+
+def the_grid(*further: dict, name: str = "grid.toml", **others) -> Path:
+    """The grid of two models, and ``further`` ones before them, in the working folder."""
+    given = {"threads": 1, "certify": [CERTIFY], **others}
+    return write_grid(Path(name), *further, GAUSSIAN, SMOOTHADV, **given)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A folder in which the sweep was run, with what was said in a file."""
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        the_grid()
+    done = run_process(script("sweep", "run", "grid.toml", "--jobs", 2, *CPU), folder)
+    (folder / "said.json").write_text(json.dumps([done.returncode, done.stdout, done.stderr]))
+    return folder
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def done(finished, workplace) -> Path:
+    """A copy of it, which is the working folder."""
+    shutil.copytree(finished, workplace, dirs_exist_ok=True)
+    return workplace
+
+
+def moments(folder: Path) -> dict[str, int]:
+    """When every file was last changed; locks only tell who looked."""
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != "job.lock"}
+
+
+def log_of(folder: str) -> Path:
+    return Path("logs/grid", folder, "test/sigma_0.25.tsv")
+
+
+def test_sweep_trains_and_certifies_every_model(done):
+    code, out, err = json.loads(Path("said.json").read_text())
+    assert (code, err.replace("\n", "")) == (0, ""), err
+    first, *jobs, last, advice = out.splitlines()
+    assert first == "grid: 2 jobs: 2 waiting" and last == "grid: 2 jobs: 2 done"
+    assert sorted(line.split()[-1] for line in jobs) == sorted(FOLDERS)
+    assert all(" done " in line for line in jobs) and "sweep.py report grid.toml" in advice
+    for folder in FOLDERS:
+        model, log = Path("models/grid", folder), log_of(folder)
+        assert sorted(path.name for path in model.iterdir()) == ["args.json", "checkpoint.pth.tar", "log.txt"]
+        assert len(rows(model / "log.txt")) == 2 and [row["idx"] for row in rows(log)] == list("01234")
+        job_log = Path("logs/grid", folder, "job.log")
+        said = job_log.read_text()
+        assert "saved models/grid/" in said and "certified accuracy" in said and commands_in(job_log) == 2
+    manifest = log_of(FOLDERS[1]).with_name("sigma_0.25.tsv.manifest.json")
+    settings = json.loads(manifest.read_text())["settings"]
+    assert settings["training"]["objective"]["attack"]["epsilon"] == 0.5 and settings["N"] == 200
+    manifest.unlink()
+    found = certification_parameters(log_of(FOLDERS[1]), {})
+    assert [found.get(name) for name in ("training", "epsilon", "num_steps")] == ["SmoothAdv-PGD", 0.5, 1]
+
+
+def test_same_command_again_does_nothing_and_says_so(done, capsys):
+    before, contents = moments(done), snapshot(done)
+    for action in ("run", "retry", "status"):
+        outcome = call(capsys, "sweep", action, "grid.toml", *CPU)
+        assert outcome.code == 0 and outcome.err == "" and "2 done" in outcome.out
+        assert ("nothing to do" in outcome.out) == (action != "status")
+    assert moments(done) == before and snapshot(done) == contents
+
+
+def test_jobs_that_fail_or_lack_a_file_stop_no_other(done, capsys):
+    """Twelve seconds: a training that fails, twice, and a certification between."""
+    undo_certification(FOLDERS[1])
+    before = moments(done / "models") | moments(done / "logs/grid/gaussian")
+    hopeless = {"noise": 0.25, "lr": [1e9], "group": "Hopeless"}
+    lacking = {"noise": 0.25, "pretrained-model": "none.pth.tar", "group": "Lacking"}
+    the_grid(hopeless, lacking)
+    assert [row["state"] for row in status(capsys)] == ["waiting", "blocked", "done", "stopped"]
+    outcome = call(capsys, "sweep", "run", "grid.toml", *CPU)
+    assert outcome.code == 1
+    ends = {line.split()[-1]: line.split()[-2] for line in outcome.out.splitlines() if line.split()[0].endswith("/2")}
+    failing = f"gaussian/lr_1000000000/{HERE}"
+    assert ends == {failing: "failed", FOLDERS[1]: "done"}
+    failed, blocked, error = outcome.err.splitlines()
+    assert failed.startswith("warning: failed: ") and blocked.startswith("warning: blocked: ")
+    assert "none.pth.tar" in blocked and "job.log" in failed
+    assert error.startswith("error: 2 of 4 jobs are not done") and "sweep.py retry grid.toml" in error
+    states = {row["folder"]: row for row in status(capsys)}
+    assert [row["state"] for row in states.values()] == ["failed", "blocked", "done", "done"]
+    log = Path("logs/grid", failing, "job.log")
+    last = log.read_text().splitlines()[-1]
+    assert "finite" in last and last in states[failing]["detail"]
+    after = moments(done)
+    again = call(capsys, "sweep", "run", "grid.toml", *CPU)
+    assert again.code == 1 and "nothing to do" in again.out and moments(done) == after, "a failed job is left alone"
+    retried = call(capsys, "sweep", "retry", "grid.toml", *CPU)
+    assert retried.code == 1 and retried.out.count("failed") >= 2 and commands_in(log) == 2
+    now = moments(done)
+    files = [path for path in before if Path(path).is_file()]
+    assert len(files) > 8 and {path: now[path] for path in files} == {path: before[path] for path in files}
+
+
+def undo_certification(folder: str) -> None:
+    log_of(folder).unlink()
+    log_of(folder).with_name("sigma_0.25.tsv.manifest.json").unlink()
+
+
+def status(capsys, *options: object) -> list[dict]:
+    outcome = call(capsys, "sweep", "status", "grid.toml", "--format", "json", *CPU, *options)
+    assert outcome.code == 0, outcome
+    return json.loads(outcome.out)
+
+
+def test_status_tells_of_every_job(done, capsys):
+    assert [(row["state"], row["folder"]) for row in status(capsys)] == [("done", folder) for folder in FOLDERS]
+    lines = log_of(FOLDERS[0]).read_bytes().splitlines(keepends=True)
+    log_of(FOLDERS[0]).write_bytes(b"".join(lines[:3]))
+    shutil.rmtree(Path("models/grid", FOLDERS[1]))
+    shutil.rmtree(Path("logs/grid", FOLDERS[1]))
+    first, second = status(capsys)
+    assert (first["state"], second["state"]) == ("stopped", "waiting") and "2 of 5 images" in first["detail"]
+    outcome = call(capsys, "sweep", "status", "grid.toml", *CPU)
+    assert outcome.code == 0 and outcome.out.splitlines()[-1] == "grid: 2 jobs: 1 waiting, 1 stopped"
+
+
+def test_only_some_jobs(done, capsys):
+    assert [row["folder"] for row in status(capsys, "--only", "PGD*")] == FOLDERS[1:]
+    assert [row["folder"] for row in status(capsys, "--only", "*eps_9*", "gaus*")] == FOLDERS[:1]
+    for folder in FOLDERS:
+        undo_certification(folder)
+    outcome = call(capsys, "sweep", "run", "grid.toml", *CPU, "--only", "PGD*")
+    assert outcome.code == 0 and outcome.out.splitlines()[0] == "grid: 1 jobs: 1 stopped"
+    assert not log_of(FOLDERS[0]).exists() and len(rows(log_of(FOLDERS[1]))) == 5
+    refused = call(capsys, "sweep", "run", "grid.toml", "--only", "none*")
+    assert refused.code == 1 and "none*" in refused.err and refused.err.count("\n") == 1
+
+
+def test_plan_tells_what_would_be_done_and_does_nothing(workplace, capsys):
+    the_grid(about="Two models", models="m", logs="l")
+    outcome = call(capsys, "sweep", "plan", "grid.toml", "--no-cost")
+    assert outcome.code == 0 and "Two models" in outcome.out and "2 jobs" in outcome.out
+    assert "models in m, logs in l" in outcome.out
+    assert all(outcome.out.count(word) == 1 for word in [*FOLDERS, "Gaussian", "SmoothAdv"])
+    assert outcome.out.count("certify sigma_0.25") == 2
+    assert [path.name for path in workplace.iterdir()] == ["grid.toml"]
+
+
+def test_report_is_about_the_groups_and_leaves_out_what_is_unfinished(done, capsys):
+    outcome = call(capsys, "sweep", "report", "grid.toml", *CPU)
+    assert outcome.code == 0 and outcome.err == "" and "wrote logs/grid/report.html" in outcome.out
+    page = Path("logs/grid/report.html").read_text()
+    assert page.lstrip().lower().startswith("<!doctype html") and "Gaussian" in page and "SmoothAdv" in page
+    lines = log_of(FOLDERS[1]).read_bytes().splitlines(keepends=True)
+    log_of(FOLDERS[1]).write_bytes(b"".join(lines[:3]))
+    outcome = call(capsys, "sweep", "report", "grid.toml", "-o", "mine.html", *CPU)
+    assert outcome.code == 0 and "warning: " in outcome.err and "1 of 2 jobs" in outcome.err
+    assert str(log_of(FOLDERS[1])) not in Path("mine.html").read_text()
+    assert str(log_of(FOLDERS[0])) in page and str(log_of(FOLDERS[1])) in page, "which a page names"
+
+
+def test_report_on_nothing_is_refused(workplace, capsys):
+    the_grid()
+    outcome = call(capsys, "sweep", "report", "grid.toml")
+    assert outcome.code == 1 and "2 jobs" in outcome.err and outcome.err.count("\n") == 1
+    assert [path.name for path in workplace.iterdir()] == ["grid.toml"]
+
+
+# Long enough to be interrupted in each of its phases.
+LONG = {"fixed": {**{key: FIXED[key] for key in ("dataset", "arch")}, "epochs": 8}, "certify": [{"skip": 6, "N": 1000}]}
+RUN = script("sweep", "run", "grid.toml", *CPU)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory) -> Path:
+    """A folder in which a longer sweep was run from its beginning to its end."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        the_grid(**LONG)
+    assert run_process(RUN, folder).returncode == 0
+    return folder
+
+
+def check_audit(folder: Path, whole: Path) -> None:
+    """The same weights, bit by bit, and the same logs but for times."""
+    for name in FOLDERS:
+        model, log = Path("models/grid", name), log_of(name)
+        assert same_state(folder / model, whole / model)
+        assert timeless(folder / model / "log.txt") == timeless(whole / model / "log.txt")
+        assert timeless(folder / log) == timeless(whole / log) and len(rows(folder / log)) == 60
+        manifests = [json.loads((one / f"{log}.manifest.json").read_text())["settings"] for one in (folder, whole)]
+        # The file of the weights says when they were made.
+        assert [manifest.pop("checkpoint_sha256") for manifest in manifests] and manifests[0] == manifests[1]
+    names = [set(map(str, (path.relative_to(one) for path in one.rglob("*")))) for one in (folder, whole)]
+    assert names[0] == names[1], "nothing is left behind"
+
+
+def lines_in(path: Path) -> int:
+    return path.read_bytes().count(b"\n") - 1 if path.exists() else 0
+
+
+def in_training(number: int) -> Callable[[Path], bool]:
+    return lambda folder: lines_in(folder / "models/grid" / FOLDERS[number] / "log.txt") >= 2
+
+
+def in_certifying(number: int) -> Callable[[Path], bool]:
+    return lambda folder: lines_in(folder / log_of(FOLDERS[number])) >= 5
+
+
+@pytest.mark.slow
+def test_sweep_killed_in_all_of_its_phases_is_completed_by_the_same_command(workplace, uninterrupted):
+    """A minute."""
+    the_grid(**LONG)
+    for phase in (in_training(0), in_certifying(0), in_training(1), in_certifying(1)):
+        process = start_process(RUN, workplace)
+        wait_until(lambda phase=phase: phase(workplace), process)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    done = run_process(RUN, workplace)
+    assert done.returncode == 0, done.stderr
+    check_audit(workplace, uninterrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code", "jobs"), [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2)])
+def test_interrupted_sweep_saves_tells_and_goes_on(workplace, uninterrupted, number, code, jobs):
+    """Half a minute each."""
+    the_grid(**LONG)
+    command = [*RUN, "--jobs", str(jobs)]
+    process = start_process(command, workplace)
+    wait_until(lambda: in_training(0)(workplace), process)
+    os.kill(process.pid, number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code and "run the same command again" in err and "Traceback" not in err
+    assert processes_in(workplace) == [os.getpid()], "nothing goes on behind one's back"
+    done = run_process(command, workplace)
+    assert done.returncode == 0, done.stderr
+    check_audit(workplace, uninterrupted)
+    assert sum(line.split()[-2] == "done" for line in done.stdout.splitlines() if "/2 " in line) == 2
+
+
+def processes_in(folder: Path) -> list[int]:
+    """The processes that work in a folder, where that can be told; this one is among them."""
+    links = [path for path in Path("/proc").glob("[0-9]*/cwd") if is_link_to(path, folder)]
+    return [int(link.parent.name) for link in links] or [os.getpid()]
+
+
+def is_link_to(link: Path, folder: Path) -> bool:
+    try:
+        return link.resolve() == folder.resolve()
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+def test_two_sweeps_at_once_share_the_work(workplace, uninterrupted):
+    """The same command typed twice: no stage is begun twice, and both end well. Half a minute."""
+    the_grid(**LONG)
+    processes = [start_process(RUN, workplace) for _ in range(2)]
+    ends = [(process.communicate(timeout=200), process.returncode) for process in processes]
+    assert [code for _, code in ends] == [0, 0], ends
+    for name in FOLDERS:
+        assert commands_in(workplace / "logs/grid" / name / "job.log") == 2
+    check_audit(workplace, uninterrupted)
+
+
+@pytest.mark.parametrize(
+    ("named", "options", "gpus"),
+    [("2,3", [], ("2", "3")), (None, [], ("0", "1")), ("2,3", CPU, ())],
+    ids=["some", "all", "told to use the CPU"],
+)
+def test_jobs_get_the_gpus_that_the_sweep_may_use(workplace, capsys, monkeypatch, named, options, gpus):
+    the_grid()
+    sites = []
+    monkeypatch.setattr(Local, "run", lambda engine, jobs, site, ended: sites.append(site))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    outcome = call(capsys, "sweep", "run", "grid.toml", *options)
+    assert outcome.code == 1 and "2 of 2 jobs are not done" in outcome.err
+    assert [(site.gpus, site.wants_gpus) for site in sites] == [(gpus, not options)]
+
+
+def test_several_grids_are_one_sweep(done, capsys):
+    the_grid(name="other.toml", models="models/grid", logs="logs/grid")
+    write_grid(Path("more.toml"), {"noise": 0.5, "group": "More"}, certify=[CERTIFY])
+    outcome = call(capsys, "sweep", "status", "grid.toml", "more.toml", *CPU)
+    assert outcome.out.splitlines()[-1] == "grid, more: 3 jobs: 1 waiting, 2 done"
+    outcome = call(capsys, "sweep", "report", "grid.toml", "more.toml", "-o", "page.html", *CPU)
+    assert outcome.code == 0 and "1 of 3 jobs" in outcome.err and "Gaussian" in Path("page.html").read_text()
+    refused = call(capsys, "sweep", "run", "grid.toml", "other.toml", *CPU)
+    assert refused.code == 1 and "grid.toml and other.toml" in refused.err, "they would write to one place"
