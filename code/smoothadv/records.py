@@ -293,6 +293,8 @@ class ExampleLog:
             if existing == "resume" and path.stat().st_size:
                 self._manifest["runs"] = self._check_manifest(settings)
                 self.done = self._recover()
+                if self._manifest["runs"] and run.get("images") != self._manifest["runs"][-1].get("images"):
+                    self._record_run()  # whether the log is whole depends on it, even if no row is missing
             else:
                 refuse_to_replace_other_files(path)
                 self._file.truncate(0)

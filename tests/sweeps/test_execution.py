@@ -125,7 +125,7 @@ def test_stage_that_ends_well_without_its_artefacts_failed(pretend):
 
 def test_conflict_fails_without_a_process(pretend):
     job = pretended_job(Path.cwd(), making("a"), replace(making("b"), conflict="made by somebody else"))
-    assert run(job, pretend) == FAILED and begun() == ["a"]
+    assert run(job, pretend) == FAILED and begun() == [], "nor is what comes before it begun"
     assert job.record.read()["line"] == "made by somebody else"
 
 

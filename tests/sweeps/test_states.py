@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from smoothadv.sweeps.jobs import Job, Kind, next_progress, state_of
+from smoothadv.sweeps.jobs import Job, Kind, state_of
 from smoothadv.sweeps.records import BusyError
+from smoothadv.sweeps.stages import Progress
 from support.commands import call, rows, snapshot, succeed, timeless
 from support.sweeping import CERTIFY, FIXED, do, finish, held_by_another, is_locked, jobs_of, wait_for, write_grid
 
@@ -23,6 +24,12 @@ ATTACK = {"max": 3, "N": 100, "num-steps": 1, "num-noise-vec": 2, "epsilon": [0.
 FOLDER = Path("gaussian/digits/digits_resnet8/noise_0.25")
 LOG = Path("logs/grid", FOLDER, "test/sigma_0.25.tsv")
 MODEL = Path("models/grid", FOLDER)
+
+
+def next_progress(job: Job) -> Progress:
+    """How far the first unfinished stage has come."""
+    reached = [stage.progress() for stage in job.stages]
+    return next(progress for progress in reached if not progress.is_complete)
 
 
 def the_job(fixed: dict = FIXED, certify: dict = CERTIFY, **further) -> Job:
@@ -336,3 +343,48 @@ def test_other_machines_that_are_through_do_not_count(begun):
     begun.record.write("failed", stage="train", line="x")
     say_host(begun, "elsewhere", seconds_ago=1)
     assert begun.record.holder() == "" and kind(begun) is Kind.FAILED
+
+
+@pytest.mark.parametrize("selection", [{"max": 5, "skip": 1}, {"max": 3}, {"skip": 2, "max": 3}])
+def test_log_is_whole_by_its_rows_if_it_holds_no_others(done, selection):
+    """Not by how the run that wrote it selected them."""
+    job = the_job(certify={**CERTIFY, **selection})
+    # What else it holds is told, but never taken for what is wanted.
+    assert kind(job) is (Kind.DONE if selection == {"max": 5, "skip": 1} else Kind.FAILED)
+    assert kind(the_job(certify={**CERTIFY, "max": 6})) is Kind.STOPPED
+
+
+def test_log_of_which_nothing_tells_how_many_images_there_were_is_asked_for_once(done):
+    """As logs from before manifests told that."""
+    manifest = json.loads(Path(f"{LOG}.manifest.json").read_text())
+    del manifest["runs"][-1]["images"]
+    Path(f"{LOG}.manifest.json").write_text(json.dumps(manifest))
+    before = LOG.read_bytes()
+    assert kind(done) is Kind.STOPPED and "5 of ? images" in state_of(done).detail
+    do(done.evaluations[0])
+    assert kind(done) is Kind.DONE and LOG.read_bytes() == before
+
+
+def test_log_without_a_byte_is_none(done):
+    """A full disk may leave one, without a manifest; the command begins it anew."""
+    LOG.write_bytes(b"")
+    Path(f"{LOG}.manifest.json").unlink()
+    assert kind(done) is Kind.STOPPED
+    do(done.evaluations[0])
+    assert kind(done) is Kind.DONE
+
+
+def test_logs_whose_checkpoint_is_gone_are_not_trained_for_again(done):
+    done.training.checkpoint.unlink()
+    state = state_of(done)
+    assert state.kind is Kind.FAILED and "is gone: put it back, or remove the log" in state.detail
+
+
+def test_model_that_is_still_trained_is_none_to_start_from(done):
+    """Its checkpoint is there, but another epoch is to come."""
+    start = {**FIXED, "pretrained-model": str(MODEL / "checkpoint.pth.tar"), "seed": 1}
+    assert kind(the_job(start)) is Kind.WAITING
+    log = MODEL / "log.txt"
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
+    state = state_of(the_job(start))
+    assert state.kind is Kind.BLOCKED and "which has 1 of 2 epochs" in state.detail

@@ -134,7 +134,7 @@ class _Work:
         # Batches are smaller than those of the settings once memory has run out.
         run = {
             **self.job.run,
-            "examples": len(self.job.indices),  # those of all shards together
+            "images": len(self.job.dataset),
             "batch": self.counter.batch,
             **self.evaluation.run(),
         }

@@ -16,20 +16,20 @@ from typing import Any
 
 from smoothadv.sweeps.jobs import Job
 from smoothadv.sweeps.records import BusyError, JobRecord
-from smoothadv.sweeps.stages import Stage
+from smoothadv.sweeps.stages import Stage, unmet
 
 PACKAGE_ROOT = Path(__file__).parents[2]
 _POLL_SECONDS = 0.1
 # How long another attempt at the job, which may have lost its machine, is waited for.
 _PATIENCE_SECONDS = 90.0
 _LAST_BYTES = 4096
-DONE, STOPPED, FAILED, BUSY = "done", "stopped", "failed", "busy"
+DONE, STOPPED, FAILED, BUSY, BLOCKED = "done", "stopped", "failed", "busy", "blocked"
 
 
 def execute(
     job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping[str, Any] | None = None
 ) -> str:
-    """Do what is missing of a job; returns DONE, STOPPED or FAILED, which its record says too.
+    """Do what is missing of a job; returns DONE, STOPPED or FAILED, which its record says too, or BLOCKED by a file.
 
     ``environment`` is added to that of this process for the stages. When ``stop`` is set, the present stage is asked to
     stop, as by SIGTERM. ``origin`` is what the record says of the engine. A stage that ends by a signal, whoever sent
@@ -38,12 +38,16 @@ def execute(
     record = job.record
     with record.claim(_PATIENCE_SECONDS) as lock:
         facts = dict(origin or {})
+        # Of all stages before the first is begun: days of training would else end in what can be known now.
         for stage in job.stages:
-            progress = stage.progress()
-            if progress.conflict:
-                return _end(record, FAILED, stage, progress.conflict, facts)
-            if progress.is_complete:
+            if conflict := stage.progress().conflict:
+                return _end(record, FAILED, stage, conflict, facts)
+        for stage in job.stages:
+            if stage.progress().is_complete:
                 continue
+            if missing := [reason for path in stage.needs if (reason := unmet(path))]:
+                _end(record, STOPPED, stage, missing[0], facts)
+                return BLOCKED
             if stop.is_set():
                 return _end(record, STOPPED, stage, "", facts)
             record.write("running", stage=stage.title, **facts)

@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from smoothadv.sweeps.records import JobRecord
-from smoothadv.sweeps.stages import Evaluation, Progress, Stage, Training
+from smoothadv.sweeps.stages import Evaluation, Stage, Training, unmet
 
 
 class Kind(Enum):
@@ -78,18 +78,12 @@ def state_of(job: Job) -> State:
     content = record.read()
     if content.get("state") == "failed":
         return State(Kind.FAILED, ": ".join(filter(None, [content.get("stage"), content.get("line") or "no word"])))
-    if missing := [path for stage, _ in unfinished for path in stage.needs if not path.exists()]:
-        return State(Kind.BLOCKED, f"needs {missing[0]}")
+    if reasons := [reason for stage, _ in unfinished for path in stage.needs if (reason := unmet(path))]:
+        return State(Kind.BLOCKED, reasons[0])
     if content.get("state") == "queued":
         return State(Kind.WAITING, f"queued as {content.get('id')}")
     begun = any(reached.done for _, reached in progress) or "state" in content
     return State(Kind.STOPPED if begun else Kind.WAITING, said if begun else "")
-
-
-def next_progress(job: Job) -> Progress:
-    """How far the first unfinished stage has come."""
-    reached = [stage.progress() for stage in job.stages]
-    return next((progress for progress in reached if not progress.is_complete), reached[-1])
 
 
 def count(states: Sequence[State]) -> dict[Kind, int]:

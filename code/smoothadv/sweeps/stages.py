@@ -129,8 +129,8 @@ class Evaluation:
         return Progress(sum(part.done for part in parts), total, "images", conflict)
 
     def _one(self, log: Path, settings: Mapping[str, Any]) -> Progress:
-        if not log.exists() and not manifest_path(log).exists():
-            return Progress(0, None, "images")
+        if not _size(log) and (log.exists() or not manifest_path(log).exists()):
+            return Progress(0, None, "images")  # as the command takes it: nothing was written yet
         try:
             manifest = read_manifest_file(log)
         except UserError as error:
@@ -138,12 +138,15 @@ class Evaluation:
         difference = _difference(manifest["settings"], settings)
         if difference:
             return Progress(0, None, "images", f"{log} was made with other settings: {difference}")
+        if not self.checkpoint.exists():
+            gone = f"{self.checkpoint}, from which {log} was made, is gone: put it back, or remove the log"
+            return Progress(0, None, "images", gone)
         if manifest["settings"].get("checkpoint_sha256") != digest(self.checkpoint):
             return Progress(0, None, "images", f"{log} was made from another model than {self.checkpoint} holds now")
         foreign = [index for index in _indices(log) if not self._selects(index)]
         if foreign:
             return Progress(0, None, "images", f"{log} has image {foreign[0]}, which is not selected here")
-        return Progress(_rows(log), self._examples(manifest["runs"]), "images")
+        return Progress(_rows(log), self._selected(manifest["runs"]), "images")
 
     def _selects(self, index: int) -> bool:
         """Whether an image is among every skip-th, the first max of them."""
@@ -151,11 +154,22 @@ class Evaluation:
         most = self.selection["max"]
         return rest == 0 and (most is None or number < most)
 
-    def _examples(self, runs: list[dict[str, Any]]) -> int | None:
-        """How many images were selected, as the run that wrote last knew it, if it selected as this stage does."""
-        last = runs[-1] if runs else {}
-        same = all(last.get(name, "") == value for name, value in self.selection.items())
-        return last.get("examples") if same else None
+    def _selected(self, runs: list[dict[str, Any]]) -> int | None:
+        """How many images are selected, of as many as the run that wrote last saw; None if it does not say."""
+        images = runs[-1].get("images") if runs else None
+        return None if images is None else len(range(0, images, self.selection["skip"])[: self.selection["max"]])
+
+
+def unmet(path: Path) -> str:
+    """Why a file that a stage needs cannot be used yet, "" if it can: it is missing, or a training is still at it."""
+    if not path.exists():
+        return f"needs {path}"
+    try:
+        epochs = json.loads((path.parent / ARGUMENTS).read_text())["runs"][-1]["epochs"]
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return ""  # not a folder of ours
+    done = _rows(path.parent / TRAINING_LOG)
+    return f"needs {path}, which has {done} of {epochs} epochs" if path.name == CHECKPOINT and done < epochs else ""
 
 
 def _difference(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
@@ -169,6 +183,14 @@ def _rows(log: Path) -> int:
     """How many whole rows a log has below its header; 0 where there is none."""
     try:
         return max(log.read_bytes().count(b"\n") - 1, 0)
+    except OSError:
+        return 0
+
+
+def _size(path: Path) -> int:
+    """The size of a file in bytes; 0 where there is none."""
+    try:
+        return path.stat().st_size
     except OSError:
         return 0
 

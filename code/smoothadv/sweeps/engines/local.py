@@ -27,8 +27,8 @@ class Local(Engine):
             free.put(group)
         stop = threading.Event()
         with ThreadPoolExecutor(len(groups)) as pool:
-            futures = {pool.submit(self._one, job, free, stop): job for job in jobs}
             try:
+                futures = {pool.submit(self._one, job, free, stop): job for job in jobs}
                 for future in as_completed(futures):
                     ended(futures[future], future.result())
             except BaseException:

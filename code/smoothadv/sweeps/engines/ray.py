@@ -54,7 +54,9 @@ class Ray(Engine):
     def run(self, jobs: Sequence[Job], site: Site, ended: Ended) -> None:
         address = self._found_address()
         ray = _ray(address)
-        gpus = max(job.processes for job in jobs) if site.wants_gpus else 0
+        # A Ray of our own has the GPUs that are here, perhaps none.
+        wants_gpus = site.wants_gpus and (address is not None or bool(site.gpus))
+        gpus = max(job.processes for job in jobs) if wants_gpus else 0
         told = sys.stdout  # Ray prints into the present standard output, from its own threads
 
         def tell(job: Job, how: str) -> None:
@@ -131,14 +133,19 @@ def _connected(ray: Any, address: str | None, job: Job, site: Site, gpus: int) -
         where["num_gpus"] = len(site.gpus)
     terminated: Callable | int | None = signal.getsignal(signal.SIGTERM)
     with (site.folder / "ray.log").open("a", buffering=1) as log, contextlib.redirect_stdout(log):
-        ray.init(
-            **where,
-            runtime_env={"env_vars": variables},
-            log_to_driver=False,
-            logging_level="ERROR",
-            configure_logging=False,
-        )
-        signal.signal(signal.SIGTERM, terminated)  # Ray has put its own in its place
+        try:
+            ray.init(
+                **where,
+                runtime_env={"env_vars": variables},
+                log_to_driver=False,
+                logging_level="ERROR",
+                configure_logging=False,
+            )
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(f"Ray{f' at {address}' if address else ''} cannot be used: {reason}") from error
+        finally:
+            signal.signal(signal.SIGTERM, terminated)  # Ray has put its own in its place
         try:
             alive = [node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]]
             if gpus and not any(has >= gpus for has in alive):  # for which Ray would wait for ever

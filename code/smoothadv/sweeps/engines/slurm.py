@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -27,6 +28,8 @@ _CPUS_BESIDE_A_GPU = 8
 # How long a job whose stage was told to stop waits for Slurm to end it, before it asks for another turn itself.
 _TAKEN_SECONDS = 120.0
 _ALWAYS = 1_000_000
+# What has run out of memory, or was killed by a person, would be killed again.
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _LARGEST_ARRAY = 1000  # what Slurm takes unless its MaxArraySize says more
 
 
@@ -170,7 +173,7 @@ class Attempt:
         self._thread = threading.Thread(target=lambda: outcome.append(attempt(job, {}, stop, origin)))
         self._thread.start()
         self._watch()
-        if outcome == [STOPPED] and job.record.read().get("exit") in (-15, 143):
+        if outcome == [STOPPED] and not stop.is_set() and job.record.read().get("exit") not in _KILLED:
             # Slurm asked every process to stop, which submitit overhears: it is about to take the machine.
             time.sleep(_TAKEN_SECONDS)
             subprocess.run(["scontrol", "requeue", _own_id()], check=True)
