@@ -12,7 +12,7 @@ from smoothadv.commands.planning import Machine, plan_sweep
 from smoothadv.datasets import get_dataset
 from smoothadv.sweeps.grid import read_grid
 
-UPDATE, STEP, VOTE, START = 3.0, 0.5, 0.01, 7.0
+UPDATE, STEP, VOTE, GRADIENT, START = 3.0, 0.5, 0.01, 0.03, 7.0
 HEAD = '[fixed]\ndataset = "digits"\narch = "digits_resnet8"\nnoise = 0.25\n'
 
 
@@ -22,6 +22,7 @@ def known(monkeypatch, workplace) -> costs._Machine:
     machine = costs._Machine(torch.device("cpu"), None)
     monkeypatch.setattr(machine, "_measure_update", lambda training: (UPDATE, STEP))
     monkeypatch.setattr(machine, "_measure_vote", lambda training, options: VOTE)
+    monkeypatch.setattr(machine, "_measure_gradient", lambda training, options: GRADIENT)
     monkeypatch.setattr(costs, "_starting_seconds", lambda plan: START)
     return machine
 
@@ -69,9 +70,24 @@ def test_certificates_and_attacks_cost_their_votes_and_gradients(known):
     )
     cost = known.cost(plan)
     assert cost.certify == pytest.approx(4 * 1000 * VOTE), "images 0, 100, 200 and 300 of 359"
-    assert cost.attack == pytest.approx(2 * 4 * (50 * VOTE + 3 * 5 * 2 * STEP)), "two logs"
+    assert cost.attack == pytest.approx(2 * 4 * (50 * VOTE + 3 * 5 * 2 * GRADIENT)), "two logs"
     assert cost.start == 3 * START, "three commands"
     assert cost.total == pytest.approx(cost.train + cost.certify + cost.attack + cost.start)
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ("", 20 * 64 * GRADIENT),
+        ("base-attack = true\n", 20 * GRADIENT),
+        ('gradient = "stein"\nnum-noise-vec = 8\n', 20 * 8 * VOTE),
+        ('target = "every"\nnum-steps = 2\nnum-noise-vec = 1\n', 9 * 2 * GRADIENT),
+        ('target = "runner-up"\nnum-steps = 2\nnum-noise-vec = 1\nrestarts = 3\n', 3 * 2 * GRADIENT),
+    ],
+)
+def test_attack_costs_what_it_computes(known, options, seconds):
+    (plan,) = plans(f"[[sweep]]\nseed = 0\n[[attack]]\nmax = 1\nepsilon = 0.5\nN = 50\n{options}")
+    assert known.cost(plan).attack == pytest.approx(50 * VOTE + seconds)
 
 
 def test_default_number_of_draws_is_counted(known):
@@ -96,6 +112,10 @@ def test_step_of_an_attack_is_measured(workplace):
     machine = costs._Machine(torch.device("cpu"), None)
     update, step = machine._measure_update(plan.training)
     assert update > 0 and step >= 0 and update + step < 1
+    (plan,) = plans("[[sweep]]\nseed = 0\n[[attack]]\nmax = 1\nepsilon = 0.5\n")
+    (attacked,) = plan.evaluations
+    vote = machine._measure_vote(plan.training, attacked.options)
+    assert 0 < vote < 1 and 0 < machine._measure_gradient(plan.training, attacked.options) < 1
 
 
 @pytest.mark.parametrize(

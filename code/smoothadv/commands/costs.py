@@ -19,13 +19,16 @@ import torch
 from tqdm import tqdm
 
 from smoothadv.architectures import get_architecture
+from smoothadv.attacks.gradients import Stein
+from smoothadv.attacks.smoothed import SmoothedAttack
+from smoothadv.attacks.targets import EVERY
 from smoothadv.commands.options import default_device, device_name
-from smoothadv.commands.planning import Plan, TrainingPlan
+from smoothadv.commands.planning import EvaluationPlan, Plan, TrainingPlan
 from smoothadv.commands.training_options import compose_evaluation
 from smoothadv.datasets import get_dataset
 from smoothadv.errors import UserError
 from smoothadv.evaluation import select_examples
-from smoothadv.inference import Arrangement, arrange, default_batch
+from smoothadv.inference import Arrangement, arrange, default_batch, default_gradient_batch
 from smoothadv.objectives import Objective
 from smoothadv.sweeps.execution import stage_environment
 from smoothadv.sweeps.grid import Grid
@@ -36,7 +39,6 @@ _REPEATS = 3
 # On a CPU an update is measured on fewer images than a batch has, but on at least so many.
 _FEWEST_IMAGES, _FEWEST_NUMBERS = 4, 2**16
 _STEPS_MEASURED = (1, 3)
-_ATTACK_STEPS, _ATTACK_DRAWS = 20, 64  # what the command attack takes by default
 _DAY, _HOUR = 86_400, 3600
 
 
@@ -76,7 +78,8 @@ def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
         f"the cheapest job takes about {_spoken(min(cost.total for cost in costs))}, "
         f"the dearest {_spoken(max(cost.total for cost in costs))}",
     ]
-    if any(options.method != "exact" for plan in plans for options in plan.evaluations if "method" in options):
+    read = [evaluation.options for plan in plans for evaluation in plan.evaluations]
+    if any(getattr(options, "method", "exact") != "exact" for options in read):
         lines.append("certifying counts all --N draws; a procedure that stops early takes fewer")
     return "\n".join(lines)
 
@@ -107,17 +110,26 @@ class _Machine:
         training = plan.training
         start = self._once("start", lambda: _starting_seconds(plan))
         update, step = self._once(_kind(training), lambda: self._measure_update(training))
-        model = (training.options.dataset, training.options.arch)
         cost = Seconds(train=self._training(training, update, step), start=start * len(plan.job.stages))
-        for options, stage in zip(plan.evaluations, plan.job.evaluations):
-            key = (*model, options.precision)
-            vote = self._once(key, lambda options=options: self._measure_vote(training, options))
-            examples = _examples(options)
-            if stage.words[0] == "certify":
-                cost += Seconds(certify=examples * (options.N0 + options.N) * vote)
-            else:
-                cost += Seconds(attack=len(stage.logs) * examples * (options.N * vote + _attack_steps(options) * step))
+        for evaluation in plan.evaluations:
+            cost += self._evaluation(training, evaluation)
         return cost
+
+    def _evaluation(self, training: TrainingPlan, evaluation: EvaluationPlan) -> Seconds:
+        """Seconds of votes, and of the gradients that attacks need."""
+        options, examples = evaluation.options, _examples(evaluation.options)
+        key = (training.options.dataset, training.options.arch, options.precision)
+        vote = self._once(("vote", key), lambda: self._measure_vote(training, options))
+        if not evaluation.attacks:
+            return Seconds(certify=examples * (options.N0 + options.N) * vote)
+        seconds = 0.0
+        for attack in evaluation.attacks:
+            passes = _passes(attack, training.description.num_classes)
+            # Estimates without gradients only ask what the classifier says.
+            is_free = isinstance(attack.attack.estimator, Stein)
+            one = vote if is_free else self._once(("gradient", key), lambda: self._measure_gradient(training, options))
+            seconds += examples * (options.N * vote + passes * one)
+        return Seconds(attack=seconds)
 
     def _training(self, training: TrainingPlan, update: float, step: float) -> float:
         """Seconds for all epochs; the first ones of a warm-up may be without an attack."""
@@ -167,11 +179,26 @@ class _Machine:
 
         return self._seconds(once) / (count * objective.copies)
 
+    def _measure_gradient(self, training: TrainingPlan, options: argparse.Namespace) -> float:
+        """Seconds of the gradient of one noisy copy, as attacks on a trained classifier compute it."""
+        shape, voter = training.description.image_shape, self._voter(training, options)
+        batch = options.attack_batch or default_gradient_batch(voter, shape, self.device)
+        image = torch.rand(1, *shape, device=self.device)
+
+        def once() -> None:
+            points = (image + torch.randn(batch, *shape, device=self.device)).requires_grad_()
+            torch.autograd.grad(voter(points).sum(), points)
+
+        return self._seconds(once) / batch
+
+    def _voter(self, training: TrainingPlan, options: argparse.Namespace) -> torch.nn.Module:
+        network = get_architecture(training.options.arch, training.description, "normalize").eval()
+        image = torch.rand(training.description.image_shape)
+        return arrange(network, Arrangement(options.precision), self.device, image)
+
     def _measure_vote(self, training: TrainingPlan, options: argparse.Namespace) -> float:
         """Seconds of a vote."""
-        network = get_architecture(training.options.arch, training.description, "normalize").eval()
-        shape = training.description.image_shape
-        voter = arrange(network, Arrangement(options.precision), self.device, torch.rand(shape))
+        shape, voter = training.description.image_shape, self._voter(training, options)
         batch = options.batch or default_batch(voter, shape, self.device)
         image = torch.rand(1, *shape, device=self.device)
 
@@ -210,13 +237,10 @@ def _with_steps(objective: Objective, steps: int) -> Objective:
     return dataclasses.replace(objective, attack=attack, num_noise_vec=1)
 
 
-def _attack_steps(options: argparse.Namespace) -> int:
-    """Gradients of noisy copies that the command attack computes for an image."""
-    return (
-        getattr(options, "--num-steps", _ATTACK_STEPS)
-        * (options.num_noise_vec or _ATTACK_DRAWS)
-        * (options.restarts or 1)
-    )
+def _passes(attack: SmoothedAttack, classes: int) -> int:
+    """How many noisy copies of an image an attack puts through the network."""
+    goals = classes - 1 if attack.target == EVERY else 1
+    return getattr(attack.attack, "num_steps", 1) * attack.num_noise_vec * attack.restarts * goals
 
 
 @cache

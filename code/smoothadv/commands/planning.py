@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smoothadv.attacks.smoothed import SmoothedAttack
 from smoothadv.certification import PROCEDURES
 from smoothadv.commands import attack, certify, train, train_pgd
 from smoothadv.commands.attacking import attack_settings
@@ -49,12 +50,20 @@ class TrainingPlan:
 
 
 @dataclass(frozen=True)
+class EvaluationPlan:
+    """What an evaluation's options describe: for an attack, one for each of its logs."""
+
+    options: argparse.Namespace
+    attacks: tuple[SmoothedAttack, ...] = ()
+
+
+@dataclass(frozen=True)
 class Plan:
     """A job, what its training and its evaluations were read as, and where in the grid it comes from."""
 
     job: Job
     training: TrainingPlan
-    evaluations: tuple[argparse.Namespace, ...]
+    evaluations: tuple[EvaluationPlan, ...]
     model: Model
 
 
@@ -215,7 +224,7 @@ class _Planner:
             processes=self.grid.processes,
             threads=self.grid.threads,
         )
-        return Plan(job, planned, tuple(options for _, options in evaluations), model)
+        return Plan(job, planned, tuple(read for _, read in evaluations), model)
 
     def _parser(self, command: str, make: Callable[[], Parser], released: bool = False) -> Parser:
         if (command, released) not in self._parsers:
@@ -254,7 +263,7 @@ class _Planner:
         said = option_words(options, _flags(parser), wanted.follower.source)
         return [*words, *said, *self.machine.words]
 
-    def _certification(self, wanted: _Evaluated) -> tuple[Evaluation, argparse.Namespace]:
+    def _certification(self, wanted: _Evaluated) -> tuple[Evaluation, EvaluationPlan]:
         place = wanted.place
         log = self.grid.logs / wanted.name / place.with_name(f"{place.name}.tsv")
         parser = self._parser("certify", certify.make_parser)
@@ -264,7 +273,7 @@ class _Planner:
             certify.refuse_foreign_procedures(parser, options)
             options.N = options.N or PROCEDURES[options.method].default_n
             settings = {**_stated(options), **self._procedure_settings(parser, options)}
-        return self._stage("certify", words, options, wanted, (log,), (settings,)), options
+        return self._stage("certify", words, options, wanted, (log,), (settings,)), EvaluationPlan(options)
 
     def _procedure_settings(self, parser: Parser, options: argparse.Namespace) -> dict[str, Any]:
         """What a manifest will say of the procedure; the tables of adaptive ones are made once."""
@@ -285,7 +294,7 @@ class _Planner:
             self._descriptions[options.dataset] = describe_dataset(options.dataset, options.data_dir)
         return self._descriptions[options.dataset]
 
-    def _attack(self, wanted: _Evaluated) -> tuple[Evaluation, argparse.Namespace]:
+    def _attack(self, wanted: _Evaluated) -> tuple[Evaluation, EvaluationPlan]:
         folder = self.grid.logs / wanted.name / "attacked" / wanted.place
         parser = self._parser("attack", attack.make_parser)
         words = self._evaluation_words(wanted, parser, folder)
@@ -299,7 +308,9 @@ class _Planner:
                 known["attack_batch"] = options.attack_batch
             settings.append({**_stated(options), "N": options.N, **known})
         logs = tuple(attacked_log(folder, made.attack.epsilon) for _, made in planned)
-        return self._stage("attack", words, options, wanted, logs, tuple(settings)), options
+        return self._stage("attack", words, options, wanted, logs, tuple(settings)), EvaluationPlan(
+            options, tuple(made for _, made in planned)
+        )
 
     def _stage(
         self,
