@@ -208,6 +208,8 @@ def _retry(parser: Parser, options: argparse.Namespace) -> None:
 
 def _work(parser: Parser, options: argparse.Namespace, kinds: Sequence[Kind]) -> None:
     """Do the jobs in one of these states; UserError if one is not done in the end."""
+    if os.name == "nt":
+        raise UserError(f"sweep {options.action} needs the locks and signals of Linux or macOS; plan and report do not")
     engine = _engine(parser, options)
     sweeps = _read(options)
     jobs = _jobs(sweeps)

@@ -23,6 +23,7 @@ _POLL_SECONDS = 0.1
 # How long another attempt at the job, which may have lost its machine, is waited for.
 _PATIENCE_SECONDS = 90.0
 _LAST_BYTES = 4096
+_REQUESTS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 DONE, STOPPED, FAILED, BUSY, BLOCKED = "done", "stopped", "failed", "busy", "blocked"
 
 
@@ -32,8 +33,8 @@ def execute(
     """Do what is missing of a job; returns DONE, STOPPED or FAILED, which its record says too, or BLOCKED by a file.
 
     ``environment`` is added to that of this process for the stages. When ``stop`` is set, the present stage is asked to
-    stop, as by SIGTERM. ``origin`` is what the record says of the engine. A stage that ends by a signal, whoever sent
-    it, is STOPPED: the same again continues it. BusyError where somebody else works on the job.
+    stop, as by SIGTERM. ``origin`` is what the record says of the engine. A stage that somebody ended by a signal is
+    STOPPED: the same again continues it. BusyError where somebody else works on the job.
     """
     record = job.record
     with record.claim(_PATIENCE_SECONDS) as lock:
@@ -54,7 +55,9 @@ def execute(
             code = _run(job, stage, environment, stop, lock)
             if code != 0:
                 line = last_line(record.log)
-                kind = STOPPED if stop.is_set() or _is_by_signal(code, line) else FAILED
+                kind = STOPPED if stop.is_set() or _is_by_request(code, line) else FAILED
+                if kind == FAILED and code < 0:
+                    line = f"ended by signal {-code}, {signal.strsignal(-code)}; before: {line}"
                 return _end(record, kind, stage, line, {**facts, "exit": code})
             if not stage.progress().is_complete:
                 return _end(record, FAILED, stage, f"ended at {stage.progress()}", facts)
@@ -84,10 +87,13 @@ def _end(record: JobRecord, kind: str, stage: Stage, line: str, facts: Mapping[s
     return kind
 
 
-def _is_by_signal(code: int, line: str) -> bool:
-    """Whether a process ended by a signal, of its own accord or not; torchrun says so in its last ``line`` only."""
-    by_number = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
-    return code < 0 or code in by_number or "SignalException" in line
+def _is_by_request(code: int, line: str) -> bool:
+    """Whether somebody wanted the process to end; torchrun says so in its last ``line`` only.
+
+    Signals that a process brings upon itself, like SIGSEGV, would come again.
+    """
+    number = -code if code < 0 else code - 128
+    return number in {getattr(signal, name, None) for name in _REQUESTS} or "SignalException" in line
 
 
 def _run(job: Job, stage: Stage, environment: Mapping[str, str], stop: threading.Event, lock: int) -> int:

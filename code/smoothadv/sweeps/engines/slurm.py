@@ -7,7 +7,6 @@ import contextlib
 import io
 import os
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -29,7 +28,7 @@ _CPUS_BESIDE_A_GPU = 8
 _TAKEN_SECONDS = 120.0
 _ALWAYS = 1_000_000
 # What has run out of memory, or was killed by a person, would be killed again.
-_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+_KILLED = (-9, 128 + 9)
 _LARGEST_ARRAY = 1000  # what Slurm takes unless its MaxArraySize says more
 
 

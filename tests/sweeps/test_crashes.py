@@ -1,0 +1,59 @@
+"""Stages that bring about their own end, jobs that a missing file blocks, and files in the way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from smoothadv.sweeps.execution import BLOCKED, DONE, FAILED, STOPPED, attempt
+from smoothadv.sweeps.jobs import Kind, state_of
+from support.sweeping import Pretended, pretended_job, pretending
+
+
+@pytest.fixture
+def pretend(tmp_path, monkeypatch) -> Mapping[str, str]:
+    """The environment of pretended stages, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return pretending(tmp_path / "pretender")
+
+
+def run(job, environment) -> str:
+    return attempt(job, environment, threading.Event())
+
+
+@pytest.mark.parametrize(("number", "name"), [(11, "Segmentation fault"), (6, "Aborted"), (7, "Bus error")])
+def test_crash_is_a_failure_that_says_so(pretend, number, name):
+    """It would come again: a scheduler must not repeat it for ever."""
+    crash = f"import os; print('nearly there', flush=True); os.kill(os.getpid(), {number})"
+    job = pretended_job(Path.cwd(), Pretended(crash, Path.cwd() / "made"))
+    assert run(job, pretend) == FAILED
+    detail = state_of(job).detail
+    assert state_of(job).kind is Kind.FAILED and f"signal {number}, {name}" in detail and "nearly there" in detail
+
+
+@pytest.mark.parametrize("number", [1, 2, 9, 10, 15])
+def test_end_that_somebody_asked_for_is_none(pretend, number):
+    asked = f"import os, signal; signal.signal({number}, signal.SIG_DFL) if {number} != 9 else 0"
+    job = pretended_job(Path.cwd(), Pretended(f"{asked}; os.kill(os.getpid(), {number})", Path.cwd() / "made"))
+    assert run(job, pretend) == STOPPED and state_of(job).kind is Kind.STOPPED
+
+
+def test_stage_whose_file_went_away_since_is_not_begun(pretend):
+    """The state was found before the engine had a machine."""
+    needed, made = Path.cwd() / "needed", Path.cwd() / "made"
+    job = pretended_job(Path.cwd(), Pretended(f"open({str(made)!r}, 'w')", made, needs=(needed,)))
+    assert run(job, pretend) == BLOCKED and not made.exists()
+    assert state_of(job).kind is Kind.BLOCKED and str(needed) in state_of(job).detail
+    needed.touch()
+    assert run(job, pretend) == DONE
+
+
+def test_file_in_the_way_of_a_jobs_folder_fails_this_job(pretend, capsys):
+    job = pretended_job(Path.cwd(), Pretended("pass", Path.cwd() / "made"))
+    (Path.cwd() / "stuck").touch()
+    job = replace(job, logs=Path.cwd() / "stuck/logs")
+    assert run(job, pretend) == FAILED and str(Path.cwd() / "stuck") in capsys.readouterr().err
