@@ -37,7 +37,7 @@ def execute(
     STOPPED: the same again continues it. BusyError where somebody else works on the job.
     """
     record = job.record
-    with record.claim(_PATIENCE_SECONDS) as lock:
+    with record.claim(_PATIENCE_SECONDS, stop) as lock:
         facts = dict(origin or {})
         # Of all stages before the first is begun: days of training would else end in what can be known now.
         for stage in job.stages:

@@ -23,6 +23,7 @@ from smoothadv.records import lock, write_json
 _SIGN_SECONDS = 15.0
 _SILENCE_SECONDS = 4 * _SIGN_SECONDS
 _LOOK_SECONDS = 0.5
+_ENDING_SECONDS = 2.0  # a process may be about to end
 
 
 class BusyError(UserError):
@@ -57,7 +58,7 @@ class JobRecord:
         is_here = content.get("host") == socket.gethostname()
         said = f"{content.get('host', 'another machine')}, process {content.get('pid', '?')}"
         try:
-            descriptor = os.open(self._lock, os.O_RDWR)
+            descriptor = os.open(self._lock, os.O_RDONLY)
         except OSError:
             return ""
         try:
@@ -70,13 +71,14 @@ class JobRecord:
         return said if content.get("state") == "running" and not is_here and age < _SILENCE_SECONDS else ""
 
     @contextlib.contextmanager
-    def claim(self, patience: float) -> Iterator[int]:
+    def claim(self, patience: float, stop: threading.Event | None = None) -> Iterator[int]:
         """Within, the job is this process's: the descriptor of its lock, which holds as long as a copy of it is open.
 
-        BusyError if somebody else has the job for longer than ``patience`` seconds.
+        What a dead process has left, and a machine that may be lost, is waited for, up to ``patience`` seconds or until
+        ``stop`` is set. BusyError if somebody has the job then, or a living process of this machine has it.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        deadline = time.monotonic() + patience
+        start = time.monotonic()
         while True:
             if not (holder := self.holder()):
                 descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o666)
@@ -85,9 +87,11 @@ class JobRecord:
                     break
                 except UserError:  # somebody was faster
                     os.close(descriptor)
-            if time.monotonic() > deadline:
+            is_alive = bool(holder) and self.read().get("host") == socket.gethostname()
+            if time.monotonic() - start > (min(patience, _ENDING_SECONDS) if is_alive else patience):
                 raise BusyError(f"{self.folder} is being worked on by {holder or 'another process'}")
-            time.sleep(_LOOK_SECONDS)
+            if (stop or threading.Event()).wait(_LOOK_SECONDS):
+                raise BusyError(f"{self.folder}: not waited for any longer")
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, descriptor)
             stack.enter_context(_signs_of_life(self._lock))
