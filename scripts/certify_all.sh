@@ -40,9 +40,14 @@ while read -r checkpoint; do
         failed=$((failed + 1))
         continue
     fi
+    which=$(basename "$name" .pth.tar)
+    [ "$which" = checkpoint ] && which= || which=${which}_
     echo "== $name, sigma $sigma"
-    python code/certify.py "$dataset" "$checkpoint" "$sigma" "$logs/$(dirname "$name")/sigma_$sigma.tsv" "$@" </dev/null \
-        || failed=$((failed + 1))
+    code=0
+    python code/certify.py "$dataset" "$checkpoint" "$sigma" "$logs/$(dirname "$name")/${which}sigma_$sigma.tsv" "$@" \
+        </dev/null || code=$?
+    [ $code -lt 128 ] || exit $code # Ctrl-C is meant for all
+    [ $code = 0 ] || failed=$((failed + 1))
 done < <(find "$models" -name '*.pth.tar' | sort)
 [ "$found" -gt 0 ] || fail "$models holds no checkpoint, a file whose name ends in .pth.tar"
 echo "$((found - failed)) of $found models are certified, in $logs"

@@ -135,3 +135,21 @@ def test_models_of_the_scripts_are_counted_right(speaking, repository):
         assert done.returncode == 0, done.stderr
         counts = [int(line.split()[-2]) for line in done.stdout.splitlines() if line.endswith(" jobs")]
         assert sum(counts) == stated and (what == "digits" or f"{stated}" in text)
+
+
+def test_checkpoints_of_one_folder_have_logs_of_their_own(speaking, tmp_path):
+    checkpoint(tmp_path / "models/a", {"dataset": "digits", "objective": {"noise_sd": 0.25}})
+    (tmp_path / "models/a/best.pth.tar").touch()
+    done = run_script(speaking, "certify_all", tmp_path / "models", tmp_path / "logs")
+    logs = {line.split()[4] for line in said(done, "certify")}
+    assert logs == {f"{tmp_path}/logs/a/{name}.tsv" for name in ("sigma_0.25", "best_sigma_0.25")}
+
+
+def test_interruption_is_meant_for_all_models(tmp_path):
+    """As if Ctrl-C had ended the first one, which it does with 130."""
+    clone = make_clone(tmp_path / "clone")
+    (clone / "code/certify.py").write_text("print('certify', flush=True)\nraise SystemExit(130)\n")
+    for name in ("a", "b"):
+        checkpoint(tmp_path / "models" / name, {"dataset": "digits", "objective": {"noise_sd": 0.25}})
+    done = run_script(clone, "certify_all", tmp_path / "models")
+    assert done.returncode == 130 and done.stdout.count("certify\n") == 1

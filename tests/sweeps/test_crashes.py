@@ -1,4 +1,4 @@
-"""Stages that bring about their own end, jobs that a missing file blocks, and files in the way."""
+"""Stages that bring about their own end, jobs that a missing file blocks, files in the way, and names of GPUs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from smoothadv.commands.sweep import visible_gpus
 from smoothadv.sweeps.execution import BLOCKED, DONE, FAILED, STOPPED, attempt
 from smoothadv.sweeps.jobs import Kind, state_of
 from support.sweeping import Pretended, pretended_job, pretending
@@ -57,3 +58,19 @@ def test_file_in_the_way_of_a_jobs_folder_fails_this_job(pretend, capsys):
     (Path.cwd() / "stuck").touch()
     job = replace(job, logs=Path.cwd() / "stuck/logs")
     assert run(job, pretend) == FAILED and str(Path.cwd() / "stuck") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("named", "count", "gpus"),
+    [
+        (None, 2, ("0", "1")),
+        ("", 0, ()),
+        ("2,3", 2, ("2", "3")),
+        ("0, 1,", 2, ("0", "1")),
+        ("0,1,-1,2", 2, ("0", "1")),
+        ("-1", 0, ()),
+        ("GPU-8f,MIG-1/2", 2, ("GPU-8f", "MIG-1/2")),
+    ],
+)
+def test_gpus_are_called_as_their_owner_calls_them(named, count, gpus):
+    assert visible_gpus(named, count) == gpus

@@ -66,9 +66,14 @@ def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
     An update is measured with one noisy copy, after no attack, one of 1 and one of 3 steps; the time of a copy and a
     step of attack is taken to be the same for all m and T. UserError where a dataset's size cannot be known.
     """
-    machine = _Machine(torch.device(device) if device else default_device(), grid.threads)
-    with tqdm(plans, "measuring", unit="job", disable=None, delay=1, leave=False) as measured:
-        costs = [machine.cost(plan) for plan in measured]
+    machine = _Machine(torch.device(device) if device else default_device())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(grid.threads or threads)
+    try:
+        with tqdm(plans, "measuring", unit="job", disable=None, delay=1, leave=False) as measured:
+            costs = [machine.cost(plan) for plan in measured]
+    finally:
+        torch.set_num_threads(threads)
     total = sum(costs, Seconds())
     parts = {"training": total.train, "certifying": total.certify, "attacking": total.attack}
     said = ", ".join(f"{name} {_spoken(seconds)}" for name, seconds in parts.items() if seconds)
@@ -92,12 +97,13 @@ def _spoken(seconds: float) -> str:
 
 
 class _Machine:
-    """Measures, once for each kind of model, what updates and votes take on ``device``."""
+    """Measures, once for each kind of model, what updates and votes take on ``device``.
 
-    def __init__(self, device: torch.device, threads: int | None) -> None:
-        self.device = device
-        if threads is not None:
-            torch.set_num_threads(threads)
+    ``processes`` is how many share the batch of an update.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.processes = device, 1
         self._known: dict[Any, Any] = {}
 
     def _once(self, key: Any, measure: Callable[[], Any]) -> Any:
@@ -109,7 +115,8 @@ class _Machine:
         """What the whole job takes."""
         training = plan.training
         start = self._once("start", lambda: _starting_seconds(plan))
-        update, step = self._once(_kind(training), lambda: self._measure_update(training))
+        self.processes = plan.job.processes
+        update, step = self._once((_kind(training), self.processes), lambda: self._measure_update(training))
         cost = Seconds(train=self._training(training, update, step), start=start * len(plan.job.stages))
         for evaluation in plan.evaluations:
             cost += self._evaluation(training, evaluation)
@@ -163,7 +170,8 @@ class _Machine:
         device, schedule = self.device, training.schedule
         shape = training.description.image_shape
         fewest = max(_FEWEST_IMAGES, _FEWEST_NUMBERS // math.prod(shape))
-        count = schedule.batch if device.type == "cuda" else min(schedule.batch, fewest)
+        own = -(-schedule.batch // self.processes)
+        count = own if device.type == "cuda" else min(own, fewest)
         network = get_architecture(training.options.arch, training.description, "normalize")
         model = training.execution.prepare(network, device)
         optimizer = torch.optim.SGD(model.parameters(), 1e-4, momentum=schedule.momentum)

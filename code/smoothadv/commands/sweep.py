@@ -237,10 +237,14 @@ def _engine(parser: Parser, options: argparse.Namespace) -> Engine:
 
 def _site(sweeps: Sequence[Sweep], options: argparse.Namespace) -> Site:
     wants_gpus = options.device != "cpu"
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = named.split(",") if named else map(str, range(torch.cuda.device_count()))
-    gpus = tuple(gpus) if wants_gpus and torch.cuda.is_available() else ()
+    gpus = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count()) if wants_gpus else ()
     return Site("-".join(sweep.grid.name for sweep in sweeps), sweeps[0].grid.logs, gpus, wants_gpus)
+
+
+def visible_gpus(named: str | None, count: int) -> tuple[str, ...]:
+    """How the ``count`` GPUs that are visible are called; ``named`` is CUDA_VISIBLE_DEVICES."""
+    names = [name.strip() for name in (named or "").split(",") if name.strip()] or [str(i) for i in range(count)]
+    return tuple(names[:count])
 
 
 def _hand_over(engine: Engine, jobs: list[Job], site: Site) -> None:

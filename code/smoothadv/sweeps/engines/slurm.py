@@ -32,9 +32,35 @@ _KILLED = (-9, 128 + 9)
 _LARGEST_ARRAY = 1000  # what Slurm takes unless its MaxArraySize says more
 
 
+_GPU_OPTIONS = {"gpus", "gpus_per_node", "gpus_per_task", "gres"}
+_OWN_OPTIONS = {
+    "time": "write --minutes",
+    "partition": "write --partition",
+    "cpus_per_task": "write --cpus",
+    **dict.fromkeys(
+        (
+            "array",
+            "error",
+            "job_name",
+            "nodes",
+            "ntasks",
+            "ntasks_per_node",
+            "open_mode",
+            "output",
+            "requeue",
+            "signal",
+        ),
+        "the sweep says that itself",
+    ),
+}
+
+
 def _key_value(text: str) -> str:
     if "=" not in text.strip("="):
         raise argparse.ArgumentTypeError(f"'{text}' is not KEY=VALUE, like account=vision or constraint=a100")
+    key = text.partition("=")[0].replace("-", "_")
+    if key in _OWN_OPTIONS:
+        raise argparse.ArgumentTypeError(f"'{text}': {_OWN_OPTIONS[key]}")
     return text
 
 
@@ -53,7 +79,10 @@ class Slurm(Engine):
         help=f"per process (default: {_CPUS_BESIDE_A_GPU} beside a GPU, else the grid's threads or 1)",
     )
     sbatch: list[str] | None = setting(
-        None, parse=_key_value, many=True, help="further options of sbatch as KEY=VALUE, like account=vision"
+        None,
+        parse=_key_value,
+        many=True,
+        help="further options of sbatch as KEY=VALUE, like account=vision, or gpus-per-node=a100:1 for a kind of GPU",
     )
     detach: bool = setting(False, help="return once the jobs are in the queue")
 
@@ -76,7 +105,7 @@ class Slurm(Engine):
         processes = max(job.processes for job in jobs)
         threads = max(job.threads or 1 for job in jobs)
         cpus = self.cpus or (_CPUS_BESIDE_A_GPU if site.wants_gpus else threads)
-        further = dict(item.split("=", 1) for item in self.sbatch or [])
+        further = {key.replace("-", "_"): value for key, value in (item.split("=", 1) for item in self.sbatch or [])}
         parameters = {
             "job_name": f"smoothadv-{site.name}",
             "time": self.minutes,
@@ -86,10 +115,11 @@ class Slurm(Engine):
             "array_parallelism": self.jobs or len(jobs),
             "additional_parameters": {"requeue": True, **further},
             "stderr_to_stdout": True,
+            "srun_args": ["--cpu-bind=none"],  # else Slurm 22.05 and later bind all to one core
         }
         if self.partition:
             parameters["partition"] = self.partition
-        if site.wants_gpus:
+        if site.wants_gpus and not further.keys() & _GPU_OPTIONS:
             parameters["gpus_per_node"] = processes
         return parameters
 
