@@ -45,6 +45,23 @@ install_requirements() {
     fi
 }
 
+# sweep_and_report PAGE GRID... [-- OPTION of `sweep.py run`...]: does what is missing of the grids and reports on what is
+# there, be it all or not; ends as the sweep did. Jobs that are left to a queue are reported on later.
+sweep_and_report() {
+    local page=$1 grids=() code=0
+    shift
+    while [ $# -gt 0 ] && [ "$1" != -- ]; do
+        grids+=("$1")
+        shift
+    done
+    [ $# -eq 0 ] || shift
+    python code/sweep.py run "${grids[@]}" "$@" || code=$?
+    case " $* " in *" --detach "*) exit $code ;; esac
+    [ $code -lt 128 ] || exit $code # Ctrl-C is meant for all
+    python code/sweep.py report "${grids[@]}" -o "$page" || exit 1
+    exit $code
+}
+
 .venv/bin/python -c '' 2>/dev/null || make_venv
 install_requirements
 export PATH="$PWD/.venv/bin:$PATH"

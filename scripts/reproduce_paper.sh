@@ -5,8 +5,8 @@
 #   bash scripts/reproduce_paper.sh WHAT [OPTION of `sweep.py run`...]
 #
 # WHAT is cifar10 (424 models), imagenet (27), extras (pre-training and self-training on CIFAR-10: 784), or digits, which
-# shows in some minutes of two cores that everything works. docs/replication.md sets the paper's tables beside their
-# commands. Interrupted, it continues with what is missing.
+# shows in some minutes of two cores that everything works. The cost is that of all models, one at a time on this machine.
+# docs/replication.md sets the paper's tables beside their commands. Interrupted, it continues with what is missing.
 set -euo pipefail
 grids() { printf 'scripts/grids/%s.toml\n' "$@"; }
 case ${1-} in
@@ -28,5 +28,4 @@ python code/sweep.py plan "${all[@]}"
 if [ "$what" = extras ]; then # the others start from these models
     python code/sweep.py run "${all[0]}" "$@"
 fi
-python code/sweep.py run "${all[@]}" "$@"
-python code/sweep.py report "${all[@]}" -o "logs/reproduced_$what.html"
+sweep_and_report "logs/reproduced_$what.html" "${all[@]}" -- "$@"

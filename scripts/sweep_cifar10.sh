@@ -10,6 +10,5 @@
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
 
-grids=(scripts/grids/{vanilla-baselines,paper-cifar10-pgd,paper-cifar10-ddn,paper-cifar10-mtrain}.toml)
-python code/sweep.py run "${grids[@]}" "$@"
-python code/sweep.py report "${grids[@]}" -o logs/sweep_cifar10.html
+sweep_and_report logs/sweep_cifar10.html \
+    scripts/grids/{vanilla-baselines,paper-cifar10-pgd,paper-cifar10-ddn,paper-cifar10-mtrain}.toml -- "$@"

@@ -8,5 +8,4 @@
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
 
-python code/sweep.py run scripts/grids/paper-imagenet.toml "$@"
-python code/sweep.py report scripts/grids/paper-imagenet.toml -o logs/sweep_imagenet.html
+sweep_and_report logs/sweep_imagenet.html scripts/grids/paper-imagenet.toml -- "$@"

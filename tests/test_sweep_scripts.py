@@ -111,9 +111,14 @@ def test_script_goes_from_grids_to_a_report(speaking, script):
         assert (call[-2:] == ["--engine", "slurm"]) == (call[1] == "run")
 
 
-def test_failed_sweep_is_not_reported(speaking):
+def test_failed_jobs_are_no_reason_not_to_report_on_the_others(speaking):
     done = run_script(speaking, "sweep_imagenet", "fails")
-    assert done.returncode == 1 and len(said(done, "sweep")) == 1
+    assert done.returncode == 1 and [line.split()[1] for line in said(done, "sweep")] == ["run", "report"]
+
+
+def test_jobs_that_are_left_to_a_queue_are_not_reported_on(speaking):
+    done = run_script(speaking, "sweep_imagenet", "--engine", "slurm", "--detach")
+    assert done.returncode == 0 and [line.split()[1] for line in said(done, "sweep")] == ["run"]
 
 
 @pytest.mark.parametrize("what", [[], ["mnist"]])

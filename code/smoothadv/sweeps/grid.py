@@ -162,7 +162,7 @@ def _models(path: Path, content: Options) -> Iterator[Model]:
     _check_options(f"grid {path}, [fixed]", fixed, _NEVER)
     for number, table in enumerate(content["sweep"], start=1):
         source = f"grid {path}, [[sweep]] {number}"
-        group = table.get("group", path.stem)
+        group = table.get("group", path.stem.replace("=", "-"))
         if not isinstance(group, str) or not group or "=" in group:
             raise UserError(f"{source}: 'group' is to be a text without '=', found {group!r}")
         own = {key: value for key, value in table.items() if key != "group"}

@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ from smoothadv.sweeps.jobs import Job
 
 _POLL_SECONDS = 2.0
 _KNOCK_SECONDS = 5.0
+_HEALTH_SECONDS = 60.0
 # The head is given up before Ray does it, which would end this process without an exception after 60 s.
 _HEAD_GONE_SECONDS = 20.0
 # How long jobs are waited for that were told to stop: a training finishes its update and saves.
@@ -54,6 +56,8 @@ class Ray(Engine):
     def run(self, jobs: Sequence[Job], site: Site, ended: Ended) -> None:
         address = self._found_address()
         ray = _ray(address)
+        if address is not None and not _is_head(address):
+            raise UserError(f"--address {address}: what answers there is no Ray head, whose port is 6379 by default")
         # A Ray of our own has the GPUs that are here, perhaps none.
         wants_gpus = site.wants_gpus and (address is not None or bool(site.gpus))
         gpus = max(job.processes for job in jobs) if wants_gpus else 0
@@ -121,6 +125,16 @@ def _answers(address: str) -> bool:
         return True
     except (OSError, ValueError):
         return False
+
+
+def _is_head(address: str) -> bool:
+    """Whether a Ray head answers at the address; Ray itself would ask anything else for minutes."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_HEALTH_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from smoothadv.sweeps.jobs import Job
 from smoothadv.sweeps.records import BusyError
 
 _POLL_SECONDS = 2.0
+_QUESTIONS, _PAUSE_SECONDS = 10, 15.0
 _CPUS_BESIDE_A_GPU = 8
 # How long a job whose stage was told to stop waits for Slurm to end it, before it asks for another turn itself.
 _TAKEN_SECONDS = 120.0
@@ -127,7 +128,7 @@ class Slurm(Engine):
     def _wait(jobs: list[Job], ids: dict[str, str], ended: Ended) -> None:
         """Tell of each job when it has left the queue; how it ended is on the disk."""
         while jobs:
-            queue = _queue()
+            queue = _queue_at_last()
             for job in [job for job in jobs if ids[job.key] not in queue]:
                 jobs.remove(job)
                 said = job.record.read().get("state", STOPPED)
@@ -174,6 +175,16 @@ def _queue() -> set[str]:
     except subprocess.CalledProcessError as error:
         raise UserError(f"squeue: {' '.join(error.stderr.split()) or 'failed'}") from None
     return set(done.stdout.split())
+
+
+def _queue_at_last() -> set[str]:
+    """As ``_queue``, but a controller that is busy or restarted is asked again for a while."""
+    for _ in range(_QUESTIONS - 1):
+        try:
+            return _queue()
+        except UserError:
+            time.sleep(_PAUSE_SECONDS)
+    return _queue()
 
 
 def _note_queued(job: Job, identity: str, before: dict[str, Any]) -> None:

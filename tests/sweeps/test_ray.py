@@ -1,0 +1,205 @@
+"""Sweeps on a real Ray: whichever of its machines is lost, the models and logs are those of an undisturbed sweep."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.commands import ENVIRONMENT
+from support.ray_cluster import HEAD, RayCluster, why_not
+from support.sweep_runs import (
+    NAMES,
+    Running,
+    attempts,
+    audit,
+    everything_said,
+    in_training,
+    job_log,
+    lay_out,
+    ran,
+    stages,
+    started,
+    undisturbed,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+RUN = ["run", "--engine", "ray", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory) -> Path:
+    return undisturbed(tmp_path_factory.mktemp("reference"))
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return lay_out(tmp_path / "sweep")
+
+
+@pytest.fixture
+def cluster(tmp_path) -> Iterator[RayCluster]:
+    """Two nodes that run two jobs each."""
+    with RayCluster(tmp_path / "ray", cpus=2) as running:
+        yield running
+
+
+@pytest.fixture
+def own_ray() -> Iterator[dict[str, str]]:
+    """The environment in which a sweep that starts Ray itself does so away from all others."""
+    place = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # a socket's path has at most 107 characters
+    others = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("RAY_")}
+    yield {**others, "RAY_TMPDIR": place, "RAY_USAGE_STATS_ENABLED": "0"}
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def on(cluster: RayCluster) -> tuple[list[str], dict[str, str]]:
+    """What it takes to run a sweep on a cluster: further options and the environment."""
+    return [*RUN, "--address", cluster.address], {**ENVIRONMENT, **cluster.environment}
+
+
+def assert_done(running: Running, reference: Path, count: int = 4) -> None:
+    """All is done, the command says so of each job that it did, and nothing shows of what happened."""
+    assert running.wait() == 0, running.err + everything_said(running.folder)
+    assert running.out.splitlines()[-2] == "tiny: 4 jobs: 4 done" and running.err == ""
+    assert running.out.count("  done    ") == count, running.out
+    audit(running.folder, reference)
+
+
+def stages_by_name(folder: Path) -> dict[str, int]:
+    """The process of each job's present stage."""
+    return {name: process for name in NAMES for process in stages(folder, name)}
+
+
+def trains_everywhere(folder: Path) -> bool:
+    return len(in_training(folder)) == len(stages_by_name(folder)) == 4
+
+
+def test_jobs_of_a_lost_node_are_done_on_another(cluster, folder, reference):
+    """Everything on one of two nodes dies at once while all four jobs train. 70 seconds."""
+    words, environment = on(cluster)
+    with started(folder, *words, environment=environment) as running:
+        running.wait_until(lambda: trains_everywhere(folder))
+        working = stages_by_name(folder)
+        killed = cluster.kill_node(0)
+        lost = [name for name in NAMES if working[name] in killed]
+        assert_done(running, reference)
+    assert len(lost) == 2
+    assert [attempts(folder, name) for name in NAMES] == [1 + (name in lost) for name in NAMES]
+    assert all("resuming" in job_log(folder, name) for name in lost)
+
+
+def test_jobs_of_a_lost_raylet_are_done_on_another_node(cluster, folder, reference):
+    """Ray's process on a node dies, and its workers with it: their stages stop by themselves. 70 seconds."""
+    words, environment = on(cluster)
+    with started(folder, *words, environment=environment) as running:
+        running.wait_until(lambda: trains_everywhere(folder))
+        working = stages_by_name(folder)
+        there = cluster.processes(0)
+        os.kill(cluster.raylet(0), signal.SIGKILL)
+        lost = [name for name in NAMES if working[name] in there]
+        assert_done(running, reference)
+    assert len(lost) == 2
+    assert [attempts(folder, name) for name in NAMES] == [1 + (name in lost) for name in NAMES]
+    for name in lost:
+        first, _, second = job_log(folder, name).partition("stopped by SIGTERM")
+        assert "resuming" not in first and "resuming" in second, job_log(folder, name)
+
+
+def test_sweep_starts_ray_itself(own_ray, folder, reference):
+    """40 seconds."""
+    with started(folder, *RUN, environment=own_ray) as running:
+        assert_done(running, reference)
+    assert [attempts(folder, name) for name in NAMES] == [1] * 4
+    assert (folder / "logs/tiny/ray.log").exists()
+
+
+def test_lost_head_ends_the_sweep_and_another_one_takes_it_on(folder, reference, tmp_path):
+    """80 seconds."""
+    with RayCluster(tmp_path / "ray", cpus=2) as cluster:
+        words, environment = on(cluster)
+        with started(folder, *words, environment=environment) as running:
+            running.wait_until(lambda: trains_everywhere(folder))
+            cluster.kill_node(HEAD)
+            assert running.wait(90) == 1
+        assert running.err.startswith("error: ") and running.err.count("\n") == 1, running.err
+        assert cluster.address in running.err and "gone" in running.err
+    with RayCluster(tmp_path / "another", cpus=2) as cluster:
+        words, environment = on(cluster)
+        left = ran(folder, "status").out.count("| stopped |")
+        with started(folder, *words, environment=environment) as running:
+            assert_done(running, reference, left)
+
+
+def assert_interrupted(running: Running, at_once: int = 4) -> None:
+    """Ctrl-C ends the command and all that it has started, and no work is lost."""
+    running.wait_until(lambda: len(in_training(running.folder)) == at_once)
+    running.interrupt()
+    assert running.wait(60) == 130
+    assert running.err.count("interrupted") == 1 and "Traceback" not in running.err, running.err
+    assert stages(running.folder) == []
+    assert [attempts(running.folder, name) for name in NAMES].count(1) == at_once
+    assert sum("stopped by SIGTERM" in job_log(running.folder, name) for name in NAMES) == at_once
+    said = ran(running.folder, "status").out
+    assert f"{at_once} stopped" in said.splitlines()[-1] and "running" not in said, said
+
+
+def test_interrupted_sweep_stops_its_jobs_on_the_cluster(cluster, folder, reference):
+    """60 seconds."""
+    words, environment = on(cluster)
+    with started(folder, *words, environment=environment) as running:
+        assert_interrupted(running)
+    with started(folder, *words, environment=environment) as running:
+        assert_done(running, reference)
+    assert [attempts(folder, name) for name in NAMES] == [2] * 4
+
+
+def test_interrupted_sweep_stops_the_ray_that_it_has_started(own_ray, folder, reference):
+    """Two jobs run, for this machine may have few CPUs. 60 seconds."""
+    with started(folder, *RUN, "--jobs", 2, environment=own_ray) as running:
+        assert_interrupted(running, 2)
+    deadline = time.monotonic() + 30
+    while left := started_under(own_ray["RAY_TMPDIR"]):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+    with started(folder, *RUN, environment=own_ray) as running:
+        assert_done(running, reference)
+
+
+def started_under(place: str) -> list[str]:
+    """The command lines of living processes that have RAY_TMPDIR from a sweep."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"RAY_TMPDIR={place}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append((entry / "cmdline").read_bytes().decode(errors="replace"))
+        except OSError:
+            continue
+    return [words for words in found if words]
+
+
+@pytest.mark.parametrize("way", ["option", "variable"])
+def test_nobody_at_the_address_is_said_at_once(folder, own_ray, way):
+    options = ["--address", "127.0.0.1:1"] if way == "option" else []
+    environment = {**own_ray, "RAY_ADDRESS": "127.0.0.1:1"} if way == "variable" else own_ray
+    done = ran(folder, *RUN, *options, environment=environment)
+    assert done.process.returncode == 1
+    assert done.err.startswith("error: --address 127.0.0.1:1: ") and done.err.count("\n") == 1, done.err
+    assert "ray start --head" in done.err
+    assert not (folder / "logs").exists() and not (folder / "models").exists()
+
+
+def test_gpus_that_no_machine_has_are_said_at_once(cluster, folder):
+    """GPUs are wanted unless the CPU is asked for, for this machine need not be one of those that compute."""
+    words, environment = on(cluster)
+    done = ran(folder, *[word for word in words if word not in ("--device", "cpu")], environment=environment)
+    assert done.process.returncode == 1
+    assert done.err == "error: no machine of this Ray has 1 GPUs; --device cpu does without\n"
+    assert not (folder / "models").exists()
+    assert ran(folder, "status").out.endswith("tiny: 4 jobs: 4 waiting\n")

@@ -1,0 +1,252 @@
+"""Sweeps on a real Slurm: whatever is done to their jobs, the models and logs are those of an undisturbed sweep."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.slurm import Cluster, why_not
+from support.sweep_runs import (
+    NAMES,
+    Running,
+    artefacts,
+    attempts,
+    audit,
+    everything_said,
+    in_training,
+    job_log,
+    lay_out,
+    ran,
+    stages,
+    started,
+    undisturbed,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
+IN_QUEUE = {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED", "STOPPED"}
+RUN = ["run", "--engine", "slurm", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory) -> Path:
+    return undisturbed(tmp_path_factory.mktemp("reference"))
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("slurm")) as running:
+        yield running
+
+
+@pytest.fixture
+def cluster(shared) -> Iterator[Cluster]:
+    """Slurm without a job, before and after."""
+    yield shared
+    for number in queue(shared):
+        shared.run("scancel", "--full", "--signal=KILL", number)
+        shared.run("scancel", number)
+    shared.wait_until(lambda: not queue(shared))
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return lay_out(tmp_path / "sweep")
+
+
+def queue(cluster: Cluster) -> list[str]:
+    """The jobs that wait or run."""
+    return [number for number, state in cluster.jobs().items() if state in IN_QUEUE]
+
+
+def job_id(folder: Path, name: str) -> str:
+    """The number that Slurm has given to a job, once its record says so."""
+    record = folder / "logs/tiny" / name / "job.json"
+    found = re.search('"id": "([0-9_]+)"', record.read_text()) if record.exists() else None
+    return found[1] if found else ""
+
+
+def restarts(cluster: Cluster, folder: Path) -> dict[str, int]:
+    """How often each job was put into the queue again."""
+    return {name: int(cluster.job(job_id(folder, name))["Restarts"]) for name in NAMES}
+
+
+def assert_done(running: Running, reference: Path) -> None:
+    """All is done, the command says so, and nothing shows of what happened."""
+    assert running.wait() == 0, running.err + everything_said(running.folder)
+    assert running.out.splitlines()[-2] == "tiny: 4 jobs: 4 done" and running.err == ""
+    assert [running.out.count(f"done    {name}\n") for name in NAMES] == [1] * 4
+    audit(running.folder, reference)
+
+
+def assert_went_on(folder: Path, name: str) -> None:
+    """A training was stopped by SIGTERM, and later went on from what it had saved."""
+    first, _, second = job_log(folder, name).partition("stopped by SIGTERM")
+    assert "resuming" not in first and "resuming" in second, job_log(folder, name)
+
+
+def test_preempted_jobs_go_on(cluster, folder, reference):
+    """A job of more right takes both nodes while they train. 60 seconds."""
+    with started(folder, *RUN, environment=cluster.environment) as running:
+        running.wait_until(lambda: in_training(folder))
+        command = ["--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]
+        other = str(cluster.submit(*command, cwd=cluster.folder))
+        cluster.wait_until(lambda: cluster.jobs()[other] == "COMPLETED")
+        assert_done(running, reference)
+    requeued = [name for name, count in restarts(cluster, folder).items() if count]
+    stopped = [name for name in requeued if "stopped by SIGTERM" in job_log(folder, name)]
+    assert stopped
+    for name in stopped:
+        assert_went_on(folder, name)
+
+
+def watcher_of(stage: int) -> int:
+    """The process that has started a stage."""
+    parent = int(Path(f"/proc/{stage}/stat").read_text().rpartition(")")[2].split()[1])
+    assert "submitit.core._submit" in Path(f"/proc/{parent}/cmdline").read_text().split("\0")
+    return parent
+
+
+def test_killed_job_is_told_of_and_done_by_the_same_command(cluster, folder, reference):
+    """One job's stage and its watcher die at the same moment, without a word. 80 seconds."""
+    with started(folder, *RUN, environment=cluster.environment) as running:
+        running.wait_until(lambda: in_training(folder))
+        killed = in_training(folder)[0]
+        (stage,) = stages(folder, killed)
+        doomed = [watcher_of(stage), stage]
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for process in doomed:
+                os.kill(process, number)
+        assert running.wait() == 1
+    others = [name for name in NAMES if name != killed]
+    assert f"stopped {killed}\n" in running.out and "tiny: 4 jobs: 1 stopped, 3 done" in running.out
+    assert [running.out.count(f"done    {name}\n") for name in others] == [1] * 3
+    assert running.err.startswith("error: 1 of 4 jobs are not done") and running.err.count("\n") == 1
+    said = ran(folder, "status", environment=cluster.environment).out
+    assert re.search(rf"\| stopped *\| {killed} *\| train: [0-9]+ of 20 epochs", said), said
+
+    before = {path: moment for path, moment in artefacts(folder).items() if killed not in path}
+    again = ran(folder, *RUN, environment=cluster.environment)
+    assert again.process.returncode == 0, again.err + everything_said(folder)
+    assert f"1/1  {again.out.split('1/1  ')[1].split()[0]}  done    {killed}\n" in again.out
+    assert {path: moment for path, moment in artefacts(folder).items() if path in before} == before
+    assert len(before) == 15 and [attempts(folder, name) for name in NAMES] == [1 + (name == killed) for name in NAMES]
+    audit(folder, reference)
+
+
+def test_jobs_of_a_lost_node_go_on_at_another(cluster, folder, reference):
+    """A minute and a half, half of it until Slurm has noticed."""
+    with started(folder, *RUN, environment=cluster.environment) as running:
+        running.wait_until(lambda: len(in_training(folder)) == 4)
+        on_n1 = [name for name in NAMES if cluster.job(job_id(folder, name))["NodeList"] == "n1"]
+        try:
+            cluster.lose("n1")
+            cluster.wait_until(lambda: all(restarts(cluster, folder)[name] for name in on_n1))
+            for name in on_n1:  # else not before two minutes have passed
+                cluster.run("scontrol", "update", f"JobId={job_id(folder, name)}", "StartTime=now")
+            assert_done(running, reference)
+        finally:
+            cluster.recover("n1")
+            cluster.wait_until(
+                lambda: cluster.run("sinfo", "-h", "-N", "-p", "low", "-o", "%T").split() == ["idle"] * 2
+            )
+    assert len(on_n1) == 2 and restarts(cluster, folder) == {name: int(name in on_n1) for name in NAMES}
+    for name in on_n1:
+        assert attempts(folder, name) == 2 and "resuming" in job_log(folder, name)
+        assert cluster.job(job_id(folder, name))["NodeList"] == "n0"
+
+
+def test_detached_sweep_is_left_to_slurm_and_submitted_once(cluster, folder, reference):
+    """40 seconds."""
+    first = ran(folder, *RUN, "--detach", environment=cluster.environment)
+    assert (first.process.returncode, first.err) == (0, "")
+    assert len(queue(cluster)) == 4
+    second = ran(folder, *RUN, "--detach", environment=cluster.environment)
+    assert (second.process.returncode, second.err) == (0, "")
+    found = re.search("(?:([0-9]) of them are with the engine already\n)?nothing to do\n", second.out)
+    running = re.search("([0-9]) running", second.out)
+    assert found and int(found[1] or 0) + int(running[1] if running else 0) == 4, second.out
+    assert len(queue(cluster)) == 4
+    cluster.wait_until(lambda: not queue(cluster), 120)
+    status = ran(folder, "status", environment=cluster.environment)
+    assert status.process.returncode == 0 and status.out.endswith("\ntiny: 4 jobs: 4 done\n")
+    assert [attempts(folder, name) for name in NAMES] == [1] * 4
+    audit(folder, reference)
+
+
+def test_job_that_slurm_warns_saves_and_comes_back(cluster, folder, reference):
+    """By the signal that submitit has Slurm send before a job's time is over. 60 seconds."""
+    with started(folder, *RUN, environment=cluster.environment) as running:
+        running.wait_until(lambda: in_training(folder))
+        warned = in_training(folder)[0]
+        cluster.run("scancel", "--signal=USR2", job_id(folder, warned))
+        running.wait_until(lambda: "stopped by SIGTERM" in job_log(folder, warned))
+        assert_done(running, reference)
+    assert restarts(cluster, folder) == {name: int(name == warned) for name in NAMES}
+    assert_went_on(folder, warned)
+    assert attempts(folder, warned) == 2
+
+
+def test_interrupted_sweep_leaves_its_jobs_to_slurm(cluster, folder, reference):
+    """50 seconds."""
+    with started(folder, *RUN, environment=cluster.environment) as running:
+        running.wait_until(lambda: in_training(folder))
+        running.interrupt()
+        assert running.wait() == 130
+    assert "interrupted" in running.err and "Traceback" not in running.err
+    assert len(queue(cluster)) == 4
+    cluster.wait_until(lambda: not queue(cluster), 120)
+    again = ran(folder, *RUN, environment=cluster.environment)
+    assert again.process.returncode == 0 and "tiny: 4 jobs: 4 done\nnothing to do\n" in again.out
+    assert [attempts(folder, name) for name in NAMES] == [1] * 4
+    audit(folder, reference)
+
+
+def without(program: str, folder: Path, cluster: Cluster) -> dict[str, str]:
+    """The environment of a machine that lacks one of Slurm's programs."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for name in ("sbatch", "srun", "squeue", "scontrol", "scancel"):
+        found = shutil.which(name, path=cluster.environment["PATH"])
+        if name != program:
+            (programs / name).symlink_to(found)
+    return {**cluster.environment, "PATH": str(programs)}
+
+
+@pytest.mark.parametrize("what", ["no such partition", "no sbatch", "no squeue", "nobody answers"])
+def test_what_cannot_be_submitted_is_said_in_one_line(cluster, folder, tmp_path, what):
+    options, environment = [], cluster.environment
+    if what == "no such partition":
+        options, words = ["--partition", "absent"], ["sbatch", "partition"]
+    elif what == "nobody answers":
+        (tmp_path / "slurm.conf").write_text("ClusterName=none\nSlurmctldHost=localhost\nSlurmctldPort=1\n")
+        environment, words = {**environment, "SLURM_CONF": str(tmp_path / "slurm.conf")}, ["Unable to contact"]
+    else:
+        program = what.split()[1]
+        environment, words = without(program, tmp_path, cluster), [f"no {program} here"]
+    before = {path for path in folder.rglob("*")}
+    done = ran(folder, *RUN, *options, environment=environment)
+    assert done.process.returncode == 1
+    assert done.err.startswith("error: ") and done.err.count("\n") == 1, done.err
+    assert [word for word in words if word not in done.err] == []
+    left = {path for path in folder.rglob("*")} - before
+    assert [path for path in left if path.name.startswith("job.")] == [], "nothing is said of any job"
+    assert queue(cluster) == []
+    status = ran(folder, "status", environment=cluster.environment)
+    assert status.process.returncode == 0 and status.out.endswith("tiny: 4 jobs: 4 waiting\n")
+
+
+def test_job_at_its_time_limit_goes_on(cluster, tmp_path):
+    """With the shortest limit that Slurm knows, the warning comes within half a minute of each start. A minute."""
+    folder = lay_out(tmp_path / "long", epochs=100_000)
+    only = ["--only", f"*{NAMES[0]}", "--minutes", 1]
+    with started(folder, *RUN, *only, environment=cluster.environment) as running:
+        running.wait_until(lambda: "resuming" in job_log(folder, NAMES[0]), 150)
+        (number,) = queue(cluster)
+        assert int(cluster.job(number)["Restarts"]) >= 1
+        assert_went_on(folder, NAMES[0])
