@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.gradients import Estimate, Stein, expected_loss, noisy_logits, plug_in
-from smoothadv.attacks.micro_batches import FixedShape, InParts, combined, rows_per_pass
+from smoothadv.attacks.micro_batches import FixedShape, InParts, combined, places_in_pass, rows_per_pass
 from smoothadv.attacks.pgd import PGD
 from smoothadv.attacks.smoothed import SmoothedAttack
 from support.models import Recorder
@@ -195,3 +195,34 @@ def test_whole_attacks_are_the_same_for_every_batch(name, attack):
     # A part forgotten would be noticed: six draws instead of seven.
     fewer = SmoothedAttack(attack, SIGMA, 6)(model, points, labels)
     assert (fewer - results[0]).abs().max() > 1e-6
+
+
+INDICES = st.lists(st.integers(0, 2**40), min_size=1, max_size=40, unique=True)
+
+
+@reproducible
+@given(INDICES, st.integers(1, 70))
+def test_place_in_a_pass_is_a_function_of_the_index(indices, places):
+    waiting = dict(enumerate(indices))
+    placed = places_in_pass(waiting, places)
+    assert len(placed) == places and placed.count(0) == 1, "the first in line is never left out"
+    seated = [row for row in placed if row is not None]
+    assert len(set(seated)) == len(seated)
+    for place, row in enumerate(placed):
+        if row is not None:
+            alone = places_in_pass({5: indices[row]}, places)
+            assert alone.index(5) == place and alone.count(None) == places - 1
+
+
+@pytest.mark.parametrize("places", [2, 5, 16, 64])
+@pytest.mark.parametrize("skip", [1, 2, 3, 20, 64, 100])
+def test_four_passes_worth_of_a_dataset_take_few_more_than_four(places, skip):
+    """Any selection that takes every n-th image fills the places evenly; the worst of many beginnings is looked at."""
+    for first in range(0, 50_000, 1_237):
+        waiting = {row: first + skip * row for row in range(4 * places)}
+        passes = 0
+        while waiting:
+            passes += 1
+            for row in places_in_pass(waiting, places):
+                waiting.pop(row, None)
+        assert passes <= 7

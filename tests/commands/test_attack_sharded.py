@@ -227,9 +227,9 @@ def test_torchrun_finishes_what_one_process_began(attack, workplace, whole, monk
     assert files(workplace / "out") == OUTPUT
 
 
-@pytest.mark.parametrize(("workers", "examples", "group"), [(None, 500, 64), (2, 500, 62), (8, 500, 15), (8, 20, 1)])
+@pytest.mark.parametrize(("workers", "examples", "group"), [(None, 500, 256), (2, 500, 62), (8, 500, 15), (8, 20, 1)])
 def test_no_process_takes_so_many_images_at_once_that_others_have_none(workers, examples, group):
-    """Each gets some four turns; alone, a process attacks as many together as share a pass."""
+    """Each gets some four turns; alone, a process attacks as many together as fill some passes."""
     attack = SmoothedAttack(PGD(0.5, 2), 0.25, batch=64)
     job = SimpleNamespace(workers=workers and SimpleNamespace(size=workers), indices=range(examples))
     assert shared_with(attack, job)["group"] == group

@@ -58,10 +58,12 @@ class DDN(GradientAttack):
         best = torch.zeros_like(problem.inputs)
         clean = problem.estimate(best) if self._updates else None
         logits = problem.logits(best) if clean is None else clean.logits
-        open_ones = (~self._adversarial(logits, problem.labels)).nonzero().squeeze(1)
-        if clean is None or len(open_ones) == 0:
+        is_open = ~self._adversarial(logits, problem.labels)
+        if clean is None or not bool(is_open.any()):
             return best
-        best[open_ones] = self._search(problem.of(open_ones), unit(clean.gradient[open_ones]))
+        rows = (is_open | problem.keeps_places).nonzero().squeeze(1)
+        found = self._search(problem.of(rows), unit(clean.gradient[rows]))
+        best[rows] = torch.where(per_example(is_open[rows], found), found, 0.0)
         return best
 
     @property

@@ -11,6 +11,7 @@ import torch
 
 from smoothadv.attacks.geometry import Randomness, project_ball, project_box
 from smoothadv.attacks.gradients import Estimate, GradientEstimator, frozen, no_noise, noisy_logits, plug_in
+from smoothadv.attacks.micro_batches import FixedShape
 from smoothadv.settings import perturbation_size, positive_int, setting
 
 
@@ -39,6 +40,11 @@ class Problem:
     def logits(self, v: torch.Tensor) -> torch.Tensor:
         """The logits [B, m, K] at inputs + v, where no gradient is needed."""
         return noisy_logits(self.model, self.inputs + v, self.noise)
+
+    @property
+    def keeps_places(self) -> bool:
+        """Whether no example may be left out, as each has its place in a pass, which is as large without it."""
+        return isinstance(self.model, FixedShape)
 
     def of(self, rows: torch.Tensor) -> Problem:
         """The same for the examples with the numbers ``rows``."""

@@ -1,13 +1,14 @@
 """Attacks within a memory budget: gradients over many noisy copies from passes of few, all of one shape.
 
-Kernels may round differently with another shape. Every pass over the model has the same one, padded where too few
-copies are left, so that an adversarial example does not depend on which others are attacked beside it.
+Kernels may round differently with another shape, and in another row of the same shape (matrix products do, on some
+CPUs). Every pass over the model has the same shape, padded where too few copies are left, and each example its place
+in it, so that an adversarial example does not depend on which others are attacked beside it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,25 @@ def rows_per_pass(copies: int, batch: int) -> int:
     Whole examples where at least one fits in; otherwise parts of one that are as equal as can be.
     """
     return batch // copies * copies if copies <= batch else math.ceil(copies / math.ceil(copies / batch))
+
+
+def places_in_pass(waiting: Mapping[int, int], places: int) -> list[int | None]:
+    """Which row of those that wait, {row: index of the example}, goes into each place of a pass.
+
+    The first in line of those whose index has that place; None where there is none.
+    """
+    placed: dict[int, int] = {}
+    for row, index in waiting.items():
+        placed.setdefault(_place(int(index), places), row)
+    return [placed.get(place) for place in range(places)]
+
+
+def _place(index: int, places: int) -> int:
+    """A place from 0 to ``places`` - 1, which indices with any common difference fill evenly.
+
+    The fractional part of index / golden ratio, in 64 bits (Knuth, The Art of Computer Programming, section 6.4).
+    """
+    return (index * 0x9E3779B97F4A7C15 % 2**64) * places >> 64
 
 
 class FixedShape(nn.Module):

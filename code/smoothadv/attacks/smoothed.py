@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from smoothadv.attacks.geometry import per_example, uniform_in_ball
 from smoothadv.attacks.gradient_attack import GradientAttack
 from smoothadv.attacks.gradients import Stein, frozen, no_noise, noisy_logits, smoothed_loss
-from smoothadv.attacks.micro_batches import FixedShape, InParts, rows_per_pass
+from smoothadv.attacks.micro_batches import FixedShape, InParts, places_in_pass, rows_per_pass
 from smoothadv.attacks.targets import EVERY, KNOWN_TARGETS, TARGET_RULES
 from smoothadv.errors import NonFiniteError, UserError
 from smoothadv.memory import first_line, free_cached_memory, is_out_of_memory
@@ -63,7 +63,11 @@ class SmoothedAttack:
 
     @property
     def examples_per_pass(self) -> int:
-        """How many examples share a pass over the model: a caller gains nothing from giving fewer, or more."""
+        """How many examples share a pass over the model.
+
+        Each has a place of its own there, by its index: where calls name indices, several times as many leave fewer
+        places empty.
+        """
         return max(1, self.batch // self.num_noise_vec)
 
     def __call__(
@@ -136,15 +140,18 @@ class SmoothedAttack:
     ) -> torch.Tensor:
         """``work`` on as many examples at a time as share a pass; on fewer once memory has run out.
 
+        Kernels round alike for the same shape and the same place in it: examples with indices are given both.
         ValueError where the model has fewer than ``classes``.
         """
         # Without indices a batch stands for itself, and need not be padded to the shape of others.
         is_padded = indices is not None
         indices = range(len(inputs)) if indices is None else indices
-        results, start = [], 0
-        while start < len(inputs):
-            group = list(range(start, min(start + self.examples_per_pass, len(inputs))))
-            rows = group + group[:1] * (is_padded * (self.examples_per_pass - len(group)))
+        results: dict[int, torch.Tensor] = {}
+        waiting = list(range(len(inputs)))
+        while waiting:
+            count = self.examples_per_pass
+            placed = places_in_pass({row: indices[row] for row in waiting}, count) if is_padded else waiting[:count]
+            rows = [waiting[0] if row is None else row for row in placed]
             parts = [None if values is None else values[rows] for values in more]
             try:
                 shape = rows_per_pass(self.num_noise_vec, self.batch)
@@ -152,15 +159,15 @@ class SmoothedAttack:
                 seen = FixedShape(model, shape, classes)
                 with frozen(model):
                     found = work(seen, inputs[rows], labels[rows], [indices[row] for row in rows], *parts)
-                results.append(found[: len(group)])
-                start += len(group)
+                results |= {row: result for row, result in zip(placed, found) if row is not None}
+                waiting = [row for row in waiting if row not in results]
                 continue
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 reason = first_line(error)
             self._halve(reason, inputs.device)  # here, where the error no longer holds what was allocated
-        return torch.cat(results) if results else inputs.detach()
+        return torch.stack([results[row] for row in range(len(inputs))]) if results else inputs.detach()
 
     def _classes_needed(self, labels: torch.Tensor, targets: torch.Tensor | None) -> int:
         """How many classes the model must have for the labels and targets to be among them."""

@@ -28,7 +28,8 @@ from smoothadv.settings import Setting, batch_size, positive_int
 from smoothadv.voting import Poll
 
 BASE = "base"
-_MOST_EXAMPLES, _TURNS = 64, 4
+_MOST_EXAMPLES, _PASSES, _TURNS = 64, 4, 4
+_ENOUGH_FOR_A_CPU = 16  # images, above which a pass takes in proportion longer
 
 
 def add_evaluation_attack(
@@ -144,6 +145,8 @@ def attack_settings(attack: SmoothedAttack | None) -> dict[str, Any]:
 def shared_with(attack: SmoothedAttack, job: SmoothingJob) -> dict[str, Any]:
     """What an ``Evaluation`` must know of an attack beside its ballots."""
     group = attack.examples_per_pass
+    if group > 1:  # of the places of one pass, its own examples would fill but half
+        group *= _PASSES
     if job.workers is not None:  # a process that takes many images leaves others without any
         group = max(1, min(group, len(job.indices) // (_TURNS * job.workers.size)))
     return {
@@ -164,6 +167,8 @@ def fit_to_job(parser: Parser, attack: SmoothedAttack, job: SmoothingJob, option
         batch = default_gradient_batch(job.attacked, shape, job.device, alike)
         # More images in a pass would be attacked for nothing where it is interrupted, or shared out among processes.
         batch = min(batch, _MOST_EXAMPLES * attack.num_noise_vec)
+        if job.device.type == "cpu" and attack.num_noise_vec >= _ENOUGH_FOR_A_CPU:
+            batch = min(batch, attack.num_noise_vec)  # a pass of one example has no place that could stay empty
     attack.batch = batch if job.workers is None else job.workers.agree("attack_batch", batch)
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
 
