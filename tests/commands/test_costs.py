@@ -111,7 +111,7 @@ def test_step_of_an_attack_is_measured(workplace):
     (plan,) = plans('attack = "PGD"\nepsilon = 0.5\nnum-steps = 4\nbatch = 64\n[[sweep]]\nseed = 0\n')
     machine = costs._Machine(torch.device("cpu"))
     update, step = machine._measure_update(plan.training)
-    assert update > 0 and step >= 0 and update + step < 1
+    assert update > 0 and update >= step >= 0 and update + step < 1
     (plan,) = plans("[[sweep]]\nseed = 0\n[[attack]]\nmax = 1\nepsilon = 0.5\n")
     (attacked,) = plan.evaluations
     vote = machine._measure_vote(plan.training, attacked.options)

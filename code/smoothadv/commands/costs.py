@@ -164,7 +164,9 @@ class _Machine:
             self._update_seconds(training, _with_steps(training.objective, count)) for count in _STEPS_MEASURED
         )
         step = max(many - few, 0.0) / (_STEPS_MEASURED[1] - _STEPS_MEASURED[0])
-        return max(few - _STEPS_MEASURED[0] * step, 0.0), step
+        # On a busy machine the difference may be anything, but an update is one more forward and backward pass.
+        step = min(step, few / (_STEPS_MEASURED[0] + 1))
+        return few - _STEPS_MEASURED[0] * step, step
 
     def _update_seconds(self, training: TrainingPlan, objective: Objective) -> float:
         device, schedule = self.device, training.schedule
