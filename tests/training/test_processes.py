@@ -264,7 +264,7 @@ def test_who_this_process_is_stands_in_the_environment(monkeypatch):
         monkeypatch.setenv(name, value)
     processes = Processes(launched=True)
     assert (processes.rank, processes.size, processes.local_rank) == (5, 8, 1)
-    assert not processes.is_first and not processes.is_continued()
+    assert not processes.is_first and processes.launch is None
     # Without torchrun the same environment, which a batch system may have set, means nothing.
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     assert (join_processes().rank, join_processes().size) == (0, 1)
@@ -275,8 +275,7 @@ def test_one_process_alone_exchanges_nothing():
     with processes.connected(CPU), processes.first_goes_first():
         processes.average_gradients(model)
         processes.share_state(model)
-        processes.note_checkpoint()
-        assert processes.total(values) is values and not processes.is_continued()
+        assert processes.total(values) is values and processes.launch is None
         assert processes.decision(7) == 7 and processes.received("this") == "this"
         processes.share_buffers(model)
         assert not torch.distributed.is_initialized()

@@ -45,7 +45,7 @@ from smoothadv.errors import UserError
 from smoothadv.noise import derive_generator
 from smoothadv.objectives import Objective
 from smoothadv.records import CHECKPOINT, provenance
-from smoothadv.training import Data, Execution, Processes, RunFolder, Schedule, Training, join_processes
+from smoothadv.training import Data, Execution, Processes, RunFolder, Schedule, Training, ended, join_processes
 from smoothadv.workers import own_device
 
 _EXAMPLES = """examples:
@@ -90,12 +90,13 @@ def training_parser(
 
 def train_command(parser: Parser, arguments: list[str] | None) -> int:
     """The command behind train and train_pgd."""
-    return run(
+    code = run(
         parser,
         lambda options: _train(parser, options),
         arguments,
         interrupted="with --resume the same command continues from the last checkpoint",
     )
+    return ended(code)
 
 
 @dataclass(frozen=True)
@@ -180,11 +181,11 @@ def _run(job: _Job) -> None:
         "epochs": job.schedule.epochs,
         "device": device_name(job.device),
         "processes": processes.size,
+        **({"launch": processes.launch} if processes.launch is not None else {}),
         "arguments": {name: _plain(value) for name, value in vars(options).items() if name != "command"},
         **provenance(options.command),
     }
-    existing = "resume" if processes.is_continued() else options.existing
-    folder = RunFolder(options.outdir, _facts(job), _recipe(job), this_run, existing)
+    folder = RunFolder(options.outdir, _facts(job), _recipe(job), this_run, options.existing)
     with contextlib.ExitStack() as stack:
         with processes.first_goes_first():
             if processes.is_first:

@@ -3,8 +3,18 @@
 from smoothadv.training.evaluate import Evaluation
 from smoothadv.training.execution import Execution
 from smoothadv.training.loop import Data, Training
-from smoothadv.training.processes import Processes, join_processes
+from smoothadv.training.processes import Processes, ended, join_processes
 from smoothadv.training.run_folder import RunFolder
 from smoothadv.training.schedule import Schedule
 
-__all__ = ["Data", "Evaluation", "Execution", "Processes", "RunFolder", "Schedule", "Training", "join_processes"]
+__all__ = [
+    "Data",
+    "Evaluation",
+    "Execution",
+    "Processes",
+    "RunFolder",
+    "Schedule",
+    "Training",
+    "ended",
+    "join_processes",
+]

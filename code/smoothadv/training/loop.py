@@ -240,7 +240,6 @@ class Training:
     def _save(self, within_epoch: dict[str, Any] | None) -> None:
         if self.processes.is_first:
             self.run.save(self.model, self.optimizer, self.history, within_epoch)
-            self.processes.note_checkpoint()
         self.last_save = time.monotonic()
 
     def _note_bad_loss(self, seen: Tally, number: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +19,8 @@ class Processes:
     """This process among its equals. ``rank`` counts from 0; the first one writes and decides."""
 
     rank, local_rank, size = 0, 0, 1
+    launch: str | None = None
+    """What the processes of one torchrun have in common, once connected: also those started in place of others."""
     # Torchrun starts all processes again after one has failed.
     _attempt = 0
     _blocks = 0
@@ -31,15 +35,6 @@ class Processes:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def note_checkpoint(self) -> None:
-        """Remember, beyond a restart, that this run has written a checkpoint."""
-        if self.is_first and self.size > 1:
-            self._store.set("checkpoint", "written")
-
-    def is_continued(self) -> bool:
-        """Whether torchrun started these processes in place of earlier ones that have written a checkpoint."""
-        return self.size > 1 and self._attempt > 0 and self._store.check(["checkpoint"])
-
     @contextlib.contextmanager
     def connected(self, device: torch.device):
         """Within, they can exchange tensors on ``device``, NCCL's if it is a GPU, and on the CPU."""
@@ -49,6 +44,7 @@ class Processes:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         self._store, *_ = next(iter(distributed.rendezvous("env://")))
+        self.launch = self._store.compare_set("launch", "", secrets.token_hex(8)).decode()
         # torchrun's store outlives a restart, and with it the addresses of processes that are no more.
         self._exchange = distributed.PrefixStore(f"attempt {self._attempt}", self._store)
         distributed.init_process_group(
@@ -157,3 +153,16 @@ def _spread(together: torch.Tensor, tensors: list[torch.Tensor]) -> None:
 def join_processes() -> Processes:
     """The processes that torchrun started, or this one alone."""
     return Processes(launched=distributed.is_available() and distributed.is_torchelastic_launched())
+
+
+def ended(code: int) -> int:
+    """The exit code of this process; of several, each ends here with it.
+
+    Python's own end may find a thread of gloo still at work, once in some thirty trainings on a busy machine, and would
+    abort a process that has done all there was to do.
+    """
+    if join_processes().size > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code

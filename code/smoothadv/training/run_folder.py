@@ -31,7 +31,8 @@ class RunFolder:
     ``recipe`` is the flat record of all that decides the weights: a run is resumed only under an equal
     one. ``run`` describes this process (command, versions, ...): checkpoint and arguments file list every
     run that trained. ``existing`` says what to do with a run that is already there: "refuse", "resume" or
-    "overwrite". It is found out on entering the context, which holds the folder's lock.
+    "overwrite". It is found out on entering the context, which holds the folder's lock. What the same "launch" of
+    torchrun has saved, as ``run`` says, is always resumed: these processes were started in place of earlier ones.
     """
 
     def __init__(
@@ -66,6 +67,12 @@ class RunFolder:
         self._lock.close()
 
     def _open_existing(self) -> None:
+        launch, saved = self.runs[0].get("launch"), None
+        if launch is not None:
+            with contextlib.suppress(UserError):  # one that cannot be read is not of this launch
+                saved = read_checkpoint(self.checkpoint)
+                if any(run.get("launch") == launch for run in saved.get("runs", [])):
+                    self.existing = "resume"
         if self.existing == "refuse":
             raise UserError(
                 f"{self.folder} already holds a trained model ({CHECKPOINT}): add --resume to continue it, "
@@ -73,7 +80,7 @@ class RunFolder:
             )
         if self.existing == "overwrite":
             return  # the first checkpoint takes the old one's place: until then nothing is lost
-        saved = read_checkpoint(self.checkpoint)
+        saved = saved or read_checkpoint(self.checkpoint)
         if "recipe" not in saved:
             raise UserError(
                 f"cannot resume {self.folder}: its checkpoint was not written by smoothadv; name another folder"
