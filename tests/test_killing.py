@@ -70,9 +70,12 @@ def tear(log: Path, moments: random.Random) -> None:
 
 def kill_at_random(process, log: Path, earliest: int, startup: float, moments: random.Random) -> None:
     """Kill a process a moment after the log has reached a random row; one in five within the seconds of its start."""
+    before = whole_rows(log)
     try:
         if moments.random() < 0.2:
-            time.sleep(moments.uniform(0, startup))
+            end = time.monotonic() + moments.uniform(0, startup)
+            # Where starting takes less than that, few rows are to be written.
+            wait_until(lambda: time.monotonic() > end or whole_rows(log) > before + 5, process)
         else:
             row = moments.randrange(earliest, earliest + 10)
             wait_until(lambda: whole_rows(log) >= row, process)
