@@ -9,8 +9,8 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, as_completed
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,12 +179,12 @@ def test_whatever_ends_the_engine_stops_what_runs_and_begins_nothing_more(monkey
         stopped.append(job.name)
         return STOPPED
 
-    def waiting(futures: Iterable[Future]) -> Iterator[Future]:
+    def waiting(futures: set[Future], *more: object) -> tuple[set[Future], set[Future]]:
         handed_out.set()
-        return as_completed(futures)
+        return wait(futures, *more)
 
     monkeypatch.setattr(local, "attempt", running)
-    monkeypatch.setattr(local, "as_completed", waiting)
+    monkeypatch.setattr(local, "wait", waiting)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(ZeroDivisionError if cause == "a defect" else KeyboardInterrupt):

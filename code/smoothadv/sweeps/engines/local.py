@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from smoothadv.errors import UserError
@@ -13,6 +13,9 @@ from smoothadv.sweeps.engines import ENGINES
 from smoothadv.sweeps.engines.engine import Ended, Engine, Site
 from smoothadv.sweeps.execution import attempt
 from smoothadv.sweeps.jobs import Job
+
+# Ctrl-C is heard that soon even if the system has told another thread of it.
+_POLL_SECONDS = 1.0
 
 
 @ENGINES.register("local")
@@ -29,8 +32,11 @@ class Local(Engine):
         with ThreadPoolExecutor(len(groups)) as pool:
             try:
                 futures = {pool.submit(self._one, job, free, stop): job for job in jobs}
-                for future in as_completed(futures):
-                    ended(futures[future], future.result())
+                waiting = set(futures)
+                while waiting:
+                    done, waiting = wait(waiting, _POLL_SECONDS, FIRST_COMPLETED)
+                    for future in done:
+                        ended(futures[future], future.result())
             except BaseException:
                 stop.set()
                 pool.shutdown(cancel_futures=True)  # waits until the stages have stopped
