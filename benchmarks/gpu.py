@@ -1,0 +1,356 @@
+"""Speed on an accelerator: certification and training against the plain loops and against what the chip can do.
+
+    python benchmarks/gpu.py                               # everything; some 15 minutes of one GPU
+    python benchmarks/gpu.py --only certify --archs cifar_resnet110 --precision bf16 fp16 --modes compiled
+    python benchmarks/gpu.py --smoke --device cpu          # seconds: whether it runs
+
+Plain are Cohen et al.'s sampling loop and the released SmoothAdv update, eager in float32 (convolutions in TF32, as
+PyTorch does it by default, unless the line says fp32). All variants of a case run in this process, in turns; ratios and
+rates are medians over rounds. Rates count whole work: noise drawn, votes counted, weights updated. "graph" replays the
+forward pass of a batch as a CUDA graph, which the commands do not do: it says what launching kernels costs.
+
+The ceiling of a case is the smaller of measured copy bandwidth over its bytes and measured matrix speed over its FLOP;
+bytes are those of activations that fused kernels would still have to move.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+
+import plain_training
+import torch
+from certification_speed import DATASETS, SIGMA, counting, settled
+from plain_certification import count_votes, gaussian
+from training_speed import EPSILON, PLAIN, batch_of, sgd, updating
+
+from smoothadv.architectures import get_architecture
+from smoothadv.attacks import ATTACKS
+from smoothadv.datasets import describe_dataset
+from smoothadv.inference import PRECISIONS, Arrangement, arrange
+from smoothadv.noise import GaussianNoise, training_noise
+from smoothadv.objectives import OBJECTIVES
+from smoothadv.training import Execution, Processes
+from smoothadv.training.update import Update
+from smoothadv.voting import VoteCounter
+
+# (method, T, m) of SmoothAdv's updates.
+UPDATES = {"PGD T=2 m=1": ("PGD", 2, 1), "PGD T=4 m=4": ("PGD", 4, 4), "PGD T=10 m=8": ("PGD", 10, 8)}
+UPDATES["DDN T=4 m=1"] = ("DDN", 4, 1)
+MODES = ("eager", "compiled", "graph")
+TRAINING_PRECISIONS = ("fp32", "tf32", "bf16")
+CERTIFICATION_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+PLAIN_BATCH = {"cifar_resnet110": 1000, "resnet50": 200}
+
+
+@dataclass(frozen=True)
+class Work:
+    """FLOP and bytes, of 2-byte activations, per image: of a forward pass, a step of an attack, an update.
+
+    ResNet-110 at 32x32 and ResNet-50 at 224x224: every convolution reads its input and writes its output once, and what
+    follows it (normalization, sum, ReLU) is done on the way; an update also keeps the inputs of normalizations.
+    """
+
+    flop: tuple[float, float, float]
+    bytes: tuple[float, float, float]
+
+
+WORK = {
+    "cifar_resnet110": Work((0.506e9, 1.01e9, 1.52e9), (5.3e6, 11.3e6, 32e6)),
+    "resnet50": Work((8.18e9, 16.4e9, 24.5e9), (56.6e6, 121e6, 340e6)),
+}
+
+
+@dataclass
+class Measurement:
+    """What came of one variant: images per second, how many times plain, share of the ceiling, peak memory in MiB."""
+
+    case: str
+    precision: str
+    mode: str
+    batch: int
+    rate: float = 0.0
+    ratio: float = 0.0
+    of_ceiling: float | None = None
+    memory: float | None = None
+    trouble: str = ""
+
+
+@dataclass
+class Variant:
+    """Something to be timed: ``run`` processes ``images`` images."""
+
+    measurement: Measurement
+    run: Callable[[], None]
+    images: int
+
+
+@contextlib.contextmanager
+def matrix_precision(precision: str) -> Iterator[None]:
+    """Within, float32 is float32 for "fp32"; for others convolutions may use TF32, PyTorch's default."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def product_precision(precision: str) -> str:
+    """What the commands call it."""
+    return "fp32" if precision == "tf32" else precision
+
+
+class Replayed(torch.nn.Module):
+    """The module as a CUDA graph of one batch's kernels."""
+
+    def __init__(self, module: torch.nn.Module, example: torch.Tensor) -> None:
+        super().__init__()
+        self._input = example.clone(memory_format=torch.preserve_format)
+        with torch.inference_mode():
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    module(self._input)
+            torch.cuda.current_stream().wait_stream(stream)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._output = module(self._input)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self._input.copy_(images)
+        self._graph.replay()
+        return self._output
+
+
+def certifications(arch: str, options: argparse.Namespace) -> list[Variant]:
+    """The plain loop, then ours in every precision, mode and batch."""
+    dataset, device = DATASETS.get(arch, "cifar10"), options.device
+    description = describe_dataset(dataset)
+    network, shape, classes = settled(arch, dataset, device), description.image_shape, description.num_classes
+    image = torch.rand(shape, device=device)
+    case, plain_batch = f"certify {arch}", min(PLAIN_BATCH.get(arch, 400), options.draws)
+    variants = [
+        Variant(
+            Measurement(case, precision, "plain", plain_batch),
+            lambda: count_votes(network, image, options.draws, plain_batch, classes, gaussian(SIGMA)),
+            options.draws,
+        )
+        for precision in ("tf32", "fp32")[: 1 + (device.type == "cuda")]
+    ]
+    for precision in options.precision:
+        for mode in options.modes:
+            voter = arrange(network, Arrangement(product_precision(precision), mode == "compiled"), device)
+            for batch in options.batches:
+                chosen = voter
+                if mode == "graph":
+                    example = torch.rand(batch, *shape, device=device).contiguous(memory_format=torch.channels_last)
+                    with matrix_precision(precision):
+                        chosen = Replayed(voter, example)
+                counter = VoteCounter(chosen, classes, batch, device)
+                draws = -(-options.draws // batch) * batch
+                run = counting(counter, GaussianNoise(SIGMA, 0), image, draws)
+                variants.append(Variant(Measurement(case, precision, mode, batch), run, draws))
+    return variants
+
+
+def updates(name: str, options: argparse.Namespace) -> list[Variant]:
+    """The released update, then ours in every precision and mode."""
+    method, steps, copies = UPDATES[name]
+    arch, device, size = options.training_arch, options.device, options.training_batch
+    torch.manual_seed(0)
+    network = get_architecture(arch, "cifar10").to(device)
+    with torch.no_grad():  # statistics of normalization as of noisy images
+        for _ in range(10):
+            network(torch.rand(64, 3, 32, 32, device=device) + SIGMA * torch.randn(64, 3, 32, 32, device=device))
+    images, labels = batch_of(network, size, device)
+    plain, attack = copy.deepcopy(network), PLAIN[method](EPSILON, steps)
+    optimizer = sgd(plain)
+
+    def plainly() -> None:
+        part = size // copies
+        for start in range(0, part * copies, part):
+            chosen = slice(start, start + part)
+            noise = training_noise(images[chosen], copies, SIGMA, None)
+            plain_training.update(plain, optimizer, images[chosen], labels[chosen], noise, attack)
+
+    case = f"train {arch} {name}"
+    variants = [Variant(Measurement(case, "tf32", "plain", size), plainly, size)]
+    for precision in options.precision:
+        if precision not in TRAINING_PRECISIONS:
+            continue
+        for mode in options.modes:
+            if mode == "graph":
+                continue
+            execution = Execution(product_precision(precision), mode == "compiled")
+            model = execution.prepare(copy.deepcopy(network), device)
+            objective = OBJECTIVES["smoothadv"](ATTACKS[method](EPSILON, steps), SIGMA, copies, warmup=0)
+            update = Update(model, objective, sgd(model), execution, Processes(), device, images[:2])
+            run = updating(update, images, labels)
+            variants.append(Variant(Measurement(case, precision, mode, size), run, size))
+    return variants
+
+
+def measured(variants: list[Variant], options: argparse.Namespace) -> list[Measurement]:
+    """All variants in turns, ``rounds`` times after a first; one that fails says why and is left out."""
+    times: dict[int, list[float]] = {}
+    for number, variant in enumerate(variants):
+        try:
+            if options.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            seconds(variant, options.device)
+            seconds(variant, options.device)
+            times[number] = []
+            if options.device.type == "cuda":
+                variant.measurement.memory = torch.cuda.max_memory_allocated() / 2**20
+        except Exception as error:  # of one variant: the others are still worth their time
+            variant.measurement.trouble = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    for _ in range(options.rounds):
+        for number in times:
+            times[number].append(seconds(variants[number], options.device) / variants[number].images)
+    for number, own in times.items():
+        measurement = variants[number].measurement
+        measurement.rate = statistics.median(1 / each for each in own)
+        if 0 in times:
+            measurement.ratio = statistics.median(plain / each for plain, each in zip(times[0], own))
+    return [variant.measurement for variant in variants]
+
+
+def seconds(variant: Variant, device: torch.device) -> float:
+    """Of the clock on the wall, the device idle before and after."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    with matrix_precision(variant.measurement.precision):
+        variant.run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def ceilings(device: torch.device, size: int) -> dict[str, float]:
+    """Measured: bytes per second of a copy (read and written), FLOP per second of a product of square matrices."""
+    source = torch.empty(16 * size * size, device=device)
+    target = torch.empty_like(source)
+    found = {"copy": 2 * source.nbytes / quickest(lambda: target.copy_(source), device)}
+    for precision, dtype in {"fp32": torch.float32, "tf32": torch.float32, **PRECISIONS}.items():
+        dtype = torch.float32 if precision in ("fp32", "tf32") else dtype
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        one, other = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        found[precision] = 2 * size**3 / quickest(lambda one=one, other=other: one @ other, device)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return found
+
+
+def quickest(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of the quickest of ten runs, after two."""
+    times = []
+    for _ in range(12):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return min(times[2:])
+
+
+def relate(measurement: Measurement, found: dict[str, float]) -> None:
+    """Set the share of the ceiling, where the work of the case is known."""
+    kind, arch, *name = measurement.case.split(" ", 2)
+    if arch not in WORK or not measurement.rate:
+        return
+    work = WORK[arch]
+    if kind == "certify":
+        flop, moved = work.flop[0], work.bytes[0]
+    else:
+        _, steps, copies = UPDATES[name[0]]
+        flop, moved = (copies * (steps * each[1] + each[2]) for each in (work.flop, work.bytes))
+    moved *= 2 if measurement.precision in ("fp32", "tf32") else 1
+    ceiling = min(found["copy"] / moved, found[measurement.precision] / flop)
+    measurement.of_ceiling = measurement.rate / ceiling
+
+
+def page(facts: dict[str, object], found: dict[str, float], measurements: list[Measurement]) -> str:
+    """The results as Markdown."""
+    lines = [f"# Speed on {facts['device']}", "", ", ".join(f"{key} {value}" for key, value in facts.items()), ""]
+    lines += [f"Measured ceilings: copy {found['copy'] / 1e9:,.0f} GB/s; matrix products in TFLOP/s: "]
+    lines[-1] += ", ".join(f"{name} {rate / 1e12:,.1f}" for name, rate in found.items() if name != "copy")
+    lines += ["", "| case | precision | mode | batch | images/s | x plain | of the ceiling | peak MiB |"]
+    lines += ["|---|---|---|---:|---:|---:|---:|---:|"]
+    for each in measurements:
+        share = "" if each.of_ceiling is None else f"{each.of_ceiling:.1%}"
+        memory = "" if each.memory is None else f"{each.memory:,.0f}"
+        said = each.trouble or f"{each.rate:,.1f} | {each.ratio:.2f} | {share} | {memory}"
+        lines.append(f"| {each.case} | {each.precision} | {each.mode} | {each.batch} | {said} |")
+    return "\n".join(lines) + "\n"
+
+
+def parsed(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line; --smoke makes all sizes tiny."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--smoke", action="store_true", help="tiny networks and sizes: whether everything runs")
+    parser.add_argument("--only", nargs="+", choices=("certify", "train"), default=["certify", "train"])
+    parser.add_argument("--archs", nargs="+", default=["cifar_resnet110", "resnet50"], help="to certify with")
+    parser.add_argument("--training-arch", default="cifar_resnet110")
+    parser.add_argument("--cases", nargs="+", choices=list(UPDATES), default=list(UPDATES), help="of training")
+    parser.add_argument("--precision", nargs="+", choices=CERTIFICATION_PRECISIONS, default=["tf32", "bf16", "fp16"])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["eager", "compiled", "graph"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1024, 4096], help="to certify with")
+    parser.add_argument("--draws", type=int, default=16_384, help="per round and variant")
+    parser.add_argument("--training-batch", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder for JSON and Markdown")
+    options = parser.parse_args(arguments)
+    if options.smoke:
+        options.archs, options.training_arch = ["cifar_resnet20"], "cifar_resnet20"
+        options.batches, options.draws, options.training_batch, options.rounds = [4], 8, 8, 1
+    if options.device.type == "cuda" and not torch.cuda.is_available():
+        parser.error("there is no GPU here: --smoke --device cpu shows whether the benchmark runs")
+    if options.device.type == "cpu":
+        options.modes = [mode for mode in options.modes if mode != "graph"]
+    return options
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, print and write."""
+    options = parsed(arguments)
+    device = options.device
+    name = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
+    facts = {"device": name, "date": date.today().isoformat(), "PyTorch": torch.__version__}
+    facts |= {"CUDA": torch.version.cuda, "Python": platform.python_version(), "rounds": options.rounds}
+    found = ceilings(device, 256 if options.smoke else 8192)
+    measurements: list[Measurement] = []
+    stem = options.out / f"gpu_{facts['date']}_{name.replace(' ', '_')}"
+    options.out.mkdir(parents=True, exist_ok=True)
+    cases = [(certifications, arch) for arch in options.archs if "certify" in options.only]
+    cases += [(updates, case) for case in options.cases if "train" in options.only]
+    for make, case in cases:
+        done = measured(make(case, options), options)
+        for each in done:
+            relate(each, found)
+        measurements += done
+        # After each case: what was measured is not lost with the machine.
+        content = {"facts": facts, "ceilings": found, "measurements": [asdict(each) for each in measurements]}
+        stem.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
+        stem.with_suffix(".md").write_text(page(facts, found, measurements))
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    print(page(facts, found, measurements), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""The benchmarks for accelerators run from end to end on a CPU, in small: their figures mean nothing there."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from support.commands import CODE, rows, run_process, succeed
+
+BENCHMARKS = CODE.parent / "benchmarks"
+CLASSES = ("airplane", "cat", "ship")
+
+
+def run_benchmark(name: str, folder: Path, *words: object):
+    return run_process([sys.executable, str(BENCHMARKS / f"{name}.py"), *map(str, words)], folder)
+
+
+@pytest.fixture
+def imported(monkeypatch) -> Callable[[str], ModuleType]:
+    """A benchmark as a module, which finds those beside it."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+@pytest.mark.parametrize("mode", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_speed_of_everything_is_measured_and_written(tmp_path, mode):
+    """Twenty seconds; compiled, two minutes."""
+    words = ["--smoke", "--device", "cpu", "--precision", "fp32", "bf16", "--modes", mode, "--out", "out"]
+    done = run_benchmark("gpu", tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    written, page = sorted((tmp_path / "out").iterdir())
+    assert written.suffix == ".json" and page.suffix == ".md" and done.stdout == page.read_text()
+    content = json.loads(written.read_text())
+    assert {"device", "date", "PyTorch", "Python"} <= content["facts"].keys()
+    assert min(content["ceilings"].values()) > 0
+    seen = {(each["case"].split()[0], each["precision"], each["mode"]) for each in content["measurements"]}
+    assert {("certify", "tf32", "plain"), ("certify", "bf16", mode), ("train", "bf16", mode)} <= seen
+    trained = [each for each in content["measurements"] if each["case"].startswith("train")]
+    assert len({each["case"] for each in trained}) == 4 and all(each["batch"] == 8 for each in trained)
+    for each in content["measurements"]:
+        assert each["trouble"] == "" and each["rate"] > 0 and each["ratio"] > 0
+        assert each["mode"] != "plain" or each["ratio"] == pytest.approx(1) or each["precision"] == "fp32"
+
+
+def test_variant_that_fails_is_named_and_the_others_are_measured(imported):
+    gpu = imported("gpu")
+    options = gpu.parsed(["--smoke", "--device", "cpu"])
+
+    def broken() -> None:
+        raise RuntimeError("no such kernel\nand more")
+
+    made = [
+        gpu.Variant(gpu.Measurement("certify x", "tf32", mode, 1), run, 10)
+        for mode, run in [("plain", lambda: sum(range(1000))), ("eager", broken), ("compiled", lambda: sum(range(10)))]
+    ]
+    plain, failed, other = gpu.measured(made, options)
+    assert failed.trouble == "RuntimeError: no such kernel" and failed.rate == 0
+    assert plain.ratio == 1 and other.rate > 0 and other.ratio > 1
+    assert "| RuntimeError: no such kernel |" in gpu.page({"device": "x"}, {"copy": 1.0}, [failed])
+
+
+def test_share_of_the_ceiling_is_that_of_whichever_is_lower(imported):
+    """ResNet-110 moves 5.3 MB and computes 0.506 GFLOP per image in half precision, twice the bytes in float32."""
+    gpu = imported("gpu")
+    found = {"copy": 5.3e9, "bf16": 1e15, "tf32": 1e15}
+    for precision, rate, share in [("bf16", 500.0, 0.5), ("tf32", 500.0, 1.0)]:
+        measurement = gpu.Measurement("certify cifar_resnet110", precision, "eager", 1, rate)
+        gpu.relate(measurement, found)
+        assert measurement.of_ceiling == pytest.approx(share)
+    found = {"copy": 1e18, "bf16": 3.54e9}
+    measurement = gpu.Measurement("train cifar_resnet110 PGD T=2 m=1", "bf16", "eager", 1, 0.25)
+    gpu.relate(measurement, found)
+    assert measurement.of_ceiling == pytest.approx(0.25), "two steps of 1.01 GFLOP and an update of 1.52"
+
+
+def certificates(predictions: list[int], radii: list[float]) -> pd.DataFrame:
+    count = len(predictions)
+    labels = np.ones(count, dtype=np.int64)
+    predicted = np.array(predictions)
+    return pd.DataFrame(
+        {
+            "idx": np.arange(count),
+            "label": labels,
+            "predict": predicted,
+            "radius": np.array(radii),
+            "correct": (predicted == labels).astype(np.int64),
+        }
+    )
+
+
+def test_agreement_counts_classes_and_radii(imported):
+    agreement = imported("precision_agreement").agreement
+    reference = certificates([1, 1, 2, -1, 1], [0.5, 0.75, 0.1, 0.0, 0.25])
+    other = certificates([1, 1, 2, 1, -1], [0.5, 0.7, 0.1, 0.3, 0.0])
+    found = agreement(reference, other)
+    assert (found.images, found.other_class, found.other_radius) == (5, 2, 1)
+    assert found.largest == pytest.approx(0.05) and found.mean == pytest.approx(0.05 / 3)
+    assert found.accuracy == pytest.approx((0, 0, 0, -20, 0))
+    assert agreement(reference, reference).other_radius == 0
+    with pytest.raises(ValueError, match="different images"):
+        agreement(reference, certificates([1], [0.5]))
+
+
+def test_certificates_of_precisions_are_compared(tmp_path):
+    """Twenty seconds. The second time nothing is certified again."""
+    succeed("train", "digits", "digits_resnet8", tmp_path / "model", "--epochs", 1, "--noise", 0.25, "--device", "cpu")
+    words = ["digits", "model/checkpoint.pth.tar", 0.25, "logs", "--precisions", "bf16", "--device", "cpu"]
+    done = run_benchmark("precision_agreement", tmp_path, *words, "--N", 100, "--skip", 30)
+    assert done.returncode == 0, done.stderr
+    assert [len(rows(tmp_path / f"logs/{name}.tsv")) for name in ("fp32", "bf16")] == [12, 12]
+    assert (tmp_path / "logs/agreement.md").read_text() in done.stdout and "| bf16 | 12 | " in done.stdout
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> Path:
+    """An archive of images of three classes, each of a colour of its own."""
+    folder = tmp_path_factory.mktemp("images")
+    generator = np.random.default_rng(0)
+    with tarfile.open(folder / "images.tar.xz", "w:xz") as archive:
+        for split, count in [("train", 20), ("test", 20)]:
+            for label, name in enumerate(CLASSES):
+                place = folder / split / name
+                place.mkdir(parents=True)
+                for number in range(count):
+                    pixels = generator.integers(0, 100, (32, 32, 3), dtype=np.uint8)
+                    pixels[..., label] += 150
+                    Image.fromarray(pixels).save(place / f"{number:04d}.jpg")
+            archive.add(folder / split, split)
+    return folder / "images.tar.xz"
+
+
+def test_cifar10_is_reproduced_from_images_to_tables(images, tmp_path):
+    """Forty seconds: two models, each certified twice and attacked, a report, and the page."""
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- cifar10 reproduction: begin -->\nold\n<!-- cifar10 reproduction: end -->\nafter\n")
+    words = [images, "--smoke", "--folder", "made", "--page", page]
+    done = run_benchmark("cifar10_reproduction", tmp_path, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = (tmp_path / "made/results.md").read_text()
+    assert "sigma = 0.5, exact:" in text and "sigma = 0.5, adaptive:" in text and text.count("against Gaussian") == 2
+    assert page.read_text() == (
+        "before\n<!-- cifar10 reproduction: begin -->\n\n" + text + "\n<!-- cifar10 reproduction: end -->\nafter\n"
+    )
+    assert "Upper envelopes" in (tmp_path / "made/report.html").read_text()
+    logs = sorted((tmp_path / "made/logs").rglob("sigma_0.50*.tsv"))
+    assert len(logs) == 4 and all(len(rows(log)) == 6 for log in logs)
+
+
+def test_cifar10_is_stopped_in_time(images, tmp_path):
+    """Without a page or a table before all is done."""
+    stopped = run_benchmark("cifar10_reproduction", tmp_path, images, "--smoke", "--folder", "other", "--minutes", 0.1)
+    assert stopped.returncode == 143 and not (tmp_path / "other/results.md").exists()
+    assert (
+        "the same command again continues" in stopped.stdout and (tmp_path / "other/images/train/cat/0000.jpg").exists()
+    )
