@@ -12,11 +12,15 @@ differences; --page puts the latter between its markers.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import signal
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
+
+from smoothadv.commands import main as command
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- cifar10 reproduction: begin -->", "<!-- cifar10 reproduction: end -->"
@@ -123,15 +127,14 @@ def write_grid(options: argparse.Namespace, images: Path) -> Path:
     return path
 
 
-def sweep(options: argparse.Namespace, action: str, grid: Path, *more: str) -> int:
-    """Run an action of sweep.py; its exit code. After --minutes it is asked to stop, which loses nothing."""
-    words = [sys.executable, str(ROOT / "code/sweep.py"), action, str(grid), *more]
-    words += ["--device", "cpu"] * (options.device == "cpu")
-    process = subprocess.Popen(words)
+def sweep(grid: Path, options: argparse.Namespace) -> int:
+    """Do what is missing of the sweep; its exit code. After --minutes it is asked to stop, which loses nothing."""
+    words = [sys.executable, str(ROOT / "code/sweep.py"), "run", str(grid), "--jobs", str(options.jobs)]
+    process = subprocess.Popen(words + ["--device", "cpu"] * (options.device == "cpu"))
     try:
-        return process.wait(60 * options.minutes if options.minutes and action in ("run", "retry") else None)
+        return process.wait(60 * options.minutes if options.minutes else None)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
         try:
             return process.wait(GRACE)
         except subprocess.TimeoutExpired:
@@ -139,13 +142,13 @@ def sweep(options: argparse.Namespace, action: str, grid: Path, *more: str) -> i
             return process.wait()
 
 
-def analyzed(*words: object) -> str:
-    """What analyze.py prints."""
-    command = [sys.executable, str(ROOT / "code/analyze.py"), *map(str, words)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise SystemExit(done.returncode)
-    return done.stdout.strip()
+def said(*words: object) -> str:
+    """What a command says, run in this process."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        code = command(list(map(str, words)))
+    if code:
+        raise SystemExit(code)
+    return output.getvalue().strip()
 
 
 def logs_of(folder: Path, group: str, sigma: float, name: str) -> list[Path]:
@@ -164,10 +167,10 @@ def results(options: argparse.Namespace) -> str:
             (gaussian,) = logs_of(options.folder, GAUSSIAN, sigma, name)
             others = logs_of(options.folder, SMOOTHADV, sigma, name)
             named = [f"{GAUSSIAN}={gaussian}", *(f"{SMOOTHADV}={log}" for log in others)]
-            table = analyzed("table", *named, "--radii", *RADII, "--confidence", 0.95)
+            table = said("analyze", "table", *named, "--radii", *RADII, "--confidence", 0.95)
             parts.append(f"sigma = {sigma:g}, {title}:\n\n{table}")
             for other in others:
-                compared = analyzed("compare", gaussian, other, "--radii", *RADII, "--confidence", 0.95)
+                compared = said("analyze", "compare", gaussian, other, "--radii", *RADII, "--confidence", 0.95)
                 parts.append(f"{other.parts[-6]} against Gaussian, the same images:\n\n{compared}")
     return "\n\n".join(parts) + "\n"
 
@@ -219,13 +222,13 @@ def main(arguments: list[str] | None = None) -> None:
     options = parsed(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
     grid = write_grid(options, unpacked(options.images, options.folder))
-    code = sweep(options, "run", grid, "--jobs", str(options.jobs))
+    code = sweep(grid, options)
     if code in STOPPED:
         print(f"stopped after {options.minutes:g} minutes: the same command again continues")
         raise SystemExit(STOPPED[0])
     if code:
         raise SystemExit(code)
-    sweep(options, "report", grid, "-o", str(options.folder / "report.html"))
+    print(said("sweep", "report", grid, "-o", options.folder / "report.html"))
     text = results(options)
     (options.folder / "results.md").write_text(text)
     if options.page is not None:

@@ -139,8 +139,9 @@ def images(tmp_path_factory) -> Path:
     return folder / "images.tar.xz"
 
 
+@pytest.mark.slow
 def test_cifar10_is_reproduced_from_images_to_tables(images, tmp_path):
-    """Forty seconds: two models, each certified twice and attacked, a report, and the page."""
+    """A minute: two models, each certified twice and attacked, a report, and the page."""
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- cifar10 reproduction: begin -->\nold\n<!-- cifar10 reproduction: end -->\nafter\n")
     words = [images, "--smoke", "--folder", "made", "--page", page]
