@@ -20,7 +20,7 @@ from training_speed import SIGMA, seconds, settled
 
 from smoothadv.attacks.pgd import PGD
 from smoothadv.attacks.smoothed import SmoothedAttack
-from smoothadv.inference import Arrangement, arrange, default_gradient_batch
+from smoothadv.inference import Arrangement, arrange, default_attack_batch
 
 EPSILON = 0.5
 
@@ -31,7 +31,7 @@ def variants(
     """What is timed, by name; the plain attack first. Both return the adversarial images."""
     plain = plain_training.pgd(EPSILON, options.steps)
     attacked = arrange(network, Arrangement(), options.device, images[0])
-    batch = options.batch or default_gradient_batch(attacked, tuple(images.shape[1:]), options.device)
+    batch = options.batch or default_attack_batch(attacked, tuple(images.shape[1:]), options.device, copies)
     ours = SmoothedAttack(PGD(EPSILON, options.steps), SIGMA, copies, batch=batch)
     noise = ours._noise(images, range(len(images)))
     eager = copy.deepcopy(network).eval()

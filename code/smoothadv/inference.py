@@ -21,6 +21,8 @@ from smoothadv.memory import batch_that_suits
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _ROUNDING = 1e-6
+# Images that share a pass of an attack; noisy images, above which a pass on a CPU takes in proportion longer.
+_MOST_EXAMPLES, _ENOUGH_FOR_A_CPU = 64, 16
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,16 @@ def default_gradient_batch(
         torch.autograd.grad(classifier(images).sum(), images)
 
     return batch_that_suits(forward_and_backward, image_shape, device, alike)
+
+
+def default_attack_batch(
+    classifier: nn.Module, image_shape: tuple[int, ...], device: torch.device, copies: int, alike: bool = False
+) -> int:
+    """The same for attacks on images in ``copies`` noisy copies each."""
+    # More images in a pass would be attacked for nothing where it is interrupted, or shared out among processes.
+    batch = min(default_gradient_batch(classifier, image_shape, device, alike), _MOST_EXAMPLES * copies)
+    # A CPU gains nothing from more, and a pass of one image has no place that could stay empty.
+    return min(batch, max(copies, _ENOUGH_FOR_A_CPU)) if device.type == "cpu" else batch
 
 
 def make_deterministic() -> None:

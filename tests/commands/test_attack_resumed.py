@@ -19,6 +19,7 @@ from support import fragile_models
 from support.attack_runs import SIGMA, archive, assert_same_attack
 from support.commands import (
     CODE,
+    Outcome,
     call,
     rows,
     run_process,
@@ -33,8 +34,9 @@ from support.sharding import manifest_of, refused
 from support.warm import WarmProcesses
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-# Images of two draws each: a hundred share a pass, so that stopped runs continue in groups of other images.
+# Images of two draws each: 64 share a pass, so that stopped runs continue in groups of other images.
 USUAL = ["--device", "cpu", "--epsilon", 0.5, "--N", 50, "--max", 9, "--num-steps", 2, "--num-noise-vec", 2]
+USUAL += ["--attack-batch", 128]
 WAYS = {
     "PGD": [],
     "DDN": ["--attack", "DDN"],
@@ -352,8 +354,13 @@ def test_attack_goes_on_with_less_memory_and_says_so(attack, workplace, whole, m
     np.testing.assert_allclose(adversarial, archive(whole["PGD"])["adversarial"], atol=1e-5)
 
 
-def test_less_memory_for_one_size_does_not_stand_in_the_way_of_the_next(attack, workplace, monkeypatch):
+def test_less_memory_for_one_size_does_not_stand_in_the_way_of_the_next(checkpoint, workplace, monkeypatch, capsys):
     """Each log begins with the batch that was chosen, and goes on with its own."""
+    usual = USUAL[: USUAL.index("--attack-batch")]
+
+    def attack(*options: object) -> Outcome:
+        return call(capsys, "attack", "digits", checkpoint, SIGMA, "out", *usual, *options)
+
     sizes = ["--epsilon", 0.25, 0.5]
     with monkeypatch.context() as patch:
         allow_gradients_of(patch, 11, OUT_OF_MEMORY[0])

@@ -21,15 +21,14 @@ from smoothadv.commands.options import add_attack, compose_attack, given_attack_
 from smoothadv.commands.runner import Parser
 from smoothadv.commands.smoothing import SmoothingJob, recorded_number
 from smoothadv.evaluation import Example
-from smoothadv.inference import default_gradient_batch
+from smoothadv.inference import default_attack_batch
 from smoothadv.noise import Purpose, RoundedGaussianNoise
 from smoothadv.records import ATTACK_COLUMNS
 from smoothadv.settings import Setting, batch_size, positive_int
 from smoothadv.voting import Poll
 
 BASE = "base"
-_MOST_EXAMPLES, _PASSES, _TURNS = 64, 4, 4
-_ENOUGH_FOR_A_CPU = 16  # images, above which a pass takes in proportion longer
+_PASSES, _TURNS = 4, 4
 
 
 def add_evaluation_attack(
@@ -81,8 +80,8 @@ def add_evaluation_attack(
         type=batch_size,
         default=None,
         metavar="B",
-        help="noisy images per forward and backward pass of the attack (default: 16 to 200 on a CPU, by free memory on "
-        "an accelerator); halved where memory runs out",
+        help="noisy images per forward and backward pass of the attack (default: on a CPU 16, or the M of one image if "
+        "those are more; by free memory on an accelerator); halved where memory runs out",
     )
 
 
@@ -164,11 +163,7 @@ def fit_to_job(parser: Parser, attack: SmoothedAttack, job: SmoothingJob, option
     batch = options.attack_batch or recorded_number(options, "attack_batch")
     if batch is None:
         shape, alike = job.dataset.description.image_shape, options.shard is not None
-        batch = default_gradient_batch(job.attacked, shape, job.device, alike)
-        # More images in a pass would be attacked for nothing where it is interrupted, or shared out among processes.
-        batch = min(batch, _MOST_EXAMPLES * attack.num_noise_vec)
-        if job.device.type == "cpu" and attack.num_noise_vec >= _ENOUGH_FOR_A_CPU:
-            batch = min(batch, attack.num_noise_vec)  # a pass of one example has no place that could stay empty
+        batch = default_attack_batch(job.attacked, shape, job.device, attack.num_noise_vec, alike)
     attack.batch = batch if job.workers is None else job.workers.agree("attack_batch", batch)
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
 
