@@ -150,7 +150,7 @@ CHANGES = [
     (["--num-steps", 4], "attack.num_steps was 3, now 4"),
     (["--num-noise-vec", 5], "num_noise_vec was 4, now 5"),
     (["--attack", "DDN"], "attack.name was 'PGD', now 'DDN'"),
-    (["--attack-batch", 8], "attack_batch was 200, now 8"),
+    (["--attack-batch", 8], "attack_batch was 16, now 8"),
     (["--random-start"], "attack.random_start"),
     (["--seed", 1], "seed was 0, now 1"),
 ]
