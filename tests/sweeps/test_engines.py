@@ -275,7 +275,7 @@ def test_job_that_has_begun_meanwhile_is_not_said_to_wait():
 
 def test_arrays_that_are_submitted_before_one_is_refused_are_remembered(programs, monkeypatch, capfd):
     """Of two jobs each; the second is refused. The same again submits what is missing."""
-    pytest.importorskip("submitit")
+    pytest.importorskip("submitit", reason="the slurm engine submits through submitit, which is optional")
     monkeypatch.setattr(slurm, "_LARGEST_ARRAY", 2)
     count = "echo x >> submitted; n=$(wc -l < submitted)"
     programs("srun", "exit 0")
@@ -297,7 +297,7 @@ def test_arrays_that_are_submitted_before_one_is_refused_are_remembered(programs
 
 def test_signal_of_slurm_stops_the_stage_before_the_job_is_given_back(monkeypatch):
     """What submitit is told to run in the next turn is the same."""
-    submitit = pytest.importorskip("submitit")
+    submitit = pytest.importorskip("submitit", reason="the slurm engine submits through submitit, which is optional")
     (job,) = jobs_of(1)
     working, saved = threading.Event(), threading.Event()
 
