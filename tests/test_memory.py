@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smoothadv.inference import default_attack_batch, default_batch, default_gradient_batch
 from smoothadv.memory import batch_that_suits, is_out_of_memory
+from smoothadv.smoothing.classifier import default_attack_batch, default_batch, default_gradient_batch
 
 SHAPE = (3, 4, 4)
 BYTES_PER_IMAGE = 3 * 4 * 4 * 4

@@ -21,7 +21,7 @@ from smoothadv.architectures import ARCHITECTURES, INPUT_LAYERS, get_architectur
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.images import DatasetDescription
 from smoothadv.errors import UserError
-from smoothadv.records import write_atomically
+from smoothadv.files import write_atomically
 from smoothadv.registry import UnknownNameError
 
 _REQUIRED = ("epoch", "arch", "state_dict")

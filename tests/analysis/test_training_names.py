@@ -20,7 +20,7 @@ from smoothadv.analysis.parameters import FIELDS, certification_parameters, pred
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.gradients import Stein
 from smoothadv.attacks.pgd import PGD
-from smoothadv.commands.components import settings_record
+from smoothadv.commands.options.components import settings_record
 from smoothadv.errors import UserError
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from smoothadv.commands.against import Certificates, Claim, report
 
 from smoothadv.bounds import minimum_successes_to_certify
-from smoothadv.commands.against import Certificates, Claim, report
 from smoothadv.errors import UserError
 
 ALPHA, N, IMAGES, RUNS = 0.001, 1000, 5000, 60

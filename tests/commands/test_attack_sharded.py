@@ -8,11 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from smoothadv.commands.attacking import shared_with
 
 from smoothadv.attacks.pgd import PGD
 from smoothadv.attacks.smoothed import SmoothedAttack
 from smoothadv.commands import evaluating
-from smoothadv.commands.attacking import shared_with
 from smoothadv.records import spool_path
 from support.attack_runs import SIGMA, archive, assert_same_attack
 from support.commands import CODE, call, rows, run_process, snapshot, succeed

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from smoothadv.commands.recipes import RELEASED, recipe_names, recipe_words
+from smoothadv.commands.options.recipes import RELEASED, recipe_names, recipe_words
 from smoothadv.objectives import Objective
 from smoothadv.training import Evaluation, Execution, Schedule
 from support.commands import Outcome, call, succeed

@@ -128,7 +128,7 @@ SMALL = [
     (Geometry, 0),
     (SumAfterSmoothActivation, 0),
     (networks.TwoConsumers, 1),
-    (networks.PlainNorm, 1),
+    (networks.PlainNorm, 0),
     (networks.NormFirst, 1),
     (networks.NormAfterSum, 2),
     (NoStatistics, 1),

@@ -14,11 +14,11 @@ from smoothadv.analysis.logs import read_logs
 from smoothadv.analysis.parameters import FIELDS
 from smoothadv.analysis.selection import doubts, restrict
 from smoothadv.analysis.tables import FORMATS, Table
-from smoothadv.commands.components import add_settings, compose, warn
+from smoothadv.commands.options.components import add_settings, compose, warn
 from smoothadv.commands.runner import Parser, run
 from smoothadv.errors import UserError
+from smoothadv.files import write_atomically, write_text
 from smoothadv.readers import kind_of_log
-from smoothadv.records import write_atomically, write_text
 from smoothadv.settings import non_negative_int, positive_int, positive_noise_level, probability, settings_of
 
 _EXAMPLES = """examples:

@@ -28,8 +28,8 @@ from smoothadv.commands.attacking import (
     fit_to_job,
     shared_with,
 )
-from smoothadv.commands.components import retyped
 from smoothadv.commands.evaluating import Evaluation, evaluate, merge_main, told_of_shard
+from smoothadv.commands.options.components import retyped
 from smoothadv.commands.runner import Parser, run
 from smoothadv.commands.smoothing import (
     PREDICTION_DRAWS,
@@ -40,6 +40,7 @@ from smoothadv.commands.smoothing import (
     warn_of_few_draws,
 )
 from smoothadv.errors import UserError
+from smoothadv.evaluation.saved_examples import write_pictures
 from smoothadv.readers import read_prediction_log
 from smoothadv.records import (
     ATTACK_COLUMNS,
@@ -49,7 +50,6 @@ from smoothadv.records import (
     falsification_log,
     pictures_folder,
 )
-from smoothadv.saved_examples import write_pictures
 from smoothadv.settings import Setting, non_negative_int, number, positive_int, probability
 
 _STEPS, _DRAWS = 20, 64

@@ -12,7 +12,8 @@ import numpy as np
 from smoothadv.analysis.quantities import average_certified_radius, certified_accuracy, default_radii
 from smoothadv.bounds import minimum_trials_to_certify, squared_grey_radius
 from smoothadv.certification import PROCEDURES, Draws, Procedure, Smoothing
-from smoothadv.commands.components import (
+from smoothadv.commands.evaluating import Evaluation, evaluate, merge_main, told_of_shard
+from smoothadv.commands.options.components import (
     add_settings,
     compose,
     name_in,
@@ -20,15 +21,14 @@ from smoothadv.commands.components import (
     settings_record,
     warn,
 )
-from smoothadv.commands.evaluating import Evaluation, evaluate, merge_main, told_of_shard
 from smoothadv.commands.runner import Parser, run
 from smoothadv.commands.smoothing import add_smoothing, prepare
 from smoothadv.datasets.images import DatasetDescription
-from smoothadv.evaluation import Example
+from smoothadv.evaluation.loop import Example
 from smoothadv.readers import read_certification_log
 from smoothadv.records import CERTIFICATION_COLUMNS, format_radius
 from smoothadv.settings import positive_int, settings_of
-from smoothadv.voting import Poll
+from smoothadv.smoothing.voting import Poll
 
 _EXAMPLES = """examples:
   python code/certify.py digits models/digits_gaussian/checkpoint.pth.tar 0.25 logs/digits.tsv --N 10000

@@ -22,14 +22,14 @@ from smoothadv.architectures import get_architecture
 from smoothadv.attacks.gradients import Stein
 from smoothadv.attacks.smoothed import SmoothedAttack
 from smoothadv.attacks.targets import EVERY
-from smoothadv.commands.options import default_device, device_name
+from smoothadv.commands.options.shared import default_device, device_name
+from smoothadv.commands.options.training import compose_evaluation
 from smoothadv.commands.planning import EvaluationPlan, Plan, TrainingPlan
-from smoothadv.commands.training_options import compose_evaluation
 from smoothadv.datasets import get_dataset
 from smoothadv.errors import UserError
-from smoothadv.evaluation import select_examples
-from smoothadv.inference import Arrangement, arrange, default_batch, default_gradient_batch
+from smoothadv.evaluation.loop import select_examples
 from smoothadv.objectives import Objective
+from smoothadv.smoothing.classifier import Arrangement, arrange, default_batch, default_gradient_batch
 from smoothadv.sweeps.execution import stage_environment
 from smoothadv.sweeps.grid import Grid
 from smoothadv.training import Processes

@@ -14,14 +14,14 @@ from smoothadv.attacks.smoothed import SmoothedAttack
 from smoothadv.certification import PROCEDURES
 from smoothadv.commands import attack, certify, train, train_pgd
 from smoothadv.commands.attacking import attack_settings
-from smoothadv.commands.runner import Parser
-from smoothadv.commands.training_options import (
+from smoothadv.commands.options.training import (
     apply_recipes,
     compose_execution,
     compose_objective,
     compose_schedule,
     refuse_contradictions,
 )
+from smoothadv.commands.runner import Parser
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.images import DatasetDescription
 from smoothadv.errors import UserError

@@ -30,10 +30,10 @@ from smoothadv.commands.smoothing import (
     prepare,
     warn_of_few_draws,
 )
-from smoothadv.evaluation import Example
+from smoothadv.evaluation.loop import Example
 from smoothadv.readers import read_prediction_log
 from smoothadv.records import PREDICTION_COLUMNS
-from smoothadv.voting import Poll
+from smoothadv.smoothing.voting import Poll
 
 _EXAMPLES = """examples:
   python code/predict.py digits models/digits_gaussian/checkpoint.pth.tar 0.25 logs/predictions.tsv --N 10000

@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 from smoothadv.analysis.report import Report
 from smoothadv.analysis.tables import FORMATS, Column, Table
-from smoothadv.commands.components import add_settings, compose, name_in, refuse_foreign_settings, warn
 from smoothadv.commands.costs import cost_table
+from smoothadv.commands.options.components import add_settings, compose, name_in, refuse_foreign_settings, warn
 from smoothadv.commands.planning import Machine, Plan, plan_sweep
 from smoothadv.commands.runner import Parser, run, terminable
 from smoothadv.commands.sweep_report import write_report

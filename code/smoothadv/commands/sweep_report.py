@@ -10,9 +10,10 @@ from tqdm import tqdm
 
 from smoothadv.analysis.logs import read_logs
 from smoothadv.analysis.report import Report
-from smoothadv.commands.components import warn
+from smoothadv.commands.options.components import warn
 from smoothadv.errors import UserError
-from smoothadv.records import TRAINING_LOG, write_text
+from smoothadv.files import write_text
+from smoothadv.records import TRAINING_LOG
 from smoothadv.sweeps.grid import Grid
 from smoothadv.sweeps.jobs import Job
 

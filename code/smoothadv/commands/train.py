@@ -22,10 +22,16 @@ from smoothadv.checkpoints import (
     start_from,
     with_recorded_constants,
 )
-from smoothadv.commands.components import describe, name_in, settings_record, warn
-from smoothadv.commands.options import add_attack, add_dataset, add_running, default_device, device_name, in_256ths
-from smoothadv.commands.runner import Parser, run
-from smoothadv.commands.training_options import (
+from smoothadv.commands.options.components import describe, name_in, settings_record, warn
+from smoothadv.commands.options.shared import (
+    add_attack,
+    add_dataset,
+    add_running,
+    default_device,
+    device_name,
+    in_256ths,
+)
+from smoothadv.commands.options.training import (
     add_data,
     add_execution,
     add_objective,
@@ -38,15 +44,16 @@ from smoothadv.commands.training_options import (
     compose_schedule,
     refuse_contradictions,
 )
+from smoothadv.commands.runner import Parser, run
 from smoothadv.datasets import get_dataset
 from smoothadv.datasets.images import DatasetDescription
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
 from smoothadv.errors import UserError
+from smoothadv.evaluation.workers import own_device
 from smoothadv.noise import derive_generator
 from smoothadv.objectives import Objective
 from smoothadv.records import CHECKPOINT, provenance
 from smoothadv.training import Data, Execution, Processes, RunFolder, Schedule, Training, ended, join_processes
-from smoothadv.workers import own_device
 
 _EXAMPLES = """examples:
   python code/train.py digits digits_resnet8 models/digits_gaussian --noise 0.25

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.errors import UserError
-from smoothadv.records import lock, write_json
+from smoothadv.files import lock, write_json
 
 _SIGN_SECONDS = 15.0
 _SILENCE_SECONDS = 4 * _SIGN_SECONDS

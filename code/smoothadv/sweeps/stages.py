@@ -15,14 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from smoothadv.errors import UserError
-from smoothadv.records import (
-    ARGUMENTS,
-    CHECKPOINT,
-    TRAINING_LOG,
-    differing_fields,
-    manifest_path,
-    read_manifest_file,
-)
+from smoothadv.records import ARGUMENTS, CHECKPOINT, TRAINING_LOG, differing_fields, manifest_path, read_manifest_file
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,8 @@ import torch
 
 from smoothadv.checkpoints import network_keys, read_checkpoint, save_checkpoint
 from smoothadv.errors import UserError
-from smoothadv.records import (
-    ARGUMENTS,
-    CHECKPOINT,
-    TRAINING_COLUMNS,
-    TRAINING_LOG,
-    differing_fields,
-    lock,
-    tsv,
-    write_json,
-    write_text,
-)
+from smoothadv.files import lock, write_json, write_text
+from smoothadv.records import ARGUMENTS, CHECKPOINT, TRAINING_COLUMNS, TRAINING_LOG, differing_fields, tsv
 
 
 class RunFolder:

@@ -14,10 +14,10 @@ from smoothadv.certification import Draws, Smoothing
 from smoothadv.certification.exact import Exact
 from smoothadv.certification.prediction import predict
 from smoothadv.errors import NonFiniteError, UserError
-from smoothadv.inference import Arrangement, arrange
 from smoothadv.memory import is_out_of_memory
 from smoothadv.noise import GaussianNoise
-from smoothadv.voting import Poll, VoteCounter, check_repeatable
+from smoothadv.smoothing.classifier import Arrangement, arrange
+from smoothadv.smoothing.voting import Poll, VoteCounter, check_repeatable
 from support import fragile_models
 from support.models import ConstantClassifier, Recorder
 from support.slow_votes import CLASSES, WholeNumbers, ask, image_of, stream_of

@@ -20,8 +20,9 @@ from numpy.lib import format as npy
 from PIL import Image, ImageDraw
 
 from smoothadv.errors import UserError
+from smoothadv.files import write_atomically
 from smoothadv.readers import read_prediction_log
-from smoothadv.records import examples_path, pictures_folder, spool_path, write_atomically
+from smoothadv.records import examples_path, pictures_folder, spool_path
 
 _LONGEST_HEADER = 1000
 _LARGE = ("image.npy", "adversarial.npy")

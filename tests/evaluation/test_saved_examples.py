@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from smoothadv.errors import UserError
+from smoothadv.evaluation.saved_examples import Spool, pack, read_examples, write_pictures
 from smoothadv.records import examples_path, pictures_folder, spool_path
-from smoothadv.saved_examples import Spool, pack, read_examples, write_pictures
 
 many = settings(deadline=None, derandomize=True, max_examples=80)
 SHAPE = (1, 2, 3)

@@ -13,9 +13,9 @@ from tqdm import tqdm
 
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.errors import UserError
+from smoothadv.evaluation.saved_examples import Spool
 from smoothadv.records import ExampleLog
-from smoothadv.saved_examples import Spool
-from smoothadv.voting import Poll, Result, VoteCounter
+from smoothadv.smoothing.voting import Poll, Result, VoteCounter
 
 
 def select_examples(size: int, skip: int, maximum: int | None) -> range:

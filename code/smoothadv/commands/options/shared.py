@@ -12,7 +12,7 @@ import torch
 from smoothadv.architectures import INPUT_LAYERS
 from smoothadv.attacks import ATTACKS, Attack
 from smoothadv.attacks.gradients import ESTIMATORS, GradientEstimator, Stein, plug_in
-from smoothadv.commands.components import add_settings, compose, name_in, name_that, refuse_foreign_settings
+from smoothadv.commands.options.components import add_settings, compose, name_in, name_that, refuse_foreign_settings
 from smoothadv.commands.runner import Parser
 from smoothadv.datasets import DATASETS, SPLITS, check_dataset_name
 from smoothadv.settings import Setting, non_negative_int, perturbation_size_in_256ths, positive_int, settings_of

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.errors import UserError
+from smoothadv.files import write_json, write_text
 from smoothadv.records import (
     differing_fields,
     manifest_path,
@@ -21,8 +22,6 @@ from smoothadv.records import (
     recorded_settings,
     refuse_to_replace_other_files,
     shard_folder,
-    write_json,
-    write_text,
 )
 
 _SHARD_NAME = re.compile(r"\d+-of-\d+\.tsv")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.attacks import ATTACKS
-from smoothadv.commands.components import add_settings, compose, name_in, refuse_foreign_settings
-from smoothadv.commands.options import add_input_layer, compose_attack, given_attack_flags
-from smoothadv.commands.recipes import RELEASED, apply_recipe, recipe_names
+from smoothadv.commands.options.components import add_settings, compose, name_in, refuse_foreign_settings
+from smoothadv.commands.options.recipes import RELEASED, apply_recipe, recipe_names
+from smoothadv.commands.options.shared import add_input_layer, compose_attack, given_attack_flags
 from smoothadv.commands.runner import Parser
 from smoothadv.datasets.images import DatasetDescription
 from smoothadv.objectives import OBJECTIVES, Objective

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from smoothadv.commands.smoothing import SmoothingJob, recorded_number
 
 from smoothadv.attacks.geometry import in_grey_levels, l2_norm
 from smoothadv.attacks.gradients import ESTIMATORS
@@ -16,16 +17,15 @@ from smoothadv.attacks.smoothed import SmoothedAttack
 from smoothadv.attacks.targets import EVERY, KNOWN_TARGETS, TARGET_RULES
 from smoothadv.certification import ABSTAIN, Draws
 from smoothadv.certification.prediction import predict
-from smoothadv.commands.components import settings_record
-from smoothadv.commands.options import add_attack, compose_attack, given_attack_flags
+from smoothadv.commands.options.components import settings_record
+from smoothadv.commands.options.shared import add_attack, compose_attack, given_attack_flags
 from smoothadv.commands.runner import Parser
-from smoothadv.commands.smoothing import SmoothingJob, recorded_number
-from smoothadv.evaluation import Example
-from smoothadv.inference import default_attack_batch
+from smoothadv.evaluation.loop import Example
 from smoothadv.noise import Purpose, RoundedGaussianNoise
 from smoothadv.records import ATTACK_COLUMNS
 from smoothadv.settings import Setting, batch_size, positive_int
-from smoothadv.voting import Poll
+from smoothadv.smoothing.classifier import default_attack_batch
+from smoothadv.smoothing.voting import Poll
 
 BASE = "base"
 _PASSES, _TURNS = 4, 4

@@ -14,8 +14,8 @@ import torch
 
 from smoothadv.bounds import minimum_trials_to_predict
 from smoothadv.checkpoints import classifier_from_checkpoint, file_digest, read_checkpoint, recorded_input_layer
-from smoothadv.commands.components import warn
-from smoothadv.commands.options import (
+from smoothadv.commands.options.components import warn
+from smoothadv.commands.options.shared import (
     add_dataset,
     add_examples,
     add_input_layer,
@@ -27,8 +27,13 @@ from smoothadv.commands.runner import Parser
 from smoothadv.datasets import get_dataset
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.errors import UserError
-from smoothadv.evaluation import select_examples
-from smoothadv.inference import (
+from smoothadv.evaluation.loop import select_examples
+from smoothadv.evaluation.shards import shard, shards_of
+from smoothadv.evaluation.workers import Workers, join_workers, own_device
+from smoothadv.noise import GaussianNoise, Noise, NoiseStream, Purpose, RoundedGaussianNoise
+from smoothadv.records import provenance, recorded_settings
+from smoothadv.settings import batch_size, number, positive_noise_level, probability
+from smoothadv.smoothing.classifier import (
     PRECISIONS,
     Arrangement,
     VotingClassifier,
@@ -37,12 +42,7 @@ from smoothadv.inference import (
     default_batch,
     make_deterministic,
 )
-from smoothadv.noise import GaussianNoise, Noise, NoiseStream, Purpose, RoundedGaussianNoise
-from smoothadv.records import provenance, recorded_settings
-from smoothadv.settings import batch_size, number, positive_noise_level, probability
-from smoothadv.shards import shard, shards_of
-from smoothadv.voting import VoteCounter, check_repeatable
-from smoothadv.workers import Workers, join_workers, own_device
+from smoothadv.smoothing.voting import VoteCounter, check_repeatable
 
 PREDICTION_DRAWS = 100_000
 """What PREDICT takes unless --N says so."""

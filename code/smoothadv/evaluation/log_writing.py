@@ -10,23 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smoothadv.commands.components import warn
-from smoothadv.commands.runner import Parser, run
 from smoothadv.commands.smoothing import SmoothingJob
+
+from smoothadv.commands.options.components import warn
+from smoothadv.commands.runner import Parser, run
 from smoothadv.errors import UserError
-from smoothadv.evaluation import Example, HasBatch, Part, Tally, check_logged_examples, evaluate_examples
-from smoothadv.records import (
-    ExampleLog,
-    examples_path,
-    manifest_path,
-    recorded_settings,
-    shard_folder,
-    spool_path,
-)
-from smoothadv.saved_examples import Spool, pack
-from smoothadv.shards import Shard, check_siblings, is_merged, merge, shard_count, shards_of
-from smoothadv.voting import Poll, VoteCounter
-from smoothadv.workers import Workers
+from smoothadv.evaluation.loop import Example, HasBatch, Part, Tally, check_logged_examples, evaluate_examples
+from smoothadv.evaluation.saved_examples import Spool, pack
+from smoothadv.evaluation.shards import Shard, check_siblings, is_merged, merge, shard_count, shards_of
+from smoothadv.evaluation.workers import Workers
+from smoothadv.records import ExampleLog, examples_path, manifest_path, recorded_settings, shard_folder, spool_path
+from smoothadv.smoothing.voting import Poll, VoteCounter
 
 _IMAGES = "images_saved"
 

@@ -18,7 +18,7 @@ from smoothadv.certification.adaptive import Adaptive
 from smoothadv.certification.exact import Exact
 from smoothadv.certification.prediction import predict
 from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
-from smoothadv.voting import Poll, VoteCounter
+from smoothadv.smoothing.voting import Poll, VoteCounter
 from support.models import ConstantClassifier, Recorder
 from support.slow_votes import CLASSES, WholeNumbers, ask, image_of, outcome_one_by_one, stream_of
 
@@ -211,7 +211,7 @@ class Clock:
 
     def __init__(self, monkeypatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr("smoothadv.voting.time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr("smoothadv.smoothing.voting.time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         self.now += 1

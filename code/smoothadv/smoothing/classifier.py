@@ -7,20 +7,17 @@ done is part of a log's settings.
 from __future__ import annotations
 
 import copy
-import math
 import os
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.fx.experimental.optimization import fuse
 
-from smoothadv.architectures.input_layers import Center, Normalize
-from smoothadv.graphs import call_compiled, overwrite_in_place, traced_plainly
+from smoothadv.graphs import call_compiled
 from smoothadv.memory import batch_that_suits
+from smoothadv.smoothing.folding import fold
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_ROUNDING = 1e-6
 # Images that share a pass of an attack; noisy images, above which a pass on a CPU takes in proportion longer.
 _MOST_EXAMPLES, _ENOUGH_FOR_A_CPU = 64, 16
 
@@ -65,56 +62,6 @@ def arrange(
     voting = VotingClassifier(folded.to(dtype).to(device), dtype, is_folded=folded is not original)
     voting = voting.eval().requires_grad_(False).to(memory_format=torch.channels_last)
     return compiled(voting) if arrangement.compile else voting
-
-
-def fold(classifier: nn.Module, example: torch.Tensor | None = None) -> nn.Module:
-    """The same function with batch normalization, and a Normalize in front, folded into convolutions.
-
-    In eval mode only. A network that torch.fx cannot trace, or whose layers are used twice, share weights or compute
-    them anew each time, is returned as it is; so is one whose logits on the ``example`` images [B, C, H, W] change by
-    more than rounding, as where tracing has taken a branch that no tensor takes.
-    """
-    folded = _folded(classifier)
-    if folded is classifier or example is None:
-        return folded
-    try:
-        with torch.inference_mode():
-            before, after = classifier(example), folded(example)
-    except (RuntimeError, TypeError, ValueError):  # a network that insists on its dtype, or that its tracing broke
-        return classifier
-    scale = float(before.abs().max())
-    agree = scale < math.inf and torch.allclose(before, after, rtol=_ROUNDING, atol=_ROUNDING * scale)
-    return folded if agree else classifier
-
-
-def _folded(classifier: nn.Module) -> nn.Module:
-    layers = classifier if isinstance(classifier, nn.Sequential) and len(classifier) == 2 else [None, classifier]
-    entrance, network = layers
-    traced = traced_plainly(network)
-    if traced is None:
-        return classifier
-    folded = overwrite_in_place(fuse(traced, no_trace=True))
-    if entrance is None:
-        return folded
-    if isinstance(entrance, Normalize) and _scale_first_convolution(folded, entrance.std):
-        entrance = Center(tuple(entrance.mean.flatten().tolist()), ()).to(entrance.mean.device)
-    return nn.Sequential(entrance, folded)
-
-
-def _scale_first_convolution(network: torch.fx.GraphModule, std: torch.Tensor) -> bool:
-    """Divide the first layer's weights by ``std`` [C, 1, 1]; False, and nothing done, where that is no convolution.
-
-    Exact under zero padding, where the border of a centred image is the mean; folding the mean itself into a bias
-    would not be.
-    """
-    users = list(next(node for node in network.graph.nodes if node.op == "placeholder").users)
-    if len(users) != 1 or users[0].op != "call_module":
-        return False
-    layer = network.get_submodule(str(users[0].target))
-    if not isinstance(layer, nn.Conv2d) or layer.padding_mode != "zeros" or layer.groups != 1:
-        return False
-    layer.weight.data /= std.flatten().view(1, -1, 1, 1)
-    return True
 
 
 def compiled(classifier: VotingClassifier) -> nn.Module:

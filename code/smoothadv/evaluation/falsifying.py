@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from smoothadv.commands.attacking import AttackedBallots
+from smoothadv.commands.smoothing import SmoothingJob
 
 from smoothadv.analysis.logs import read_logs
 from smoothadv.analysis.trust import rounded_by
 from smoothadv.bounds import tolerated_false_statements
 from smoothadv.certification import ABSTAIN
 from smoothadv.checkpoints import file_digest
-from smoothadv.commands.attacking import AttackedBallots
-from smoothadv.commands.components import warn
-from smoothadv.commands.smoothing import SmoothingJob
+from smoothadv.commands.options.components import warn
 from smoothadv.errors import UserError
-from smoothadv.evaluation import Example
+from smoothadv.evaluation.loop import Example
 from smoothadv.noise import Purpose
 from smoothadv.records import differing_fields
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smoothadv import shards
 from smoothadv.errors import UserError
+from smoothadv.evaluation import shards
+from smoothadv.evaluation.shards import Shard, merge, shard, shard_count, shards_of
 from smoothadv.records import ExampleLog, manifest_path
-from smoothadv.shards import Shard, merge, shard, shard_count, shards_of
 from support.commands import snapshot
 
 COLUMNS = ("idx", "label", "time")

@@ -16,8 +16,9 @@ from smoothadv.architectures import ARCHITECTURES, INPUT_LAYERS, get_architectur
 from smoothadv.architectures.input_layers import Center, Normalize
 from smoothadv.datasets import describe_dataset
 from smoothadv.errors import UserError
-from smoothadv.inference import PRECISIONS, Arrangement, arrange, default_batch, fold
 from smoothadv.memory import batch_that_fits
+from smoothadv.smoothing.classifier import PRECISIONS, Arrangement, arrange, default_batch
+from smoothadv.smoothing.folding import fold
 from support import networks
 from support.commands import CODE, run_process
 from support.networks import settle_batch_norms
@@ -315,7 +316,7 @@ def test_compiling_without_a_compiler_is_a_clear_error(own_compiler_cache):
 DETERMINISTIC = """
 import os
 import torch
-from smoothadv.inference import make_deterministic
+from smoothadv.smoothing.classifier import make_deterministic
 for given, kept in [(None, ":4096:8"), (":16:8", ":16:8")]:
     os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
     if given:
