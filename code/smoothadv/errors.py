@@ -1,4 +1,8 @@
-"""The one exception for what a user can foresee and mend."""
+"""The exceptions and warnings for what a user can foresee and mend."""
+
+from __future__ import annotations
+
+import warnings
 
 
 class UserError(Exception):
@@ -7,6 +11,19 @@ class UserError(Exception):
     Commands print it as ``error: MESSAGE`` and exit with 1; anything else is a defect of this package
     and shows its traceback.
     """
+
+
+class UsageError(UserError):
+    """Choices that contradict each other or do not fit what they are applied to; commands exit with 2."""
+
+
+class DoubtfulWarning(UserWarning):
+    """What is allowed but probably not meant. Commands print it as ``warning: MESSAGE``."""
+
+
+def warn(message: str) -> None:
+    """Tell the user about what is allowed but probably not meant: a DoubtfulWarning."""
+    warnings.warn(message, DoubtfulWarning, stacklevel=3)
 
 
 class Terminated(Exception):

@@ -139,3 +139,29 @@ def settings_of(component: type) -> list[Setting]:
         for field in dataclasses.fields(component)
         if "help" in field.metadata
     ]
+
+
+def describe(component: Any) -> str:
+    """A component and its settings as a person would read them, without those left at None or False."""
+
+    def text(record: Any) -> str:
+        if not isinstance(record, dict):
+            return str(record)
+        said = [
+            f"{field}={text(value)}"
+            for field, value in record.items()
+            if field != "name" and value is not None and value is not False
+        ]
+        return f"{record['name']}({', '.join(said)})"
+
+    return text(settings_record(component))
+
+
+def settings_record(component: Any) -> dict[str, Any]:
+    """A component's class and field values as plain JSON values, nested components included."""
+    if dataclasses.is_dataclass(component):
+        fields = {
+            field.name: settings_record(getattr(component, field.name)) for field in dataclasses.fields(component)
+        }
+        return {"name": type(component).__name__, **fields}
+    return component.__name__ if callable(component) else component

@@ -1,134 +1,38 @@
-"""What predict --attack and attack share: from options to an attack on the smoothed classifier, and its rows."""
+"""Attacks on the images of a job, and the rows that become of them."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from smoothadv.commands.smoothing import SmoothingJob, recorded_number
 
 from smoothadv.attacks.geometry import in_grey_levels, l2_norm
-from smoothadv.attacks.gradients import ESTIMATORS
 from smoothadv.attacks.smoothed import SmoothedAttack
-from smoothadv.attacks.targets import EVERY, KNOWN_TARGETS, TARGET_RULES
+from smoothadv.attacks.targets import EVERY
 from smoothadv.certification import ABSTAIN, Draws
 from smoothadv.certification.prediction import predict
-from smoothadv.commands.options.components import settings_record
-from smoothadv.commands.options.shared import add_attack, compose_attack, given_attack_flags
-from smoothadv.commands.runner import Parser
+from smoothadv.errors import UsageError
 from smoothadv.evaluation.loop import Example
+from smoothadv.evaluation.requests import AttackPlan, EvaluationRequest
+from smoothadv.evaluation.smoothing_job import SmoothingJob, recorded_number
 from smoothadv.noise import Purpose, RoundedGaussianNoise
 from smoothadv.records import ATTACK_COLUMNS
-from smoothadv.settings import Setting, batch_size, positive_int
+from smoothadv.settings import settings_record
 from smoothadv.smoothing.classifier import default_attack_batch
 from smoothadv.smoothing.voting import Poll
 
-BASE = "base"
-_PASSES, _TURNS = 4, 4
+# An attack may look at so many passes' worth of images at a time, so that few places of a pass stay empty.
+_PASSES = 4
+# Each process that shares the work should get images at least so often.
+_TURNS = 4
 
 
-def add_evaluation_attack(
-    parser: Parser,
-    adapt: Callable[[Setting], Setting] = lambda setting: setting,
-    default: str | None = None,
-    default_draws: int = 1,
-) -> None:
-    """--attack and its settings, and what an attack on a smoothed classifier needs besides."""
-    same_as = {
-        "--no-grad-attack": "the same as --gradient stein",
-        "--hard-no-grad-attack": "the same as --gradient hard-stein",
-    }
-    group = add_attack(parser, adapt, default, same_as)
-    group.add_argument(
-        "--num-noise-vec",
-        type=positive_int,
-        default=None,
-        metavar="M",
-        help=f"noise draws that the attack averages over (default: {default_draws}; paper: up to 512)",
-    )
-    kinds = {name: ESTIMATORS[name].description for name in ESTIMATORS}
-    kinds[BASE] = "of the base classifier, without noise"
-    said = "; ".join(f"{name}: {what}" for name, what in kinds.items())
-    group.add_argument(
-        "--gradient",
-        choices=list(kinds),
-        default=None,
-        help=f"where gradients come from (default: plug-in). {said}",
-    )
-    group.add_argument("--base-attack", action="store_true", help=f"the same as --gradient {BASE}")
-    group.add_argument(
-        "--restarts",
-        type=positive_int,
-        default=None,
-        metavar="R",
-        help="runs of the attack, all but the first from random points; the strongest counts (default: 1)",
-    )
-    group.add_argument(
-        "--target",
-        type=_target,
-        default=None,
-        metavar="CLASS",
-        help=f"class that the attack wants: a number, {', '.join(TARGET_RULES)}, or {EVERY} (each in turn; the "
-        "strongest counts); images of that class are left alone (default: anything but the label)",
-    )
-    group.add_argument(
-        "--attack-batch",
-        type=batch_size,
-        default=None,
-        metavar="B",
-        help="noisy images per forward and backward pass of the attack (default: on a CPU 16, or the M of one image if "
-        "those are more; by free memory on an accelerator); halved where memory runs out",
-    )
-
-
-def _target(text: str) -> int | str:
-    if text.isascii() and text.isdigit():
-        return int(text)
-    if text not in KNOWN_TARGETS:
-        raise argparse.ArgumentTypeError(
-            f"'{text}' is no target: write a class number, {', '.join(TARGET_RULES)} or {EVERY}"
-        )
-    return text
-
-
-def given_evaluation_flags(options: argparse.Namespace) -> list[str]:
-    """Those of the options that are on the command line: what a command that makes no attack must refuse."""
-    own = {
-        "--num-noise-vec": options.num_noise_vec is not None,
-        "--gradient": options.gradient is not None,
-        "--base-attack": options.base_attack,
-        "--restarts": options.restarts is not None,
-        "--target": options.target is not None,
-        "--attack-batch": options.attack_batch is not None,
-    }
-    return given_attack_flags(options) + [flag for flag, given in own.items() if given]
-
-
-def compose_evaluation_attack(parser: Parser, options: argparse.Namespace, default_draws: int = 1) -> SmoothedAttack:
-    """The attack that the options describe; a usage error where something is missing or contradictory."""
-    if options.base_attack and options.gradient is not None:
-        parser.error("--base-attack and --gradient say the same thing: leave one of them out")
-    is_base = options.base_attack or options.gradient == BASE
-    if is_base and options.num_noise_vec is not None:
-        said = "--base-attack" if options.base_attack else f"--gradient {BASE}"
-        parser.error(f"--num-noise-vec is not read with {said}, which attacks without noise: leave one out")
-    sigma = 0.0 if is_base else options.sigma
-    return SmoothedAttack(
-        compose_attack(parser, options, sigma),
-        sigma,
-        1 if is_base else options.num_noise_vec or default_draws,
-        seed=options.seed,
-        restarts=options.restarts or 1,
-        target=options.target,
-    )
-
-
-def attack_settings(attack: SmoothedAttack | None) -> dict[str, Any]:
-    """What a log's manifest says of the attack that decides its numbers."""
+def attack_record(attack: SmoothedAttack | None) -> dict[str, Any]:
+    """What an attack adds to the settings that decide the numbers in a log; None stands for no attack."""
     if attack is None:
         return {"attack": None, "num_noise_vec": None, "base_attack": False}
     return {
@@ -141,10 +45,10 @@ def attack_settings(attack: SmoothedAttack | None) -> dict[str, Any]:
     }
 
 
-def shared_with(attack: SmoothedAttack, job: SmoothingJob) -> dict[str, Any]:
-    """What an ``Evaluation`` must know of an attack beside its ballots."""
+def passes_of(attack: SmoothedAttack, job: SmoothingJob) -> dict[str, Any]:
+    """The fields of a ``LogPlan`` that say how many images the attack takes at a time, and in which batches."""
     group = attack.examples_per_pass
-    if group > 1:  # of the places of one pass, its own examples would fill but half
+    if group > 1:  # each image has a fixed place in a pass: of one pass's worth of images, half would share a place
         group *= _PASSES
     if job.workers is not None:  # a process that takes many images leaves others without any
         group = max(1, min(group, len(job.indices) // (_TURNS * job.workers.size)))
@@ -155,17 +59,22 @@ def shared_with(attack: SmoothedAttack, job: SmoothingJob) -> dict[str, Any]:
     }
 
 
-def fit_to_job(parser: Parser, attack: SmoothedAttack, job: SmoothingJob, options: argparse.Namespace) -> None:
-    """Choose the attack's batch: as asked, else that of the log to be continued, else what suits the device."""
+def fit_to_job(plan: AttackPlan, job: SmoothingJob, request: EvaluationRequest, log: Path) -> SmoothedAttack:
+    """The attack with a batch: that of the plan, else of the log to be continued, else what suits the device.
+
+    UsageError where its target is no class of the images.
+    """
     classes = job.dataset.description.num_classes
-    if isinstance(attack.target, int) and attack.target >= classes:
-        parser.error(f"--target {attack.target}: the classes of {options.dataset} are 0 to {classes - 1}")
-    batch = options.attack_batch or recorded_number(options, "attack_batch")
+    if isinstance(plan.target, int) and plan.target >= classes:
+        raise UsageError(f"--target {plan.target}: the classes of {job.settings['dataset']} are 0 to {classes - 1}")
+    batch = plan.batch or recorded_number(request, log, "attack_batch")
     if batch is None:
-        shape, alike = job.dataset.description.image_shape, options.shard is not None
-        batch = default_attack_batch(job.attacked, shape, job.device, attack.num_noise_vec, alike)
+        shape, is_shard = job.dataset.description.image_shape, request.shard is not None
+        batch = default_attack_batch(job.attacked, shape, job.device, plan.num_noise_vec, is_shard)
+    attack = plan.smoothed(request.sigma, request.seed)
     attack.batch = batch if job.workers is None else job.workers.agree("attack_batch", batch)
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
+    return attack
 
 
 @dataclass(frozen=True)

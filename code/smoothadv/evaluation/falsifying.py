@@ -9,32 +9,36 @@ certificate included: among those with one the share of false ones has no bound.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from smoothadv.commands.attacking import AttackedBallots
-from smoothadv.commands.smoothing import SmoothingJob
 
 from smoothadv.analysis.logs import read_logs
 from smoothadv.analysis.trust import rounded_by
 from smoothadv.bounds import tolerated_false_statements
 from smoothadv.certification import ABSTAIN
 from smoothadv.checkpoints import file_digest
-from smoothadv.commands.options.components import warn
-from smoothadv.errors import UserError
+from smoothadv.errors import UserError, warn
+from smoothadv.evaluation.attacked_images import AttackedBallots, attack_record, fit_to_job, passes_of
+from smoothadv.evaluation.attacking import AttackedLog, chosen, for_log, refuse_file_as_folder
+from smoothadv.evaluation.log_writing import LogPlan, write_log
 from smoothadv.evaluation.loop import Example
+from smoothadv.evaluation.requests import FalsifyRequest
+from smoothadv.evaluation.smoothing_job import SmoothingJob, prepare, warn_of_few_draws
 from smoothadv.noise import Purpose
-from smoothadv.records import differing_fields
+from smoothadv.readers import read_prediction_log
+from smoothadv.records import ATTACK_COLUMNS, FALSIFICATION_COLUMNS, differing_fields, falsification_log
 
-DEFAULT_FRACTION, DEFAULT_FALSE_ALARM = 0.999, 0.001
-OUTDIR = object()
-"""Stands for the folder in the words of a command."""
-_SAME = ("dataset", "split", "dataset_fingerprint", "checkpoint_sha256", "input_layer", "sigma", "precision")
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SAME = (
+    *("dataset", "split", "dataset_fingerprint", "checkpoint_sha256", "module_sha256"),
+    *("input_layer", "sigma", "precision"),
+)
 
 
 @dataclass(frozen=True)
@@ -103,19 +107,19 @@ class Certificates:
             raise UserError(f"{self.path} certifies something else: {difference}")
 
 
-def read_certificates(options: argparse.Namespace) -> Certificates:
-    """The claims of the log named by --against; UserError where it makes none or cannot be trusted."""
-    path = options.against
+def read_certificates(request: FalsifyRequest) -> Certificates:
+    """The claims of the log ``request.against``; UserError where it makes none or cannot be trusted."""
+    path, stated = request.against, {"sigma": request.sigma}
     if not path.is_file():
         raise UserError(f"{path} is no file: name one certification log")
     (log,) = read_logs([str(path)], ("certification",), {}, warn).certification
     if log.parameters.get("sigma") is None:  # then this command must be right about it, and the radii possible
-        (log,) = read_logs([str(path)], ("certification",), {"sigma": options.sigma}, warn).certification
+        (log,) = read_logs([str(path)], ("certification",), stated, warn).certification
     for note in log.notes:
         warn(f"{path}: {note}")
     sigma, manifest = log.parameters.get("sigma"), log.parameters.manifest
-    if sigma != options.sigma:
-        raise UserError(f"{path} certifies something else: sigma was {sigma}, now {options.sigma}")
+    if sigma != request.sigma:
+        raise UserError(f"{path} certifies something else: sigma was {sigma}, now {request.sigma}")
     radii = log.table.radius.to_numpy()
     radii = np.maximum(radii - rounded_by(radii), 0.0)
     columns = (log.table[name].tolist() for name in ("idx", "label", "predict"))
@@ -131,7 +135,7 @@ def read_certificates(options: argparse.Namespace) -> Certificates:
         log.table.idx.tolist(),
         claims,
         float(log.parameters.get("alpha")),
-        options.fraction or DEFAULT_FRACTION,
+        request.fraction,
         None if manifest is None else manifest["settings"],
     )
 
@@ -158,26 +162,68 @@ class CertificateBallots(AttackedBallots):
         return {"certified": claim.certified, "radius": claim.radius, "flipped": int(flipped)}
 
 
-def report(options: argparse.Namespace, certificates: Certificates, table: Any, again: list[str]) -> None:
-    """Tell what became of the certificates, each flip with the command that repeats it; UserError if they are too many.
+@dataclass(frozen=True)
+class Verdict:
+    """What attacks on certificates showed: rows ``flips`` of the log, of which up to ``tolerated`` are credible."""
 
-    ``table`` is the finished log, ``again`` the words of a command that attacks them all in the same way.
+    flips: pd.DataFrame
+    tolerated: int
+    sentence: str
+
+    @property
+    def refutes(self) -> bool:
+        """Whether more certificates fell than honest ones would."""
+        return len(self.flips) > self.tolerated
+
+
+def falsify(request: FalsifyRequest) -> tuple[AttackedLog, Certificates]:
+    """Write what the log in ``request.outdir`` lacks: attacks on each certificate of ``request.against``.
+
+    ``verdict`` says what a whole log shows. UserError where what is asked for cannot be done, also in the middle; the
+    rows written so far stay.
     """
-    flips = table[table.flipped == 1]
-    chance = certificates.alpha + options.alpha
-    tolerated = tolerated_false_statements(len(certificates.images), chance, options.false_alarm or DEFAULT_FALSE_ALARM)
-    for row in flips.itertuples():
-        outdir = f"{options.outdir}_{row.idx}"
-        command = shlex.join([outdir if word is OUTDIR else word for word in [*again, "--only", str(row.idx)]])
-        print(
-            f"flipped: image {row.idx} (class {row.label}), certified as {row.certified} within {row.radius:.6g}, is "
-            f"predicted as {row.predict} at a distance of {row.attack_norm:.6g}; again with\n  {command}"
-        )
-    said = (
-        f"{options.outfile}: {len(table)} certificates attacked at {certificates.fraction:.10g} of their radii, "
-        f"{len(flips)} flipped, {(table.predict == ABSTAIN).sum()} abstained; of {len(certificates.images)} images up "
-        f"to {tolerated} flips are credible at alpha {certificates.alpha:g} + {options.alpha:g}"
+    warn_of_few_draws(request)
+    refuse_file_as_folder(request.outdir)
+    path = falsification_log(request.outdir)
+    certificates = read_certificates(request)
+    job = prepare(request, path, sound=certificates.sound)
+    certificates.check_job(job)
+    certificates = certificates.among(request.skip, request.maximum)
+    indices = certificates.indices
+    if request.only is not None:
+        indices = chosen(request.only, indices, f"{request.against} certifies no image")
+    job = dataclasses.replace(job, indices=indices)
+    fitted = fit_to_job(request.attack, job, request, path)
+    job, attack = for_log(request, path, job, request.attack, fitted.batch)
+    ballots = CertificateBallots(job, attack, request.n, request.alpha, certificates)
+    settings = {"N": request.n, **attack_record(attack), "against": certificates.record}
+    settings["attack"]["epsilon"] = None  # each image has its own
+    plan = LogPlan(
+        path=path,
+        shard=request.shard,
+        existing=request.existing,
+        columns=(*FALSIFICATION_COLUMNS, *ballots.columns[len(ATTACK_COLUMNS) :]),
+        settings=settings,
+        ballots=ballots,
+        description=f"attacking {request.against.name}",
+        title="falsified",
+        scores=lambda row: bool(row["flipped"]),
+        keeps_images=True,
+        **passes_of(attack, job),
     )
-    if len(flips) > tolerated:
-        raise UserError(f"{options.against} holds false certificates: {said}")
-    print(said)
+    return AttackedLog(path, write_log(job, plan), job.batch, attack.batch), certificates
+
+
+def verdict(request: FalsifyRequest, certificates: Certificates, table: pd.DataFrame | None = None) -> Verdict:
+    """What the whole log of ``falsify`` shows about ``certificates``; ``table`` holds its rows (None: they are read)."""
+    path = falsification_log(request.outdir)
+    table = read_prediction_log(path) if table is None else table
+    flips = table[table.flipped == 1]
+    chance = certificates.alpha + request.alpha
+    tolerated = tolerated_false_statements(len(certificates.images), chance, request.false_alarm)
+    sentence = (
+        f"{path}: {len(table)} certificates attacked at {certificates.fraction:.10g} of their radii, "
+        f"{len(flips)} flipped, {(table.predict == ABSTAIN).sum()} abstained; of {len(certificates.images)} images up "
+        f"to {tolerated} flips are credible at alpha {certificates.alpha:g} + {request.alpha:g}"
+    )
+    return Verdict(flips, tolerated, sentence)

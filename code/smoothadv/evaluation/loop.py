@@ -54,7 +54,7 @@ class _Tag:
     voted_on: torch.Tensor
 
 
-class Tally:
+class ProgressBar:
     """The progress bar: examples done of ``total``, a share ``title`` of them, draws per second.
 
     ``scores`` says of a row whether it counts; ``report`` is told how many examples were done and says how many
@@ -107,7 +107,7 @@ def evaluate_examples(
     parts: Iterable[Part],
     counter: VoteCounter,
     ballots: Callable[[list[Example]], Iterable[Poll]],
-    tally: Tally,
+    bar: ProgressBar,
     group: int = 1,
     attack_memory: HasBatch | None = None,
 ) -> None:
@@ -122,7 +122,7 @@ def evaluate_examples(
     open_parts: list[Part] = []
 
     def polls() -> Iterator[Poll]:
-        for waiting in _in_groups(_lacking(dataset, parts, open_parts, tally), group):
+        for waiting in _in_groups(_lacking(dataset, parts, open_parts, bar), group):
             for (part, example), poll in zip(waiting, ballots([example for _, example in waiting])):
                 yield replace(poll, tag=_Tag(part, example, poll.image))
 
@@ -130,7 +130,7 @@ def evaluate_examples(
         for part in open_parts:
             part.log.amend(run)
 
-    counter.on_batch = tally.batch
+    counter.on_batch = bar.batch
     counter.on_smaller_batch = lambda batch: amend(batch=batch)
     if attack_memory is not None:
         attack_memory.on_smaller_batch = lambda batch: amend(attack_batch=batch)
@@ -138,11 +138,11 @@ def evaluate_examples(
         for result in counter.run(polls()):
             while open_parts[0] is not result.tag.part:
                 open_parts.pop(0).close()
-            tally.add(_append(result))
+            bar.add(_append(result))
     finally:
         for part in open_parts:
             part.close()
-        tally.close()
+        bar.close()
 
 
 class HasBatch(Protocol):
@@ -152,12 +152,12 @@ class HasBatch(Protocol):
 
 
 def _lacking(
-    dataset: ImageDataset, parts: Iterable[Part], open_parts: list[Part], tally: Tally
+    dataset: ImageDataset, parts: Iterable[Part], open_parts: list[Part], bar: ProgressBar
 ) -> Iterator[tuple[Part, Example]]:
     """The examples that the parts' logs lack; a part is entered in ``open_parts`` when it is reached."""
     for part in parts:
         open_parts.append(part)
-        tally.skip(len(part.log.done))
+        bar.skip(len(part.log.done))
         for index in part.indices:
             if index not in part.log.done:
                 image, label = dataset[index]

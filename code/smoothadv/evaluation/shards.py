@@ -6,7 +6,6 @@ spread over all shards. No torch.
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,16 +52,6 @@ class Shard:
         if isinstance(examples, range):
             selection = [examples.start, examples.stop, examples.step]
         return {"index": self.index, "count": self.count, "examples": selection}
-
-
-def shard(text: str) -> Shard:
-    """argparse type: K/N with 0 <= K < N."""
-    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
-    if not match or not int(match[1]) < int(match[2]):
-        raise argparse.ArgumentTypeError(
-            f"'{text}' is no shard: write K/N, K from 0 to N-1, as in 0/8, 1/8, ... 7/8 for eight shards"
-        )
-    return Shard(int(match[1]), int(match[2]))
 
 
 def shard_count(examples: int) -> int:

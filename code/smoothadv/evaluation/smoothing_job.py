@@ -1,8 +1,7 @@
-"""What certify, predict and attack share: from options to a smoothed classifier, its images, what decides numbers."""
+"""From a request to a smoothed classifier, its images, and all that decides the numbers in a log."""
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Sequence
@@ -13,28 +12,18 @@ from typing import Any
 import torch
 
 from smoothadv.bounds import minimum_trials_to_predict
-from smoothadv.checkpoints import classifier_from_checkpoint, file_digest, read_checkpoint, recorded_input_layer
-from smoothadv.commands.options.components import warn
-from smoothadv.commands.options.shared import (
-    add_dataset,
-    add_examples,
-    add_input_layer,
-    add_running,
-    default_device,
-    device_name,
-)
-from smoothadv.commands.runner import Parser
 from smoothadv.datasets import get_dataset
 from smoothadv.datasets.images import ImageDataset
-from smoothadv.errors import UserError
+from smoothadv.devices import default_device, device_name, device_of_process
+from smoothadv.errors import UserError, warn
+from smoothadv.evaluation.classifiers import BaseClassifier, base_classifier, opened
 from smoothadv.evaluation.loop import select_examples
-from smoothadv.evaluation.shards import shard, shards_of
-from smoothadv.evaluation.workers import Workers, join_workers, own_device
+from smoothadv.evaluation.requests import EvaluationRequest
+from smoothadv.evaluation.shards import shards_of
+from smoothadv.evaluation.workers import Workers, join_workers
 from smoothadv.noise import GaussianNoise, Noise, NoiseStream, Purpose, RoundedGaussianNoise
 from smoothadv.records import provenance, recorded_settings
-from smoothadv.settings import batch_size, number, positive_noise_level, probability
 from smoothadv.smoothing.classifier import (
-    PRECISIONS,
     Arrangement,
     VotingClassifier,
     arrange,
@@ -43,63 +32,6 @@ from smoothadv.smoothing.classifier import (
     make_deterministic,
 )
 from smoothadv.smoothing.voting import VoteCounter, check_repeatable
-
-PREDICTION_DRAWS = 100_000
-"""What PREDICT takes unless --N says so."""
-_draws = number(int, "a whole number from 1 to 4,000,000,000", lambda v: 1 <= v <= 4_000_000_000)
-
-
-def add_smoothing(parser: Parser, outfile: str, n_help: str, output: str = "outfile") -> None:
-    """DATASET CHECKPOINT SIGMA OUTFILE and the options that certify, predict and attack share."""
-    add_dataset(parser)
-    parser.add_argument(
-        "checkpoint", metavar="CHECKPOINT", type=Path, help="checkpoint.pth.tar of a trained or released model"
-    )
-    parser.add_argument(
-        "sigma",
-        metavar="SIGMA",
-        type=positive_noise_level,
-        help="standard deviation of the smoothing noise on images in [0, 1]",
-    )
-    parser.add_argument(output, metavar=output.upper(), type=Path, help=outfile)
-    group = parser.add_argument_group("smoothing")
-    group.add_argument("--N", type=_draws, default=None, help=n_help)
-    group.add_argument(
-        "--alpha", type=probability, default=0.001, help="probability of a false statement per image (default: 0.001)"
-    )
-    add_input_layer(
-        parser, None, "first layer of a model whose checkpoint does not record it, as the released ones do not"
-    )
-    add_examples(parser)
-    add_running(parser, existing="resume")
-    _add_speed(parser)
-
-
-def _add_speed(parser: Parser) -> None:
-    group = parser.add_argument_group("speed")
-    group.add_argument(
-        "--batch",
-        type=batch_size,
-        default=None,
-        metavar="B",
-        help="noisy images per forward pass (default: 16 to 200 on a CPU, by free memory on an accelerator); the "
-        "noise does not depend on it, the rounding of the logits may",
-    )
-    group.add_argument(
-        "--precision",
-        choices=list(PRECISIONS),
-        default="fp32",
-        help="of weights and activations; less is a different base classifier (default: fp32, whose convolutions "
-        "use TF32 on GPUs that have it, as is PyTorch's default)",
-    )
-    group.add_argument("--compile", action="store_true", help="compile the classifier first: a minute, then faster")
-    group.add_argument(
-        "--shard",
-        type=shard,
-        default=None,
-        metavar="K/N",
-        help="do only the K-th of N shares of the examples, K from 0; `merge OUTFILE` joins them",
-    )
 
 
 @dataclass(frozen=True)
@@ -129,6 +61,7 @@ class SmoothingJob:
         )
 
     def stream(self, index: int, purpose: int = Purpose.VOTES) -> NoiseStream:
+        """The noise of an image."""
         return self.noise.stream(index, self.device, purpose)
 
     def check_image(self, index: int, image: torch.Tensor) -> None:
@@ -142,124 +75,147 @@ class SmoothingJob:
 
     @property
     def noise_distance(self) -> float:
+        """How far the noise is from a Gaussian, in total variation over one image."""
         return self.noise.distance(math.prod(self.dataset.description.image_shape))
 
 
-def warn_of_few_draws(options: argparse.Namespace) -> None:
-    """Say so where --N draws can decide nothing."""
-    if options.N < minimum_trials_to_predict(options.alpha):
+def warn_of_few_draws(request: EvaluationRequest) -> None:
+    """Warn where so few draws can decide nothing."""
+    least = minimum_trials_to_predict(request.alpha)
+    if request.n < least:
         warn(
-            f"--N {options.N} can decide nothing at --alpha {options.alpha:g}, every image will abstain: "
-            f"at least --N {minimum_trials_to_predict(options.alpha)} is needed"
+            f"--N {request.n} can decide nothing at --alpha {request.alpha:g}, every image will abstain: "
+            f"at least --N {least} is needed"
         )
 
 
-def prepare(options: argparse.Namespace, sound: bool = False) -> SmoothingJob:
-    """Load everything that certify and predict need; UserError where it does not fit together."""
+def images_of(request: EvaluationRequest) -> ImageDataset:
+    """The images that a request names or holds."""
+    if isinstance(request.images, str):
+        return get_dataset(request.images, request.split, request.data_dir)
+    return request.images
+
+
+def _dataset_name(request: EvaluationRequest) -> str:
+    return request.images if isinstance(request.images, str) else request.images.description.name
+
+
+def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> SmoothingJob:
+    """Load all that a request needs; UserError where it does not fit together.
+
+    ``log`` is the one to be written: if it was begun earlier, its batch is kept. ``sound`` as in ``CertifyRequest``.
+    """
     if sound:
         make_deterministic()
-    content = read_checkpoint(options.checkpoint)
-    dataset = get_dataset(options.dataset, options.split, options.data_dir)
+    source = opened(request.classifier)  # before images are read, or downloaded
+    dataset = images_of(request)
+    base = base_classifier(source, dataset.description, request.input_layer)
     workers = join_workers()
-    if workers is not None and options.shard is not None:
+    if workers is not None and request.shard is not None:
         raise UserError("--shard is not read under torchrun, which shares the examples out by itself: leave it out")
-    device = own_device(options.device or default_device(), workers and workers.local_rank)
-    classifier = classifier_from_checkpoint(content, options.checkpoint, dataset.description, options.input_layer).to(
-        device
-    )
-    if workers is None or workers.rank == 0:
-        _warn_about_mismatch(content, options)
+    is_first = workers is None or workers.rank == 0
+    device = device_of_process(request.device or default_device(), workers and workers.local_rank)
+    classifier = base.module.to(device)
+    if is_first:
+        base.warn_about_mismatch(_dataset_name(request), request.sigma)
     example = dataset[0][0] if len(dataset) else None
-    voter = arrange(classifier, Arrangement(options.precision), device, example)
-    batch, attacked = _batch(options, voter, dataset, device), voter
-    if options.precision == "fp16":  # in which the gradients of confident answers underflow
+    voter = arrange(classifier, Arrangement(request.precision), device, example)
+    attacked = voter
+    batch = request.batch or recorded_number(request, log, "batch")
+    if batch is None:
+        shape, is_shard = dataset.description.image_shape, request.shard is not None
+        batch = default_batch(voter, shape, device, alike=is_shard)
+    if request.precision == "fp16":  # in which the gradients of confident answers underflow
         attacked = arrange(classifier, Arrangement("fp32"), device, example)
-    if options.compile:
+    if request.compile:
         if sound and device.type != "cpu":
             raise UserError("--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by a race")
-        if workers is None or workers.rank == 0:
+        if is_first:
             print("compiling the classifier first, which may take a minute", file=sys.stderr)
-        voter = compiled(voter)
-    noise = (RoundedGaussianNoise if sound else GaussianNoise)(options.sigma, options.seed)
+    noise = (RoundedGaussianNoise if sound else GaussianNoise)(request.sigma, request.seed)
+    batch = batch if workers is None else workers.agree("batch", batch)
     job = SmoothingJob(
         classifier=classifier,
-        voter=voter,
+        voter=compiled(voter) if request.compile else voter,
         attacked=attacked,
         noise=noise,
         dataset=dataset,
-        indices=select_examples(len(dataset), options.skip, options.max),
+        indices=select_examples(len(dataset), request.skip, request.maximum),
         device=device,
-        batch=batch if workers is None else workers.agree("batch", batch),
-        settings={},
-        run=_run(options, device),
+        batch=batch,
+        settings=_settings(request, base, dataset, noise, batch, voter.is_folded, device),
+        run=_run(request, base, dataset, device),
         workers=workers,
     )
-    job.settings.update(_settings(options, content, job))
     if len(job.indices):
         _check_classifier(job, sound)
     return job
 
 
-def _settings(options: argparse.Namespace, content: dict[str, Any], job: SmoothingJob) -> dict[str, Any]:
+def _settings(
+    request: EvaluationRequest,
+    base: BaseClassifier,
+    dataset: ImageDataset,
+    noise: Noise,
+    batch: int,
+    is_folded: bool,
+    device: torch.device,
+) -> dict[str, Any]:
+    """All that decides the numbers: a log is continued only under equal ones."""
     settings = {
-        "dataset": options.dataset,
-        "split": options.split,
-        "dataset_fingerprint": job.dataset.fingerprint(),
-        "checkpoint_sha256": file_digest(options.checkpoint),
-        "arch": content["arch"],
-        "input_layer": recorded_input_layer(content, options.checkpoint, options.input_layer),
-        "num_classes": job.dataset.description.num_classes,
-        "sigma": options.sigma,
-        "alpha": options.alpha,
-        "seed": options.seed,
-        "training": content.get("recipe"),
-        "noise": type(job.noise).__name__,
+        "dataset": _dataset_name(request),
+        "split": request.split if isinstance(request.images, str) else None,
+        "dataset_fingerprint": dataset.fingerprint(),
+        **base.settings,
+        "num_classes": dataset.description.num_classes,
+        "sigma": request.sigma,
+        "alpha": request.alpha,
+        "seed": request.seed,
+        "noise": type(noise).__name__,
         "generator": "Philox4x32-10 at (seed, example, purpose, draw)",
-        "batch": job.batch,
-        "precision": options.precision,
-        "compiled": options.compile,
-        "folded": job.voter.is_folded,
-        "device": device_name(job.device),
+        "batch": batch,
+        "precision": request.precision,
+        "compiled": request.compile,
+        "folded": is_folded,
+        "device": device_name(device),
         "torch": torch.__version__,
     }
-    if job.device.type == "cuda" and options.precision == "fp32":
+    if device.type == "cuda" and request.precision == "fp32":
         settings["tf32"] = torch.backends.cudnn.allow_tf32
-    if isinstance(job.noise, RoundedGaussianNoise) and job.device.type == "cpu":
+    if isinstance(noise, RoundedGaussianNoise) and device.type == "cpu":
         # The certified classifier is the executed program: whatever may change its rounding belongs to it.
         settings["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
         settings["threads"] = torch.get_num_threads()
     return settings
 
 
-def _run(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+def _run(
+    request: EvaluationRequest, base: BaseClassifier, dataset: ImageDataset, device: torch.device
+) -> dict[str, Any]:
+    """What describes this process, for the reader of the manifest."""
     return {
-        "checkpoint": str(options.checkpoint),
-        "skip": options.skip,
-        "max": options.max,
+        "checkpoint": base.name,
+        "skip": request.skip,
+        "max": request.maximum,
+        "image_shape": list(dataset.description.image_shape),
         "torch_threads": torch.get_num_threads(),
         "device": device_name(device),
-        **provenance(options.command),
+        **provenance(request.command),
     }
 
 
-def _batch(options: argparse.Namespace, voter: torch.nn.Module, dataset: ImageDataset, device: torch.device) -> int:
-    """The batch asked for, else that of the log to be continued, or of its shards, else what suits the device."""
-    chosen = options.batch or recorded_number(options, "batch")
-    return chosen or default_batch(voter, dataset.description.image_shape, device, alike=options.shard is not None)
-
-
-def recorded_number(options: argparse.Namespace, setting: str) -> int | None:
+def recorded_number(request: EvaluationRequest, log: Path, setting: str) -> int | None:
     """A setting, of at least 1, of the log to be continued or of its shards; None where there is none."""
-    if options.existing == "resume":
-        for log in (options.outfile, *shards_of(options.outfile)):
-            recorded = recorded_settings(log).get(setting)
+    if request.existing == "resume":
+        for path in (log, *shards_of(log)):
+            recorded = recorded_settings(path).get(setting)
             if isinstance(recorded, int) and recorded >= 1:
                 return recorded
     return None
 
 
 def _check_classifier(job: SmoothingJob, sound: bool) -> None:
-    """UserError, or without --sound a warning, where the classifier is no function of one image on this device."""
+    """UserError, or unless ``sound`` a warning, where the classifier is no function of one image on this device."""
     if job.device.type == "cpu" and not sound:
         return  # its kernels are known to be, and several passes of a large network take long
     image, _ = job.dataset[job.indices[0]]
@@ -270,12 +226,3 @@ def _check_classifier(job: SmoothingJob, sound: bool) -> None:
         if sound:
             raise
         warn(f"{error}; a log may then depend on how its draws were packed")
-
-
-def _warn_about_mismatch(content: dict[str, Any], options: argparse.Namespace) -> None:
-    """Say what is allowed but probably a slip."""
-    trained_on, trained_for = content.get("dataset"), content.get("noise_sd")
-    if trained_on is not None and trained_on != options.dataset:
-        warn(f"{options.checkpoint} was trained on '{trained_on}', not on '{options.dataset}'")
-    if trained_for is not None and trained_for != options.sigma:
-        warn(f"{options.checkpoint} was trained with noise {trained_for}; it is being smoothed with {options.sigma}")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from smoothadv.commands.runner import Parser
@@ -55,20 +53,32 @@ def add_settings(parser: argparse._ActionsContainer, settings: Iterable[Setting]
 
 
 def compose(parser: Parser, component: type, options: argparse.Namespace, name: str, **given: Any) -> Any:
-    """Build ``component`` from the options that its settings declare and the values ``given``.
+    """Build ``component`` from the values ``given`` and the options that its other settings declare.
 
     A usage error where a required setting is missing or the component refuses the values.
     """
-    values = dict(given)
+    try:
+        return component(**given, **given_settings(parser, component, options, name, without=tuple(given)))
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def given_settings(
+    parser: Parser, component: type, options: argparse.Namespace, name: str, without: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The settings of ``component`` that are on the command line, by field, but for the fields ``without``.
+
+    A usage error where a required one is missing.
+    """
+    values = {}
     for setting in settings_of(component):
+        if setting.field in without:
+            continue
         if setting.flag in options:
             values[setting.field] = getattr(options, setting.flag)
         elif setting.required:
             parser.error(f"{name} needs {setting.flag}: {setting.help}")
-    try:
-        return component(**values)
-    except ValueError as error:
-        parser.error(str(error))
+    return values
 
 
 def refuse_foreign_settings(
@@ -82,50 +92,22 @@ def refuse_foreign_settings(
                 parser.error(f"{setting.flag} is not read by {names}: leave it out")
 
 
-def describe(component: Any) -> str:
-    """A component and its settings as a person would read them, without those left at None or False."""
+def retyped(
+    parser: Parser, options: argparse.Namespace, without: Iterable[str], changes: Mapping[str, Any]
+) -> list[str]:
+    """The command line that gives ``options`` with ``changes``, but for the destinations ``without``.
 
-    def text(record: Any) -> str:
-        if not isinstance(record, dict):
-            return str(record)
-        said = [
-            f"{field}={text(value)}"
-            for field, value in record.items()
-            if field != "name" and value is not None and value is not False
-        ]
-        return f"{record['name']}({', '.join(said)})"
-
-    return text(settings_record(component))
-
-
-def settings_record(component: Any) -> dict[str, Any]:
-    """A component's class and field values as plain JSON values, nested components included."""
-    if dataclasses.is_dataclass(component):
-        fields = {
-            field.name: settings_record(getattr(component, field.name)) for field in dataclasses.fields(component)
-        }
-        return {"name": type(component).__name__, **fields}
-    return component.__name__ if callable(component) else component
-
-
-def warn(message: str) -> None:
-    """Tell the user, on standard error, what is allowed but probably not meant."""
-    print(f"warning: {message}", file=sys.stderr)
-
-
-def retyped(parser: Parser, options: argparse.Namespace, without: Iterable[str]) -> list[str]:
-    """The command line that gives ``options``, but for the destinations ``without``: positional words come first.
-
-    Options at their default are left out.
+    Positional words come first; options at their default are left out.
     """
     words, flags = [], []
+    values = {**vars(options), **changes}
     for action in parser._actions:
-        value = getattr(options, action.dest, action.default)
+        value = values.get(action.dest, action.default)
         if action.dest in without or value in (None, argparse.SUPPRESS):
             continue
         if not action.option_strings:
             words.append(str(value))
         elif value != action.default:
-            values = value if isinstance(value, list) else [value]
-            flags += [action.option_strings[0], *(() if action.nargs == 0 else map(str, values))]
+            listed = value if isinstance(value, list) else [value]
+            flags += [action.option_strings[0], *(() if action.nargs == 0 else map(str, listed))]
     return [*words, *flags]
