@@ -1,4 +1,4 @@
-"""The exceptions and warnings for what a user can foresee and mend."""
+"""The exceptions and warnings that callers of this package may want to catch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import warnings
 
 
 class UserError(Exception):
-    """Bad input: the message is ONE line that names the file, field or flag, what was found and what would do.
+    """Bad input: the message is ONE line that names the file, field or flag, what was found and what is expected.
 
-    Commands print it as ``error: MESSAGE`` and exit with 1; anything else is a defect of this package
+    Commands print it as ``error: MESSAGE`` and exit with 1; any other exception is a defect of this package
     and shows its traceback.
     """
 
