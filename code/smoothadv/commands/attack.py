@@ -113,9 +113,7 @@ def _add_falsification(parser: Parser) -> None:
     )
 
 
-def request_of(
-    parser: Parser, options: argparse.Namespace, command: Sequence[str]
-) -> AttackRequest | FalsifyRequest:
+def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> AttackRequest | FalsifyRequest:
     """What the options ask for; a usage error where they contradict each other."""
     sizes = getattr(options, "--epsilon", None)
     _refuse_contradictions(parser, options, sizes)
@@ -123,9 +121,7 @@ def request_of(
         **request_fields(options, command),
         "outdir": options.outdir,
         # The size is that of each log, or of each certificate.
-        "attack": attack_plan(
-            parser, options, _DRAWS, epsilon=0.0, num_steps=getattr(options, "--num-steps", _STEPS)
-        ),
+        "attack": attack_plan(parser, options, _DRAWS, epsilon=0.0, num_steps=getattr(options, "--num-steps", _STEPS)),
         "only": None if options.only is None else tuple(options.only),
     }
     if sizes is not None:

@@ -32,10 +32,12 @@ class Parser(argparse.ArgumentParser):
 
     @contextmanager
     def reading(self, source: str) -> Iterator[None]:
-        """Within, errors are said to be in ``source``, not in the command line."""
+        """Within, usage errors are reported as those of ``source``, not of the command line."""
         around, self._source = self._source, f"{self._source}{source}: "
         try:
             yield
+        except UsageError as error:
+            self.error(str(error))
         finally:
             self._source = around
 

@@ -215,7 +215,7 @@ def falsify(request: FalsifyRequest) -> tuple[AttackedLog, Certificates]:
 
 
 def verdict(request: FalsifyRequest, certificates: Certificates, table: pd.DataFrame | None = None) -> Verdict:
-    """What the whole log of ``falsify`` shows about ``certificates``; ``table`` holds its rows (None: they are read)."""
+    """What the whole log of ``falsify`` shows about ``certificates``; ``table`` holds its rows (None: read them)."""
     path = falsification_log(request.outdir)
     table = read_prediction_log(path) if table is None else table
     flips = table[table.flipped == 1]

@@ -10,7 +10,7 @@ from pathlib import Path
 from smoothadv.commands.runner import Parser
 from smoothadv.errors import UserError
 
-_FOLDER = Path(__file__).parent.parent / "recipes"
+_FOLDER = Path(__file__).parents[2] / "recipes"
 RELEASED = "released-behaviour"
 # A recipe says how to train: neither on what, nor where.
 _NEVER = ("--recipe", "--released-behaviour", "--data-dir", "--device", "--seed", "--resume", "--overwrite", "--debug")
@@ -34,13 +34,13 @@ def recipe_words(name: str) -> list[str]:
         ) from error
 
 
-def apply_recipe(
+def with_recipe(
     parser: Parser, options: argparse.Namespace, name: str, readable: Callable[[argparse.Namespace], set[str]]
-) -> None:
-    """Give ``options`` what a recipe says and the command line does not.
+) -> argparse.Namespace:
+    """The options with what a recipe says and the command line does not.
 
-    Settings of components, whose destinations are their flags, only where ``readable(options)`` has them: a recipe may
-    serve several objectives and attacks. A usage error where the recipe holds something else than training options.
+    Settings of components, whose destinations are their flags, are taken only where ``readable(options)`` has them: a
+    recipe may serve several objectives and attacks. A usage error where the recipe holds anything but training options.
     """
     words = recipe_words(name)
     with parser.reading(f"recipe {name}"):
@@ -51,9 +51,12 @@ def apply_recipe(
     # What is read depends on the objective and the attack, which the recipe may name.
     for is_setting in (False, True):
         known = readable(options)
+        added = {}
         for field, value in recipe.items():
-            said = getattr(options, field, None)
+            present = getattr(options, field, None)
             # A switch that was not given is its default, False; another option is None or not there.
-            is_missing = said is None or (said is False and parser.get_default(field) is False)
+            is_missing = present is None or (present is False and parser.get_default(field) is False)
             if field.startswith("--") == is_setting and is_missing and (not is_setting or field in known):
-                setattr(options, field, value)
+                added[field] = value
+        options = argparse.Namespace(**{**vars(options), **added})
+    return options

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from smoothadv.attacks import ATTACKS
+from smoothadv.commands.options.attack import compose_attack, given_attack_flags
 from smoothadv.commands.options.components import add_settings, compose, name_in, refuse_foreign_settings
-from smoothadv.commands.options.recipes import RELEASED, apply_recipe, recipe_names
-from smoothadv.commands.options.shared import add_input_layer, compose_attack, given_attack_flags
+from smoothadv.commands.options.recipes import RELEASED, recipe_names, with_recipe
+from smoothadv.commands.options.shared import add_input_layer
 from smoothadv.commands.runner import Parser
-from smoothadv.datasets.images import DatasetDescription
 from smoothadv.objectives import OBJECTIVES, Objective
 from smoothadv.settings import non_negative_float, non_negative_int, positive_float, positive_int, settings_of
-from smoothadv.training import Evaluation, Execution, Schedule
+from smoothadv.training import Evaluation, Execution
 from smoothadv.training.execution import PRECISIONS
+from smoothadv.training.request import ScheduleChoices, TrainingRequest
 from smoothadv.training.schedule import SHAPES
 
 
@@ -154,15 +156,15 @@ def add_execution(parser: Parser) -> None:
     group.add_argument("--tensorboard", action="store_true", help="write curves to OUTDIR/tensorboard")
 
 
-def apply_recipes(parser: Parser, options: argparse.Namespace) -> None:
-    """Fill in what the recipes say and the command line does not; the named recipe comes before the released one."""
+def with_recipes(parser: Parser, options: argparse.Namespace) -> argparse.Namespace:
+    """The options with what the recipes say and the command line does not; the named recipe wins over the released."""
     if options.lr_schedule == "one-cycle" and (options.lr_step_size or options.lr_factor):
         parser.error("--lr-schedule one-cycle has no steps: leave out --lr-step-size and --lr-factor")
     if options.recipe == RELEASED:
         parser.error(f"--recipe {RELEASED}: write --{RELEASED}, which also counts --epsilon in 1/256")
     for name in [options.recipe] * (options.recipe is not None) + [RELEASED] * options.released_behaviour:
-        apply_recipe(parser, options, name, _readable)
-    options.objective = options.objective or options.default_objective
+        options = with_recipe(parser, options, name, _readable)
+    return argparse.Namespace(**{**vars(options), "objective": options.objective or options.default_objective})
 
 
 def _readable(options: argparse.Namespace) -> set[str]:
@@ -177,7 +179,51 @@ def _makes_attack(objective: type) -> bool:
     return any(field.name == "attack" for field in dataclasses.fields(objective))
 
 
-def compose_objective(parser: Parser, options: argparse.Namespace) -> Objective:
+def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> TrainingRequest:
+    """What the options, with their recipes, ask for; a usage error where they make no sense together."""
+    objective = _objective(parser, options)
+    _refuse_contradictions(parser, options)
+    return TrainingRequest(
+        classifier=options.arch,
+        images=options.dataset,
+        outdir=options.outdir,
+        objective=objective,
+        schedule=ScheduleChoices(
+            epochs=options.epochs,
+            batch=options.batch,
+            learning_rate=options.lr,
+            learning_rate_step=options.lr_step_size,
+            learning_rate_factor=options.lr_factor,
+            learning_rate_shape=options.lr_schedule,
+            momentum=options.momentum,
+            weight_decay=options.weight_decay,
+            micro_batch=options.micro_batch,
+            steps_per_epoch=options.steps_per_epoch,
+            split_updates=options.split_updates,
+        ),
+        execution=Execution(
+            compile=options.compile,
+            synchronized_norm=options.sync_bn,
+            **_given(precision=options.precision, checkpoint_minutes=options.checkpoint_minutes),
+        ),
+        tests=Evaluation(**_given(every=options.evaluate_every, images=options.evaluate_images)),
+        seed=options.seed,
+        device=options.device,
+        data_dir=options.data_dir,
+        input_layer=options.input_layer,
+        crop_padding=options.crop_padding,
+        horizontal_flip=options.horizontal_flip,
+        pretrained_model=options.pretrained_model,
+        use_unlabelled=options.use_unlabelled,
+        unlabelled_weight=options.unlabelled_weight or 1.0,
+        existing=options.existing,
+        board=options.tensorboard,
+        command=tuple(command),
+        arguments=vars(options),
+    )
+
+
+def _objective(parser: Parser, options: argparse.Namespace) -> Objective:
     """The objective that the options describe; a usage error where something is missing or contradictory."""
     component = OBJECTIVES[options.objective]
     everything = [OBJECTIVES[name] for name in OBJECTIVES]
@@ -199,7 +245,7 @@ def compose_objective(parser: Parser, options: argparse.Namespace) -> Objective:
     return compose(parser, component, options, f"--objective {options.objective}", **given)
 
 
-def refuse_contradictions(parser: Parser, options: argparse.Namespace) -> None:
+def _refuse_contradictions(parser: Parser, options: argparse.Namespace) -> None:
     """A usage error where options make no sense together."""
     if options.unlabelled_weight is not None and options.use_unlabelled is None:
         parser.error("--unlabelled-weight weighs the images of --use-unlabelled: name their file, or leave it out")
@@ -209,46 +255,6 @@ def refuse_contradictions(parser: Parser, options: argparse.Namespace) -> None:
         parser.error("--noise 0 makes all --num-noise-vec copies of an image alike: leave --num-noise-vec out")
     if "--init-norm-DDN" in options and "--init-norm-is-epsilon-DDN" in options and not options.released_behaviour:
         parser.error("--init-norm-DDN and --init-norm-is-epsilon-DDN contradict each other: leave one out")
-
-
-def compose_schedule(
-    parser: Parser, options: argparse.Namespace, description: DatasetDescription, objective: Objective
-) -> Schedule:
-    """The schedule that the options describe, with the dataset's defaults."""
-    defaults = description.defaults
-    batch = options.batch or defaults.batch
-    if options.split_updates:
-        if batch < objective.copies:
-            parser.error(f"--split-updates makes {objective.copies} updates of {batch} images: take a larger --batch")
-        batch //= objective.copies
-    return Schedule(
-        epochs=options.epochs or defaults.epochs,
-        batch=batch,
-        learning_rate=options.lr or defaults.learning_rate,
-        learning_rate_step=options.lr_step_size or defaults.learning_rate_step,
-        micro_batch=options.micro_batch,
-        steps_per_epoch=options.steps_per_epoch,
-        **_given(
-            learning_rate_shape=options.lr_schedule,
-            learning_rate_factor=options.lr_factor,
-            momentum=options.momentum,
-            weight_decay=options.weight_decay,
-        ),
-    )
-
-
-def compose_execution(options: argparse.Namespace) -> Execution:
-    """How the options want training to be executed."""
-    return Execution(
-        compile=options.compile,
-        synchronized_norm=options.sync_bn,
-        **_given(precision=options.precision, checkpoint_minutes=options.checkpoint_minutes),
-    )
-
-
-def compose_evaluation(options: argparse.Namespace) -> Evaluation:
-    """When and on how many images the options want training to be tested."""
-    return Evaluation(**_given(every=options.evaluate_every, images=options.evaluate_images))
 
 
 def _given(**values: Any) -> dict[str, Any]:
