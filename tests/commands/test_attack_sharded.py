@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.pgd import PGD
-from smoothadv.attacks.smoothed import SmoothedAttack
 from smoothadv.commands import evaluating
 from smoothadv.commands.attacking import shared_with
 from smoothadv.records import spool_path

@@ -8,7 +8,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from smoothadv.attacks.smoothed import SmoothedAttack
+from smoothadv.attacks import SmoothedAttack
 from smoothadv.bounds import binomial_interval
 from smoothadv.certification import ABSTAIN
 from smoothadv.commands.against import (

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from smoothadv.attacks.geometry import in_grey_levels, l2_norm
-from smoothadv.attacks.gradients import ESTIMATORS
-from smoothadv.attacks.smoothed import SmoothedAttack
-from smoothadv.attacks.targets import EVERY, KNOWN_TARGETS, TARGET_RULES
+from smoothadv.attacks import SmoothedAttack
+from smoothadv.attacks.estimators import ESTIMATORS
+from smoothadv.attacks.shared.geometry import in_grey_levels, l2_norm
+from smoothadv.attacks.target_rules import EVERY, KNOWN_TARGETS, TARGET_RULES
 from smoothadv.certification import ABSTAIN, Draws
 from smoothadv.certification.prediction import predict
 from smoothadv.commands.components import settings_record

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from smoothadv.analysis.quantities import average_certified_radius, certified_accuracy, default_radii
+from smoothadv.analysis.shared.log_statistics import average_certified_radius, certified_accuracy, default_radii
 from smoothadv.bounds import minimum_trials_to_certify, squared_grey_radius
 from smoothadv.certification import PROCEDURES, Draws, Procedure, Smoothing
 from smoothadv.commands.components import (

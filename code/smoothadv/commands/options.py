@@ -10,8 +10,8 @@ from types import MappingProxyType
 import torch
 
 from smoothadv.architectures import INPUT_LAYERS
-from smoothadv.attacks import ATTACKS, Attack
-from smoothadv.attacks.gradients import ESTIMATORS, GradientEstimator, Stein, plug_in
+from smoothadv.attacks import ATTACKS, GradientAttack
+from smoothadv.attacks.estimators import ESTIMATORS, GradientEstimator, Stein, plug_in
 from smoothadv.commands.components import add_settings, compose, name_in, name_that, refuse_foreign_settings
 from smoothadv.commands.runner import Parser
 from smoothadv.datasets import DATASETS, SPLITS, check_dataset_name
@@ -143,7 +143,7 @@ def in_256ths(setting: Setting) -> Setting:
     return dataclasses.replace(setting, parse=perturbation_size_in_256ths, help="attack's l2 norm in 1/256, like 64")
 
 
-def compose_attack(parser: Parser, options: argparse.Namespace, noise_sd: float) -> Attack:
+def compose_attack(parser: Parser, options: argparse.Namespace, noise_sd: float) -> GradientAttack:
     """The attack that the options describe; a usage error where something is missing or contradictory."""
     if options.attack is None:
         parser.error(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from smoothadv.attacks.smoothed import SmoothedAttack
+from smoothadv.attacks import SmoothedAttack
 from smoothadv.certification import ABSTAIN, Draws
 from smoothadv.certification.prediction import predict
 from smoothadv.commands.attacking import (

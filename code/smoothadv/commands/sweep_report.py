@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from smoothadv.analysis.logs import read_logs
 from smoothadv.analysis.report import Report
+from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.commands.components import warn
 from smoothadv.errors import UserError
 from smoothadv.records import TRAINING_LOG, write_text

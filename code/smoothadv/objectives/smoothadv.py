@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from smoothadv.attacks import Attack
+from smoothadv.attacks import GradientAttack
 from smoothadv.objectives import OBJECTIVES, Objective, Outcome, noisy_cross_entropy
 from smoothadv.settings import noise_level, non_negative_int, positive_int, setting
 
@@ -27,7 +27,7 @@ class SmoothAdv(Objective):
     its "Vanilla PGD", the attack is one on the base classifier (Madry et al., 2018).
     """
 
-    attack: Attack
+    attack: GradientAttack
     noise_sd: float = setting(
         flag="--noise",
         parse=noise_level,

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import nn
 
-from smoothadv.attacks.gradients import frozen
+from smoothadv.attacks.estimators import frozen
 from smoothadv.graphs import overwrite_in_place, traced_plainly
 
 _ROUNDING = 1e-6
