@@ -46,9 +46,9 @@ def lower_confidence_bound(successes: int, trials: int, alpha: float) -> float:
 def failure_upper_bound(successes: int, trials: int, alpha: float) -> float:
     """Upper confidence bound on q = 1 - p, never below the exact one: ``1 - lower_confidence_bound``.
 
-    The exact bound solves P[Binomial(trials, q) <= failures] = alpha. The numeric inverse may fall short of
-    it, so q is raised until the tail probability itself, evaluated with a margin for its own rounding
-    (2e-11 was seen at 6e8 trials), is at most alpha. The result exceeds the exact bound by a relative 1e-8 at most.
+    The exact bound solves P[Binomial(trials, q) <= failures] = alpha. SciPy's inverse may be slightly too small, so
+    this function raises q until the tail probability is at most alpha, with a margin for the rounding error of that
+    probability (2e-11 at 6e8 trials). The result exceeds the exact bound by a relative 1e-8 at most.
 
     Returns a float in (0, 1]. ValueError unless 0 <= successes <= trials and 0 < alpha < 1.
     """
@@ -72,12 +72,12 @@ def certified_radius(
     """Radius sigma * Phi^-1(p_lower) of Cohen et al., Theorem 1 with p_B = 1 - p_A; None means abstain.
 
     ``noise_distance`` d >= 0 bounds the total variation distance between the noise that was drawn and N(0, sigma^2 I)
-    on any one image; the radius is then sigma * (Phi^-1(p_lower - d) - Phi^-1(1/2 + d)), since d is lost once at the
-    certified image and once at the other.
+    on any one image; the radius is then sigma * (Phi^-1(p_lower - d) - Phi^-1(1/2 + d)), since the probabilities are
+    off by up to d at both images, the certified one and the perturbed one.
 
     Formal guarantee: with probability at least 1 - alpha over the draws, the smoothed classifier returns
     the same class everywhere in the open l2 ball of this radius. The returned float64 is never above
-    the exact value (and within 1e-8 sigma of it). Same unit as ``sigma``. Abstains where p_lower < 1/2.
+    the exact value (and within 1e-8 sigma of it). Same unit as ``sigma``. None where p_lower < 1/2.
     ValueError on impossible counts, alpha outside (0, 1) or sigma <= 0.
     """
     check_sigma(sigma)
@@ -87,7 +87,7 @@ def certified_radius(
         q = min(1.0, (q + noise_distance) * (1 + 1e-15))
     if q > 0.5:
         return None
-    # ndtri is accurate to a few units in the last place; the factor keeps those below the exact value.
+    # ndtri is accurate to a few units in the last place; the factor makes the radius smaller by more than that.
     radius = -sigma * float(special.ndtri(q)) * (1 - 2e-15) - loss
     if noise_distance and radius <= 0:
         return None
@@ -95,11 +95,12 @@ def certified_radius(
 
 
 def tolerated_false_statements(statements: int, probability: float, false_alarm: float) -> int:
-    """How many of independent statements may prove false before that contradicts their error probability.
+    """The largest number of false statements that does not contradict an error probability of each statement.
 
-    The smallest k with P[Binomial(statements, probability) > k] <= ``false_alarm``; all of them where ``probability``,
-    which may be a sum of bounds, is 1 or more. Formal guarantee: if each statement is false with at most
-    ``probability``, independently, more than k are with at most ``false_alarm``.
+    The smallest k with P[Binomial(statements, probability) > k] <= ``false_alarm``; ``statements`` itself where
+    ``probability``, which may be a sum of bounds, is 1 or more. Formal guarantee: if each statement is false with
+    probability at most ``probability``, independently of the others, then more than k statements are false with
+    probability at most ``false_alarm``.
     """
     if statements < 0 or not probability >= 0:
         raise ValueError(f"need statements >= 0 and probability >= 0, got {statements} and {probability}")
@@ -115,7 +116,7 @@ def tolerated_false_statements(statements: int, probability: float, false_alarm:
 
 
 def binomial_interval(successes: int, trials: int, confidence: float) -> tuple[float, float]:
-    """The two-sided Clopper-Pearson interval: it misses the probability with at most 1 - ``confidence``."""
+    """The two-sided Clopper-Pearson interval: it misses the true value with probability at most 1 - ``confidence``."""
     check_alpha(1 - confidence)
     tail = (1 - confidence) / 2
     low = lower_confidence_bound(successes, trials, tail)
@@ -129,23 +130,23 @@ def check_sigma(sigma: float) -> None:
 
 
 def _distance_quantile(distance: float) -> float:
-    """Phi^-1(1/2 + distance), never below it, for a small distance."""
-    # Phi^-1 is convex above 1/2, where it starts with slope sqrt(2 pi): 1 % covers its bend up to a distance of 0.05.
+    """An upper bound on Phi^-1(1/2 + distance) for a small distance."""
+    # Phi^-1 is convex above 1/2, where it starts with slope sqrt(2 pi): 1 % covers its curvature up to 0.05.
     if not 0 <= distance <= 0.05:
         raise ValueError(f"a total variation distance must lie in 0..0.05 to certify anything, got {distance}")
     return math.sqrt(2 * math.pi) * distance * 1.01
 
 
 def radius_probability(radius: float, sigma: float, noise_distance: float = 0.0) -> float:
-    """Phi(radius / sigma), never below it: the largest p_A with which ``radius`` is not certified.
+    """An upper bound on Phi(radius / sigma), the largest p_A for which ``radius`` is not certified.
 
     If the smoothed classifier is not constant on the open ball of this radius, then p_A is at most this (Cohen et
     al., Theorem 1, read backwards). With noise at total variation distance d from the Gaussian it is
-    Phi(radius / sigma + Phi^-1(1/2 + d)) + d. In [1/2, 1].
+    Phi(radius / sigma + Phi^-1(1/2 + d)) + d. Returns a float in [1/2, 1].
     """
     check_sigma(sigma)
     z = radius / sigma * (1 + 1e-15) + _distance_quantile(noise_distance)
-    # Through the upper tail, which keeps its digits where p is near 1.
+    # Computed from the upper tail, which keeps its digits where p is near 1.
     q = float(special.ndtr(-z)) * (1 - 1e-13) - noise_distance
     return min(1.0, math.nextafter(1.0 - max(0.0, q), 2.0))
 
@@ -169,7 +170,7 @@ def squared_grey_radius(radius: float) -> int:
     """The largest integer m that is certain to lie below (255 * radius)^2; 0, the image itself, at radius 0.
 
     An 8-bit image X' with sum((X' - X)^2) <= m, in grey levels 0..255, then lies in the open ball of ``radius`` around
-    X on the scale [0, 1]: no rounding of a norm is left to whoever checks it.
+    X on the scale [0, 1]. The check uses integers only, so that no norm is rounded.
     """
     return math.floor(Fraction(255) ** 2 * Fraction(radius) ** 2 * (1 - Fraction(1, 10**12)))
 
@@ -185,7 +186,7 @@ def maximum_radius(trials: int, sigma: float, alpha: float) -> float:
 def minimum_trials_to_certify(alpha: float) -> int:
     """The smallest n for which n successes out of n certify anything: alpha^(1/n) >= 1/2.
 
-    Where equality holds, at alpha = 2^-n, the radius would be 0 and rounding on the safe side abstains: n + 1.
+    At alpha = 2^-n, where equality holds, the radius would be 0 and the safe rounding abstains: the result is n + 1.
     """
     n = max(1, math.ceil(math.log(alpha) / math.log(0.5)))
     return n if certified_radius(n, n, 1.0, alpha) is not None else n + 1

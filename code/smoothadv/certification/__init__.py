@@ -1,14 +1,15 @@
 """Certification procedures: from counts of noisy votes to a class and a radius. No torch.
 
-A procedure sees the classifier only through the votes it asks for, so that whoever supplies them may pack the draws of
-several images into one batch. Adding one is adding one file that registers it in ``PROCEDURES``.
+A procedure sees the classifier only through the votes that it requests, so that the caller may pack the draws of
+several images into one batch. To add a procedure, add one file that registers it in ``PROCEDURES``.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,9 +22,9 @@ ABSTAIN = -1
 
 @dataclass(frozen=True)
 class Draws:
-    """A request for the votes of ``count`` >= 1 fresh draws; the answer is int64 [K], how often each class won.
+    """A request for the votes of ``count`` >= 1 fresh draws; the answer is int64 [K], the votes for each class.
 
-    With a ``candidate``, counting ends with the first draw after which more than ``misses`` votes went to other
+    With a ``candidate``, counting stops at the first draw after which more than ``misses`` votes went to other
     classes: the answer then holds fewer than ``count`` votes.
     """
 
@@ -33,7 +34,7 @@ class Draws:
 
 
 Voting = Generator[Draws, np.ndarray, "Certificate"]
-"""A procedure at work on one input: it yields requests, is sent the votes and returns what it states."""
+"""A procedure's generator for one input: it yields requests, receives the votes and returns its certificate."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,12 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Smoothing:
-    """What every procedure is given: the noise and the sample sizes.
+    """The settings that all procedures share: the noise and the sample sizes.
 
     ``sigma`` > 0 is the noise's standard deviation, ``noise_distance`` its total variation distance from a Gaussian
-    on one image (0: it is taken for one); ``n0`` draws select the class, ``n`` is the number, or the largest number,
-    that estimates its probability; ``alpha`` is the probability of a false statement per input. ValueError on values
-    that cannot be.
+    on one image (0: the noise is treated as one); ``n0`` draws select the class, ``n`` is the number, or the largest
+    number, of draws that estimate its probability; ``alpha`` is the probability of a false statement per input.
+    ValueError on impossible values.
     """
 
     sigma: float
@@ -77,28 +78,44 @@ class Smoothing:
             raise ValueError(f"noise_distance must lie in 0..0.05, got {self.noise_distance}")
 
 
-class Procedure(Protocol):
-    """The interface: a frozen dataclass of a ``Smoothing`` and its own settings, which become options of certify.
+@dataclass(frozen=True)
+class Procedure(ABC):
+    """A certification procedure with its settings: ``PROCEDURES[name](smoothing, **settings)``.
 
-    ``default_n`` is --N where none is given; ``columns`` name what it adds to a log's row, ``settings`` is what beside
-    its fields decides the numbers.
+    A subclass is a frozen dataclass; the fields that ``settings.setting`` makes become options of certify.
     """
 
     default_n: ClassVar[int]
+    """--N where the user names none."""
+    on_grid: ClassVar[bool] = False
+    """Whether radii are decided on a grid only: each is then a lower bound on what the same draws could certify."""
+    fixed_sample: ClassVar[bool] = False
+    """Whether every radius is ``bounds.certified_radius`` of the row's counts, over exactly n draws."""
     smoothing: Smoothing
 
-    @property
-    def columns(self) -> tuple[str, ...]: ...
+    @classmethod
+    def least_draws(cls, alpha: float) -> int | None:
+        """The smallest n that can certify anything at level ``alpha``; None where that depends on other settings."""
+        return None
 
     @property
-    def settings(self) -> dict[str, str]: ...
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the procedure adds to a log: the keys of ``Certificate.details``."""
+        return ()
 
     @property
+    def settings(self) -> dict[str, str]:
+        """What decides the numbers in addition to the fields; it is recorded with the settings of a log."""
+        return {}
+
+    @property
+    @abstractmethod
     def largest_radius(self) -> float | None:
         """The radius of an input whose every draw is a success; None if not even that certifies."""
 
+    @abstractmethod
     def votes(self, label: int) -> Voting:
-        """Certify one input, whose true class is ``label``: only a benchmark may look at that."""
+        """Certify one input, whose true class is ``label``: only a benchmark may use the label."""
 
 
 PROCEDURES: Registry[type[Procedure]] = Registry("certification procedure")

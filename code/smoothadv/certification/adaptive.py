@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from smoothadv.bounds import radius_probability
-from smoothadv.certification import ABSTAIN, PROCEDURES, Certificate, Draws, Smoothing, Voting
+from smoothadv.certification import ABSTAIN, PROCEDURES, Certificate, Draws, Procedure, Voting
 from smoothadv.certification.error_spending import Tables, build_tables, look_schedule, success_upper_bound
 from smoothadv.records import read_cached, write_cached
 from smoothadv.settings import non_negative_float, setting
@@ -21,32 +21,32 @@ from smoothadv.settings import non_negative_float, setting
 PAPER_RADII = tuple(0.25 * step for step in range(10))
 """0 and the columns of the paper's CIFAR-10 tables."""
 SMALLEST_ALPHA = 1e-9
-"""What is kept back against rounding at each look, 1e-12, would eat up a smaller one."""
+"""Each look reserves an error of 1e-12 against rounding, which would use up a smaller alpha."""
 LADDER = 100
-"""Rungs of the fine grid per sigma."""
+"""Steps of the fine grid per sigma."""
 _EARLY, _GAMMA = 0.5, 0.01
 _TABLES_VERSION = 1
 
 
 @PROCEDURES.register("adaptive")
 @dataclass(frozen=True)
-class Adaptive:
-    """Decide, for a grid of radii, which of them are certified; stop as soon as that is known or hopeless.
+class Adaptive(Procedure):
+    """Decide, for a grid of radii, which of them are certified; stop as soon as that is known or out of reach.
 
     n0 votes select a class c. The draws for c are then counted at the looks of an exact error-spending table with a
     row for each radius r_j, whose null hypothesis is p_A <= Phi(r_j / sigma). The radius returned is the largest
-    whose row was crossed; c is abandoned where the next row is out of reach.
+    whose row was crossed; the procedure gives up where the next row is out of reach.
 
     Formal guarantee: the probability, over the draws, of returning a class and a radius such that the smoothed
-    classifier is not that class throughout the open ball of that radius is at most alpha, whatever the draws that
-    were saved. Let r_j be the smallest radius of the grid with Phi(r_j / sigma) > p_A, if c is the class of
+    classifier is not that class throughout the open ball of that radius is at most alpha, however early the procedure
+    stops. Let r_j be the smallest radius of the grid with Phi(r_j / sigma) > p_A, if c is the class of
     probability p_A: a false statement needs row j to be crossed, an event that grows with p and whose probability at
-    p = Phi(r_j / sigma) is at most alpha by the construction of the row. It holds for each input by itself. The
-    radii, n and alpha must be chosen before the draws, and the run not be repeated until it pleases.
+    p = Phi(r_j / sigma) is at most alpha by the construction of the row. It holds for each input by itself. It is
+    void if the radii, n or alpha are chosen after the draws, or if the run is repeated until its result pleases.
     """
 
     default_n: ClassVar[int] = 125_000
-    smoothing: Smoothing
+    on_grid: ClassVar[bool] = True
     radii: tuple[float, ...] | None = setting(
         None,
         help="l2 radii to decide, 0 always among them (default: the columns of the paper's tables for the dataset)",
@@ -61,13 +61,17 @@ class Adaptive:
     )
 
     def __post_init__(self) -> None:
-        chosen = PAPER_RADII if self.radii is None else self.radii
-        if not all(math.isfinite(radius) and radius >= 0 for radius in chosen):
-            raise ValueError(f"radii must be finite and at least 0, got {', '.join(map(str, chosen))}")
+        radii = self._radii_to_decide
+        if not all(math.isfinite(radius) and radius >= 0 for radius in radii):
+            raise ValueError(f"radii must be finite and at least 0, got {', '.join(map(str, radii))}")
         if self.smoothing.alpha < SMALLEST_ALPHA:
             raise ValueError(f"alpha must be at least {SMALLEST_ALPHA:g} for adaptive, got {self.smoothing.alpha:g}")
         # One order, one description: the same radii in another order are the same procedure.
-        object.__setattr__(self, "radii", tuple(sorted({0.0, *map(float, chosen)})))
+        object.__setattr__(self, "radii", tuple(sorted({0.0, *map(float, radii)})))
+
+    @property
+    def _radii_to_decide(self) -> tuple[float, ...]:
+        return PAPER_RADII if self.radii is None else self.radii
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -106,11 +110,11 @@ class Adaptive:
 
     def _hopeless(self, selected: int) -> bool:
         """Whether the selection alone makes an abstention so likely that no draw is worth its cost."""
-        given = self.smoothing
-        return given.n * success_upper_bound(selected, given.n0, _GAMMA) < self._tables.efficacy[0, -1]
+        most = self.smoothing.n * success_upper_bound(selected, self.smoothing.n0, _GAMMA)
+        return most < int(self._tables.efficacy[0, -1])
 
     def _is_decided(self, best: int, look: int, successes: int) -> bool:
-        """Whether the next radius to decide is none, or out of reach, or not worth waiting for."""
+        """Whether no radius is left to decide, or the next one is out of reach or too unlikely to wait for."""
         following = self._decisions[self._decisions > best]
         if not len(following) or look == len(self._tables.looks) - 1:
             return True
@@ -141,7 +145,7 @@ class Adaptive:
     @cached_property
     def _grid(self) -> np.ndarray:
         """All radii with a row, ascending, as float64."""
-        radii = set(self.radii)
+        radii = set(self._radii_to_decide)
         if self.ladder:
             sigma = self.smoothing.sigma
             # n_max successes in a row reject no p beyond alpha^(1 / n_max).
@@ -152,19 +156,19 @@ class Adaptive:
     @cached_property
     def _decisions(self) -> np.ndarray:
         """The rows of the radii to decide; the others only refine what is reported."""
-        return np.flatnonzero(np.isin(self._grid, self.radii))
+        return np.flatnonzero(np.isin(self._grid, self._radii_to_decide))
 
     @cached_property
     def _tables(self) -> Tables:
-        given = self.smoothing
-        nulls = [radius_probability(float(radius), given.sigma, given.noise_distance) for radius in self._grid]
+        smoothing = self.smoothing
+        nulls = [radius_probability(float(radius), smoothing.sigma, smoothing.noise_distance) for radius in self._grid]
         deciding = [nulls[row] for row in self._decisions]
-        looks = look_schedule(deciding, given.n, given.alpha, _EARLY)
-        return _cached_tables(nulls, looks, given.alpha)
+        looks = look_schedule(deciding, smoothing.n, smoothing.alpha, _EARLY)
+        return _cached_tables(nulls, looks, smoothing.alpha)
 
 
 def _cached_tables(nulls: list[float], looks: np.ndarray, alpha: float) -> Tables:
-    """The tables from this user's cache; built and put there if it lacks them or holds anything else."""
+    """The tables from this user's cache; if they are missing or damaged there, they are built and cached."""
     parameters = {
         "version": _TABLES_VERSION,
         "nulls": [null.hex() for null in nulls],

@@ -16,13 +16,13 @@ from scipy import signal, special, stats
 
 FIRST_LOOK, GROWTH, STEP, PUBLISHED_N = 100, 1.25, 50, 100_000
 _TAIL, _SLACK = 1e-17, 1e-12
-"""Binomial tails cut off; what is spent at a look beyond the computed probability, for those and for rounding."""
+"""Tails below _TAIL are cut off; each look spends _SLACK beyond its computed probability, for those and rounding."""
 _NEAR_ONE = 1e-9
 
 
 @dataclass(frozen=True)
 class Tables:
-    """What decides at run time, in whole numbers; rows are null hypotheses p <= nulls[j].
+    """The boundaries that decide at run time, as integers; rows are null hypotheses p <= nulls[j].
 
     ``nulls`` float64 [J] ascending; ``looks`` int64 [K] ascending, the last one n_max; ``efficacy`` int64 [J, K]: at
     look k, row j is rejected by at least efficacy[j, k] successes of looks[k] draws; ``futility`` int64 [J, K]: with
@@ -49,7 +49,7 @@ def look_schedule(nulls: Sequence[float], n_max: int, alpha: float, early: float
     """The numbers of draws at which to look: int64, ascending, ending with ``n_max``.
 
     A geometric sequence; n = 100,000, where a fixed-sample procedure would decide; and, for each null t, the first n
-    at which nothing but successes can reject it: t^n <= spending(n).
+    at which n successes out of n reject it: t^n <= spending(n).
     """
     special_looks = {first for t in nulls if (first := _first_all_success_look(t, n_max, alpha, early)) is not None} | (
         {PUBLISHED_N} if n_max > PUBLISHED_N else set()
@@ -66,7 +66,7 @@ def look_schedule(nulls: Sequence[float], n_max: int, alpha: float, early: float
 def _first_all_success_look(t: float, n_max: int, alpha: float, early: float) -> int | None:
     if t > 1 - _NEAR_ONE:
         return None
-    # n ln t - ln spending(n) falls with n: t^n does so faster than the spending grows.
+    # n ln t - ln spending(n) falls as n grows, so that bisection finds where it reaches 0.
     low, high = 1, math.ceil(n_max / STEP)
     while low < high:
         middle = (low + high) // 2
@@ -80,8 +80,8 @@ def _first_all_success_look(t: float, n_max: int, alpha: float, early: float) ->
 def efficacy_row(null: float, looks: np.ndarray, allowance: Sequence[float]) -> np.ndarray:
     """The smallest boundaries [K] that p = ``null`` crosses with probability at most ``allowance[k]`` by look k.
 
-    The distribution of the successes on the paths that have crossed no boundary is carried from look to look. A
-    boundary of looks[k] + 1 cannot be crossed.
+    The computation carries the distribution of the successes, on the paths that have crossed no boundary, from look to
+    look. A boundary of looks[k] + 1 cannot be crossed.
 
     Formal guarantee: for every p <= ``null``, P[the boundaries are crossed] <= allowance[-1], since crossing is an
     increasing event.
@@ -94,7 +94,7 @@ def efficacy_row(null: float, looks: np.ndarray, allowance: Sequence[float]) -> 
         alive, start = _add_draws(alive, start, int(n - before), null)
         tails = np.append(np.cumsum(alive[::-1])[::-1], 0.0)
         first = int(np.argmax(tails <= allowance[k] - spent - _SLACK))
-        if tails[first] > allowance[k] - spent - _SLACK:  # nothing is left to spend, not even on the impossible
+        if tails[first] > allowance[k] - spent - _SLACK:  # too little error is left for any boundary
             row[k] = n + 1
         else:
             row[k] = min(start + first, n + 1)
@@ -116,10 +116,10 @@ def _add_draws(alive: np.ndarray, start: int, draws: int, p: float) -> tuple[np.
 
 
 def futility_row(last_boundary: int, looks: np.ndarray, gamma: float) -> np.ndarray:
-    """For each look the most successes with which the last boundary is out of reach even if p were its upper bound.
+    """For each look, the most successes with which the last boundary is out of reach even if p is its upper bound.
 
     The largest s with s + (n_max - n) U(s, n) < last_boundary, U the Clopper-Pearson upper bound at level ``gamma``;
-    -1 where there is none. Uses no error: giving up early only loses certificates.
+    -1 where there is none. This spends no error: giving up early only loses certificates.
     """
     row = np.empty(len(looks), dtype=np.int64)
     for k, n in enumerate(looks):

@@ -6,29 +6,31 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from smoothadv.bounds import certified_radius, minimum_successes_to_certify
-from smoothadv.certification import ABSTAIN, PROCEDURES, Certificate, Draws, Smoothing, Voting
+from smoothadv.bounds import certified_radius, minimum_successes_to_certify, minimum_trials_to_certify
+from smoothadv.certification import ABSTAIN, PROCEDURES, Certificate, Draws, Procedure, Voting
 
 
 @PROCEDURES.register("exact")
 @dataclass(frozen=True)
-class Exact:
+class Exact(Procedure):
     """Select a class by n0 votes, then bound its probability by n fresh votes.
 
     With c the most frequent of the n0 votes (the smallest class among ties) and k its count among the n,
-    returns c with radius sigma * Phi^-1(p_lower(k, n, alpha)), or abstains where p_lower < 1/2. Counting ends as soon
-    as too many votes were against c for anything but an abstention: no decision depends on it, but the counts of that
-    abstention are then partial.
+    returns c with radius sigma * Phi^-1(p_lower(k, n, alpha)), or abstains where p_lower < 1/2. Counting stops as soon
+    as so many votes are against c that only an abstention is possible: this changes no decision, but the counts of
+    such an abstention are partial.
 
     Formal guarantee: the probability, over the draws, of returning a class and a radius such that the
     smoothed classifier is not that class throughout the open ball of that radius is at most alpha. It
-    holds for each input by itself and is void if draws are reused or the run repeated until it pleases.
+    holds for each input by itself. It is void if draws are reused, or if the run is repeated until its result pleases.
     """
 
     default_n: ClassVar[int] = 100_000
-    columns: ClassVar[tuple[str, ...]] = ()
-    settings: ClassVar[dict[str, str]] = {}
-    smoothing: Smoothing
+    fixed_sample: ClassVar[bool] = True
+
+    @classmethod
+    def least_draws(cls, alpha: float) -> int:
+        return minimum_trials_to_certify(alpha)
 
     @cached_property
     def largest_radius(self) -> float | None:
@@ -36,12 +38,12 @@ class Exact:
 
     @cached_property
     def _allowed_misses(self) -> int:
-        given = self.smoothing
-        return max(0, given.n - minimum_successes_to_certify(given.n, given.alpha, given.noise_distance))
+        n, alpha = self.smoothing.n, self.smoothing.alpha
+        return max(0, n - minimum_successes_to_certify(n, alpha, self.smoothing.noise_distance))
 
     def _radius(self, successes: int, trials: int) -> float | None:
-        given = self.smoothing
-        return certified_radius(successes, trials, given.sigma, given.alpha, given.noise_distance)
+        sigma, alpha = self.smoothing.sigma, self.smoothing.alpha
+        return certified_radius(successes, trials, sigma, alpha, self.smoothing.noise_distance)
 
     def votes(self, label: int) -> Voting:
         selection = yield Draws(self.smoothing.n0)

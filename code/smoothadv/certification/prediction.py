@@ -11,7 +11,7 @@ from smoothadv.certification import ABSTAIN, Draws
 
 
 def predict(n: int, alpha: float) -> Generator[Draws, np.ndarray, int]:
-    """PREDICT at work on one input: asks for ``n`` votes and returns the class that leads them, or ABSTAIN."""
+    """PREDICT for one input: requests ``n`` votes and returns the class that leads them significantly, or ABSTAIN."""
     votes = yield Draws(n)
     return predict_from_votes(votes, alpha)
 
