@@ -18,8 +18,8 @@ import plain_training
 import torch
 from training_speed import SIGMA, seconds, settled
 
+from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.pgd import PGD
-from smoothadv.attacks.smoothed import SmoothedAttack
 from smoothadv.smoothing.classifier import Arrangement, arrange, default_attack_batch
 
 EPSILON = 0.5

@@ -4,6 +4,7 @@ import pytest
 
 from smoothadv.errors import UserError
 from smoothadv.readers import kind_of_log, read_certification_log, read_prediction_log
+from smoothadv.records import manifest_path
 
 RELEASED_HEADER = "idx\tlabel\tpredict\tradius\tcorrect\ttime"
 PREDICTION_HEADER = "idx\tlabel\tpredict\tbasePredict\tcorrect\ttime"
@@ -89,6 +90,47 @@ def test_columns_may_come_in_another_order(tmp_path):
 def test_windows_line_ends_are_read(tmp_path):
     (tmp_path / "log").write_bytes(f"{RELEASED_HEADER}\r\n0\t3\t3\t0.5\t1\t0:00:01\r\n".encode())
     assert columns_of(read_certification_log(tmp_path / "log"))["radius"] == [0.5]
+
+
+OF_ANOTHER_PROCEDURE = f"""{RELEASED_HEADER} draws share comment
+    20 7 7 0.5 1 0:00:01 300 0.25 fine
+    0 3 3 0.1 1 0:00:02 100 1 odd"""
+
+
+@pytest.mark.parametrize("read", [read_certification_log, read_prediction_log])
+def test_numeric_columns_that_the_package_does_not_know_are_read(tmp_path, read):
+    table = read(write(tmp_path / "log", OF_ANOTHER_PROCEDURE))
+    assert table.draws.tolist() == [100, 300] and str(table.draws.dtype) == "int64"
+    assert table.share.tolist() == [1.0, 0.25] and str(table.share.dtype) == "float64"
+    assert not {"comment", "time"} & set(table.columns) and table.attrs["notes"] == []
+
+
+def test_column_of_numbers_and_texts_is_a_fault_in_our_logs_and_left_out_of_others(tmp_path):
+    path = write(tmp_path / "log", OF_ANOTHER_PROCEDURE.replace("300", "many"))
+    table = read_certification_log(path)
+    assert "draws" not in table and "share" in table
+    assert table.attrs["notes"] == ["its column draws is left out: some of its fields are numbers, others are not"]
+    manifest_path(path).write_text("{}")
+    with pytest.raises(UserError, match="not a number: draws is 'many' in row 1"):
+        read_certification_log(path)
+
+
+def test_columns_without_a_name_of_their_own_are_left_out(tmp_path):
+    header, rows = f"{RELEASED_HEADER}\t\tx\tx".split("\t"), ["20", "7", "7", "0.5", "1", "0:00:01", "1", "2", "3"]
+    (tmp_path / "log").write_text("\t".join(header) + "\n" + "\t".join(rows) + "\n")
+    assert list(columns_of(read_certification_log(tmp_path / "log"))) == [
+        "idx",
+        "label",
+        "predict",
+        "radius",
+        "correct",
+    ]
+
+
+def test_two_columns_of_successes_are_refused(tmp_path):
+    path = write(tmp_path / "log", f"{RELEASED_HEADER} successes trials successes\n20 7 7 0.5 1 0:00:01 9 10 8")
+    with pytest.raises(UserError, match="two columns that are its successes"):
+        read_certification_log(path)
 
 
 GOOD = "20 7 7 0.5 1 0:00:01"

@@ -81,7 +81,7 @@ def test_epochs_without_a_test_have_none(tmp_path):
 
 def test_test_that_took_place_must_have_given_numbers(tmp_path):
     assert "not finite" in refusal(write(tmp_path / "log.txt", whole_log(untested="nan 0.5 0.5 nan 100")))
-    assert "no share" in refusal(write(tmp_path / "log.txt", whole_log(tested="2.0 nan 0.5 nan 100")))
+    assert "outside 0 to 1" in refusal(write(tmp_path / "log.txt", whole_log(tested="2.0 nan 0.5 nan 100")))
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n"], ids=["LF", "CRLF"])
@@ -135,9 +135,9 @@ FAULTS = {
     "an infinite loss": ("1 11 0.1 0 1 0.5 inf 0.5", "not finite"),
     "a loss that is text": ("1 11 0.1 0 big 0.5 1 0.5", "not a number.*big"),
     "a loss that is empty": ("1 11 0.1 0  0.5 1 0.5", "not a number"),
-    "an accuracy above one": ("1 11 0.1 0 1 50 1 0.5", "no share"),
-    "an accuracy below zero": ("1 11 0.1 0 1 0.5 1 -0.1", "no share"),
-    "an accuracy that is no number": ("1 11 0.1 0 1 nan 1 0.5", "no share"),
+    "an accuracy above one": ("1 11 0.1 0 1 50 1 0.5", "outside 0 to 1"),
+    "an accuracy below zero": ("1 11 0.1 0 1 0.5 1 -0.1", "outside 0 to 1"),
+    "an accuracy that is no number": ("1 11 0.1 0 1 nan 1 0.5", "outside 0 to 1"),
     "an epoch twice": ("0 11 0.1 0 1 0.5 1 0.5", "do not ascend"),
     "an epoch with a fraction": ("1.5 11 0.1 0 1 0.5 1 0.5", "not a number.*1.5"),
     "an epoch that is text": ("one 11 0.1 0 1 0.5 1 0.5", "not a number.*one"),
@@ -164,7 +164,7 @@ def test_faulty_log_is_refused_with_its_name_and_fault(tmp_path, row, words):
 
 @pytest.mark.parametrize("text", RELEASED.values(), ids=RELEASED)
 def test_percent_above_a_hundred_is_refused(tmp_path, text):
-    assert "no share" in refusal(write(tmp_path / "log.txt", text.replace("26.5", "101")))
+    assert "outside 0 to 1" in refusal(write(tmp_path / "log.txt", text.replace("26.5", "101")))
 
 
 def test_two_runs_in_one_file_are_refused(tmp_path):

@@ -1,33 +1,46 @@
 """Reads logs: ours, the released ones of Salman et al. and Cohen et al., and their descendants'. No torch.
 
 Each reader returns a pandas DataFrame or raises one UserError that names the file and the first fault in it;
-what was tolerated is told in ``frame.attrs["notes"]``, a list of sentences. A number is read as it is
-printed or not at all: a general parser of tables would guess at what is damaged.
+``frame.attrs["notes"]`` is a list of sentences on the faults that were tolerated. A field is read as the number that is
+printed there, or not at all: a general parser of tables would guess at what is damaged.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smoothadv.errors import UserError
-from smoothadv.records import manifest_path
+from smoothadv.records import (
+    ATTACK_COLUMNS,
+    CERTIFICATION_COLUMNS,
+    COUNT_COLUMNS,
+    EXAMPLE_COLUMNS,
+    FALSIFICATION_COLUMNS,
+    REAL_COLUMNS,
+    TARGET_COLUMN,
+    TRAINING_COLUMNS,
+    manifest_path,
+)
+
+if TYPE_CHECKING:  # pandas takes half a second to load
+    import pandas as pd
 
 _HEADER_BYTES = 4096
 _LINE_END = re.compile("\r\n|\n|\r")
 _WHOLE = re.compile("[-+]?[0-9]{1,18}")
 # No part can match what its neighbour can: else a field of 100,000 digits would take minutes to refuse.
 _REAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4})?|nan|[-+]?inf")
-_CERTIFICATION = ("idx", "label", "predict", "radius", "correct")
-_OPTIONAL = (("successes", "trials"), ("samples", "level", "looks"), ("label_aware",))
-_PREDICTION = ("idx", "label", "predict", "correct")
-_ATTACK = (("attack_norm", "epsilon"), ("target",), ("certified", "radius", "flipped"))
-_REAL_COLUMNS = {"radius", "attack_norm", "epsilon"}
-_OF_OTHER_THINGS = {".png", ".pdf", ".svg", ".html", ".tex", ".md", ".csv", ".json"}
+_CERTIFICATION = (*EXAMPLE_COLUMNS, "radius")
+_OF_FALSIFICATION = FALSIFICATION_COLUMNS[len(ATTACK_COLUMNS) :]
+# Nothing is computed from these released columns, and a time may be of any form.
+_UNREAD = {"time", "basePredict"}
+_NUMERIC = {*CERTIFICATION_COLUMNS, *FALSIFICATION_COLUMNS, TARGET_COLUMN} - _UNREAD
+_NOT_OF_LOGS = {".png", ".pdf", ".svg", ".html", ".tex", ".md", ".csv", ".json"}
 # The released training logs spell these in several ways and orders; a suffix says what the released unit is.
 _TRAINING_NAMES = {
     "epoch": "epoch",
@@ -38,82 +51,80 @@ _TRAINING_NAMES = {
     "testaccuracy": "test_accuracy",
     "testacc": "test_accuracy%",
 }
-_TRAINING = ("epoch", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
+_TRAINING = tuple(name for name in TRAINING_COLUMNS if name in _TRAINING_NAMES.values())
 
 
 def kind_of_log(path: Path) -> str | None:
-    """ "certification", "prediction", "falsification", "training" by the file's first line; None for anything else."""
+    """ "certification", "prediction", "falsification" or "training", by the file's first line; None if it is no log."""
     try:
         columns = set(_header(path))
     except OSError:
         return None
-    if columns.issuperset((*_PREDICTION, *_ATTACK[-1])):
+    if columns.issuperset((*EXAMPLE_COLUMNS, *_OF_FALSIFICATION)):
         return "falsification"
-    if columns.issuperset(_PREDICTION):
+    if columns.issuperset(EXAMPLE_COLUMNS):
         return "certification" if "radius" in columns else "prediction"
     return "training" if {_training_name(column).rstrip("%") for column in columns}.issuperset(_TRAINING) else None
 
 
 def resembles_log(path: Path) -> bool:
-    """Whether a file's name, start or manifest suggests a log of examples: a search must not pass it over silently."""
+    """Whether a file's name, start or manifest suggests a log of examples: a search must report its faults."""
     try:
         start = _header(path)[0]
     except OSError:
         return False
-    named = path.name == "predictions" or (path.name.startswith("sigma_") and path.suffix not in _OF_OTHER_THINGS)
+    named = path.name == "predictions" or (path.name.startswith("sigma_") and path.suffix not in _NOT_OF_LOGS)
     return named or manifest_path(path).exists() or start.startswith("idx")
 
 
-def read_certification_log(path: Path) -> Any:
+def read_certification_log(path: Path) -> pd.DataFrame:
     """A certification log: columns idx, label, predict, correct (int64) and radius (float64), sorted by idx.
 
-    Columns successes and trials, those of a procedure on a grid of radii (samples, level, looks) and label_aware, all
-    int64, follow where the log has them. UserError unless there are rows and every one is consistent: finite
-    radii >= 0, one row per idx, ``correct`` equal to (predict == label), abstentions (predict -1) with radius 0. A
-    running total of hits in place of ``correct``, and True and False for 1 and 0, are noted and understood.
+    All further numeric columns of the log follow under their names, such as successes, trials and those of its
+    procedure: int64 where all fields are whole numbers, else float64. A column without any number is left out, and so
+    are time and basePredict. UserError unless there are rows and every one is consistent: finite radii >= 0, one row
+    per idx, ``correct`` equal to (predict == label), abstentions (predict -1) with radius 0. A running total of hits
+    in place of ``correct``, and True and False for 1 and 0, are understood and noted.
     """
-    columns, notes = _read_examples(path, "certification log", _CERTIFICATION, _OPTIONAL)
+    columns, notes = _read_examples(path, "certification log", _CERTIFICATION)
     idx, predict, radius = columns["idx"], columns["predict"], columns["radius"]
     _refuse(path, idx, "a radius that is negative or not finite", ~((radius >= 0) & (radius < np.inf)))
     _refuse(path, idx, "an abstention with a radius", (predict == -1) & (radius > 0))
-    if "trials" in columns:
-        impossible = (
-            (columns["successes"] < 0)
-            | (columns["successes"] > columns["trials"])
-            | ((columns["trials"] < 1) & (predict >= 0))
-        )
+    if columns.keys() >= set(COUNT_COLUMNS):
+        successes, trials = (columns[name] for name in COUNT_COLUMNS)
+        impossible = (successes < 0) | (successes > trials) | ((trials < 1) & (predict >= 0))
         _refuse(path, idx, "successes that are not between 0 and trials, or a certificate of no trials", impossible)
     return _frame(columns, notes)
 
 
-def read_prediction_log(path: Path) -> Any:
+def read_prediction_log(path: Path) -> pd.DataFrame:
     """A prediction log: columns idx, label, predict and correct (int64), sorted by idx; UserError as above.
 
-    attack_norm and epsilon (float64), target (int64) and, of attacks against certificates, certified (int64), radius
-    (float64) and flipped (int64) follow where the log has them.
+    All further numeric columns follow as above, such as attack_norm and epsilon (float64), target (int64) and, of
+    attacks against certificates, certified (int64), radius (float64) and flipped (int64).
     """
-    return _frame(*_read_examples(path, "prediction log", _PREDICTION, _ATTACK))
+    return _frame(*_read_examples(path, "prediction log", EXAMPLE_COLUMNS))
 
 
-def read_training_log(path: Path) -> Any:
+def read_training_log(path: Path) -> pd.DataFrame:
     """A training log: columns epoch (int64, from 0), train_loss, train_accuracy, test_loss, test_accuracy (float64).
 
-    Accuracies are fractions; the released logs, in percent, are converted. UserError unless there are rows,
-    epochs ascend and all is finite, accuracies in [0, 1]; where a column test_images says 0, there was no test and its
-    numbers may be nan.
+    Accuracies are fractions; those of released logs, in percent, are converted. UserError unless there are rows,
+    epochs ascend, all numbers are finite and accuracies lie in [0, 1]; where a column test_images holds 0, there was no
+    test and its numbers may be nan.
     """
     import pandas as pd
 
     table = _parse(path, "training log", lambda name: _training_name(name).rstrip("%"), _TRAINING)
-    spelled = {_training_name(name).rstrip("%"): _training_name(name) for name in table.names}
+    spellings = {_training_name(name).rstrip("%"): _training_name(name) for name in table.names}
     columns = {"epoch": table.whole("epoch")}
     for name in _TRAINING[1:]:
-        columns[name] = table.real(name) / (100 if spelled[name].endswith("%") else 1)
+        columns[name] = table.real(name) / (100 if spellings[name].endswith("%") else 1)
     tested = table.whole("test_images") > 0 if "test_images" in table.names else np.ones(len(columns["epoch"]), bool)
     losses = np.concatenate([columns["train_loss"], columns["test_loss"][tested]])
     accuracies = np.concatenate([columns["train_accuracy"], columns["test_accuracy"][tested]])
     if not np.isfinite(losses).all() or not ((accuracies >= 0) & (accuracies <= 1)).all():
-        raise UserError(f"{path} holds a loss that is not finite or an accuracy that is no share")
+        raise UserError(f"{path} holds a loss that is not finite or an accuracy outside 0 to 1")
     if columns["epoch"][0] < 0 or (np.diff(columns["epoch"]) <= 0).any():
         raise UserError(f"{path} holds epochs that do not ascend from 0 or more: two runs in one file?")
     frame = pd.DataFrame(columns)
@@ -121,15 +132,11 @@ def read_training_log(path: Path) -> Any:
     return frame
 
 
-def _read_examples(
-    path: Path, kind: str, required: tuple[str, ...], optional: tuple[tuple[str, ...], ...] = ()
-) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The numeric columns of a log with a row per example and notes; all that both kinds of log promise is checked."""
+def _read_examples(path: Path, kind: str, required: Collection[str]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The numeric columns of a log with a row per example, and notes; checks what logs of both kinds must satisfy."""
     table = _parse(path, kind, str, required)
-    names = [*required, *(name for group in optional if set(table.names).issuperset(group) for name in group)]
-    columns = {
-        name: table.real(name) if name in _REAL_COLUMNS else table.whole(name) for name in names if name != "correct"
-    }
+    columns = {name: table.number(name) for name in required if name != "correct"}
+    columns |= table.further_numbers({*required, *_UNREAD}, is_ours=manifest_path(path).exists())
     idx, label, predict = columns["idx"], columns["label"], columns["predict"]
     columns["correct"] = (predict == label).astype(np.int64)
     _check_correct(path, idx, table.text("correct"), columns["correct"], table.notes)
@@ -142,21 +149,21 @@ def _read_examples(
     return columns, table.notes
 
 
-def _check_correct(path: Path, idx: np.ndarray, told: list[str], hits: np.ndarray, notes: list[str]) -> None:
-    """UserError unless the texts ``told`` in the column ``correct`` say what label and predict do, in some dialect."""
-    if told == list(map(str, hits.tolist())):
+def _check_correct(path: Path, idx: np.ndarray, texts: list[str], hits: np.ndarray, notes: list[str]) -> None:
+    """UserError unless the ``texts`` in the column ``correct`` agree with label and predict, in some dialect."""
+    if texts == list(map(str, hits.tolist())):
         return
-    told = [{"true": "1", "false": "0"}.get(text.lower(), text) for text in told]
-    wrong = np.array([text != str(hit) for text, hit in zip(told, hits)])
+    texts = [{"true": "1", "false": "0"}.get(text.lower(), text) for text in texts]
+    wrong = np.array([text != str(hit) for text, hit in zip(texts, hits)])
     total = np.cumsum(hits)
-    # Only a number above 1 tells a running total from 0s and 1s that are wrong.
-    if wrong.any() and total[-1] > 1 and told == list(map(str, total.tolist())):
+    # Only a number above 1 distinguishes a running total from 0s and 1s that are wrong.
+    if wrong.any() and total[-1] > 1 and texts == list(map(str, total.tolist())):
         notes.append("its 'correct' is a running total; label and predict were compared instead")
     else:
         _refuse(path, idx, "a 'correct' that disagrees with label and predict", wrong)
 
 
-def _frame(columns: dict[str, np.ndarray], notes: list[str]) -> Any:
+def _frame(columns: dict[str, np.ndarray], notes: list[str]) -> pd.DataFrame:
     """The columns as a DataFrame sorted by idx, with the notes."""
     import pandas as pd
 
@@ -176,6 +183,10 @@ class _Rows:
     def text(self, name: str) -> list[str]:
         return list(self._columns[name])
 
+    def number(self, name: str) -> np.ndarray:
+        """A column of ``records``: float64 if it is one of REAL_COLUMNS, else int64."""
+        return self.real(name) if name in REAL_COLUMNS else self.whole(name)
+
     def whole(self, name: str) -> np.ndarray:
         return np.array([int(text) for text in self._checked(name, _WHOLE)], dtype=np.int64)
 
@@ -183,17 +194,42 @@ class _Rows:
         """float64 next to the decimal written."""
         return np.array([float(text) for text in self._checked(name, _REAL)])
 
-    def _checked(self, name: str, pattern: re.Pattern[str]) -> Iterable[str]:
+    def further_numbers(self, others: Collection[str], is_ours: bool) -> dict[str, np.ndarray]:
+        """The columns of numbers but for those named in ``others``.
+
+        Columns of ``records`` must hold numbers, and in a log that ``is_ours`` also those in which any field is one:
+        UserError. In other logs such a mixed column is noted and left out, as are unnamed columns and repeated names.
+        """
+        columns = {}
+        for name in dict.fromkeys(self.names):
+            is_repeated = self.names.count(name) > 1
+            if name in others or not name or (is_repeated and name not in _NUMERIC):
+                continue
+            if is_repeated:
+                raise _ambiguous(self.path, name)
+            are_numbers = [bool(_REAL.fullmatch(text)) for text in self._columns[name]]
+            if name in _NUMERIC:
+                columns[name] = self.number(name)
+            elif all(are_numbers) or (any(are_numbers) and is_ours):
+                are_whole = all(_WHOLE.fullmatch(text) for text in self._columns[name])
+                columns[name] = self.whole(name) if are_whole else self.real(name)
+            elif any(are_numbers):
+                heading = _brief(name, quoted=False)
+                self.notes.append(f"its column {heading} is left out: some of its fields are numbers, others are not")
+        return columns
+
+    def _checked(self, name: str, pattern: re.Pattern[str]) -> Sequence[str]:
         for number, text in enumerate(self._columns[name], start=1):
             if not pattern.fullmatch(text):
                 raise UserError(
-                    f"{self.path} holds a field that is not a number: {name} is {_brief(text)} in row {number}"
+                    f"{self.path} holds a field that is not a number: {_brief(name, quoted=False)} is {_brief(text)} "
+                    f"in row {number}"
                 )
         return self._columns[name]
 
 
-def _parse(path: Path, kind: str, meaning: Any, required: tuple[str, ...]) -> _Rows:
-    """The rows below the header, each of as many fields. A torn last line is dropped and noted.
+def _parse(path: Path, kind: str, meaning: Callable[[str], str], required: Collection[str]) -> _Rows:
+    """The rows below the header, each of as many fields as the header. A torn last line is dropped and noted.
 
     ``meaning(name)`` is what a column's name stands for: exactly one must stand for each of ``required``.
     """
@@ -210,7 +246,8 @@ def _parse(path: Path, kind: str, meaning: Any, required: tuple[str, ...]) -> _R
         lines = _LINE_END.split(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise UserError(f"{path} cannot be read as a {kind}: it is no text ({error.reason})") from error
-    header, notes = lines[0].split("\t"), []
+    header = lines[0].split("\t")
+    notes: list[str] = []
     rows = [line.split("\t") for line in lines[1:-1] if line]
     if len(lines) > 1 and lines[-1]:
         _add_last_line(rows, lines[-1].split("\t"), header, notes)
@@ -219,7 +256,7 @@ def _parse(path: Path, kind: str, meaning: Any, required: tuple[str, ...]) -> _R
     known = [meaning(name) for name in header]
     for name in required:
         if known.count(name) > 1:
-            raise UserError(f"{path} has two columns that are its {name}: no telling which one counts")
+            raise _ambiguous(path, name)
     for row in rows:
         if len(row) != len(header):
             fault = "a row that lacks fields" if len(row) < len(header) else "a row with more fields than its header"
@@ -227,10 +264,14 @@ def _parse(path: Path, kind: str, meaning: Any, required: tuple[str, ...]) -> _R
     return _Rows(path, header, rows, known, notes)
 
 
+def _ambiguous(path: Path, name: str) -> UserError:
+    return UserError(f"{path} has two columns that are its {name}: it is unknown which one counts")
+
+
 def _add_last_line(rows: list[list[str]], last: list[str], header: list[str], notes: list[str]) -> None:
     """Take a last line without line end for a row only if nothing that counts can have been cut off.
 
-    Only a last field that is a time may have been cut without a trace: nothing is computed from it.
+    A last field that was cut looks like a whole one. That is harmless only for a time: nothing is computed from it.
     """
     if header[-1] == "time" and len(last) == len(header) and last[-1]:
         rows.append(last)

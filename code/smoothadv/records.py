@@ -27,14 +27,20 @@ CHECKPOINT = "checkpoint.pth.tar"
 TRAINING_LOG = "log.txt"
 ARGUMENTS = "args.json"
 
-CERTIFICATION_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time", "successes", "trials")
-"""The first six are the released columns; successes of trials estimation draws voted for the selected class."""
+EXAMPLE_COLUMNS = ("idx", "label", "predict", "correct")
+"""What every log with a row per example has, also the released ones."""
+COUNT_COLUMNS = ("successes", "trials")  # successes of trials estimation draws voted for the selected class
+CERTIFICATION_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time", *COUNT_COLUMNS)
+"""The first six are the released columns. The columns of the procedure follow."""
 PREDICTION_COLUMNS = ("idx", "label", "predict", "basePredict", "correct", "time")
 ATTACK_COLUMNS = (*PREDICTION_COLUMNS, "attack_norm", "epsilon", "abstain")
 """attack_norm is the l2 norm of the perturbation found, epsilon what it was allowed to be; abstain is 1 or 0. A column
-target, the class wanted, follows for targeted attacks."""
+``TARGET_COLUMN``, the class wanted, follows for targeted attacks."""
+TARGET_COLUMN = "target"
 FALSIFICATION_COLUMNS = (*ATTACK_COLUMNS, "certified", "radius", "flipped")
 """certified is the class that cannot change within radius; flipped is 1 where PREDICT answered another one."""
+REAL_COLUMNS = frozenset({"radius", "attack_norm", "epsilon"})
+"""The columns above that hold real numbers; the others hold whole numbers, but for time."""
 TRAINING_COLUMNS = (
     *("epoch", "time", "lr", "epsilon", "train_loss", "train_accuracy", "train_unattacked_accuracy"),
     *("test_loss", "test_accuracy", "test_clean_accuracy", "test_adversarial_accuracy", "test_images"),

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from smoothadv.analysis.compare import Comparison, mcnemar_p_value, pair_up, paired_difference_interval
-from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.parameters import Parameters
-from smoothadv.analysis.radii import Radius
+from smoothadv.analysis.shared.hyper_parameters import Parameters
+from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.radii import Radius
 from smoothadv.errors import UserError
 
 exhaustive = settings(deadline=None, derandomize=True, max_examples=100)

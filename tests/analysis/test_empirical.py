@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smoothadv.analysis.empirical import Empirical, empirical_curve
-from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.parameters import Parameters
-from smoothadv.analysis.tables import FORMATS
+from smoothadv.analysis.shared.hyper_parameters import Parameters
+from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.table_formats import FORMATS
 from smoothadv.errors import UserError
 
 exhaustive = settings(deadline=None, derandomize=True, max_examples=100)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smoothadv.analysis.examples import Examples
-from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.errors import UserError
 
 exhaustive = settings(deadline=None, derandomize=True, max_examples=60)

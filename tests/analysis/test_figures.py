@@ -10,19 +10,19 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 
-from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.parameters import Parameters
 from smoothadv.analysis.plot import CertifiedAccuracyPlot
 from smoothadv.analysis.plot_empirical import EmpiricalPlot
 from smoothadv.analysis.plot_envelope import EnvelopePlot
 from smoothadv.analysis.plot_training import TrainingPlot
-from smoothadv.analysis.quantities import (
+from smoothadv.analysis.shared.figure_style import looks
+from smoothadv.analysis.shared.hyper_parameters import Parameters
+from smoothadv.analysis.shared.log_statistics import (
     accuracy_curve,
     bootstrap_interval,
     certified_accuracies,
     high_probability_accuracies,
 )
-from smoothadv.analysis.style import looks
+from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.errors import UserError
 
 L2, LINF = r"$\ell_2$ radius (images in [0, 1])", r"$\ell_\infty$ radius (images in [0, 1])"

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from smoothadv.analysis.gap import Gap, contradictions
-from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.parameters import Parameters
-from smoothadv.analysis.tables import FORMATS
+from smoothadv.analysis.shared.hyper_parameters import Parameters
+from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.table_formats import FORMATS
 from smoothadv.bounds import tolerated_false_statements
 from smoothadv.errors import UserError
 

@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from smoothadv.analysis.heat_map import MEASURES, HeatMap
-from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.parameters import Parameters
-from smoothadv.analysis.quantities import high_probability_accuracies
+from smoothadv.analysis.shared.hyper_parameters import Parameters
+from smoothadv.analysis.shared.log_statistics import high_probability_accuracies
+from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.errors import UserError
 
 

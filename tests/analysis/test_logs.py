@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smoothadv.analysis.logs import Logs, read_logs
+from smoothadv.analysis.shared.logs import Logs, read_logs
 from smoothadv.errors import UserError
 from smoothadv.records import manifest_path
 from support.commands import call

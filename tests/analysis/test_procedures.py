@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smoothadv.analysis.logs import read_logs
+from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.bounds import certified_radius, maximum_radius, minimum_successes_to_certify
 from smoothadv.errors import UserError
 from smoothadv.readers import read_certification_log

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.parameters import Parameters
-from smoothadv.analysis.quantities import certified_accuracies, clean_accuracy
-from smoothadv.analysis.radii import AtRadii, Radius
-from smoothadv.analysis.selection import (
+from smoothadv.analysis.shared.hyper_parameters import Parameters
+from smoothadv.analysis.shared.log_statistics import certified_accuracies, clean_accuracy
+from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.radii import AtRadii, Radius
+from smoothadv.analysis.shared.selection import (
     different_examples,
     doubts,
     groups_of,

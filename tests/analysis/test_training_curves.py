@@ -9,8 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from smoothadv.analysis.logs import Log, Logs
 from smoothadv.analysis.plot_training import TrainingPlot
+from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.readers import read_training_log
 from smoothadv.records import TRAINING_COLUMNS
 from support.commands import call

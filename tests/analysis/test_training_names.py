@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smoothadv.analysis.parameters import FIELDS, certification_parameters, prediction_parameters
+from smoothadv.analysis.shared.hyper_parameters import FIELDS, certification_parameters, prediction_parameters
 from smoothadv.attacks.ddn import DDN
-from smoothadv.attacks.gradients import Stein
+from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.pgd import PGD
 from smoothadv.commands.options.components import settings_record
 from smoothadv.errors import UserError

@@ -10,10 +10,10 @@ import torch
 from scipy import stats
 from torch import nn
 
+from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.ddn import DDN
-from smoothadv.attacks.gradients import Stein, expected_loss, plug_in
+from smoothadv.attacks.estimators import Stein, expected_loss, plug_in
 from smoothadv.attacks.pgd import PGD
-from smoothadv.attacks.smoothed import SmoothedAttack
 from smoothadv.errors import NonFiniteError
 from support.models import ConstantClassifier, Recorder, linear_classifier
 from support.slow_attacks import batch_noise, copy_probabilities, slow_loss, slow_target, smooth_network

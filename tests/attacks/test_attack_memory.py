@@ -7,10 +7,10 @@ import gc
 import pytest
 import torch
 
+from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.ddn import DDN
-from smoothadv.attacks.gradients import Stein, expected_loss
+from smoothadv.attacks.estimators import Stein, expected_loss
 from smoothadv.attacks.pgd import PGD
-from smoothadv.attacks.smoothed import SmoothedAttack
 from smoothadv.errors import UserError
 from support.fragile_models import OUT_OF_MEMORY, Forgetful
 from support.slow_attacks import smooth_network

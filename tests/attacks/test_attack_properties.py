@@ -13,11 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smoothadv.attacks import ATTACKS
+from smoothadv.attacks import ATTACKS, SmoothedAttack
 from smoothadv.attacks.ddn import DDN
-from smoothadv.attacks.gradients import Stein, expected_loss, plug_in
+from smoothadv.attacks.estimators import Stein, expected_loss, plug_in
 from smoothadv.attacks.pgd import PGD
-from smoothadv.attacks.smoothed import SmoothedAttack
 from support.models import ConstantClassifier
 from support.slow_attacks import smooth_network
 

@@ -7,8 +7,8 @@ import torch
 from scipy.stats import norm
 
 from smoothadv.attacks.ddn import DDN
-from smoothadv.attacks.geometry import quantize
-from smoothadv.attacks.gradients import Estimate
+from smoothadv.attacks.estimators import Estimate
+from smoothadv.attacks.shared.geometry import quantize
 from support.models import ConstantClassifier, LinearClassifier, Recorder, linear_classifier
 
 DIMENSION = 16

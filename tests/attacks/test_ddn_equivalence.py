@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from smoothadv.attacks.ddn import DDN
-from smoothadv.attacks.gradients import Estimate, Stein, plug_in
+from smoothadv.attacks.estimators import Estimate, Stein, plug_in
 from support.models import Recorder
 from support.released import randomise_batch_norms
 from support.slow_ddn import copies_of, majority, slow_ddn_batch

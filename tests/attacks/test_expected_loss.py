@@ -14,9 +14,9 @@ import torch
 from scipy.stats import norm
 from torch import nn
 
-from smoothadv.attacks.gradients import Stein, expected_loss, mean_cross_entropy, plug_in, smoothed_loss
+from smoothadv.attacks import SmoothedAttack
+from smoothadv.attacks.estimators import Stein, expected_loss, mean_cross_entropy, plug_in, smoothed_loss
 from smoothadv.attacks.pgd import PGD
-from smoothadv.attacks.smoothed import SmoothedAttack
 from support.models import POINT, WEIGHT, linear_classifier, probit_classifier
 from support.slow_attacks import slow_expected_loss, slow_plug_in, smooth_network
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smoothadv.attacks import ATTACKS
-from smoothadv.attacks.geometry import l2_norm, project_ball, project_box, unit
-from smoothadv.attacks.gradients import Stein, plug_in
+from smoothadv.attacks.estimators import Stein, plug_in
+from smoothadv.attacks.shared.geometry import l2_norm, project_ball, project_box, unit
 from smoothadv.settings import settings_of
 from support.models import ConstantClassifier, Recorder, linear_classifier, network_with_state, random_linear_classifier
 

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.ddn import DDN
-from smoothadv.attacks.gradients import Estimate, Stein, expected_loss, noisy_logits, plug_in
-from smoothadv.attacks.micro_batches import FixedShape, InParts, combined, places_in_pass, rows_per_pass
+from smoothadv.attacks.estimators import Estimate, Stein, expected_loss, noisy_logits, plug_in
 from smoothadv.attacks.pgd import PGD
-from smoothadv.attacks.smoothed import SmoothedAttack
+from smoothadv.attacks.shared.micro_batches import FixedShape, InParts, combined, places_in_pass, rows_per_pass
 from support.models import Recorder
 from support.slow_attacks import slow_expected_loss, slow_plug_in, slow_stein, smooth_network
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import kstest
 
-from smoothadv.attacks.gradients import Stein
+from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.pgd import PGD
 from support.models import POINT, WEIGHT, ConstantClassifier, Recorder, linear_classifier
 

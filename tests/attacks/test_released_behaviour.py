@@ -17,7 +17,7 @@ from scipy.stats import norm
 from torch import nn
 
 from smoothadv.attacks.ddn import DDN
-from smoothadv.attacks.gradients import Estimate
+from smoothadv.attacks.estimators import Estimate
 from smoothadv.attacks.pgd import PGD
 from support.models import ConstantClassifier, Recorder, linear_classifier
 from support.slow_ddn import slow_ddn_batch

@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from smoothadv.attacks import ATTACKS
+from smoothadv.attacks import ATTACKS, SmoothedAttack
 from smoothadv.attacks.ddn import DDN
-from smoothadv.attacks.gradients import Stein, expected_loss, plug_in
+from smoothadv.attacks.estimators import Stein, expected_loss, plug_in
 from smoothadv.attacks.pgd import PGD
-from smoothadv.attacks.smoothed import SmoothedAttack
 from smoothadv.noise import GaussianNoise, Purpose, derive_generator
 from support.fragile_models import ShapeSensitive
 from support.models import Recorder, network_with_state

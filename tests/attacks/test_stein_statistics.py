@@ -12,10 +12,10 @@ import torch
 from scipy.stats import norm
 from torch import nn
 
-from smoothadv.attacks.gradients import Stein
-from smoothadv.attacks.micro_batches import InParts
+from smoothadv.attacks import SmoothedAttack
+from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.pgd import PGD
-from smoothadv.attacks.smoothed import SmoothedAttack
+from smoothadv.attacks.shared.micro_batches import InParts
 from support.models import POINT, WEIGHT, ConstantClassifier, Recorder, linear_classifier, probit_classifier
 from support.statistical_checks import are_means, is_gaussian_sample
 

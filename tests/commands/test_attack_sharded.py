@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from smoothadv.commands.attacking import shared_with
 
+from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.pgd import PGD
-from smoothadv.attacks.smoothed import SmoothedAttack
 from smoothadv.commands import evaluating
 from smoothadv.records import spool_path
 from support.attack_runs import SIGMA, archive, assert_same_attack

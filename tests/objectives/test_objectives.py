@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from smoothadv.attacks import ATTACKS
-from smoothadv.attacks.gradients import Stein
+from smoothadv.attacks.estimators import Stein
 from smoothadv.noise import training_noise
 from smoothadv.objectives import OBJECTIVES, noisy_cross_entropy
 from smoothadv.objectives.gaussian import Gaussian

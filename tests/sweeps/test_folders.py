@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smoothadv.analysis.parameters import certification_parameters
+from smoothadv.analysis.shared.hyper_parameters import certification_parameters
 from support.sweeping import CERTIFY, jobs_of, write_grid
 
 CIFAR = {"dataset": "cifar10", "arch": "cifar_resnet110"}

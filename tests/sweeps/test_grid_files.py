@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.analysis.parameters import certification_parameters
+from smoothadv.analysis.shared.hyper_parameters import certification_parameters
 from smoothadv.sweeps.grid import read_grid
 from smoothadv.sweeps.jobs import Kind, state_of
 from support.commands import CODE

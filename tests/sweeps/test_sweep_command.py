@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.analysis.parameters import certification_parameters
+from smoothadv.analysis.shared.hyper_parameters import certification_parameters
 from smoothadv.sweeps.engines.local import Local
 from support.commands import call, rows, run_process, script, snapshot, start_process, timeless, wait_until
 from support.sweeping import CERTIFY, FIXED, commands_in, write_grid

@@ -13,7 +13,7 @@ from torch import nn
 
 from smoothadv.architectures import get_architecture
 from smoothadv.attacks import ATTACKS
-from smoothadv.attacks.gradients import plug_in
+from smoothadv.attacks.estimators import plug_in
 from smoothadv.errors import UserError
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training.execution import CompiledForSizes, Execution

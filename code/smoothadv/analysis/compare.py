@@ -11,10 +11,10 @@ import pandas as pd
 from scipy import stats
 
 from smoothadv.analysis import ANALYSES
-from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.quantities import is_on_grid
-from smoothadv.analysis.radii import AtRadii, radius_text
-from smoothadv.analysis.tables import Annotated, Column, Table, Value
+from smoothadv.analysis.shared.log_statistics import is_on_grid
+from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.radii import AtRadii, radius_text
+from smoothadv.analysis.shared.table_formats import Annotated, Column, Table, Value
 from smoothadv.errors import UserError
 from smoothadv.settings import non_negative_int, probability, setting
 

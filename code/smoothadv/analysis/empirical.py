@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from smoothadv.analysis import ANALYSES
-from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.parameters import path_without_attack
-from smoothadv.analysis.quantities import empirical_accuracy
-from smoothadv.analysis.radii import radius_column
-from smoothadv.analysis.selection import groups_of, hyper_parameter
-from smoothadv.analysis.tables import Annotated, Column, Table
+from smoothadv.analysis.shared.hyper_parameters import path_without_attack
+from smoothadv.analysis.shared.log_statistics import empirical_accuracy
+from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.radii import radius_column
+from smoothadv.analysis.shared.selection import groups_of, hyper_parameter
+from smoothadv.analysis.shared.table_formats import Annotated, Column, Table
 from smoothadv.bounds import binomial_interval
 from smoothadv.errors import UserError
 from smoothadv.settings import probability, setting

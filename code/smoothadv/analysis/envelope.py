@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from smoothadv.analysis import ANALYSES
-from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.quantities import abstention_rate, clean_accuracy
-from smoothadv.analysis.radii import AtRadii, radius_column
-from smoothadv.analysis.selection import Selected, groups_of, hyper_parameter, one_of, upper_envelope
-from smoothadv.analysis.tables import Annotated, Column, Table
+from smoothadv.analysis.shared.log_statistics import abstention_rate, clean_accuracy
+from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.radii import AtRadii, radius_column
+from smoothadv.analysis.shared.selection import Selected, groups_of, hyper_parameter, one_of, upper_envelope
+from smoothadv.analysis.shared.table_formats import Annotated, Column, Table
 from smoothadv.settings import setting
 
 _SHOWN = ("certified_accuracy", "abstention_rate", "clean_accuracy", "model")

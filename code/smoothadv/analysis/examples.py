@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from smoothadv.analysis import ANALYSES
-from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.tables import Column, Table
+from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.table_formats import Column, Table
 from smoothadv.errors import UserError
 from smoothadv.settings import positive_int, setting
 

@@ -11,8 +11,8 @@ import pandas as pd
 from smoothadv.analysis import ANALYSES
 from smoothadv.analysis.compare import pair_up
 from smoothadv.analysis.empirical import attack_radius, model_of
-from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.tables import Annotated, Column, Table
+from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.table_formats import Annotated, Column, Table
 from smoothadv.bounds import binomial_interval, tolerated_false_statements
 from smoothadv.errors import UserError
 from smoothadv.settings import probability, setting

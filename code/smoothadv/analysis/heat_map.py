@@ -15,12 +15,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from smoothadv.analysis import ANALYSES
-from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.parameters import FIELDS, Value, display
-from smoothadv.analysis.quantities import average_certified_radius, is_on_grid
-from smoothadv.analysis.radii import AtRadii, radius_text
-from smoothadv.analysis.selection import hyper_parameter, one_of
-from smoothadv.analysis.style import SYMBOLS, add_title
+from smoothadv.analysis.shared.figure_style import SYMBOLS, add_title
+from smoothadv.analysis.shared.hyper_parameters import FIELDS, Value, display
+from smoothadv.analysis.shared.log_statistics import average_certified_radius, is_on_grid
+from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.radii import AtRadii, radius_text
+from smoothadv.analysis.shared.selection import hyper_parameter, one_of
 from smoothadv.errors import UserError
 from smoothadv.settings import setting
 

@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 
 from smoothadv.analysis import ANALYSES
 from smoothadv.analysis.empirical import empirical_curve
-from smoothadv.analysis.logs import Logs
 from smoothadv.analysis.plot_envelope import EnvelopePlot
-from smoothadv.analysis.quantities import empirical_accuracy
-from smoothadv.analysis.selection import groups_of, hyper_parameter
-from smoothadv.analysis.style import accuracy_axes, add_legend, add_title, draw_steps, looks, new_figure
+from smoothadv.analysis.shared.figure_style import accuracy_axes, add_legend, add_title, draw_steps, looks, new_figure
+from smoothadv.analysis.shared.log_statistics import empirical_accuracy
+from smoothadv.analysis.shared.logs import Logs
+from smoothadv.analysis.shared.selection import groups_of, hyper_parameter
 from smoothadv.errors import UserError
 from smoothadv.settings import probability, setting
 

@@ -10,10 +10,18 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from smoothadv.analysis import ANALYSES
-from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.radii import Norm
-from smoothadv.analysis.selection import groups_of, hyper_parameter
-from smoothadv.analysis.style import accuracy_axes, add_legend, add_title, draw_steps, looks, mark_every, new_figure
+from smoothadv.analysis.shared.figure_style import (
+    accuracy_axes,
+    add_legend,
+    add_title,
+    draw_steps,
+    looks,
+    mark_every,
+    new_figure,
+)
+from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.radii import Norm
+from smoothadv.analysis.shared.selection import groups_of, hyper_parameter
 from smoothadv.errors import UserError
 from smoothadv.settings import setting
 

@@ -11,8 +11,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from smoothadv.analysis import ANALYSES
-from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.style import add_grid, add_legend, add_title, looks, mark_every, new_figure
+from smoothadv.analysis.shared.figure_style import add_grid, add_legend, add_title, looks, mark_every, new_figure
+from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.settings import setting
 
 

@@ -22,18 +22,18 @@ from smoothadv.analysis.envelope import Envelope
 from smoothadv.analysis.examples import Examples
 from smoothadv.analysis.gap import Gap
 from smoothadv.analysis.heat_map import HeatMap
-from smoothadv.analysis.inferred import ParametersTable
-from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.parameters import FIELDS, display
+from smoothadv.analysis.parameters_table import ParametersTable
 from smoothadv.analysis.plot import CertifiedAccuracyPlot
 from smoothadv.analysis.plot_empirical import EmpiricalPlot
 from smoothadv.analysis.plot_envelope import EnvelopePlot
 from smoothadv.analysis.plot_training import TrainingPlot
-from smoothadv.analysis.radii import AtRadii, radius_text
-from smoothadv.analysis.selection import Selected, doubts, groups_of
+from smoothadv.analysis.shared.hyper_parameters import FIELDS, display
+from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.plausibility import coarse_digits
+from smoothadv.analysis.shared.radii import AtRadii, radius_text
+from smoothadv.analysis.shared.selection import Selected, doubts, groups_of
+from smoothadv.analysis.shared.table_formats import Column, Markup, Table, display_cells, titles
 from smoothadv.analysis.summary import Summary
-from smoothadv.analysis.tables import Column, Markup, Table, display_cells, titles
-from smoothadv.analysis.trust import coarse_digits
 from smoothadv.errors import UserError
 from smoothadv.settings import setting
 

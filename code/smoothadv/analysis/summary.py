@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from smoothadv.analysis import ANALYSES
-from smoothadv.analysis.logs import Logs
-from smoothadv.analysis.quantities import abstention_rate, average_certified_radius, clean_accuracy, is_on_grid
-from smoothadv.analysis.radii import AtRadii, radius_column
-from smoothadv.analysis.tables import Column, Table
+from smoothadv.analysis.shared.log_statistics import (
+    abstention_rate,
+    average_certified_radius,
+    clean_accuracy,
+    is_on_grid,
+)
+from smoothadv.analysis.shared.logs import Logs
+from smoothadv.analysis.shared.radii import AtRadii, radius_column
+from smoothadv.analysis.shared.table_formats import Column, Table
 
 _ON_GRID = Column("average_certified_radius_on_the_grid", "average certified radius (l2) on the grid", "number")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from smoothadv.analysis import ANALYSES
-from smoothadv.analysis.logs import Logs
-from smoothadv.analysis.quantities import bootstrap_interval
-from smoothadv.analysis.radii import AtRadii, radius_column, radius_key, radius_text
-from smoothadv.analysis.tables import Annotated, Column, Table
+from smoothadv.analysis.shared.log_statistics import bootstrap_interval
+from smoothadv.analysis.shared.logs import Logs
+from smoothadv.analysis.shared.radii import AtRadii, radius_column, radius_key, radius_text
+from smoothadv.analysis.shared.table_formats import Annotated, Column, Table
 from smoothadv.settings import probability, setting
 
 

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from smoothadv.attacks import ATTACKS
-from smoothadv.attacks.geometry import l2_norm, per_example, project_box, quantize, unit
-from smoothadv.attacks.gradient_attack import GradientAttack, Problem
+from smoothadv.attacks.shared.geometry import l2_norm, per_example, project_box, quantize, unit
+from smoothadv.attacks.shared.gradient_attack import GradientAttack, Problem
 from smoothadv.settings import number, positive_float, setting
 
 _levels = number(int, "a number of grey levels of at least 2, like 256", lambda v: v >= 2)

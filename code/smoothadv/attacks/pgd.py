@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from smoothadv.attacks import ATTACKS
-from smoothadv.attacks.geometry import (
+from smoothadv.attacks.shared.geometry import (
     Randomness,
     gaussian_like,
     per_example,
@@ -16,7 +16,7 @@ from smoothadv.attacks.geometry import (
     uniform_in_ball,
     unit,
 )
-from smoothadv.attacks.gradient_attack import GradientAttack, Problem
+from smoothadv.attacks.shared.gradient_attack import GradientAttack, Problem
 from smoothadv.settings import positive_float, setting
 
 

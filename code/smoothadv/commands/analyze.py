@@ -10,10 +10,10 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from smoothadv.analysis import ANALYSES
-from smoothadv.analysis.logs import read_logs
-from smoothadv.analysis.parameters import FIELDS
-from smoothadv.analysis.selection import doubts, restrict
-from smoothadv.analysis.tables import FORMATS, Table
+from smoothadv.analysis.shared.hyper_parameters import FIELDS
+from smoothadv.analysis.shared.logs import read_logs
+from smoothadv.analysis.shared.selection import doubts, restrict
+from smoothadv.analysis.shared.table_formats import FORMATS, Table
 from smoothadv.commands.options.components import add_settings, compose
 from smoothadv.commands.runner import Parser, run
 from smoothadv.errors import UserError, warn

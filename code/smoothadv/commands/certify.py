@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from smoothadv.analysis.quantities import average_certified_radius, certified_accuracy, default_radii
+from smoothadv.analysis.shared.log_statistics import average_certified_radius, certified_accuracy, default_radii
 from smoothadv.certification import PROCEDURES
 from smoothadv.commands.merging import finished_shard, merge_main
 from smoothadv.commands.options.components import add_settings, given_settings, name_in, refuse_foreign_settings

@@ -19,9 +19,9 @@ import torch
 from tqdm import tqdm
 
 from smoothadv.architectures import get_architecture
-from smoothadv.attacks.gradients import Stein
-from smoothadv.attacks.smoothed import SmoothedAttack
-from smoothadv.attacks.targets import EVERY
+from smoothadv.attacks import SmoothedAttack
+from smoothadv.attacks.estimators import Stein
+from smoothadv.attacks.target_rules import EVERY
 from smoothadv.commands.options.shared import default_device, device_name
 from smoothadv.commands.options.training import compose_evaluation
 from smoothadv.commands.planning import EvaluationPlan, Plan, TrainingPlan

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smoothadv.attacks.smoothed import SmoothedAttack
+from smoothadv.attacks import SmoothedAttack
 from smoothadv.certification import PROCEDURES
 from smoothadv.commands import attack, certify, train, train_pgd
 from smoothadv.commands.attacking import attack_settings

@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from smoothadv.analysis.report import Report
-from smoothadv.analysis.tables import FORMATS, Column, Table
+from smoothadv.analysis.shared.table_formats import FORMATS, Column, Table
 from smoothadv.commands.costs import cost_table
 from smoothadv.commands.options.components import add_settings, compose, name_in, refuse_foreign_settings, warn
 from smoothadv.commands.planning import Machine, Plan, plan_sweep

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from smoothadv.analysis.logs import read_logs
 from smoothadv.analysis.report import Report
+from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.commands.options.components import warn
 from smoothadv.errors import UserError
 from smoothadv.files import write_text

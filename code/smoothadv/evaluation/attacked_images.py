@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from smoothadv.attacks.geometry import in_grey_levels, l2_norm
-from smoothadv.attacks.smoothed import SmoothedAttack
-from smoothadv.attacks.targets import EVERY
+from smoothadv.attacks import SmoothedAttack
+from smoothadv.attacks.shared.geometry import in_grey_levels, l2_norm
+from smoothadv.attacks.target_rules import EVERY
 from smoothadv.certification import ABSTAIN, Draws
 from smoothadv.certification.prediction import predict
 from smoothadv.errors import UsageError

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from smoothadv.attacks.smoothed import SmoothedAttack
+from smoothadv.attacks import SmoothedAttack
 from smoothadv.errors import UserError
 from smoothadv.evaluation.attacked_images import AttackedBallots, attack_record, fit_to_job, passes_of
 from smoothadv.evaluation.log_writing import LogPlan, write_log

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from smoothadv.analysis.logs import read_logs
-from smoothadv.analysis.trust import rounded_by
+from smoothadv.analysis.shared.logs import read_logs
+from smoothadv.analysis.shared.plausibility import rounded_by
 from smoothadv.bounds import tolerated_false_statements
 from smoothadv.certification import ABSTAIN
 from smoothadv.checkpoints import file_digest

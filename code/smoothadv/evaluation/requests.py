@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from smoothadv.attacks.gradient_attack import GradientAttack
-from smoothadv.attacks.smoothed import SmoothedAttack
+from smoothadv.attacks import GradientAttack, SmoothedAttack
 from smoothadv.certification import PROCEDURES, Procedure
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.evaluation.shards import Shard

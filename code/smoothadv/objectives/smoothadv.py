@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from smoothadv.attacks.gradient_attack import GradientAttack
+from smoothadv.attacks import GradientAttack
 from smoothadv.objectives import OBJECTIVES, Objective, Outcome, noisy_cross_entropy
 from smoothadv.settings import noise_level, non_negative_int, positive_int, setting
 

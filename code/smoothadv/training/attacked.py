@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from smoothadv.attacks.gradients import frozen
+from smoothadv.attacks.estimators import frozen
 from smoothadv.graphs import overwrite_in_place, traced_plainly
 from smoothadv.smoothing import folding
 

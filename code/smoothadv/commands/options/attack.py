@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from smoothadv.attacks import ATTACKS
-from smoothadv.attacks.gradient_attack import GradientAttack
-from smoothadv.attacks.gradients import ESTIMATORS, GradientEstimator, Stein, plug_in
-from smoothadv.attacks.targets import EVERY, KNOWN_TARGETS, TARGET_RULES
+from smoothadv.attacks import ATTACKS, GradientAttack
+from smoothadv.attacks.estimators import ESTIMATORS, GradientEstimator, Stein, plug_in
+from smoothadv.attacks.target_rules import EVERY, KNOWN_TARGETS, TARGET_RULES
 from smoothadv.commands.options.components import add_settings, compose, name_in, refuse_foreign_settings
 from smoothadv.commands.runner import Parser
 from smoothadv.evaluation.requests import AttackPlan

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional as F
 
-from smoothadv.attacks.geometry import per_example, uniform_in_ball
-from smoothadv.attacks.gradient_attack import GradientAttack
-from smoothadv.attacks.gradients import Stein, frozen, no_noise, noisy_logits, smoothed_loss
-from smoothadv.attacks.micro_batches import FixedShape, InParts, places_in_pass, rows_per_pass
-from smoothadv.attacks.targets import EVERY, KNOWN_TARGETS, TARGET_RULES
+from smoothadv.attacks.estimators import Stein, frozen, no_noise, noisy_logits, smoothed_loss
+from smoothadv.attacks.shared.geometry import per_example, uniform_in_ball
+from smoothadv.attacks.shared.gradient_attack import GradientAttack
+from smoothadv.attacks.shared.micro_batches import FixedShape, InParts, places_in_pass, rows_per_pass
+from smoothadv.attacks.target_rules import EVERY, KNOWN_TARGETS, TARGET_RULES
 from smoothadv.errors import NonFiniteError, UserError
 from smoothadv.memory import first_line, free_cached_memory, is_out_of_memory
 from smoothadv.noise import GaussianNoise, Purpose, derive_generator

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smoothadv.analysis.quantities import (
+from smoothadv.analysis.shared.log_statistics import (
     abstention_rate,
     accuracy_curve,
     average_certified_radius,

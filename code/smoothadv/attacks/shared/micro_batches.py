@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from smoothadv.attacks.gradients import Estimate, GradientEstimator
+from smoothadv.attacks.estimators import Estimate, GradientEstimator
 
 
 def rows_per_pass(copies: int, batch: int) -> int:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from smoothadv.analysis import ANALYSES
-from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.parameters import FIELDS, display
-from smoothadv.analysis.tables import Column, Table
+from smoothadv.analysis.shared.hyper_parameters import FIELDS, display
+from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.table_formats import Column, Table
 
 
 @ANALYSES.register("parameters")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from smoothadv.analysis.radii import Radius, radius_column
-from smoothadv.analysis.tables import FORMATS, Annotated, Column, Markup, Table, display_cells, titles
+from smoothadv.analysis.shared.radii import Radius, radius_column
+from smoothadv.analysis.shared.table_formats import FORMATS, Annotated, Column, Markup, Table, display_cells, titles
 
 exhaustive = settings(deadline=None, derandomize=True, max_examples=100)
 PLAIN = Markup(lambda text: f"<{text}>", lambda text: f"^{text} ", lambda text: text)

@@ -9,9 +9,9 @@ from decimal import Decimal, InvalidOperation
 
 import numpy as np
 
-from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.parameters import FIELDS, Value, display
-from smoothadv.analysis.quantities import clean_accuracy
+from smoothadv.analysis.shared.hyper_parameters import FIELDS, Value, display
+from smoothadv.analysis.shared.log_statistics import clean_accuracy
+from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.errors import UserError
 
 _FEWEST_TO_RECOGNISE = 20  # fewer rows may be equal by chance

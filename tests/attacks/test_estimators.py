@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from smoothadv.attacks.gradients import Stein, frozen, plug_in, smoothed_loss, stein_gradient
+from smoothadv.attacks.estimators import Stein, frozen, plug_in, smoothed_loss, stein_gradient
 from smoothadv.attacks.pgd import PGD
 from support.models import (
     BIAS,

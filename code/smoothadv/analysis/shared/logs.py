@@ -11,13 +11,13 @@ from pathlib import Path
 import pandas as pd
 from tqdm import tqdm
 
-from smoothadv.analysis.parameters import (
+from smoothadv.analysis.shared.hyper_parameters import (
     Parameters,
     Value,
     certification_parameters,
     prediction_parameters,
 )
-from smoothadv.analysis.trust import check_certificates
+from smoothadv.analysis.shared.plausibility import check_certificates
 from smoothadv.errors import UserError
 from smoothadv.readers import (
     kind_of_log,

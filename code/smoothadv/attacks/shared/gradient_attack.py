@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from smoothadv.attacks.geometry import Randomness, project_ball, project_box
-from smoothadv.attacks.gradients import Estimate, GradientEstimator, frozen, no_noise, noisy_logits, plug_in
-from smoothadv.attacks.micro_batches import FixedShape
+from smoothadv.attacks.estimators import Estimate, GradientEstimator, frozen, no_noise, noisy_logits, plug_in
+from smoothadv.attacks.shared.geometry import Randomness, project_ball, project_box
+from smoothadv.attacks.shared.micro_batches import FixedShape
 from smoothadv.settings import perturbation_size, positive_int, setting
 
 

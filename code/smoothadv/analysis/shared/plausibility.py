@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from smoothadv.analysis.parameters import Parameters
-from smoothadv.analysis.quantities import is_label_aware, is_on_grid
+from smoothadv.analysis.shared.hyper_parameters import Parameters
+from smoothadv.analysis.shared.log_statistics import is_label_aware, is_on_grid
 from smoothadv.bounds import certified_radius, maximum_radius, minimum_successes_to_certify
 from smoothadv.errors import UserError
 

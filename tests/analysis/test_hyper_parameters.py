@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smoothadv.analysis.parameters import (
+from smoothadv.analysis.shared.hyper_parameters import (
     certification_parameters,
     display,
     prediction_parameters,

@@ -10,10 +10,10 @@ from decimal import Decimal
 
 import numpy as np
 
-from smoothadv.analysis.logs import Log
-from smoothadv.analysis.quantities import certified_accuracies, default_radii, high_probability_accuracies
-from smoothadv.analysis.selection import one_of
-from smoothadv.analysis.tables import Column
+from smoothadv.analysis.shared.log_statistics import certified_accuracies, default_radii, high_probability_accuracies
+from smoothadv.analysis.shared.logs import Log
+from smoothadv.analysis.shared.selection import one_of
+from smoothadv.analysis.shared.table_formats import Column
 from smoothadv.bounds import linf_radius
 from smoothadv.errors import UserError
 from smoothadv.settings import probability, setting

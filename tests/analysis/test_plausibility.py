@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smoothadv.analysis.parameters import Parameters
-from smoothadv.analysis.trust import check_certificates, coarse_digits
+from smoothadv.analysis.shared.hyper_parameters import Parameters
+from smoothadv.analysis.shared.plausibility import check_certificates, coarse_digits
 from smoothadv.bounds import certified_radius, maximum_radius
 from smoothadv.errors import UserError
 
