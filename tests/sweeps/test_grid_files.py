@@ -9,7 +9,7 @@ import pytest
 
 from smoothadv.analysis.parameters import certification_parameters
 from smoothadv.sweeps.grid import read_grid
-from smoothadv.sweeps.jobs import Kind, state_of
+from smoothadv.sweeps.jobs import StateKind, state_of
 from support.commands import CODE
 from support.sweeping import plans_of
 
@@ -83,7 +83,7 @@ def test_nothing_is_there_yet_and_others_make_what_is_needed(plans, name):
     checkpoints = {plan.job.training.checkpoint for of_grid in plans.values() for plan in of_grid}
     for plan in plans[name]:
         needs = plan.job.training.needs
-        assert state_of(plan.job).kind is (Kind.BLOCKED if needs else Kind.WAITING)
+        assert state_of(plan.job).kind is (StateKind.BLOCKED if needs else StateKind.WAITING)
         models = {path for path in needs if path.suffix == ".tar"}
         assert models <= checkpoints, f"{models - checkpoints} is made by no grid"
 

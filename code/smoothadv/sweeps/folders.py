@@ -18,7 +18,7 @@ from smoothadv.errors import UserError
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingFacts:
     """What the released names say of a training; ``attack`` is None without one.
 
     ``is_vanilla`` attacks the base classifier, ``weight`` is that of pseudo-labelled images, None without those.
@@ -36,12 +36,12 @@ class Trained:
     weight: float | None = None
 
 
-NAMED = {"dataset", "arch", "noise", "attack", "epsilon", "num-steps", "num-noise-vec", "base-attack"}
-NAMED |= {"unlabelled-weight"}
-"""The options whose values a ``Trained`` has."""
+NAMED_OPTIONS = {"dataset", "arch", "noise", "attack", "epsilon", "num-steps", "num-noise-vec", "base-attack"}
+NAMED_OPTIONS |= {"unlabelled-weight"}
+"""The options whose values a ``TrainingFacts`` has."""
 
 
-def written(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as it stands in the name of a folder: numbers to four significant digits, without an exponent."""
     text = str(value)
     if re.fullmatch("[0-9]+", text):
@@ -55,14 +55,14 @@ def written(value: Any) -> str:
     return digits.removesuffix(".0")
 
 
-def decimal(value: Any) -> str:
+def format_decimal(value: Any) -> str:
     """A size or a standard deviation as the released folders write it: two decimals, more where they are needed."""
-    text = written(value)
+    text = format_value(value)
     whole, point, rest = text.partition(".")
     return f"{whole}.{rest.ljust(2, '0')}" if whole.isdigit() and (not point or rest.isdigit()) else text
 
 
-def filled_in(options: Mapping[str, Any], values: Mapping[str, Any], source: str) -> dict[str, Any]:
+def fill_placeholders(options: Mapping[str, Any], values: Mapping[str, Any], source: str) -> dict[str, Any]:
     """``options`` with every "{name}" in a text replaced by what ``values`` have; UserError where they do not.
 
     Sizes are written as the folders have them.
@@ -83,10 +83,10 @@ def filled_in(options: Mapping[str, Any], values: Mapping[str, Any], source: str
 
 
 def _part(name: str, value: Any) -> str:
-    return decimal(value) if name in ("noise", "epsilon") else written(value)
+    return format_decimal(value) if name in ("noise", "epsilon") else format_value(value)
 
 
-def model_folder(trained: Trained, others: Iterable[tuple[str, Any]] = ()) -> Path:
+def model_folder(trained: TrainingFacts, others: Iterable[tuple[str, Any]] = ()) -> Path:
     """The folder of a model within its sweep.
 
     ``others`` are options that tell it from other models beside those that the released names have: each gets a folder
@@ -106,15 +106,15 @@ def model_folder(trained: Trained, others: Iterable[tuple[str, Any]] = ()) -> Pa
         parts.append("gaussian")
     parts += [f"{trained.copies}-multitrain"] * several
     if trained.weight is not None:
-        weight = written(trained.weight)
+        weight = format_value(trained.weight)
         parts.append(f"weight_{weight}.0" if weight.isdigit() else f"weight_{weight}")
     if trained.attack:
-        parts.append(f"eps_{decimal(trained.epsilon)}")
-    parts += [f"{key}_{written(value)}" for key, value in others]
+        parts.append(f"eps_{format_decimal(trained.epsilon)}")
+    parts += [f"{key}_{format_value(value)}" for key, value in others]
     dataset = trained.dataset.rstrip("/").replace(":", "/").split("/")[-1]
-    return Path(*parts, written(dataset), written(trained.arch), f"noise_{decimal(trained.noise)}")
+    return Path(*parts, format_value(dataset), format_value(trained.arch), f"noise_{format_decimal(trained.noise)}")
 
 
 def evaluation_name(split: str, sigma: Any, suffix: str) -> Path:
     """Where a smoothed classifier is evaluated, within the model's folder among the logs."""
-    return Path(split, f"sigma_{decimal(sigma)}{f'_{written(suffix)}' if suffix else ''}")
+    return Path(split, f"sigma_{format_decimal(sigma)}{f'_{format_value(suffix)}' if suffix else ''}")

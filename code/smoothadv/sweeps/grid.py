@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.errors import UserError
-from smoothadv.sweeps.folders import filled_in
+from smoothadv.sweeps.folders import fill_placeholders
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -79,7 +79,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Follower:
+class EvaluationTable:
     """What follows trainings: the ``options`` of a certification or an attack at each of the ``sigmas``.
 
     None among them stands for the noise of the training. ``name`` tells its logs apart, ``groups`` has the groups of
@@ -104,8 +104,8 @@ class Grid:
     processes: int
     threads: int | None
     trained: list[Model]
-    certify: list[Follower] = field(default_factory=list)
-    attack: list[Follower] = field(default_factory=list)
+    certify: list[EvaluationTable] = field(default_factory=list)
+    attack: list[EvaluationTable] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -134,8 +134,8 @@ def read_grid(path: Path) -> Grid:
         processes=content.get("processes", 1),
         threads=content.get("threads"),
         trained=trained,
-        certify=list(_followers(path, content, "certify", groups)),
-        attack=list(_followers(path, content, "attack", groups)),
+        certify=list(_evaluation_tables(path, content, "certify", groups)),
+        attack=list(_evaluation_tables(path, content, "attack", groups)),
     )
 
 
@@ -175,10 +175,12 @@ def _models(path: Path, content: Options) -> Iterator[Model]:
         swept = tuple(key for key, values in options.items() if isinstance(values, list))
         for values in itertools.product(*axes.values()):
             model = dict(zip(axes, values))
-            yield Model(filled_in(model, model, source), swept, group, source)
+            yield Model(fill_placeholders(model, model, source), swept, group, source)
 
 
-def _followers(path: Path, content: Options, command: str, groups: tuple[str, ...]) -> Iterator[Follower]:
+def _evaluation_tables(
+    path: Path, content: Options, command: str, groups: tuple[str, ...]
+) -> Iterator[EvaluationTable]:
     for number, table in enumerate(content.get(command, []), start=1):
         source = f"grid {path}, [[{command}]] {number}"
         _check_options(source, table, (*_NEVER, *_NEVER_IN_EVALUATIONS))
@@ -188,7 +190,7 @@ def _followers(path: Path, content: Options, command: str, groups: tuple[str, ..
         if unknown:
             raise UserError(f"{source}: there is no group {unknown[0]!r}; there are {', '.join(groups)}")
         sigmas = tuple(_listed(table.get("sigma", [None])))
-        yield Follower(own, sigmas, str(table.get("name", "")), chosen, source)
+        yield EvaluationTable(own, sigmas, str(table.get("name", "")), chosen, source)
 
 
 def _listed(value: Any) -> list[Any]:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from smoothadv.sweeps.records import JobRecord
-from smoothadv.sweeps.stages import Evaluation, Stage, Training, unmet
+from smoothadv.sweeps.job_record import JobRecord
+from smoothadv.sweeps.stages import EvaluationStage, Stage, TrainingStage, unmet_need
 
 
-class Kind(Enum):
+class StateKind(Enum):
     """The states of a job. ``STOPPED`` was begun, nobody works on it, and it did not fail; ``BLOCKED`` needs files."""
 
     WAITING = "waiting"
@@ -23,10 +23,10 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class State:
+class JobState:
     """The state of a job, and a sentence about it for people."""
 
-    kind: Kind
+    kind: StateKind
     detail: str = ""
 
 
@@ -43,8 +43,8 @@ class Job:
     group: str
     cwd: Path
     logs: Path
-    training: Training
-    evaluations: tuple[Evaluation, ...]
+    training: TrainingStage
+    evaluations: tuple[EvaluationStage, ...]
     processes: int = 1
     threads: int | None = None
 
@@ -62,30 +62,32 @@ class Job:
         return JobRecord(self.cwd / self.logs)
 
 
-def state_of(job: Job) -> State:
+def state_of(job: Job) -> JobState:
     """The state of a job by what is on the disk."""
     progress = [(stage, stage.progress()) for stage in job.stages]
     unfinished = [(stage, reached) for stage, reached in progress if not reached.is_complete]
     if not unfinished:
-        return State(Kind.DONE)
+        return JobState(StateKind.DONE)
     stage, reached = unfinished[0]
     said = f"{stage.title}: {reached}"
     record = job.record
     if holder := record.holder():
-        return State(Kind.RUNNING, f"{said} (on {holder})")
+        return JobState(StateKind.RUNNING, f"{said} (on {holder})")
     if conflict := next((reached.conflict for _, reached in unfinished if reached.conflict), ""):
-        return State(Kind.FAILED, conflict)
+        return JobState(StateKind.FAILED, conflict)
     content = record.read()
     if content.get("state") == "failed":
-        return State(Kind.FAILED, ": ".join(filter(None, [content.get("stage"), content.get("line") or "no word"])))
-    if reasons := [reason for stage, _ in unfinished for path in stage.needs if (reason := unmet(path))]:
-        return State(Kind.BLOCKED, reasons[0])
+        return JobState(
+            StateKind.FAILED, ": ".join(filter(None, [content.get("stage"), content.get("line") or "no word"]))
+        )
+    if reasons := [reason for stage, _ in unfinished for path in stage.needs if (reason := unmet_need(path))]:
+        return JobState(StateKind.BLOCKED, reasons[0])
     if content.get("state") == "queued":
-        return State(Kind.WAITING, f"queued as {content.get('id')}")
+        return JobState(StateKind.WAITING, f"queued as {content.get('id')}")
     begun = any(reached.done for _, reached in progress) or "state" in content
-    return State(Kind.STOPPED if begun else Kind.WAITING, said if begun else "")
+    return JobState(StateKind.STOPPED if begun else StateKind.WAITING, said if begun else "")
 
 
-def count(states: Sequence[State]) -> dict[Kind, int]:
+def count_states(states: Sequence[JobState]) -> dict[StateKind, int]:
     """How many jobs are in each state, of the states that there are."""
-    return {kind: number for kind in Kind if (number := sum(state.kind is kind for state in states))}
+    return {kind: number for kind in StateKind if (number := sum(state.kind is kind for state in states))}

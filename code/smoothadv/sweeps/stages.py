@@ -26,7 +26,7 @@ from smoothadv.records import (
 
 
 @dataclass(frozen=True)
-class Progress:
+class StageProgress:
     """``done`` of ``total`` ``units``, total None while nothing tells; ``conflict`` says why the stage cannot go on."""
 
     done: int
@@ -55,11 +55,11 @@ class Stage(Protocol):
         """Files that others must have made before."""
         ...
 
-    def progress(self) -> Progress: ...
+    def progress(self) -> StageProgress: ...
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingStage:
     """Trains a model in ``folder`` for ``epochs`` epochs; ``recipe`` is what is known of the recorded one before.
 
     ``started_from`` is the checkpoint of other weights to start from.
@@ -77,8 +77,8 @@ class Training:
     def checkpoint(self) -> Path:
         return self.folder / CHECKPOINT
 
-    def progress(self) -> Progress:
-        nothing = Progress(0, self.epochs, "epochs")
+    def progress(self) -> StageProgress:
+        nothing = StageProgress(0, self.epochs, "epochs")
         if not self.checkpoint.exists():
             return nothing
         try:
@@ -88,16 +88,18 @@ class Training:
             # The command itself will tell whether this is a run that it can continue.
             return nothing
         if difference:
-            return Progress(0, self.epochs, "epochs", f"{self.folder} holds a model of another recipe: {difference}")
+            return StageProgress(
+                0, self.epochs, "epochs", f"{self.folder} holds a model of another recipe: {difference}"
+            )
         done = _rows(self.folder / TRAINING_LOG)
         if done > self.epochs:
-            return Progress(
+            return StageProgress(
                 self.epochs,
                 self.epochs,
                 "epochs",
                 f"{self.folder} holds a model of {done} epochs, more than the {self.epochs} asked for",
             )
-        return Progress(done, self.epochs, "epochs")
+        return StageProgress(done, self.epochs, "epochs")
 
     def _start(self) -> dict[str, Any]:
         """What the recipe says of the weights that were started from, if they still are there to be compared."""
@@ -107,7 +109,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationStage:
     """Makes ``logs`` of the model in ``checkpoint``; each log has the ``settings`` that are known beforehand.
 
     ``selection`` is which images: the options skip and max.
@@ -121,32 +123,34 @@ class Evaluation:
     selection: Mapping[str, Any]
     needs: tuple[Path, ...] = ()
 
-    def progress(self) -> Progress:
+    def progress(self) -> StageProgress:
         parts = [self._one(log, settings) for log, settings in zip(self.logs, self.settings)]
         conflict = next((part.conflict for part in parts if part.conflict), "")
         totals = [part.total for part in parts]
         total = None if None in totals else sum(filter(None, totals))
-        return Progress(sum(part.done for part in parts), total, "images", conflict)
+        return StageProgress(sum(part.done for part in parts), total, "images", conflict)
 
-    def _one(self, log: Path, settings: Mapping[str, Any]) -> Progress:
+    def _one(self, log: Path, settings: Mapping[str, Any]) -> StageProgress:
         if not _size(log) and (log.exists() or not manifest_path(log).exists()):
-            return Progress(0, None, "images")  # as the command takes it: nothing was written yet
+            return StageProgress(0, None, "images")  # as the command takes it: nothing was written yet
         try:
             manifest = read_manifest_file(log)
         except UserError as error:
-            return Progress(0, None, "images", str(error))
+            return StageProgress(0, None, "images", str(error))
         difference = _difference(manifest["settings"], settings)
         if difference:
-            return Progress(0, None, "images", f"{log} was made with other settings: {difference}")
+            return StageProgress(0, None, "images", f"{log} was made with other settings: {difference}")
         if not self.checkpoint.exists():
             gone = f"{self.checkpoint}, from which {log} was made, is gone: put it back, or remove the log"
-            return Progress(0, None, "images", gone)
+            return StageProgress(0, None, "images", gone)
         if manifest["settings"].get("checkpoint_sha256") != digest(self.checkpoint):
-            return Progress(0, None, "images", f"{log} was made from another model than {self.checkpoint} holds now")
+            return StageProgress(
+                0, None, "images", f"{log} was made from another model than {self.checkpoint} holds now"
+            )
         foreign = [index for index in _indices(log) if not self._selects(index)]
         if foreign:
-            return Progress(0, None, "images", f"{log} has image {foreign[0]}, which is not selected here")
-        return Progress(_rows(log), self._selected(manifest["runs"]), "images")
+            return StageProgress(0, None, "images", f"{log} has image {foreign[0]}, which is not selected here")
+        return StageProgress(_rows(log), self._selected(manifest["runs"]), "images")
 
     def _selects(self, index: int) -> bool:
         """Whether an image is among every skip-th, the first max of them."""
@@ -160,7 +164,7 @@ class Evaluation:
         return None if images is None else len(range(0, images, self.selection["skip"])[: self.selection["max"]])
 
 
-def unmet(path: Path) -> str:
+def unmet_need(path: Path) -> str:
     """Why a file that a stage needs cannot be used yet, "" if it can: it is missing, or a training is still at it."""
     if not path.exists():
         return f"needs {path}"

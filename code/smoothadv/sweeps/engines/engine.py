@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from smoothadv.settings import positive_int, setting
-from smoothadv.sweeps.execution import PACKAGE_ROOT
+from smoothadv.sweeps.job_execution import PACKAGE_ROOT
 from smoothadv.sweeps.jobs import Job
 
-Ended = Callable[[Job, str], None]
+ReportEnd = Callable[[Job, str], None]
 """Is told of a job that an engine is through with, and in one word how it ended."""
 
 
@@ -42,7 +42,7 @@ class Engine(ABC):
     )
 
     @abstractmethod
-    def run(self, jobs: Sequence[Job], site: Site, ended: Ended) -> None:
+    def run(self, jobs: Sequence[Job], site: Site, report_end: ReportEnd) -> None:
         """Have every job executed; returns when the engine is through with them, or, detached, has them all.
 
         Each process of a job gets a GPU of its own where there are any. KeyboardInterrupt asks what runs here to stop

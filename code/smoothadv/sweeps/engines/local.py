@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from smoothadv.errors import UserError
 from smoothadv.sweeps.engines import ENGINES
-from smoothadv.sweeps.engines.engine import Ended, Engine, Site
-from smoothadv.sweeps.execution import attempt
+from smoothadv.sweeps.engines.engine import Engine, ReportEnd, Site
+from smoothadv.sweeps.job_execution import attempt
 from smoothadv.sweeps.jobs import Job
 
 # Ctrl-C is heard that soon even if the system has told another thread of it.
@@ -23,7 +23,7 @@ _POLL_SECONDS = 1.0
 class Local(Engine):
     """this machine: plain processes, one job per GPU, or one after the other without GPUs"""
 
-    def run(self, jobs: Sequence[Job], site: Site, ended: Ended) -> None:
+    def run(self, jobs: Sequence[Job], site: Site, report_end: ReportEnd) -> None:
         groups = self._groups(jobs, site)
         free: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
         for group in groups:
@@ -36,7 +36,7 @@ class Local(Engine):
                 while waiting:
                     done, waiting = wait(waiting, _POLL_SECONDS, FIRST_COMPLETED)
                     for future in done:
-                        ended(futures[future], future.result())
+                        report_end(futures[future], future.result())
             except BaseException:
                 stop.set()
                 pool.shutdown(cancel_futures=True)  # waits until the stages have stopped

@@ -19,8 +19,8 @@ from typing import Any
 from smoothadv.errors import UserError
 from smoothadv.settings import non_negative_int, setting
 from smoothadv.sweeps.engines import ENGINES
-from smoothadv.sweeps.engines.engine import Ended, Engine, Site
-from smoothadv.sweeps.execution import FAILED, STOPPED, attempt, stage_environment
+from smoothadv.sweeps.engines.engine import Engine, ReportEnd, Site
+from smoothadv.sweeps.job_execution import FAILED, STOPPED, attempt, stage_environment
 from smoothadv.sweeps.jobs import Job
 
 _POLL_SECONDS = 2.0
@@ -53,7 +53,7 @@ class Ray(Engine):
     )
     retries: int = setting(3, parse=non_negative_int, help="times that a job is tried again after its machine is lost")
 
-    def run(self, jobs: Sequence[Job], site: Site, ended: Ended) -> None:
+    def run(self, jobs: Sequence[Job], site: Site, report_end: ReportEnd) -> None:
         address = self._found_address()
         ray = _ray(address)
         if address is not None and not _is_head(address):
@@ -65,7 +65,7 @@ class Ray(Engine):
 
         def tell(job: Job, how: str) -> None:
             with contextlib.redirect_stdout(told):
-                ended(job, how)
+                report_end(job, how)
 
         site.folder.mkdir(parents=True, exist_ok=True)
         with _connected(ray, address, jobs[0], site, gpus):
@@ -78,7 +78,7 @@ class Ray(Engine):
             raise UserError(f"--address {address}: no Ray head answers there; start one with `ray start --head`")
         return address
 
-    def _work(self, ray: Any, jobs: Sequence[Job], address: str | None, gpus: int, ended: Ended) -> None:
+    def _work(self, ray: Any, jobs: Sequence[Job], address: str | None, gpus: int, report_end: ReportEnd) -> None:
         """Hand out all jobs and wait for them; stops them when this is interrupted."""
         remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=self.retries)(attempt_job)
         waiting = list(jobs)
@@ -93,7 +93,7 @@ class Ray(Engine):
                 done, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_SECONDS)
                 for handle in done:
                     job = running.pop(handle)
-                    ended(job, _outcome(ray, handle))
+                    report_end(job, _outcome(ray, handle))
                 if address is None or _answers(address):
                     answered = time.monotonic()
                 elif time.monotonic() - answered > _HEAD_GONE_SECONDS:

@@ -17,10 +17,10 @@ from typing import Any
 from smoothadv.errors import UserError
 from smoothadv.settings import positive_int, setting
 from smoothadv.sweeps.engines import ENGINES
-from smoothadv.sweeps.engines.engine import Ended, Engine, Site, package_on_path
-from smoothadv.sweeps.execution import DONE, FAILED, STOPPED, attempt
+from smoothadv.sweeps.engines.engine import Engine, ReportEnd, Site, package_on_path
+from smoothadv.sweeps.job_execution import DONE, FAILED, STOPPED, attempt
+from smoothadv.sweeps.job_record import BusyError
 from smoothadv.sweeps.jobs import Job
-from smoothadv.sweeps.records import BusyError
 
 _POLL_SECONDS = 2.0
 _QUESTIONS, _PAUSE_SECONDS = 10, 15.0
@@ -87,7 +87,7 @@ class Slurm(Engine):
     )
     detach: bool = setting(False, help="return once the jobs are in the queue")
 
-    def run(self, jobs: Sequence[Job], site: Site, ended: Ended) -> None:
+    def run(self, jobs: Sequence[Job], site: Site, report_end: ReportEnd) -> None:
         submitit = _submitit()
         before = {job.key: job.record.read() for job in jobs}
         executor = submitit.SlurmExecutor(folder=site.folder / "slurm", max_num_timeout=_ALWAYS)
@@ -99,7 +99,7 @@ class Slurm(Engine):
                 ids[job.key] = identity
                 _note_queued(job, identity, before[job.key])
         if not self.detach:
-            self._wait(list(jobs), ids, ended)
+            self._wait(list(jobs), ids, report_end)
 
     def _parameters(self, jobs: Sequence[Job], site: Site) -> dict[str, Any]:
         """What submitit tells sbatch."""
@@ -125,7 +125,7 @@ class Slurm(Engine):
         return parameters
 
     @staticmethod
-    def _wait(jobs: list[Job], ids: dict[str, str], ended: Ended) -> None:
+    def _wait(jobs: list[Job], ids: dict[str, str], report_end: ReportEnd) -> None:
         """Tell of each job when it has left the queue; how it ended is on the disk."""
         while jobs:
             queue = _queue_at_last()
@@ -133,7 +133,7 @@ class Slurm(Engine):
                 jobs.remove(job)
                 said = job.record.read().get("state", STOPPED)
                 # A job that was killed could not say so.
-                ended(job, said if said in (DONE, FAILED) else STOPPED)
+                report_end(job, said if said in (DONE, FAILED) else STOPPED)
             if jobs:
                 time.sleep(_POLL_SECONDS)
 

@@ -14,9 +14,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from smoothadv.sweeps.job_record import BusyError, JobRecord
 from smoothadv.sweeps.jobs import Job
-from smoothadv.sweeps.records import BusyError, JobRecord
-from smoothadv.sweeps.stages import Stage, unmet
+from smoothadv.sweeps.stages import Stage, unmet_need
 
 PACKAGE_ROOT = Path(__file__).parents[2]
 _POLL_SECONDS = 0.1
@@ -46,7 +46,7 @@ def execute(
         for stage in job.stages:
             if stage.progress().is_complete:
                 continue
-            if missing := [reason for path in stage.needs if (reason := unmet(path))]:
+            if missing := [reason for path in stage.needs if (reason := unmet_need(path))]:
                 _end(record, STOPPED, stage, missing[0], facts)
                 return BLOCKED
             if stop.is_set():
@@ -108,7 +108,7 @@ def _run(job: Job, stage: Stage, environment: Mapping[str, str], stop: threading
         typed = shlex.join(["python", *launcher, "smoothadv", *stage.words])
         log.write(f"== {now} on {socket.gethostname()}\n$ {typed}\n".encode())
         log.flush()
-        tied = [sys.executable, "-m", "smoothadv.sweeps.tied", str(os.getpid())]
+        tied = [sys.executable, "-m", "smoothadv.sweeps.stop_with_parent", str(os.getpid())]
         process = subprocess.Popen(
             [*tied, sys.executable, *launcher, "smoothadv", *stage.words],
             cwd=job.cwd,

@@ -1,4 +1,4 @@
-"""``python -m smoothadv.sweeps.tied PARENT COMMAND...`` becomes COMMAND, which is asked to stop when PARENT is no more.
+"""Makes a process stop when its parent dies: ``python -m smoothadv.sweeps.stop_with_parent PARENT COMMAND...``.
 
 A stage of a job must not go on where nobody watches over it: another attempt at the job may have begun elsewhere. Only
 Linux can do that; elsewhere this is COMMAND and nothing more. COMMAND does not hear SIGUSR2, which schedulers send to

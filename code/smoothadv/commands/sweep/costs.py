@@ -23,15 +23,15 @@ from smoothadv.attacks.gradients import Stein
 from smoothadv.attacks.smoothed import SmoothedAttack
 from smoothadv.attacks.targets import EVERY
 from smoothadv.commands.options import default_device, device_name
-from smoothadv.commands.planning import EvaluationPlan, Plan, TrainingPlan
+from smoothadv.commands.sweep.planning import EvaluationPlan, Plan, TrainingPlan
 from smoothadv.commands.training_options import compose_evaluation
 from smoothadv.datasets import get_dataset
 from smoothadv.errors import UserError
 from smoothadv.evaluation import select_examples
 from smoothadv.inference import Arrangement, arrange, default_batch, default_gradient_batch
 from smoothadv.objectives import Objective
-from smoothadv.sweeps.execution import stage_environment
 from smoothadv.sweeps.grid import Grid
+from smoothadv.sweeps.job_execution import stage_environment
 from smoothadv.training import Processes
 from smoothadv.training.update import Address, Update
 
@@ -66,7 +66,7 @@ def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
     An update is measured with one noisy copy, after no attack, one of 1 and one of 3 steps; the time of a copy and a
     step of attack is taken to be the same for all m and T. UserError where a dataset's size cannot be known.
     """
-    machine = _Machine(torch.device(device) if device else default_device())
+    machine = _CostMeter(torch.device(device) if device else default_device())
     threads = torch.get_num_threads()
     torch.set_num_threads(grid.threads or threads)
     try:
@@ -96,7 +96,7 @@ def _spoken(seconds: float) -> str:
     return f"{seconds:.3g} seconds"
 
 
-class _Machine:
+class _CostMeter:
     """Measures, once for each kind of model, what updates and votes take on ``device``.
 
     ``processes`` is how many share the batch of an update.

@@ -28,10 +28,10 @@ from smoothadv.errors import UserError
 from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
 from smoothadv.objectives import Objective
 from smoothadv.records import attacked_log
-from smoothadv.sweeps.folders import NAMED, Trained, evaluation_name, filled_in, model_folder
-from smoothadv.sweeps.grid import Follower, Grid, Model, Options, option_words
+from smoothadv.sweeps.folders import NAMED_OPTIONS, TrainingFacts, evaluation_name, fill_placeholders, model_folder
+from smoothadv.sweeps.grid import EvaluationTable, Grid, Model, Options, option_words
 from smoothadv.sweeps.jobs import Job
-from smoothadv.sweeps.stages import Evaluation, Training
+from smoothadv.sweeps.stages import EvaluationStage, TrainingStage
 from smoothadv.training import Execution, Schedule
 
 # What certify says in a manifest under names of its own, or only once the images are there.
@@ -68,7 +68,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Machine:
+class SharedOptions:
     """What the command line of a sweep says for all of its jobs."""
 
     data_dir: str | None = None
@@ -82,9 +82,9 @@ class Machine:
         ]
 
 
-def plan_sweep(grid: Grid, machine: Machine) -> list[Plan]:
+def plan_sweep(grid: Grid, shared: SharedOptions) -> list[Plan]:
     """The jobs of a grid in its order; UserError, or a usage error of the command concerned, if one is impossible."""
-    planner = _Planner(grid, machine)
+    planner = _Planner(grid, shared)
     plans = [planner.plan(model) for model in grid.trained]
     owners: dict[str, Plan] = {}
     for plan in plans:
@@ -128,12 +128,12 @@ def _flags(parser: Parser) -> dict[str, bool]:
     }
 
 
-def _trained(planned: TrainingPlan) -> Trained:
+def _trained(planned: TrainingPlan) -> TrainingFacts:
     """What the names of folders say of a training."""
     objective, options = planned.objective, planned.options
     attack = getattr(objective, "attack", None)
     is_vanilla = attack is not None and (getattr(objective, "base_attack", False) or objective.noise_sd == 0)
-    return Trained(
+    return TrainingFacts(
         dataset=options.dataset,
         arch=options.arch,
         noise=objective.noise_sd,
@@ -147,13 +147,13 @@ def _trained(planned: TrainingPlan) -> Trained:
     )
 
 
-def _sigma(follower: Follower, sigma: Any, model: Model, objective: Objective) -> Any:
+def _sigma(table: EvaluationTable, sigma: Any, model: Model, objective: Objective) -> Any:
     """The noise to smooth with: by default that of the training."""
     if sigma is not None:
-        return filled_in({"sigma": sigma}, model.options, follower.source)["sigma"]
+        return fill_placeholders({"sigma": sigma}, model.options, table.source)["sigma"]
     if objective.noise_sd == 0:
         raise UserError(
-            f"{follower.source}: {model.source} trains without noise: say at which 'sigma' to smooth its models, "
+            f"{table.source}: {model.source} trains without noise: say at which 'sigma' to smooth its models, "
             "or leave their 'group' out"
         )
     return model.options.get("noise", objective.noise_sd)
@@ -161,37 +161,37 @@ def _sigma(follower: Follower, sigma: Any, model: Model, objective: Objective) -
 
 def _further(model: Model) -> list[tuple[str, Any]]:
     """What is swept and has no place in the released names."""
-    return [(key, model.options[key]) for key in model.swept if key not in NAMED]
+    return [(key, model.options[key]) for key in model.swept if key not in NAMED_OPTIONS]
 
 
 @dataclass(frozen=True)
-class _Evaluated:
-    """A model, ``name`` within its sweep, that a ``follower`` evaluates with noise ``sigma``."""
+class _EvaluationSpec:
+    """A model, ``name`` within its sweep, that a ``table`` evaluates with noise ``sigma``."""
 
-    follower: Follower
+    table: EvaluationTable
     sigma: Any
     model: Model
     name: Path
-    training: Training
+    training: TrainingStage
 
     @property
     def place(self) -> Path:
         """Where that goes within the folder of the model."""
-        return evaluation_name(str(self.follower.options.get("split", "test")), self.sigma, self.follower.name)
+        return evaluation_name(str(self.table.options.get("split", "test")), self.sigma, self.table.name)
 
 
 class _Planner:
     """Plans the models of one grid. Parsers are made once, for there may be hundreds of models."""
 
-    def __init__(self, grid: Grid, machine: Machine) -> None:
-        self.grid, self.machine, self.cwd = grid, machine, Path.cwd()
+    def __init__(self, grid: Grid, shared: SharedOptions) -> None:
+        self.grid, self.shared, self.cwd = grid, shared, Path.cwd()
         self._parsers: dict[tuple[str, bool], Parser] = {}
         self._descriptions: dict[str, DatasetDescription] = {}
         self._procedures: dict[str, dict[str, Any]] = {}
 
     def plan(self, model: Model) -> Plan:
         words, planned, name = self._training(model)
-        training = Training(
+        training = TrainingStage(
             words=tuple(words),
             folder=self.cwd / self.grid.models / name,
             epochs=planned.schedule.epochs,
@@ -202,11 +202,11 @@ class _Planner:
             ),
         )
         evaluations = [
-            plan(_Evaluated(follower, _sigma(follower, sigma, model, planned.objective), model, name, training))
-            for plan, followers in ((self._certification, self.grid.certify), (self._attack, self.grid.attack))
-            for follower in followers
-            if model.group in follower.groups
-            for sigma in follower.sigmas
+            plan(_EvaluationSpec(table, _sigma(table, sigma, model, planned.objective), model, name, training))
+            for plan, tables in ((self._certification, self.grid.certify), (self._attack, self.grid.attack))
+            for table in tables
+            if model.group in table.groups
+            for sigma in table.sigmas
         ]
         logs = [log for stage, _ in evaluations for log in stage.logs]
         twice = [log for log in logs if logs.count(log) > 1]
@@ -238,7 +238,7 @@ class _Planner:
         released = options.get("released-behaviour") is True
         special = ["--released-behaviour"] * released  # with it, sizes are read otherwise
         parser = self._parser(command, lambda: module.make_parser(special), released)
-        said = [*option_words(options, _flags(parser), model.source), *self.machine.words, "--resume"]
+        said = [*option_words(options, _flags(parser), model.source), *self.shared.words, "--resume"]
         start = [str(model.options["dataset"]), str(model.options["arch"])]
         with parser.reading(model.source):
             # Where the model goes depends on what the options mean.
@@ -256,19 +256,19 @@ class _Planner:
         schedule = compose_schedule(parser, options, description, objective)
         return TrainingPlan(options, objective, description, schedule, compose_execution(options))
 
-    def _evaluation_words(self, wanted: _Evaluated, parser: Parser, output: Path) -> list[str]:
-        options = filled_in(wanted.follower.options, wanted.model.options, wanted.follower.source)
+    def _evaluation_words(self, wanted: _EvaluationSpec, parser: Parser, output: Path) -> list[str]:
+        options = fill_placeholders(wanted.table.options, wanted.model.options, wanted.table.source)
         checkpoint = os.path.relpath(wanted.training.checkpoint, self.cwd)
         words = [str(wanted.model.options["dataset"]), checkpoint, str(wanted.sigma), str(output)]
-        said = option_words(options, _flags(parser), wanted.follower.source)
-        return [*words, *said, *self.machine.words]
+        said = option_words(options, _flags(parser), wanted.table.source)
+        return [*words, *said, *self.shared.words]
 
-    def _certification(self, wanted: _Evaluated) -> tuple[Evaluation, EvaluationPlan]:
+    def _certification(self, wanted: _EvaluationSpec) -> tuple[EvaluationStage, EvaluationPlan]:
         place = wanted.place
         log = self.grid.logs / wanted.name / place.with_name(f"{place.name}.tsv")
         parser = self._parser("certify", certify.make_parser)
         words = self._evaluation_words(wanted, parser, log)
-        with parser.reading(wanted.follower.source):
+        with parser.reading(wanted.table.source):
             options = parser.parse_args(words)
             certify.refuse_foreign_procedures(parser, options)
             options.N = options.N or PROCEDURES[options.method].default_n
@@ -294,11 +294,11 @@ class _Planner:
             self._descriptions[options.dataset] = describe_dataset(options.dataset, options.data_dir)
         return self._descriptions[options.dataset]
 
-    def _attack(self, wanted: _Evaluated) -> tuple[Evaluation, EvaluationPlan]:
+    def _attack(self, wanted: _EvaluationSpec) -> tuple[EvaluationStage, EvaluationPlan]:
         folder = self.grid.logs / wanted.name / "attacked" / wanted.place
         parser = self._parser("attack", attack.make_parser)
         words = self._evaluation_words(wanted, parser, folder)
-        with parser.reading(wanted.follower.source):
+        with parser.reading(wanted.table.source):
             options = parser.parse_args(words)
             planned = attack.attacks_planned(parser, options)
         settings = []
@@ -317,11 +317,11 @@ class _Planner:
         command: str,
         words: Sequence[str],
         options: argparse.Namespace,
-        wanted: _Evaluated,
+        wanted: _EvaluationSpec,
         logs: tuple[Path, ...],
         settings: tuple[dict[str, Any], ...],
-    ) -> Evaluation:
-        return Evaluation(
+    ) -> EvaluationStage:
+        return EvaluationStage(
             words=(command, *words),
             title=f"{command} {wanted.place.name}",
             checkpoint=wanted.training.checkpoint,

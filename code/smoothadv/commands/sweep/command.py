@@ -18,16 +18,16 @@ from tqdm import tqdm
 from smoothadv.analysis.report import Report
 from smoothadv.analysis.tables import FORMATS, Column, Table
 from smoothadv.commands.components import add_settings, compose, name_in, refuse_foreign_settings, warn
-from smoothadv.commands.costs import cost_table
-from smoothadv.commands.planning import Machine, Plan, plan_sweep
 from smoothadv.commands.runner import Parser, run, terminable
-from smoothadv.commands.sweep_report import write_report
+from smoothadv.commands.sweep.costs import cost_table
+from smoothadv.commands.sweep.planning import Plan, SharedOptions, plan_sweep
+from smoothadv.commands.sweep.report import write_report
 from smoothadv.errors import UserError
 from smoothadv.settings import settings_of
 from smoothadv.sweeps.engines import ENGINES
 from smoothadv.sweeps.engines.engine import Engine, Site
 from smoothadv.sweeps.grid import Grid, read_grid
-from smoothadv.sweeps.jobs import Job, Kind, State, count, state_of
+from smoothadv.sweeps.jobs import Job, JobState, StateKind, count_states, state_of
 
 _EXAMPLES = """examples:
   python code/sweep.py plan scripts/grids/paper-cifar10-pgd.toml
@@ -132,8 +132,8 @@ _ADD: dict[str, Callable[[Parser], None]] = {
 
 def _read(options: argparse.Namespace) -> list[Sweep]:
     """The grids and their jobs, of which --only may choose some."""
-    machine = Machine(options.data_dir, options.device)
-    sweeps = [Sweep(grid, plan_sweep(grid, machine)) for grid in map(read_grid, options.grids)]
+    shared = SharedOptions(options.data_dir, options.device)
+    sweeps = [Sweep(grid, plan_sweep(grid, shared)) for grid in map(read_grid, options.grids)]
     _refuse_shared_folders([sweep.grid for sweep in sweeps])
     if options.only is None:
         return sweeps
@@ -159,7 +159,7 @@ def _refuse_shared_folders(grids: Sequence[Grid]) -> None:
                 raise UserError(f"grids {other.path} and {grid.path} have the same folder of {kind}, {folder}")
 
 
-def _states(jobs: Sequence[Job]) -> list[State]:
+def _states(jobs: Sequence[Job]) -> list[JobState]:
     return [state_of(job) for job in tqdm(jobs, "looking at what is there", unit="job", disable=None, delay=1)]
 
 
@@ -193,20 +193,20 @@ def _jobs(sweeps: Sequence[Sweep]) -> list[Job]:
     return [plan.job for sweep in sweeps for plan in sweep.plans]
 
 
-def _summary(sweeps: Sequence[Sweep], states: Sequence[State]) -> str:
-    counted = ", ".join(f"{number} {kind.value}" for kind, number in count(states).items())
+def _summary(sweeps: Sequence[Sweep], states: Sequence[JobState]) -> str:
+    counted = ", ".join(f"{number} {kind.value}" for kind, number in count_states(states).items())
     return f"{', '.join(sweep.grid.name for sweep in sweeps)}: {len(states)} jobs: {counted}"
 
 
 def _run(parser: Parser, options: argparse.Namespace) -> None:
-    _work(parser, options, (Kind.WAITING, Kind.STOPPED))
+    _work(parser, options, (StateKind.WAITING, StateKind.STOPPED))
 
 
 def _retry(parser: Parser, options: argparse.Namespace) -> None:
-    _work(parser, options, (Kind.FAILED,))
+    _work(parser, options, (StateKind.FAILED,))
 
 
-def _work(parser: Parser, options: argparse.Namespace, kinds: Sequence[Kind]) -> None:
+def _work(parser: Parser, options: argparse.Namespace, kinds: Sequence[StateKind]) -> None:
     """Do the jobs in one of these states; UserError if one is not done in the end."""
     if os.name == "nt":
         raise UserError(f"sweep {options.action} needs the locks and signals of Linux or macOS; plan and report do not")
@@ -252,36 +252,36 @@ def _hand_over(engine: Engine, jobs: list[Job], site: Site) -> None:
     start, numbers = time.monotonic(), itertools.count(1)
     with tqdm(total=len(jobs), unit="job", disable=None) as bar:
 
-        def ended(job: Job, how: str) -> None:
+        def report_end(job: Job, how: str) -> None:
             bar.update()
             elapsed = timedelta(seconds=round(time.monotonic() - start))
             with bar.external_write_mode():
                 print(f"{next(numbers):4d}/{len(jobs)}  {elapsed}  {how:8s}{job.name}", flush=True)
 
         with terminable():
-            engine.run(jobs, site, ended)
+            engine.run(jobs, site, report_end)
 
 
 def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_left: bool) -> None:
     """Say how the sweeps stand; UserError unless every job is done, or those that are not are left to an engine."""
     jobs, grids = _jobs(sweeps), " ".join(map(str, options.grids))
     states = _states(jobs)
-    counted = count(states)
+    counted = count_states(states)
     print(_summary(sweeps, states))
-    if set(counted) == {Kind.DONE}:
+    if set(counted) == {StateKind.DONE}:
         print(f"report: python code/sweep.py report {grids}")
         return
-    troubled = [(job, state) for job, state in zip(jobs, states) if state.kind in (Kind.FAILED, Kind.BLOCKED)]
+    troubled = [(job, state) for job, state in zip(jobs, states) if state.kind in (StateKind.FAILED, StateKind.BLOCKED)]
     for job, state in troubled[:_MOST_TROUBLES]:
         warn(f"{state.kind.value}: {job.name}: {state.detail}; {job.record.log}")
     if len(troubled) > _MOST_TROUBLES:
         warn(f"and {len(troubled) - _MOST_TROUBLES} more that failed or need files")
-    if is_left and Kind.FAILED not in counted:
+    if is_left and StateKind.FAILED not in counted:
         return
     advice = f"see python code/sweep.py status {grids}"
-    if Kind.FAILED in counted:
+    if StateKind.FAILED in counted:
         advice += f"; python code/sweep.py retry {grids} does the failed ones again"
-    raise UserError(f"{len(jobs) - counted.get(Kind.DONE, 0)} of {len(jobs)} jobs are not done: {advice}")
+    raise UserError(f"{len(jobs) - counted.get(StateKind.DONE, 0)} of {len(jobs)} jobs are not done: {advice}")
 
 
 def _report(parser: Parser, options: argparse.Namespace) -> None:
