@@ -21,8 +21,8 @@ def known(monkeypatch, workplace) -> costs._CostMeter:
     """A machine on which a noisy copy takes UPDATE seconds and STEP more per step of attack, and a vote VOTE."""
     machine = costs._CostMeter(torch.device("cpu"))
     monkeypatch.setattr(machine, "_measure_update", lambda training: (UPDATE, STEP))
-    monkeypatch.setattr(machine, "_measure_vote", lambda training, options: VOTE)
-    monkeypatch.setattr(machine, "_measure_gradient", lambda training, options: GRADIENT)
+    monkeypatch.setattr(machine, "_measure_vote", lambda training, evaluation: VOTE)
+    monkeypatch.setattr(machine, "_measure_gradient", lambda training, evaluation: GRADIENT)
     monkeypatch.setattr(costs, "_starting_seconds", lambda plan: START)
     return machine
 
@@ -114,8 +114,8 @@ def test_step_of_an_attack_is_measured(workplace):
     assert update > 0 and update >= step >= 0 and update + step < 1
     (plan,) = plans("[[sweep]]\nseed = 0\n[[attack]]\nmax = 1\nepsilon = 0.5\n")
     (attacked,) = plan.evaluations
-    vote = machine._measure_vote(plan.training, attacked.options)
-    assert 0 < vote < 1 and 0 < machine._measure_gradient(plan.training, attacked.options) < 1
+    vote = machine._measure_vote(plan.training, attacked)
+    assert 0 < vote < 1 and 0 < machine._measure_gradient(plan.training, attacked) < 1
 
 
 @pytest.mark.parametrize(
@@ -129,4 +129,4 @@ def test_step_of_an_attack_is_measured(workplace):
     ],
 )
 def test_durations_read_well(seconds, said):
-    assert costs._spoken(seconds) == said
+    assert costs._duration(seconds) == said

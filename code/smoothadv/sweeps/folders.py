@@ -1,8 +1,9 @@
-"""What a sweep's folders are called: as the released ones are, so that whoever reads logs knows what made them.
+"""Names of a sweep's folders: as in the released code, so that readers of logs know what made them.
 
 ``PGD_2steps/eps_0.251/cifar10/cifar_resnet110/noise_0.25``, ``PGD_2steps_multiNoiseSamples/8-multitrain/eps_0.25/...``
 for m = 8, ``PGD_2steps_baseAttackExp/without_noise/...`` for Vanilla PGD, ``finetune_cifar_from_imagenet32/...``,
-``self_training/PGD_2steps/weight_0.5/...``. Sizes have a decimal point: the released whole numbers count in 1/256.
+``self_training/PGD_2steps/weight_0.5/...``. An epsilon has a decimal point here; the whole numbers in released names
+are in units of 1/256.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from smoothadv.errors import UserError
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """What the released names say of a training; ``attack`` is None without one.
+    """What the name of a folder says about a training; ``attack`` is None for a training without an attack.
 
-    ``is_vanilla`` attacks the base classifier, ``weight`` is that of pseudo-labelled images, None without those.
+    ``is_vanilla`` says that the base classifier is attacked, without noise. ``weight`` is the weight of pseudo-labelled
+    images, None without them.
     """
 
     dataset: str
@@ -38,11 +40,11 @@ class TrainingFacts:
 
 NAMED_OPTIONS = {"dataset", "arch", "noise", "attack", "epsilon", "num-steps", "num-noise-vec", "base-attack"}
 NAMED_OPTIONS |= {"unlabelled-weight"}
-"""The options whose values a ``TrainingFacts`` has."""
+"""The options whose values ``TrainingFacts`` holds."""
 
 
 def format_value(value: Any) -> str:
-    """A value as it stands in the name of a folder: numbers to four significant digits, without an exponent."""
+    """A value as text in the name of a folder: numbers with four significant digits, without an exponent."""
     text = str(value)
     if re.fullmatch("[0-9]+", text):
         return text
@@ -56,16 +58,16 @@ def format_value(value: Any) -> str:
 
 
 def format_decimal(value: Any) -> str:
-    """A size or a standard deviation as the released folders write it: two decimals, more where they are needed."""
+    """An epsilon or a standard deviation as the released folders write it: two decimals, or more if needed."""
     text = format_value(value)
     whole, point, rest = text.partition(".")
     return f"{whole}.{rest.ljust(2, '0')}" if whole.isdigit() and (not point or rest.isdigit()) else text
 
 
 def fill_placeholders(options: Mapping[str, Any], values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """``options`` with every "{name}" in a text replaced by what ``values`` have; UserError where they do not.
+    """``options`` with every "{name}" in a text replaced by that value in ``values``; UserError for an unknown name.
 
-    Sizes are written as the folders have them.
+    Values are written as in the names of folders.
     """
 
     def replaced(text: Any) -> Any:
@@ -89,8 +91,8 @@ def _part(name: str, value: Any) -> str:
 def model_folder(trained: TrainingFacts, others: Iterable[tuple[str, Any]] = ()) -> Path:
     """The folder of a model within its sweep.
 
-    ``others`` are options that tell it from other models beside those that the released names have: each gets a folder
-    of its own, like ``seed_1``.
+    ``others`` are further options in which the models of a sweep differ but which the released names do not hold: each
+    adds one level of folders, like ``seed_1``.
     """
     parts: list[str] = []
     if trained.is_pretrained:
@@ -116,5 +118,5 @@ def model_folder(trained: TrainingFacts, others: Iterable[tuple[str, Any]] = ())
 
 
 def evaluation_name(split: str, sigma: Any, suffix: str) -> Path:
-    """Where a smoothed classifier is evaluated, within the model's folder among the logs."""
+    """The path of an evaluation's logs, without ending, within the model's folder of logs."""
     return Path(split, f"sigma_{format_decimal(sigma)}{f'_{format_value(suffix)}' if suffix else ''}")

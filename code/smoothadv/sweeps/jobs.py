@@ -1,4 +1,4 @@
-"""A job: train a model unless it is complete, then evaluate what is missing; and what state it is in."""
+"""A job trains one model and then evaluates it, skipping what is complete; and the state that a job is in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smoothadv.sweeps.stages import EvaluationStage, Stage, TrainingStage, unmet
 
 
 class StateKind(Enum):
-    """The states of a job. ``STOPPED`` was begun, nobody works on it, and it did not fail; ``BLOCKED`` needs files."""
+    """The states of a job. ``STOPPED``: begun, not failed, and nobody works on it. ``BLOCKED``: a file is missing."""
 
     WAITING = "waiting"
     BLOCKED = "blocked"
@@ -32,10 +32,10 @@ class JobState:
 
 @dataclass(frozen=True)
 class Job:
-    """One model of a sweep and all that becomes of it.
+    """One model of a sweep: its training and its evaluations.
 
-    ``name`` is its folder within the sweep's models and logs, ``cwd`` the folder from which all paths are meant,
-    ``logs`` where its own log and record lie. ``processes`` share each stage, of ``threads`` threads each (None:
+    ``name`` is its folder within the sweep's models and logs. All paths are relative to ``cwd``. The job's own log and
+    record are in the folder ``logs``. Each stage runs in ``processes`` processes of ``threads`` threads (None:
     PyTorch's choice).
     """
 
@@ -50,7 +50,7 @@ class Job:
 
     @property
     def key(self) -> str:
-        """What tells the job from those of other sweeps too."""
+        """A text that is unique among the jobs of all sweeps."""
         return str(self.logs)
 
     @property
@@ -63,16 +63,16 @@ class Job:
 
 
 def state_of(job: Job) -> JobState:
-    """The state of a job by what is on the disk."""
+    """The state of a job, judged by the files on the disk."""
     progress = [(stage, stage.progress()) for stage in job.stages]
     unfinished = [(stage, reached) for stage, reached in progress if not reached.is_complete]
     if not unfinished:
         return JobState(StateKind.DONE)
     stage, reached = unfinished[0]
-    said = f"{stage.title}: {reached}"
+    detail = f"{stage.title}: {reached}"
     record = job.record
     if holder := record.holder():
-        return JobState(StateKind.RUNNING, f"{said} (on {holder})")
+        return JobState(StateKind.RUNNING, f"{detail} (on {holder})")
     if conflict := next((reached.conflict for _, reached in unfinished if reached.conflict), ""):
         return JobState(StateKind.FAILED, conflict)
     content = record.read()
@@ -85,9 +85,9 @@ def state_of(job: Job) -> JobState:
     if content.get("state") == "queued":
         return JobState(StateKind.WAITING, f"queued as {content.get('id')}")
     begun = any(reached.done for _, reached in progress) or "state" in content
-    return JobState(StateKind.STOPPED if begun else StateKind.WAITING, said if begun else "")
+    return JobState(StateKind.STOPPED if begun else StateKind.WAITING, detail if begun else "")
 
 
 def count_states(states: Sequence[JobState]) -> dict[StateKind, int]:
-    """How many jobs are in each state, of the states that there are."""
+    """How many jobs are in each state; states without a job are left out."""
     return {kind: number for kind in StateKind if (number := sum(state.kind is kind for state in states))}

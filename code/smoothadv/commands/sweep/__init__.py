@@ -1,5 +1,7 @@
-"""The command ``sweep``: command.py reads its options and acts on them, planning.py makes jobs of a grid, costs.py
-estimates what they will take, and report.py writes the page about them.
+"""The command ``sweep``: trains, certifies and attacks the models of a grid.
+
+``command`` reads its options and acts on them. ``planning`` makes jobs of a grid, and ``reading`` asks the commands of
+these jobs what their options mean. ``costs`` estimates how long the jobs take, ``report`` writes the page about them.
 """
 
 from __future__ import annotations

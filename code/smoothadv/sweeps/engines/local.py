@@ -1,4 +1,4 @@
-"""local: this machine, one job after the other, or one per GPU."""
+"""local: this machine, one job after the other, or one job per GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smoothadv.sweeps.engines.engine import Engine, ReportEnd, Site
 from smoothadv.sweeps.job_execution import attempt
 from smoothadv.sweeps.jobs import Job
 
-# Ctrl-C is heard that soon even if the system has told another thread of it.
+# This long at most until Ctrl-C is noticed, even if the system delivers the signal to another thread.
 _POLL_SECONDS = 1.0
 
 
@@ -43,7 +43,7 @@ class Local(Engine):
                 raise
 
     def _groups(self, jobs: Sequence[Job], site: Site) -> list[tuple[str, ...]]:
-        """The GPUs of each of the jobs that run at a time; empty tuples where there are none."""
+        """For each job that runs at a time, the GPUs that it gets; empty tuples without GPUs."""
         size = max(job.processes for job in jobs)
         gpus = site.gpus if site.wants_gpus else ()
         if not gpus:
@@ -51,7 +51,7 @@ class Local(Engine):
         if len(gpus) < size:
             raise UserError(f"a job has {size} processes, but only {len(gpus)} GPUs are visible: one each is needed")
         groups = [tuple(gpus[start : start + size]) for start in range(0, len(gpus) - size + 1, size)]
-        # More at a time than there are groups share GPUs.
+        # If more jobs run at a time than there are groups, jobs share GPUs.
         count = min(self.jobs or len(groups), len(jobs))
         return [groups[number % len(groups)] for number in range(count)]
 
