@@ -1,7 +1,8 @@
 """Who works on a job, and how it ended last: a lock, a sign of life and a small file beside the job's logs.
 
-Nothing here says that a job is done: its artefacts do. The lock keeps two from working on one job, also where engines
-or people start it twice; where a file system has no locks that other machines see, the sign of life does.
+This record does not decide whether a job is done: the job's models and logs do. The lock prevents two processes from
+working on one job, even if engines or people start it twice. The sign of life does the same between machines that do
+not see each other's locks on a shared file system.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from smoothadv.files import lock, write_json
 _SIGN_SECONDS = 15.0
 _SILENCE_SECONDS = 4 * _SIGN_SECONDS
 _LOOK_SECONDS = 0.5
-_ENDING_SECONDS = 2.0  # a process may be about to end
+_ENDING_SECONDS = 2.0  # the process that holds the job may be about to end
 
 
 class BusyError(UserError):
@@ -40,7 +41,7 @@ class JobRecord:
         self._lock = folder / "job.lock"
 
     def read(self) -> dict[str, Any]:
-        """What was written last; empty if nothing was, or it cannot be read."""
+        """The content that was written last; empty if there is none, or it cannot be read."""
         try:
             content = json.loads(self._file.read_text())
         except (OSError, ValueError):
@@ -53,29 +54,33 @@ class JobRecord:
         write_json(self._file, {"state": state, "time": now, "host": socket.gethostname(), "pid": os.getpid(), **facts})
 
     def holder(self) -> str:
-        """Who works on the job now, "" if nobody does, or only what a dead process has left and asked to stop."""
+        """Who works on the job now, like "node7, process 12"; "" if nobody does.
+
+        A stage whose parent has died does not count: it has been asked to stop.
+        """
         content = self.read()
         is_here = content.get("host") == socket.gethostname()
-        said = f"{content.get('host', 'another machine')}, process {content.get('pid', '?')}"
+        description = f"{content.get('host', 'another machine')}, process {content.get('pid', '?')}"
         try:
             descriptor = os.open(self._lock, os.O_RDONLY)
         except OSError:
             return ""
         try:
             age = time.time() - os.fstat(descriptor).st_mtime
-            lock(descriptor, self._lock, shared=True)  # so that those who look do not see each other
+            lock(descriptor, self._lock, shared=True)  # shared, so that two readers do not take each other for a holder
         except UserError:
-            return "" if is_here and not _is_alive(content.get("pid")) else said
+            return "" if is_here and not _is_alive(content.get("pid")) else description
         finally:
             os.close(descriptor)
-        return said if content.get("state") == "running" and not is_here and age < _SILENCE_SECONDS else ""
+        is_running_elsewhere = content.get("state") == "running" and not is_here and age < _SILENCE_SECONDS
+        return description if is_running_elsewhere else ""
 
     @contextlib.contextmanager
     def claim(self, patience: float, stop: threading.Event | None = None) -> Iterator[int]:
-        """Within, the job is this process's: the descriptor of its lock, which holds as long as a copy of it is open.
+        """Within, this process holds the job. Yields the descriptor of the lock, which lasts while any copy is open.
 
-        What a dead process has left, and a machine that may be lost, is waited for, up to ``patience`` seconds or until
-        ``stop`` is set. BusyError if somebody has the job then, or a living process of this machine has it.
+        If a dead process has left a running stage, or a machine may be lost, this waits up to ``patience`` seconds or
+        until ``stop`` is set. BusyError if somebody still holds the job then, or a living process of this machine does.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         start = time.monotonic()
@@ -85,13 +90,13 @@ class JobRecord:
                 try:
                     lock(descriptor, self._lock)
                     break
-                except UserError:  # somebody was faster
+                except UserError:  # another process has locked it first
                     os.close(descriptor)
             is_alive = bool(holder) and self.read().get("host") == socket.gethostname()
             if time.monotonic() - start > (min(patience, _ENDING_SECONDS) if is_alive else patience):
                 raise BusyError(f"{self.folder} is being worked on by {holder or 'another process'}")
             if (stop or threading.Event()).wait(_LOOK_SECONDS):
-                raise BusyError(f"{self.folder}: not waited for any longer")
+                raise BusyError(f"{self.folder}: stopped while waiting for the process that holds it")
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, descriptor)
             stack.enter_context(_signs_of_life(self._lock))
@@ -99,7 +104,7 @@ class JobRecord:
 
 
 def _is_alive(process: Any) -> bool:
-    """Whether a process of this machine, by its number, exists; True where that cannot be known."""
+    """Whether a process with this id exists on this machine; True if that cannot be found out."""
     try:
         os.kill(int(process), 0)
     except ProcessLookupError:
@@ -111,19 +116,19 @@ def _is_alive(process: Any) -> bool:
 
 @contextlib.contextmanager
 def _signs_of_life(path: Path) -> Iterator[None]:
-    """Within, the file is touched time and again, for machines that do not see the lock."""
+    """Within, the file is touched every few seconds, for machines that do not see the lock."""
     ended = threading.Event()
 
     def touch() -> None:
         with contextlib.suppress(OSError):
             os.utime(path)
 
-    def touch_again_and_again() -> None:
+    def touch_repeatedly() -> None:
         while not ended.wait(_SIGN_SECONDS):
             touch()
 
     touch()
-    thread = threading.Thread(target=touch_again_and_again, daemon=True)
+    thread = threading.Thread(target=touch_repeatedly, daemon=True)
     thread.start()
     try:
         yield

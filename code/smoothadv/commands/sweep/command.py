@@ -17,17 +17,17 @@ from tqdm import tqdm
 
 from smoothadv.analysis.report import Report
 from smoothadv.analysis.shared.table_formats import FORMATS, Column, Table
-from smoothadv.commands.costs import cost_table
-from smoothadv.commands.options.components import add_settings, compose, name_in, refuse_foreign_settings, warn
-from smoothadv.commands.planning import Machine, Plan, plan_sweep
+from smoothadv.commands.options.components import add_settings, compose, name_in, refuse_foreign_settings
 from smoothadv.commands.runner import Parser, run, terminable
-from smoothadv.commands.sweep_report import write_report
-from smoothadv.errors import UserError
+from smoothadv.commands.sweep.costs import cost_table
+from smoothadv.commands.sweep.planning import Plan, SharedOptions, plan_sweep
+from smoothadv.commands.sweep.report import write_report
+from smoothadv.errors import UserError, warn
 from smoothadv.settings import settings_of
 from smoothadv.sweeps.engines import ENGINES
 from smoothadv.sweeps.engines.engine import Engine, Site
 from smoothadv.sweeps.grid import Grid, read_grid
-from smoothadv.sweeps.jobs import Job, Kind, State, count, state_of
+from smoothadv.sweeps.jobs import Job, JobState, StateKind, count_states, state_of
 
 _EXAMPLES = """examples:
   python code/sweep.py plan scripts/grids/paper-cifar10-pgd.toml
@@ -38,21 +38,21 @@ _EXAMPLES = """examples:
   python code/sweep.py status scripts/grids/digits-smoke.toml
   python code/sweep.py retry scripts/grids/digits-smoke.toml
   python code/sweep.py report scripts/grids/digits-smoke.toml
-The same command again does what is missing, whatever interrupted it. docs/sweeps.md says what a grid can hold.
+Run the same command again after any interruption: it does what is missing. docs/sweeps.md says what a grid can hold.
 """
-_MOST_TROUBLES = 10
+_MOST_WARNINGS = 10
 _ACTIONS = {
-    "plan": "print the jobs, their folders and what they will cost, by updates measured on this machine",
-    "run": "do all that is missing: train, certify, attack; leaves failed jobs alone",
-    "status": "tell of every job whether it waits, runs, is done or failed, and why",
-    "retry": "do the failed jobs again",
-    "report": "write one HTML page about all that is there: tables, curves, heat maps",
+    "plan": "print the jobs, their folders and their estimated time, from updates measured on this machine",
+    "run": "train, certify and attack whatever is missing; failed jobs are not run again",
+    "status": "print whether each job is waiting, running, done or failed, and why",
+    "retry": "run the failed jobs again",
+    "report": "write one HTML page about all complete logs: tables, curves, heat maps",
 }
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A grid and those of its jobs that are wanted."""
+    """A grid and the plans of its selected jobs."""
 
     grid: Grid
     plans: list[Plan]
@@ -73,9 +73,9 @@ def main(arguments: list[str] | None = None) -> int:
         action.set_defaults(parser=action)
     return run(
         parser,
-        lambda options: _DO[options.action](options.parser, options),
+        lambda options, command: _DO[options.action](options.parser, options),
         arguments,
-        interrupted="what was reached is on the disk; run the same command again to continue",
+        interrupted="all progress is on the disk; run the same command again to continue",
     )
 
 
@@ -103,9 +103,9 @@ def _add_format(parser: Parser) -> None:
 
 def _add_engine(parser: Parser) -> None:
     group = parser.add_argument_group("engine")
-    said = "; ".join(f"{name}: {ENGINES[name].__doc__}" for name in ENGINES)
+    engines = "; ".join(f"{name}: {ENGINES[name].__doc__}" for name in ENGINES)
     group.add_argument(
-        "--engine", type=name_in(ENGINES), default="local", metavar="NAME", help=f"what runs the jobs: {said}"
+        "--engine", type=name_in(ENGINES), default="local", metavar="NAME", help=f"what runs the jobs: {engines}"
     )
     add_settings(group, [setting for name in ENGINES for setting in settings_of(ENGINES[name])])
 
@@ -116,7 +116,7 @@ def _add_report(parser: Parser) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="page to write (default: report.html among the grid's logs, of several grids logs/report.html)",
+        help="page to write (default: report.html in the grid's folder of logs; for several grids logs/report.html)",
     )
     add_settings(parser, settings_of(Report))
 
@@ -131,36 +131,36 @@ _ADD: dict[str, Callable[[Parser], None]] = {
 
 
 def _read(options: argparse.Namespace) -> list[Sweep]:
-    """The grids and their jobs, of which --only may choose some."""
-    machine = Machine(options.data_dir, options.device)
-    sweeps = [Sweep(grid, plan_sweep(grid, machine)) for grid in map(read_grid, options.grids)]
+    """The grids with the jobs that --only selects, by default all."""
+    shared = SharedOptions(options.data_dir, options.device)
+    sweeps = [Sweep(grid, plan_sweep(grid, shared)) for grid in map(read_grid, options.grids)]
     _refuse_shared_folders([sweep.grid for sweep in sweeps])
     if options.only is None:
         return sweeps
-    chosen = [Sweep(sweep.grid, [plan for plan in sweep.plans if _is_among(plan, options.only)]) for sweep in sweeps]
+    chosen = [Sweep(sweep.grid, [plan for plan in sweep.plans if _matches(plan, options.only)]) for sweep in sweeps]
     if not any(sweep.plans for sweep in chosen):
         jobs = _jobs(sweeps)
         raise UserError(f"--only {' '.join(options.only)}: matches none of {len(jobs)} jobs, like {jobs[0].name}")
     return [sweep for sweep in chosen if sweep.plans]
 
 
-def _is_among(plan: Plan, patterns: Sequence[str]) -> bool:
+def _matches(plan: Plan, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(plan.job.name, pattern) for pattern in patterns)
 
 
 def _refuse_shared_folders(grids: Sequence[Grid]) -> None:
-    """UserError where two grids would write into one folder."""
+    """UserError if two grids would write into one folder."""
     for kind in ("models", "logs"):
-        owners: dict[Path, Grid] = {}
+        grid_of: dict[Path, Grid] = {}
         for grid in grids:
             folder = getattr(grid, kind)
-            other = owners.setdefault(folder.resolve(), grid)
+            other = grid_of.setdefault(folder.resolve(), grid)
             if other is not grid:
                 raise UserError(f"grids {other.path} and {grid.path} have the same folder of {kind}, {folder}")
 
 
-def _states(jobs: Sequence[Job]) -> list[State]:
-    return [state_of(job) for job in tqdm(jobs, "looking at what is there", unit="job", disable=None, delay=1)]
+def _states(jobs: Sequence[Job]) -> list[JobState]:
+    return [state_of(job) for job in tqdm(jobs, "checking files", unit="job", disable=None, delay=1)]
 
 
 def _plan(parser: Parser, options: argparse.Namespace) -> None:
@@ -193,21 +193,21 @@ def _jobs(sweeps: Sequence[Sweep]) -> list[Job]:
     return [plan.job for sweep in sweeps for plan in sweep.plans]
 
 
-def _summary(sweeps: Sequence[Sweep], states: Sequence[State]) -> str:
-    counted = ", ".join(f"{number} {kind.value}" for kind, number in count(states).items())
+def _summary(sweeps: Sequence[Sweep], states: Sequence[JobState]) -> str:
+    counted = ", ".join(f"{number} {kind.value}" for kind, number in count_states(states).items())
     return f"{', '.join(sweep.grid.name for sweep in sweeps)}: {len(states)} jobs: {counted}"
 
 
 def _run(parser: Parser, options: argparse.Namespace) -> None:
-    _work(parser, options, (Kind.WAITING, Kind.STOPPED))
+    _work(parser, options, (StateKind.WAITING, StateKind.STOPPED))
 
 
 def _retry(parser: Parser, options: argparse.Namespace) -> None:
-    _work(parser, options, (Kind.FAILED,))
+    _work(parser, options, (StateKind.FAILED,))
 
 
-def _work(parser: Parser, options: argparse.Namespace, kinds: Sequence[Kind]) -> None:
-    """Do the jobs in one of these states; UserError if one is not done in the end."""
+def _work(parser: Parser, options: argparse.Namespace, kinds: Sequence[StateKind]) -> None:
+    """Run the jobs that are in one of these states; UserError if a job is not done in the end."""
     if os.name == "nt":
         raise UserError(f"sweep {options.action} needs the locks and signals of Linux or macOS; plan and report do not")
     engine = _engine(parser, options)
@@ -216,15 +216,15 @@ def _work(parser: Parser, options: argparse.Namespace, kinds: Sequence[Kind]) ->
     states = _states(jobs)
     print(_summary(sweeps, states))
     wanted = [job for job, state in zip(jobs, states) if state.kind in kinds]
-    held = engine.already_has(wanted)
-    if held:
-        print(f"{len(held)} of them are with the engine already")
-    to_do = [job for job in wanted if job.key not in held]
+    queued = engine.already_has(wanted)
+    if queued:
+        print(f"{len(queued)} of them are in the engine's queue already")
+    to_do = [job for job in wanted if job.key not in queued]
     if not to_do:
         print("nothing to do")
     else:
         _hand_over(engine, to_do, _site(sweeps, options))
-    _conclude(sweeps, options, is_left=getattr(engine, "detach", False))
+    _conclude(sweeps, options, is_detached=getattr(engine, "detach", False))
 
 
 def _engine(parser: Parser, options: argparse.Namespace) -> Engine:
@@ -242,46 +242,46 @@ def _site(sweeps: Sequence[Sweep], options: argparse.Namespace) -> Site:
 
 
 def visible_gpus(named: str | None, count: int) -> tuple[str, ...]:
-    """How the ``count`` GPUs that are visible are called; ``named`` is CUDA_VISIBLE_DEVICES."""
+    """The names of the ``count`` visible GPUs; ``named`` is the variable CUDA_VISIBLE_DEVICES."""
     names = [name.strip() for name in (named or "").split(",") if name.strip()] or [str(i) for i in range(count)]
     return tuple(names[:count])
 
 
 def _hand_over(engine: Engine, jobs: list[Job], site: Site) -> None:
-    """Let the engine do the jobs; a line for each as it ends."""
+    """Let the engine run the jobs; prints a line as each ends."""
     start, numbers = time.monotonic(), itertools.count(1)
     with tqdm(total=len(jobs), unit="job", disable=None) as bar:
 
-        def ended(job: Job, how: str) -> None:
+        def report_end(job: Job, outcome: str) -> None:
             bar.update()
             elapsed = timedelta(seconds=round(time.monotonic() - start))
             with bar.external_write_mode():
-                print(f"{next(numbers):4d}/{len(jobs)}  {elapsed}  {how:8s}{job.name}", flush=True)
+                print(f"{next(numbers):4d}/{len(jobs)}  {elapsed}  {outcome:8s}{job.name}", flush=True)
 
         with terminable():
-            engine.run(jobs, site, ended)
+            engine.run(jobs, site, report_end)
 
 
-def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_left: bool) -> None:
-    """Say how the sweeps stand; UserError unless every job is done, or those that are not are left to an engine."""
+def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_detached: bool) -> None:
+    """Print the state of the sweeps; UserError unless every job is done or, if detached, none has failed."""
     jobs, grids = _jobs(sweeps), " ".join(map(str, options.grids))
     states = _states(jobs)
-    counted = count(states)
+    counted = count_states(states)
     print(_summary(sweeps, states))
-    if set(counted) == {Kind.DONE}:
+    if set(counted) == {StateKind.DONE}:
         print(f"report: python code/sweep.py report {grids}")
         return
-    troubled = [(job, state) for job, state in zip(jobs, states) if state.kind in (Kind.FAILED, Kind.BLOCKED)]
-    for job, state in troubled[:_MOST_TROUBLES]:
+    failed = [(job, state) for job, state in zip(jobs, states) if state.kind in (StateKind.FAILED, StateKind.BLOCKED)]
+    for job, state in failed[:_MOST_WARNINGS]:
         warn(f"{state.kind.value}: {job.name}: {state.detail}; {job.record.log}")
-    if len(troubled) > _MOST_TROUBLES:
-        warn(f"and {len(troubled) - _MOST_TROUBLES} more that failed or need files")
-    if is_left and Kind.FAILED not in counted:
+    if len(failed) > _MOST_WARNINGS:
+        warn(f"and {len(failed) - _MOST_WARNINGS} more that failed or need files")
+    if is_detached and StateKind.FAILED not in counted:
         return
     advice = f"see python code/sweep.py status {grids}"
-    if Kind.FAILED in counted:
-        advice += f"; python code/sweep.py retry {grids} does the failed ones again"
-    raise UserError(f"{len(jobs) - counted.get(Kind.DONE, 0)} of {len(jobs)} jobs are not done: {advice}")
+    if StateKind.FAILED in counted:
+        advice += f"; python code/sweep.py retry {grids} runs the failed ones again"
+    raise UserError(f"{len(jobs) - counted.get(StateKind.DONE, 0)} of {len(jobs)} jobs are not done: {advice}")
 
 
 def _report(parser: Parser, options: argparse.Namespace) -> None:

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from smoothadv.errors import UserError
-from smoothadv.sweeps import execution
+from smoothadv.sweeps import job_execution
 from smoothadv.sweeps.engines.engine import Site
 from smoothadv.sweeps.engines.local import Local
-from smoothadv.sweeps.execution import DONE, FAILED, STOPPED, execute, last_line
-from smoothadv.sweeps.jobs import Job, Kind, state_of
-from smoothadv.sweeps.records import BusyError
+from smoothadv.sweeps.job_execution import DONE, FAILED, STOPPED, execute, last_line
+from smoothadv.sweeps.job_record import BusyError
+from smoothadv.sweeps.jobs import Job, StateKind, state_of
 from support.commands import rows, succeed, timeless
 from support.sweeping import (
     PATIENCE_SECONDS,
@@ -86,9 +86,9 @@ def test_stages_are_done_in_turn_and_speak_into_the_log(pretend):
     job = pretended_job(
         Path.cwd(), making("a", "print('first said')"), making("b", "print('second', file=sys.stderr)"), making("c")
     )
-    assert state_of(job).kind is Kind.WAITING
+    assert state_of(job).kind is StateKind.WAITING
     assert run(job, pretend) == DONE
-    assert begun() == ["a", "b", "c"] and state_of(job).kind is Kind.DONE
+    assert begun() == ["a", "b", "c"] and state_of(job).kind is StateKind.DONE
     said = job.record.log.read_text()
     assert said.index(" smoothadv pretend") < said.index("first said") < said.index("second")
     assert commands_in(job.record.log) == 3
@@ -112,9 +112,9 @@ def test_failure_is_recorded_with_stage_and_line_and_the_rest_is_left(pretend):
     assert (record["state"], record["stage"], record["line"]) == ("failed", "second", "error: no luck")
     assert record["exit"] == 3
     state = state_of(job)
-    assert state.kind is Kind.FAILED and state.detail == "second: error: no luck"
+    assert state.kind is StateKind.FAILED and state.detail == "second: error: no luck"
     job = replace(job, evaluations=(making("b"), job.evaluations[1]))
-    assert run(job, pretend) == DONE and begun() == ["a", "b", "b", "c"] and state_of(job).kind is Kind.DONE
+    assert run(job, pretend) == DONE and begun() == ["a", "b", "b", "c"] and state_of(job).kind is StateKind.DONE
 
 
 def test_stage_that_ends_well_without_its_artefacts_failed(pretend):
@@ -142,7 +142,7 @@ ENDS = {
 def test_stage_that_a_signal_ended_is_stopped_and_goes_on(pretend, how):
     job = pretended_job(Path.cwd(), making("a", WHERE_NEEDED + ENDS[how]), making("b"))
     assert run(job, pretend) == STOPPED and begun() == ["a"]
-    assert state_of(job).kind is Kind.STOPPED and job.record.read()["state"] == "stopped"
+    assert state_of(job).kind is StateKind.STOPPED and job.record.read()["state"] == "stopped"
     assert run(job, pretend) == DONE and begun() == ["a", "a", "b"]
 
 
@@ -169,7 +169,7 @@ def test_stage_is_asked_once_to_stop_and_may_finish(pretend, last, ends):
     thread = threading.Thread(target=lambda: outcome.append(run(job, pretend, stop)))
     thread.start()
     wait_for(Path("ready").exists)
-    assert state_of(job).kind is Kind.RUNNING
+    assert state_of(job).kind is StateKind.RUNNING
     stop.set()
     thread.join(PATIENCE_SECONDS)
     assert outcome == [ends] and begun() == ["a"] and Path("asked").read_text() == "x"
@@ -192,7 +192,7 @@ def test_two_at_once_do_not_work_twice(pretend, monkeypatch):
     threads[0].start()
     wait_for(begun)
     with monkeypatch.context() as patch:
-        patch.setattr(execution, "_PATIENCE_SECONDS", 0)
+        patch.setattr(job_execution, "_PATIENCE_SECONDS", 0)
         with pytest.raises(BusyError):
             run(job, pretend)
     threads[1].start()
@@ -209,12 +209,12 @@ def test_stage_ends_with_its_watcher_however_that_ended(pretend):
     process = watcher(Path("job.pickle"), pretend)
     wait_for(lambda: whole_number("process") or process.poll() is not None)
     stage = whole_number("process")
-    assert stage and is_alive(stage) and state_of(job).kind is Kind.RUNNING
+    assert stage and is_alive(stage) and state_of(job).kind is StateKind.RUNNING
     process.kill()
     process.communicate()
     wait_for(lambda: not is_alive(stage))
     assert job.record.read()["state"] == "running", "it could not say more"
-    assert state_of(job).kind is Kind.STOPPED
+    assert state_of(job).kind is StateKind.STOPPED
     assert run(job, pretend) == DONE and begun() == ["a", "a", "b"]
 
 
@@ -245,7 +245,7 @@ def test_stage_that_outlives_its_watcher_to_save_is_waited_for(pretend):
 
 @linux
 def test_stage_whose_watcher_was_faster_to_go_does_not_begin(pretend):
-    words = [sys.executable, "-m", "smoothadv.sweeps.tied", "1", sys.executable, "-c", "print('begun')"]
+    words = [sys.executable, "-m", "smoothadv.sweeps.stop_with_parent", "1", sys.executable, "-c", "print('begun')"]
     done = subprocess.run(words, env={**os.environ, **pretend}, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (143, "")
 
@@ -353,8 +353,8 @@ def test_interrupted_engine_stops_what_runs_and_begins_nothing_more(locally, pre
 
     with pytest.raises(KeyboardInterrupt):
         Local(2).run(jobs, Site("name", Path("logs")), interrupted)
-    assert state_of(jobs[0]).kind is Kind.DONE
-    assert state_of(jobs[1]).kind is Kind.STOPPED and jobs[1].record.read()["state"] == "stopped"
+    assert state_of(jobs[0]).kind is StateKind.DONE
+    assert state_of(jobs[1]).kind is StateKind.STOPPED and jobs[1].record.read()["state"] == "stopped"
     assert not Path("3").exists(), "which was not begun"
 
 
@@ -372,7 +372,10 @@ def test_stopped_training_is_saved_within_its_epoch_and_ends_with_the_weights_of
     assert outcome == [STOPPED], job.record.log.read_text()
     content = read(job.training.folder)
     assert content["epoch"] == len(rows(log)) < EPOCHS and "stopped by SIGTERM" in job.record.read()["line"]
-    assert state_of(job).kind is Kind.STOPPED and state_of(job).detail == f"train: {len(rows(log))} of {EPOCHS} epochs"
+    assert (
+        state_of(job).kind is StateKind.STOPPED
+        and state_of(job).detail == f"train: {len(rows(log))} of {EPOCHS} epochs"
+    )
     assert execute(job, {}, threading.Event()) == DONE
     words = list(job.training.words)
     succeed(*words[:3], "whole", *words[4:])
@@ -392,5 +395,5 @@ def test_two_processes_share_each_stage_of_a_job():
     assert run_of_training["processes"] == 2
     assert [len(rows(log)) for stage in job.evaluations for log in stage.logs] == [6, 4]
     said = job.record.log.read_text()
-    assert "2 processes on cpu" in said and state_of(job).kind is Kind.DONE
+    assert "2 processes on cpu" in said and state_of(job).kind is StateKind.DONE
     assert execute(job, {}, threading.Event()) == DONE and job.record.log.read_text() == said
