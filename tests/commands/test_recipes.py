@@ -44,11 +44,11 @@ def compose(workplace, monkeypatch, capsys):
         def __init__(self, model, objective, data, schedule, seed, device, folder, execution, evaluation, processes):
             seen.append(Composed(schedule, objective, execution, evaluation))
 
-        def run_epochs(self, board: bool) -> None:
+        def run_epochs(self, report: object, board: bool) -> None:
             pass
 
-    monkeypatch.setattr("smoothadv.commands.train.Training", Noted)
-    monkeypatch.setattr("smoothadv.commands.train.provenance", lambda command: {})  # it asks git
+    monkeypatch.setattr("smoothadv.training.job.Training", Noted)
+    monkeypatch.setattr("smoothadv.training.job.provenance", lambda command: {})  # it asks git
 
     def run(kind: str, *options: object) -> Composed | Outcome:
         seen.clear()

@@ -138,7 +138,7 @@ class _CostMeter:
             passes = _passes(attack, training.description.num_classes)
             one = vote
             if not isinstance(attack.attack.estimator, Stein):  # Stein's estimate takes forward passes only
-                one = self._once(("gradient", key), lambda: self._measure_gradient(training, evaluation, attack))
+                one = self._once(("gradient", key), lambda: self._measure_gradient(training, evaluation))
             seconds += examples * (evaluation.draws * vote + passes * one)
         return Seconds(attack=seconds)
 
@@ -196,10 +196,10 @@ class _CostMeter:
 
         return self._seconds(once) / (count * objective.copies)
 
-    def _measure_gradient(self, training: TrainingPlan, evaluation: EvaluationPlan, attack: AttackPlan) -> float:
+    def _measure_gradient(self, training: TrainingPlan, evaluation: EvaluationPlan) -> float:
         """Seconds of the gradient at one noisy copy, computed as attacks on a trained classifier do."""
         shape, voter = training.description.image_shape, self._voter(training, evaluation)
-        batch = attack.batch or default_gradient_batch(voter, shape, self.device)
+        batch = evaluation.attack_batch or default_gradient_batch(voter, shape, self.device)
         image = torch.rand(1, *shape, device=self.device)
 
         def once() -> None:

@@ -57,6 +57,11 @@ class EvaluationPlan:
         return request.n + request.n0 if isinstance(request, CertifyRequest) else request.n
 
     @property
+    def attack_batch(self) -> int | None:
+        """The noisy images per pass of an attack; None where the command chooses them itself, or attacks nothing."""
+        return self.request.attack.batch if isinstance(self.request, AttackRequest) else None
+
+    @property
     def may_stop_early(self) -> bool:
         """Whether a certification procedure can do with fewer draws."""
         return isinstance(self.request, CertifyRequest) and not self.request.procedure.fixed_sample
