@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from smoothadv import __version__
+from smoothadv.version import __version__
 from smoothadv.errors import UserError
 from smoothadv.files import lock, write_json
 

@@ -14,7 +14,7 @@ import matplotlib
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
-from smoothadv import __version__
+from smoothadv.version import __version__
 from smoothadv.analysis import ANALYSES
 from smoothadv.analysis.compare import Comparison
 from smoothadv.analysis.empirical import Empirical

@@ -73,9 +73,9 @@ def add_examples(parser: Parser) -> None:
         "--skip", type=positive_int, default=1, metavar="K", help="take every K-th image (default: 1, all)"
     )
     group.add_argument(
-        "--max", type=maximum, default=None, metavar="M", help="stop after M images; -1, the default, takes all"
+        "--max", type=_maximum, default=None, metavar="M", help="stop after M images; -1, the default, takes all"
     )
 
 
-def maximum(text: str) -> int | None:
+def _maximum(text: str) -> int | None:
     return None if text == "-1" else positive_int(text)

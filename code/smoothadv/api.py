@@ -1,0 +1,1 @@
+"""The Python face of the package: certify, predict, attack and train, on modules, arrays and names."""
