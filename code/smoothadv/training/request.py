@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from smoothadv.checkpoints import MODULE_PREFIX
 from smoothadv.datasets.images import DatasetDescription, ImageDataset
 from smoothadv.errors import UsageError
 from smoothadv.objectives import Objective
@@ -93,7 +94,7 @@ class TrainingRequest:
         """What a checkpoint calls the classifier: an architecture, or "module:" and the name of a module's class."""
         if isinstance(self.classifier, str):
             return self.classifier
-        return f"module:{type(self.classifier).__module__}.{type(self.classifier).__qualname__}"
+        return f"{MODULE_PREFIX}{type(self.classifier).__module__}.{type(self.classifier).__qualname__}"
 
     @property
     def dataset(self) -> str:
