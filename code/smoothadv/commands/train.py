@@ -45,7 +45,7 @@ from smoothadv.errors import UserError
 from smoothadv.noise import derive_generator
 from smoothadv.objectives import Objective
 from smoothadv.records import CHECKPOINT, provenance
-from smoothadv.training import Data, Execution, Processes, RunFolder, Schedule, Training, ended, join_processes
+from smoothadv.training import Data, Execution, Processes, RunFolder, Schedule, TrainingRun, ended, join_processes
 from smoothadv.workers import own_device
 
 _EXAMPLES = """examples:
@@ -193,7 +193,7 @@ def _run(job: _Job) -> None:
                     raise UserError(f"--batch is {job.schedule.batch} images for {processes.size} processes: take more")
                 stack.enter_context(folder)
                 _announce(job, folder)
-        training = Training(
+        training = TrainingRun(
             job.model,
             job.objective,
             job.data,

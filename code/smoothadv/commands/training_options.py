@@ -15,8 +15,8 @@ from smoothadv.commands.runner import Parser
 from smoothadv.datasets.images import DatasetDescription
 from smoothadv.objectives import OBJECTIVES, Objective
 from smoothadv.settings import non_negative_float, non_negative_int, positive_float, positive_int, settings_of
-from smoothadv.training import Evaluation, Execution, Schedule
-from smoothadv.training.execution import PRECISIONS
+from smoothadv.training import EvaluationSchedule, Execution, Schedule
+from smoothadv.training.execution import CONVOLUTION_DTYPES
 from smoothadv.training.schedule import SHAPES
 
 
@@ -129,7 +129,7 @@ def add_execution(parser: Parser) -> None:
     group = parser.add_argument_group("execution")
     group.add_argument(
         "--precision",
-        choices=list(PRECISIONS),
+        choices=list(CONVOLUTION_DTYPES),
         help="of convolutions; weights and losses stay float32 (default: fp32, whose convolutions use TF32 on GPUs "
         "that have it, as is PyTorch's default)",
     )
@@ -246,9 +246,9 @@ def compose_execution(options: argparse.Namespace) -> Execution:
     )
 
 
-def compose_evaluation(options: argparse.Namespace) -> Evaluation:
+def compose_evaluation(options: argparse.Namespace) -> EvaluationSchedule:
     """When and on how many images the options want training to be tested."""
-    return Evaluation(**_given(every=options.evaluate_every, images=options.evaluate_images))
+    return EvaluationSchedule(**_given(every=options.evaluate_every, images=options.evaluate_images))
 
 
 def _given(**values: Any) -> dict[str, Any]:
