@@ -14,7 +14,7 @@ FREE, TOTAL = 2**20, 2**21
 
 
 class Gpu(torch.nn.Module):
-    """A stand-in that counts the memory that ``spend`` returns, and fails above ``capacity`` images."""
+    """A stand-in: an image takes BYTES_PER_IMAGE, twice that with gradients; more than ``capacity`` images fail."""
 
     type = "cuda"
 

@@ -29,7 +29,7 @@ EVERY_GREY = torch.arange(256, dtype=torch.float32).view(1, 16, 16) / 255
 
 @dataclass(frozen=True)
 class ChosenNoise(RoundedGaussianNoise):
-    """Noise made from given ``uniforms`` [draws, coordinates] instead of random ones, of an even number of coordinates."""
+    """Noise made from given ``uniforms`` [draws, coordinates], not random ones; the number of coordinates is even."""
 
     uniforms: torch.Tensor
 

@@ -1,4 +1,4 @@
-"""Making the attacked form leaves the model unchanged; the parameters of the form alone are few and in its dtype."""
+"""Making the attacked form leaves the model unchanged; its own parameters need no gradients and are in its dtype."""
 
 from __future__ import annotations
 
