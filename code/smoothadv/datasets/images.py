@@ -215,7 +215,7 @@ def _workers() -> int:
     return min(8, max(1, usable // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
 
 
-class StreamedImages(Dataset):
+class StreamedImages(Dataset[Item]):
     """Images read from files by worker processes, for datasets that do not fit in memory.
 
     ``files`` are (path, label) pairs; ``load`` reads a path as a PIL image; the two transforms return uint8 [C, H, W].

@@ -78,7 +78,7 @@ class TrainingRun:
             weight_decay=schedule.weight_decay,
         )
         self.steps = len(self._plan(0))
-        self.history: list[dict[str, Any]] = []
+        self.history: list[dict[str, float]] = []
         self.first_step, self.sums, self.seconds = 0, OutcomeSums(device), 0.0
         self._restore()
         processes.share_state(self.model)
@@ -107,7 +107,7 @@ class TrainingRun:
             self.sums = OutcomeSums(self.device, saved["sums"] if self.processes.is_first else None)
             self.seconds = saved["seconds"]
 
-    def run_epochs(self, report: Callable[[str], None] = print, board: bool = False) -> list[dict[str, Any]]:
+    def run_epochs(self, report: Callable[[str], None] = print, board: bool = False) -> list[dict[str, float]]:
         """Train up to ``schedule.epochs``; returns the history: one row of TRAINING_COLUMNS per epoch.
 
         ``board`` writes curves for TensorBoard. NonFiniteError if the loss stops being finite; KeyboardInterrupt or
@@ -145,7 +145,7 @@ class TrainingRun:
             curves.close()
         return self.history
 
-    def _epoch(self, epoch: int, interruption: Interruption, progress: TrainingProgress) -> dict[str, Any]:
+    def _epoch(self, epoch: int, interruption: Interruption, progress: TrainingProgress) -> dict[str, float]:
         """One epoch of updates, and the evaluation after it: a row of the history."""
         start = time.monotonic()
         images_seen = 0
@@ -187,9 +187,9 @@ class TrainingRun:
         for number, step in enumerate(to_do, start=self.first_step):
             yield number, step, next(sources[step.source])
 
-    def _row(self, epoch: int, seconds: float, rate: float) -> dict[str, Any]:
+    def _row(self, epoch: int, seconds: float, rate: float) -> dict[str, float]:
         averages = means(self.processes.total(self.sums.tensor).tolist())
-        tested: dict[str, Any] = dict(NOT_EVALUATED)
+        tested = dict(NOT_EVALUATED)
         if self.evaluation.is_due(epoch, self.schedule.epochs):
             self.processes.share_buffers(self.model)
             self.update.refresh_attacked()

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -53,7 +52,7 @@ class TrainingProgress:
         self._looked = now
         return True
 
-    def show(self, epoch: int, epsilon: float, averages: dict[str, float], history: list[dict[str, Any]]) -> None:
+    def show(self, epoch: int, epsilon: float, averages: dict[str, float], history: list[dict[str, float]]) -> None:
         """Show the means of the present epoch, and the accuracy without noise of the last evaluation."""
         parts = [f"epoch {epoch + 1}/{self._epochs}", f"loss {averages['loss']:.3f}"]
         clean = [row["test_clean_accuracy"] for row in history if not math.isnan(row["test_clean_accuracy"])]
@@ -66,7 +65,7 @@ class TrainingProgress:
             parts.append(f"epsilon {epsilon:.3g}")
         self._bar.set_postfix_str(", ".join(parts))
 
-    def finish_epoch(self, row: dict[str, Any]) -> None:
+    def finish_epoch(self, row: dict[str, float]) -> None:
         """Report a line about an epoch, unless the previous line was reported shortly before."""
         if self._silent:
             return
@@ -76,7 +75,7 @@ class TrainingProgress:
                 self._report(describe_epoch(row, self._epochs))
 
 
-def describe_epoch(row: dict[str, Any], epochs: int) -> str:
+def describe_epoch(row: dict[str, float], epochs: int) -> str:
     """One line of text about a row of the history."""
     parts = [f"epoch {row['epoch'] + 1:3d}/{epochs}", f"lr {row['lr']:.2g}"]
     if row["epsilon"] or not math.isnan(row["test_adversarial_accuracy"]):
@@ -92,7 +91,7 @@ def describe_epoch(row: dict[str, Any], epochs: int) -> str:
 class Board:
     """The history as curves in TensorBoard's format, in ``folder``; UserError where TensorBoard is not installed."""
 
-    def __init__(self, folder: Path, history: list[dict[str, Any]]) -> None:
+    def __init__(self, folder: Path, history: list[dict[str, float]]) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -102,7 +101,7 @@ class Board:
         for row in history:
             self.add(row)
 
-    def add(self, row: dict[str, Any]) -> None:
+    def add(self, row: dict[str, float]) -> None:
         """Add the values of an epoch that are not nan."""
         for name, value in row.items():
             if name not in _NOT_CURVES and not math.isnan(value):

@@ -116,7 +116,7 @@ class RunFolder:
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        history: list[dict[str, Any]],
+        history: list[dict[str, float]],
         within_epoch: dict[str, Any] | None = None,
     ) -> None:
         """Write a checkpoint; ``within_epoch`` holds the ``step`` and the sums so far of an unfinished epoch.
@@ -148,5 +148,5 @@ class RunFolder:
             return f"; the last good checkpoint is {self.checkpoint}"
         return "; nothing was saved yet"
 
-    def _write_log(self, history: list[dict[str, Any]]) -> None:
+    def _write_log(self, history: list[dict[str, float]]) -> None:
         write_text(self.folder / TRAINING_LOG, tsv(TRAINING_COLUMNS, history))
