@@ -16,7 +16,7 @@ from smoothadv.datasets.images import DatasetDescription, ImageDataset
 from smoothadv.errors import UsageError
 from smoothadv.objectives import Objective
 from smoothadv.settings import settings_record
-from smoothadv.training.evaluate import Evaluation
+from smoothadv.training.evaluate import EvaluationSchedule
 from smoothadv.training.execution import Execution
 from smoothadv.training.schedule import Schedule
 
@@ -74,7 +74,7 @@ class TrainingRequest:
     objective: Objective
     schedule: ScheduleChoices = ScheduleChoices()
     execution: Execution = Execution()
-    tests: Evaluation = Evaluation()
+    tests: EvaluationSchedule = EvaluationSchedule()
     seed: int = 0
     device: torch.device | None = None
     data_dir: str | Path | None = None
