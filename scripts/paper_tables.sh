@@ -47,12 +47,12 @@ analyze() {
         options+=("$argument")
     done
     [ "$groups" -gt 0 ] || return 1
-    local said status=0
-    said=$(mktemp)
-    python "$clone/code/analyze.py" "$name" "${options[@]}" 2>"$said" || status=$?
-    grep '^error: ' "$said" | sed 's/^/   /' >&3 || true
-    grep -v '^error: ' "$said" >>"$out/warnings.txt" || true
-    rm -f "$said"
+    local messages status=0
+    messages=$(mktemp)
+    python "$clone/code/analyze.py" "$name" "${options[@]}" 2>"$messages" || status=$?
+    grep '^error: ' "$messages" | sed 's/^/   /' >&3 || true
+    grep -v '^error: ' "$messages" >>"$out/warnings.txt" || true
+    rm -f "$messages"
     return "$status"
 }
 

@@ -61,11 +61,10 @@ class TrainingPlan:
 class EvaluationPlan:
     """What a command certify or attack will do.
 
-    ``skip`` and ``maximum`` (None: no limit) select images of ``split``. Each image takes ``draws`` votes in all for a
-    certificate, or for a prediction after each of the ``attacks``, of which there is one per log; certify has none.
-    ``may_stop_early`` says that a certification procedure can do with fewer draws. ``batch`` and ``attack_batch`` are
-    None where the command chooses them itself. ``settings`` has, for each log, those settings of its manifest that are
-    known before it is written.
+    ``skip`` and ``maximum`` (None: no limit) select images of ``split``. ``draws`` votes decide the certificate of an
+    image or, after an attack, its prediction; ``may_stop_early`` says that a procedure may take fewer. ``attacks`` has
+    one attack per log; certify has none. ``batch`` and ``attack_batch`` are None if the command chooses them itself.
+    ``settings`` has, for each log, those settings of its manifest that are known before it is written.
     """
 
     dataset: str
