@@ -31,7 +31,7 @@ ALLOWED = {
     "workers": FOUNDATION,
     "noise": FOUNDATION,
     "certification": FOUNDATION,
-    "analysis": FOUNDATION,
+    "analysis": FOUNDATION | {"certification"},
     "datasets": FOUNDATION | {"noise"},
     "architectures": FOUNDATION | {"datasets"},
     "memory": FOUNDATION,
