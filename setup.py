@@ -18,11 +18,11 @@ def requirements() -> list[str]:
 
 
 def version() -> str:
-    """The version, which code/smoothadv/__init__.py alone states."""
-    for line in (HERE / "code" / "smoothadv" / "__init__.py").read_text().splitlines():
+    """The version, which code/smoothadv/version.py alone states."""
+    for line in (HERE / "code" / "smoothadv" / "version.py").read_text().splitlines():
         if line.startswith("__version__"):
             return line.split('"')[1]
-    raise RuntimeError("code/smoothadv/__init__.py states no __version__")
+    raise RuntimeError("code/smoothadv/version.py states no __version__")
 
 
 setup(

@@ -20,7 +20,7 @@ from training_speed import SIGMA, seconds, settled
 
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.pgd import PGD
-from smoothadv.inference import Arrangement, arrange, default_attack_batch
+from smoothadv.smoothing.classifier import Arrangement, arrange, default_attack_batch
 
 EPSILON = 0.5
 

@@ -18,9 +18,9 @@ import torch
 from tqdm import tqdm
 
 from smoothadv.checkpoints import load_classifier
-from smoothadv.inference import Arrangement, arrange
+from smoothadv.evaluation.saved_examples import read_examples
 from smoothadv.noise import GaussianNoise
-from smoothadv.saved_examples import read_examples
+from smoothadv.smoothing.classifier import Arrangement, arrange
 
 _SEED = 20_190_604
 _BATCH = 500

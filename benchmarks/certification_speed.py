@@ -22,9 +22,9 @@ from plain_certification import count_votes, gaussian
 from smoothadv.architectures import get_architecture
 from smoothadv.certification import Draws
 from smoothadv.datasets import describe_dataset
-from smoothadv.inference import PRECISIONS, Arrangement, arrange, default_batch
 from smoothadv.noise import GaussianNoise, Noise, RoundedGaussianNoise
-from smoothadv.voting import Poll, VoteCounter
+from smoothadv.smoothing.classifier import PRECISIONS, Arrangement, arrange, default_batch
+from smoothadv.smoothing.voting import Poll, VoteCounter
 
 SIGMA = 0.25
 DATASETS = {"resnet50": "imagenet"}

@@ -202,7 +202,7 @@ def differences(radii: dict[tuple[Method, float], np.ndarray], sigma: float, dra
     for above, below in pairs:
         values = (radii[above, sigma].clip(min=0) - radii[below, sigma].clip(min=0)).mean(0)
         low, high = interval(values, draws)
-        verdict = "above" if low > 0 else "below" if high < 0 else "not told apart from"
+        verdict = "above" if low > 0 else "below" if high < 0 else "not distinguishable from"
         lines.append(
             f"- {above.name} {verdict} {below.name}: average radius {values.mean():+.3f} ({low:+.3f} to {high:+.3f})"
         )

@@ -36,12 +36,12 @@ from training_speed import EPSILON, PLAIN, batch_of, sgd, updating
 from smoothadv.architectures import get_architecture
 from smoothadv.attacks import ATTACKS
 from smoothadv.datasets import describe_dataset
-from smoothadv.inference import PRECISIONS, Arrangement, arrange
 from smoothadv.noise import GaussianNoise, training_noise
 from smoothadv.objectives import OBJECTIVES
+from smoothadv.smoothing.classifier import PRECISIONS, Arrangement, arrange
+from smoothadv.smoothing.voting import VoteCounter
 from smoothadv.training import Execution, Processes
 from smoothadv.training.update import Update
-from smoothadv.voting import VoteCounter
 
 # (method, T, m) of SmoothAdv's updates.
 UPDATES = {"PGD T=2 m=1": ("PGD", 2, 1), "PGD T=4 m=4": ("PGD", 4, 4), "PGD T=10 m=8": ("PGD", 10, 8)}

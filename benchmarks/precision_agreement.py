@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from smoothadv.inference import PRECISIONS
 from smoothadv.readers import read_certification_log
+from smoothadv.smoothing.classifier import PRECISIONS
 
 CERTIFY = Path(__file__).parent.parent / "code" / "certify.py"
 REFERENCE = "fp32"

@@ -26,7 +26,7 @@ from smoothadv.attacks import ATTACKS
 from smoothadv.noise import training_noise
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.training import Execution, Processes
-from smoothadv.training.execution import PRECISIONS
+from smoothadv.training.execution import CONVOLUTION_DTYPES
 from smoothadv.training.update import Address, Update
 
 SIGMA, EPSILON = 0.25, 0.5
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--precision", nargs="+", choices=list(PRECISIONS), default=["fp32"])
+    parser.add_argument("--precision", nargs="+", choices=list(CONVOLUTION_DTYPES), default=["fp32"])
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

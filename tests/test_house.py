@@ -17,50 +17,56 @@ from support.imports import cycle, forbidden_imports, graph, modules, part, reac
 REPOSITORY = CODE.parent
 SOURCES = modules(CODE)
 # What all the others may import, and what these may: nothing above them.
-FOUNDATION = {"", "errors", "settings", "registry", "records", "readers", "bounds"}
+FOUNDATION = {"version", "errors", "settings", "registry", "files", "records", "readers", "bounds"}
 ALLOWED = {
-    "": set(),
+    "": {"api", "version"},
+    "version": set(),
     "errors": set(),
     "settings": set(),
     "bounds": set(),
     "registry": {"errors"},
-    "records": {"", "errors"},
+    "files": {"errors"},
+    "records": {"version", "errors", "files"},
     "readers": {"errors", "records"},
-    "saved_examples": {"errors", "readers", "records"},
-    "shards": {"errors", "records"},
-    "workers": FOUNDATION,
     "noise": FOUNDATION,
     "certification": FOUNDATION,
     "analysis": FOUNDATION | {"certification"},
+    "devices": FOUNDATION,
     "datasets": FOUNDATION | {"noise"},
     "architectures": FOUNDATION | {"datasets"},
     "memory": FOUNDATION,
     "attacks": FOUNDATION | {"memory", "noise"},
     "objectives": FOUNDATION | {"attacks", "noise"},
-    "voting": FOUNDATION | {"certification", "memory", "noise"},
-    "core": FOUNDATION | {"certification", "noise", "voting"},
     "graphs": FOUNDATION,
-    "inference": FOUNDATION | {"architectures", "graphs", "memory"},
-    "evaluation": FOUNDATION | {"datasets", "saved_examples", "voting"},
+    "smoothing": FOUNDATION | {"architectures", "certification", "graphs", "memory", "noise"},
+    "core": FOUNDATION | {"certification", "noise", "smoothing"},
     "checkpoints": FOUNDATION | {"architectures", "datasets"},
-    "training": FOUNDATION | {"attacks", "objectives", "checkpoints", "datasets", "graphs", "noise"},
     "sweeps": FOUNDATION,
     "scripts": {"commands"},
     "__main__": {"commands"},
 }
-ALLOWED["commands"] = set(ALLOWED) - {"scripts", "__main__"}
+ALLOWED["evaluation"] = FOUNDATION | {"analysis", "attacks", "certification", "checkpoints", "datasets", "devices"}
+ALLOWED["evaluation"] |= {"noise", "smoothing"}
+ALLOWED["training"] = FOUNDATION | {"architectures", "attacks", "checkpoints", "datasets", "devices", "graphs", "noise"}
+ALLOWED["training"] |= {"objectives", "smoothing"}
+ALLOWED["api"] = FOUNDATION | {"datasets", "evaluation", "objectives", "training", "attacks", "devices", "smoothing"}
+ALLOWED["commands"] = set(ALLOWED) - {"", "scripts", "__main__"}
 WITHOUT_TORCH = {
+    "version",
     "errors",
     "settings",
     "registry",
+    "files",
     "records",
     "readers",
-    "saved_examples",
-    "shards",
+    "evaluation.saved_examples",
+    "evaluation.shards",
     "bounds",
     "certification",
     "analysis",
     "sweeps",
+    "commands.merging",
+    "commands.runner",
 }
 TORCH = {"torch", "torchvision"}
 
@@ -68,7 +74,12 @@ TORCH = {"torch", "torchvision"}
 def torch_users(sources: dict[str, str]) -> list[str]:
     """Modules that must do without torch but import it, themselves or through others."""
     edges = graph(sources)
-    return [module for module in sources if part(module) in WITHOUT_TORCH and reaches(edges, module) & TORCH]
+    return [module for module in sources if is_without_torch(module) and reaches(edges, module) & TORCH]
+
+
+def is_without_torch(module: str) -> bool:
+    """Whether a module, or the part that it is in, must do without torch."""
+    return part(module) in WITHOUT_TORCH or module.removeprefix("smoothadv.") in WITHOUT_TORCH
 
 
 def objectives_named_by_training(sources: dict[str, str]) -> set[str]:
@@ -145,7 +156,7 @@ def test_torch_is_noticed(module, line):
 
 def test_importing_statistics_and_analysis_does_not_import_torch(tmp_path):
     """As above, but for whatever the libraries do on their own."""
-    names = [module for module in SOURCES if part(module) in WITHOUT_TORCH]
+    names = [module for module in SOURCES if is_without_torch(module)]
     program = f"import sys, {', '.join(names)}; sys.exit('torch' in sys.modules)"
     done = run_process([sys.executable, "-c", program], tmp_path, PYTHONPATH=str(CODE))
     assert (done.returncode, done.stderr) == (0, "")
@@ -277,7 +288,7 @@ def test_installation_has_the_console_command_and_every_module(built):
     distribution = metadata.Distribution.at(built)
     (command,) = distribution.entry_points.select(group="console_scripts")
     assert (command.name, command.value) == ("smoothadv", "smoothadv.commands:main")
-    version = re.search(r'^__version__ = "(.+)"$', SOURCES["smoothadv"], re.MULTILINE).group(1)
+    version = re.search(r'^__version__ = "(.+)"$', SOURCES["smoothadv.version"], re.MULTILINE).group(1)
     assert distribution.version == version
     folders = {path.parent for path in (CODE / "smoothadv").rglob("*.py")}
     assert all((folder / "__init__.py").is_file() for folder in folders), "find_packages sees only packages"

@@ -1,12 +1,12 @@
-"""Choosing a batch by memory, on a stand-in for a GPU: the accounting of torch.cuda, with tensors of the host."""
+"""Choosing a batch by memory, with a stand-in for a GPU: torch.cuda's accounting, with tensors on the host."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from smoothadv.inference import default_attack_batch, default_batch, default_gradient_batch
 from smoothadv.memory import batch_that_suits, is_out_of_memory
+from smoothadv.smoothing.classifier import default_attack_batch, default_batch, default_gradient_batch
 
 SHAPE = (3, 4, 4)
 BYTES_PER_IMAGE = 3 * 4 * 4 * 4
@@ -14,7 +14,7 @@ FREE, TOTAL = 2**20, 2**21
 
 
 class Gpu(torch.nn.Module):
-    """A stand-in: it counts what ``spend`` says, and fails above ``capacity`` images."""
+    """A stand-in: an image takes BYTES_PER_IMAGE, twice that with gradients; more than ``capacity`` images fail."""
 
     type = "cuda"
 

@@ -16,16 +16,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import smoothadv
-from smoothadv.records import (
-    ExampleLog,
-    format_radius,
-    manifest_path,
-    provenance,
-    tsv,
-    write_atomically,
-    write_json,
-    write_text,
-)
+from smoothadv.files import write_atomically, write_json, write_text
+from smoothadv.records import ExampleLog, format_radius, manifest_path, provenance, tsv
 
 
 @given(st.floats(min_value=0, exclude_min=True, allow_infinity=False, allow_nan=False))

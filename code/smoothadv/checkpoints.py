@@ -1,7 +1,7 @@
-"""Reads and writes checkpoints: ours and the released ones of SmoothAdv and of Cohen et al.
+"""Reads and writes checkpoints: this package's, and the released ones of SmoothAdv and of Cohen et al.
 
-A checkpoint is a dict with at least ``epoch`` (the next one), ``arch``, ``state_dict`` and ``optimizer``, the
-released format. Ours adds what the released files leave out: the input layer with its constants, the
+A checkpoint is a dict with at least ``epoch`` (the next one), ``arch``, ``state_dict`` and ``optimizer``: the
+released format. This package adds what the released files leave out: the input layer with its constants, the
 dataset, the recipe and the history of the run.
 """
 
@@ -13,7 +13,7 @@ import io
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -21,9 +21,11 @@ from smoothadv.architectures import ARCHITECTURES, INPUT_LAYERS, get_architectur
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.images import DatasetDescription
 from smoothadv.errors import UserError
-from smoothadv.records import write_atomically
+from smoothadv.files import write_atomically
 from smoothadv.registry import UnknownNameError
 
+MODULE_PREFIX = "module:"
+"""Begins the ``arch`` of a checkpoint whose network is no registered architecture; the name of its class follows."""
 _REQUIRED = ("epoch", "arch", "state_dict")
 
 
@@ -32,7 +34,11 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     content = {**content, "state_dict": released_keys(content["state_dict"], content["arch"])}
     serialized = io.BytesIO()  # torch.save would not say why it cannot write to a full disk
     torch.save(content, serialized)
-    write_atomically(path, lambda file: file.write(serialized.getbuffer()))
+
+    def write(file: IO[bytes]) -> None:
+        file.write(serialized.getbuffer())
+
+    write_atomically(path, write)
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -44,7 +50,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise UserError(f"checkpoint {path} does not exist")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickles that the next line refuses
+            warnings.simplefilter("ignore")  # PyTorch warns about pickles, which the next line refuses
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can raise nearly anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -60,10 +66,16 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise UserError(f"checkpoint {path}: its state_dict is no dict of tensors")
     try:
-        ARCHITECTURES.require(content["arch"])
+        if not is_module(content):
+            ARCHITECTURES.require(content["arch"])
     except UnknownNameError as error:
         raise UserError(f"checkpoint {path}: {error}") from error
     return content
+
+
+def is_module(content: dict[str, Any]) -> bool:
+    """Whether a checkpoint holds the weights of a module of the user's own, which no architecture can rebuild."""
+    return str(content["arch"]).startswith(MODULE_PREFIX)
 
 
 def file_digest(path: str | Path) -> str:
@@ -90,7 +102,13 @@ def load_classifier(
 def classifier_from_checkpoint(
     content: dict[str, Any], path: str | Path, dataset: str | DatasetDescription, input_layer: str | None = None
 ) -> torch.nn.Module:
-    """As ``load_classifier``, for a checkpoint that was read already; ``path`` is for messages."""
+    """As ``load_classifier``, for a checkpoint that has been read; ``path`` is used in error messages."""
+    if is_module(content):
+        name = content["arch"].removeprefix(MODULE_PREFIX)
+        raise UserError(
+            f"checkpoint {path} holds the weights of a {name}, which is no architecture: load its state_dict into that "
+            "module and pass the module"
+        )
     description = describe_dataset(dataset) if isinstance(dataset, str) else dataset
     weights = network_keys(content["state_dict"])
     _check_recorded_images(content, path, description)
@@ -104,18 +122,18 @@ def classifier_from_checkpoint(
 def start_from(
     model: torch.nn.Module, content: dict[str, Any], path: str | Path, arch: str, description: DatasetDescription
 ) -> str:
-    """Load a checkpoint's weights into ``model``, an ``arch``, but for a layer of other classes; what was done.
+    """Load a checkpoint's weights into ``model``, of the architecture ``arch``; returns a sentence on what was loaded.
 
-    The last linear layer stays as it is where the checkpoint was trained on other classes, or on another number of
-    them. UserError where the other weights do not fit.
+    The last linear layer keeps its initial weights where the checkpoint was trained on other classes, or on another
+    number of them. UserError where the other weights do not fit.
     """
     weights = network_keys(content["state_dict"])
     last = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)][-1]
-    own = {key for key in model.state_dict() if key.startswith(f"{last}.")}
-    fits = all(key in weights and weights[key].shape == model.state_dict()[key].shape for key in own)
+    of_last = {key for key in model.state_dict() if key.startswith(f"{last}.")}
+    fits = all(key in weights and weights[key].shape == model.state_dict()[key].shape for key in of_last)
     recorded = content.get("classes")
     is_new = not fits or (recorded is not None and list(recorded) != list(description.class_names))
-    kept = {**weights, **{key: model.state_dict()[key] for key in own}} if is_new else weights
+    kept = {**weights, **{key: model.state_dict()[key] for key in of_last}} if is_new else weights
     _check_fit(kept, model.state_dict(), path, arch, description)
     model.load_state_dict(kept)
     layer = f"a new classification layer for {description.num_classes} classes" if is_new else "all of its layers"
@@ -123,9 +141,10 @@ def start_from(
 
 
 def recorded_input_layer(content: dict[str, Any], path: str | Path, asked: str | None) -> str:
-    """The input layer a checkpoint records, else the one asked for; UserError if neither or if they differ."""
+    """The input layer that a checkpoint records, else the one asked for; UserError if neither or if they differ."""
     recorded = content.get("input_layer")
-    if recorded is None and asked is None:
+    input_layer = asked if recorded is None else recorded
+    if input_layer is None:
         raise UserError(
             f"checkpoint {path} does not record its input layer, and a wrong one makes it useless: choose with "
             "--input-layer. The released SmoothAdv models under imagenet/ and cifar10/ use 'center', but those under "
@@ -136,23 +155,23 @@ def recorded_input_layer(content: dict[str, Any], path: str | Path, asked: str |
         raise UserError(
             f"checkpoint {path} was trained with input layer '{recorded}', not '{asked}': leave --input-layer out"
         )
-    return INPUT_LAYERS.require(recorded or asked)
+    return INPUT_LAYERS.require(input_layer)
 
 
 def released_keys(state_dict: dict[str, torch.Tensor], arch: str) -> dict[str, torch.Tensor]:
-    """Our keys as the released code has them: its resnet50 lies in a DataParallel, so ``1.x`` is ``1.module.x``."""
+    """Our keys, renamed as in the released code: it wraps resnet50 in a DataParallel, so ``1.x`` is ``1.module.x``."""
     if arch != "resnet50":
         return state_dict
     return {key.replace("1.", "1.module.", 1): value for key, value in state_dict.items()}
 
 
 def network_keys(state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Released keys as ours: without the ``module`` that a DataParallel, inside or outside, adds."""
+    """Released keys, renamed as ours: without the ``module`` that a DataParallel, inside or outside, adds."""
     return {".".join(part for part in key.split(".") if part != "module"): value for key, value in state_dict.items()}
 
 
 def _check_recorded_images(content: dict[str, Any], path: str | Path, description: DatasetDescription) -> None:
-    """UserError if the checkpoint says that it was trained on images of another shape or on other classes."""
+    """UserError if the checkpoint records that it was trained on images of another shape or on other classes."""
     for field, found in (("image_shape", description.image_shape), ("classes", description.class_names)):
         recorded = content.get(field)
         if recorded is not None and list(recorded) != list(found):
@@ -168,7 +187,7 @@ def _shortened(values: Sequence[Any]) -> str:
 
 
 def with_recorded_constants(content: dict[str, Any], description: DatasetDescription) -> DatasetDescription:
-    """The description with the normalization constants that the checkpoint was trained with, if it says."""
+    """The description with the normalization constants of the checkpoint's training, if it records them."""
     if "mean" not in content:
         return description
     return dataclasses.replace(description, mean=tuple(content["mean"]), std=tuple(content["std"]))
@@ -181,7 +200,7 @@ def _check_fit(
     arch: str,
     description: DatasetDescription,
 ) -> None:
-    """UserError, in one line, unless the weights have the names and shapes that the architecture expects."""
+    """UserError unless the weights have the names and shapes that the architecture expects."""
     missing, extra = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
     if missing or extra:
         raise UserError(

@@ -15,7 +15,7 @@ from smoothadv.bounds import check_alpha
 from smoothadv.certification import ABSTAIN, PROCEDURES, Certificate, Draws, Procedure, Smoothing
 from smoothadv.certification.prediction import predict
 from smoothadv.noise import GaussianNoise, NoiseStream
-from smoothadv.voting import Poll, VoteCounter
+from smoothadv.smoothing.voting import Poll, VoteCounter
 
 _NO_LABEL = -2
 

@@ -1,12 +1,29 @@
-"""The one exception for what a user can foresee and mend."""
+"""The exceptions and warnings that callers of this package may want to catch."""
+
+from __future__ import annotations
+
+import warnings
 
 
 class UserError(Exception):
-    """Bad input: the message is ONE line that names the file, field or flag, what was found and what would do.
+    """Bad input: the message is ONE line that names the file, field or flag, what was found and what is expected.
 
-    Commands print it as ``error: MESSAGE`` and exit with 1; anything else is a defect of this package
+    Commands print it as ``error: MESSAGE`` and exit with 1; any other exception is a defect of this package
     and shows its traceback.
     """
+
+
+class UsageError(UserError):
+    """Choices that contradict each other or do not fit what they are applied to; commands exit with 2."""
+
+
+class DoubtfulWarning(UserWarning):
+    """What is allowed but probably not meant. Commands print it as ``warning: MESSAGE``."""
+
+
+def warn(message: str) -> None:
+    """Tell the user about what is allowed but probably not meant: a DoubtfulWarning."""
+    warnings.warn(message, DoubtfulWarning, stacklevel=3)
 
 
 class Terminated(Exception):

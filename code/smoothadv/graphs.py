@@ -1,4 +1,4 @@
-"""Networks as graphs of their layers (torch.fx): what rewrites them without changing the function."""
+"""Networks as graphs of layers (torch.fx), rewritten without changing the function that they compute."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from smoothadv.errors import UserError
 def traced_plainly(network: nn.Module) -> torch.fx.GraphModule | None:
     """The graph of a network whose layers may be replaced; None where tracing fails or layers share or compute weights.
 
-    Layers are those of ``network`` itself, not copies.
+    The graph calls the layers of ``network`` itself, not copies.
     """
     try:
         traced = torch.fx.symbolic_trace(network)
-    except Exception:  # anybody's code may object to a symbol in place of a tensor, in any way
+    except Exception:  # a user's code may fail on a symbolic tensor with any exception
         return None
     return traced if _has_plain_layers(traced) else None
 
@@ -37,11 +37,11 @@ def _has_plain_layers(network: torch.fx.GraphModule) -> bool:
 
 
 def overwrite_in_place(network: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The same, with sums and rectifications written over the convolution's output that nothing else reads.
+    """Let sums and ReLUs overwrite the output of a convolution where nothing else reads it; returns ``network``.
 
-    Gradients with respect to the input remain: those of a rectification need its result, which is left alone.
+    Gradients with respect to the input stay right: the gradient of a ReLU needs its output, which nothing overwrites.
     """
-    fresh: set[torch.fx.Node] = set()  # values that live in memory of their own
+    fresh: set[torch.fx.Node] = set()  # values that share their memory with no other value
     for node in network.graph.nodes:
         layer = network.get_submodule(str(node.target)) if node.op == "call_module" else None
         if isinstance(layer, nn.Conv2d):
@@ -67,7 +67,7 @@ def _may_be_overwritten(value: torch.fx.Node, fresh: set[torch.fx.Node]) -> bool
 
 
 def call_compiled(compiled: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor) -> torch.Tensor:
-    """What a compiled network gives; UserError, at its first call, where no compiler can be found."""
+    """The output of a compiled network; UserError, at its first call, where no compiler can be found."""
     try:
         return compiled(images)
     except Exception as error:

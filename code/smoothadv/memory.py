@@ -1,4 +1,4 @@
-"""Running out of memory: how it shows, and which batch avoids it."""
+"""Recognizes out-of-memory errors, and chooses batch sizes that avoid them."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ _PROBE = 64
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that an allocation failed, on an accelerator or on the host."""
-    # Allocators raise a RuntimeError like any other: that of the host, the CUDA driver's and those of its libraries.
+    # The allocators of the host, of the CUDA driver and of its libraries raise a plain RuntimeError.
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(sign in str(error) for sign in _SIGNS)
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line."""
+    """The first line of an exception's message, or the name of its type where it has no message."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def free_cached_memory(device: torch.device) -> None:
-    """Give an accelerator's cached blocks back, so that others can be cut from them."""
+    """Return an accelerator's cached memory to the driver, so that blocks of other sizes can be allocated."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def batch_that_suits(
-    work: Callable[[torch.Tensor], object], image_shape: tuple[int, ...], device: torch.device, alike: bool = False
+    work: Callable[[torch.Tensor], object], image_shape: tuple[int, ...], device: torch.device, of_total: bool = False
 ) -> int:
-    """How many images ``work``, a function of images [B, C, H, W], should get at a time.
+    """How many images to pass to ``work``, a function of images [B, C, H, W], at a time.
 
-    16 to 200 on a CPU, whose cache they should not leave; on a GPU by free memory, of which a trial tells how much an
-    image takes. ``alike`` counts all memory, so that devices of one kind choose alike.
+    On a CPU 16 to 200, which fit into its cache; on a GPU as many as its free memory allows, by a trial that measures
+    the memory of an image. ``of_total`` counts the GPU's total memory instead, so that all GPUs of one kind get the
+    same batch.
     """
     if device.type == "cpu":
         return min(200, max(16, _CPU_ELEMENTS // math.prod(image_shape)))
@@ -46,7 +47,7 @@ def batch_that_suits(
         try:
             per_image = _bytes_per_image(work, (probe, *image_shape), device)
             free, total = torch.cuda.mem_get_info(device)
-            return batch_that_fits(total if alike else free, per_image)
+            return batch_that_fits(total if of_total else free, per_image)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -56,7 +57,7 @@ def batch_that_suits(
 
 
 def _bytes_per_image(work: Callable[[torch.Tensor], object], shape: tuple[int, ...], device: torch.device) -> float:
-    """How much memory an image of a batch takes at most while ``work`` is on it."""
+    """The peak memory of ``work`` on a batch of this ``shape``, in bytes per image."""
     images = torch.zeros(shape, device=device).to(memory_format=torch.channels_last)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)

@@ -1,4 +1,4 @@
-"""Names for components: what a command line can say, a registry can find."""
+"""Registries: they map the names that a command line uses to components."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Component = TypeVar("Component")
 
 
 class UnknownNameError(UserError, KeyError):
-    """A name that no component bears; the message lists the ones that exist."""
+    """A name that is not registered; the message lists the registered names."""
 
     __str__ = Exception.__str__  # KeyError would print the message's repr
 
@@ -30,25 +30,25 @@ class Registry(Generic[Component]):
         self._components: dict[str, Component] = {}
 
     def register(self, name: str) -> Callable[[Component], Component]:
-        """Decorator: enrol the decorated component under ``name``; ValueError if the name is taken."""
+        """Decorator that adds a component under ``name``; ValueError if the name is taken."""
 
-        def enrol(component: Component) -> Component:
+        def add(component: Component) -> Component:
             if name in self._components:
                 raise ValueError(f"{self.kind} '{name}' is already registered")
             self._components[name] = component
             return component
 
-        return enrol
+        return add
 
     def __getitem__(self, name: str) -> Component:
-        """The component called ``name``; UnknownNameError lists the known names."""
+        """The component registered as ``name``; UnknownNameError if there is none."""
         try:
             return self._components[name]
-        except (KeyError, TypeError):  # TypeError: a name from a file may be of any type
+        except (KeyError, TypeError):  # TypeError: a file may hold a value of any type as a name
             raise UnknownNameError(self._unknown(str(name))) from None
 
     def require(self, name: str) -> str:
-        """``name`` itself if a component bears it, else UnknownNameError."""
+        """Return ``name`` if it is registered; UnknownNameError otherwise."""
         self[name]
         return name
 
@@ -70,8 +70,7 @@ class Registry(Generic[Component]):
 def discover(package: str, path: list[str]) -> None:
     """Import every module of a package, so that each file's registrations take effect.
 
-    Called as ``discover(__name__, __path__)`` at the end of a package's ``__init__``: adding a component
-    is then adding one file.
+    A package calls ``discover(__name__, __path__)`` at the end of its ``__init__``: to add a component, add one file.
     """
     for module in pkgutil.iter_modules(path):
         importlib.import_module(f"{package}.{module.name}")

@@ -1,7 +1,7 @@
 """Components declare their settings as dataclass fields; commands turn those into options.
 
 A component (an attack, an objective) is a frozen dataclass. Each field made by ``setting`` becomes one
-command-line option, so that a new component brings its options along in its own file.
+command-line option, so that the file of a new component also defines its options.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+Number = TypeVar("Number", int, float)
 
 
-def number(kind: type, description: str, accept: Callable[[Any], bool]) -> Callable[[str], Any]:
-    """An argparse type: ``kind(text)`` where finite and accepted, else an error that says ``description``."""
+def number(kind: type[Number], description: str, accept: Callable[[Number], bool]) -> Callable[[str], Number]:
+    """An argparse type: ``kind(text)`` if it is finite and accepted; else the error "... is not ``description``"."""
 
-    def parse(text: str) -> Any:
+    def parse(text: str) -> Number:
         try:
             value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not (math.isfinite(value) and accept(value)):
-            raise argparse.ArgumentTypeError(f"'{text}' is not {description}")
-        return value
+            if math.isfinite(value) and accept(value):
+                return value
+        except (ValueError, OverflowError):  # OverflowError: an integer too large for a float
+            pass
+        raise argparse.ArgumentTypeError(f"'{text}' is not {description}")
 
     return parse
 
@@ -48,7 +50,7 @@ def noise_level(text: str) -> float:
 
 
 def positive_noise_level(text: str) -> float:
-    """argparse type: as ``noise_level``, but a smoothed classifier needs noise."""
+    """argparse type: as ``noise_level``, but above 0, since a smoothed classifier needs noise."""
     value = _standard_deviation(text)
     if value == 0:
         raise argparse.ArgumentTypeError(
@@ -104,7 +106,8 @@ def setting(
 
     ``parse`` turns the text into the value and raises argparse.ArgumentTypeError on a bad one; without it
     the setting is a switch (a bool, False by default). ``many`` takes one value or more, as a list. A
-    field without default is a required option.
+    field without default is a required option. The result is Any, as for dataclasses.field: the annotation of the
+    field is its type.
     """
     return dataclasses.field(default=default, metadata={"help": help, "parse": parse, "flag": flag, "many": many})
 
@@ -126,7 +129,7 @@ class Setting:
 
 
 def settings_of(component: type) -> list[Setting]:
-    """The declared settings of a component class, in their order; fields not made by ``setting`` are left out."""
+    """The declared settings of a component class, in order of declaration, without fields not made by ``setting``."""
     return [
         Setting(
             field.name,
@@ -139,3 +142,29 @@ def settings_of(component: type) -> list[Setting]:
         for field in dataclasses.fields(component)
         if "help" in field.metadata
     ]
+
+
+def describe(component: Any) -> str:
+    """A component and its settings as a person would read them, without those left at None or False."""
+
+    def text(record: Any) -> str:
+        if not isinstance(record, dict):
+            return str(record)
+        said = [
+            f"{field}={text(value)}"
+            for field, value in record.items()
+            if field != "name" and value is not None and value is not False
+        ]
+        return f"{record['name']}({', '.join(said)})"
+
+    return text(settings_record(component))
+
+
+def settings_record(component: Any) -> dict[str, Any]:
+    """A component's class and field values as plain JSON values, nested components included."""
+    if dataclasses.is_dataclass(component):
+        fields = {
+            field.name: settings_record(getattr(component, field.name)) for field in dataclasses.fields(component)
+        }
+        return {"name": type(component).__name__, **fields}
+    return component.__name__ if callable(component) else component

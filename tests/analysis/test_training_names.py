@@ -20,7 +20,7 @@ from smoothadv.analysis.shared.hyper_parameters import FIELDS, certification_par
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.pgd import PGD
-from smoothadv.commands.components import settings_record
+from smoothadv.commands.options.components import settings_record
 from smoothadv.errors import UserError
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv

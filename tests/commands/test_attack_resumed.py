@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from smoothadv import saved_examples
-from smoothadv.inference import VotingClassifier
-from smoothadv.records import lock
+from smoothadv.evaluation import saved_examples
+from smoothadv.files import lock
+from smoothadv.smoothing.classifier import VotingClassifier
 from support import fragile_models
 from support.attack_runs import SIGMA, archive, assert_same_attack
 from support.commands import (

@@ -11,8 +11,8 @@ import pytest
 
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.pgd import PGD
-from smoothadv.commands import evaluating
-from smoothadv.commands.attacking import shared_with
+from smoothadv.commands import merging
+from smoothadv.evaluation.attacked_images import passes_of
 from smoothadv.records import spool_path
 from support.attack_runs import SIGMA, archive, assert_same_attack
 from support.commands import CODE, call, rows, run_process, snapshot, succeed
@@ -129,7 +129,7 @@ def interrupt_packing(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(evaluating, "pack", stop)
+    monkeypatch.setattr(merging, "pack", stop)
 
 
 @pytest.mark.parametrize("again", ["merge", "attack"])
@@ -171,7 +171,7 @@ def test_merging_that_was_stopped_among_the_images_can_be_repeated(attack, merge
 
 @pytest.fixture
 def under_torchrun(monkeypatch) -> None:
-    monkeypatch.setattr("smoothadv.commands.smoothing.join_workers", OneWorker)
+    monkeypatch.setattr("smoothadv.evaluation.smoothing_job.join_workers", OneWorker)
 
 
 def files(folder: Path) -> list[str]:
@@ -221,7 +221,7 @@ def test_torchrun_stopped_while_it_tidies_up_is_continued_by_the_same_command(
 
 def test_torchrun_finishes_what_one_process_began(attack, workplace, whole, monkeypatch):
     attack("--max", 7)
-    monkeypatch.setattr("smoothadv.commands.smoothing.join_workers", OneWorker)
+    monkeypatch.setattr("smoothadv.evaluation.smoothing_job.join_workers", OneWorker)
     assert attack().code == 0
     assert_all_the_same(workplace / "out", whole)
     assert files(workplace / "out") == OUTPUT
@@ -232,12 +232,12 @@ def test_no_process_takes_so_many_images_at_once_that_others_have_none(workers, 
     """Each gets some four turns; alone, a process attacks as many together as fill some passes."""
     attack = SmoothedAttack(PGD(0.5, 2), 0.25, batch=64)
     job = SimpleNamespace(workers=workers and SimpleNamespace(size=workers), indices=range(examples))
-    assert shared_with(attack, job)["group"] == group
+    assert passes_of(attack, job)["group"] == group
 
 
 def test_torchrun_starts_anew_when_told(attack, workplace, whole, monkeypatch):
     attack("--seed", 4)
-    monkeypatch.setattr("smoothadv.commands.smoothing.join_workers", OneWorker)
+    monkeypatch.setattr("smoothadv.evaluation.smoothing_job.join_workers", OneWorker)
     assert refused(attack(), "seed was 4, now 0")
     assert attack("--overwrite").code == 0
     assert_all_the_same(workplace / "out", whole)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from smoothadv.commands import costs
-from smoothadv.commands.planning import Machine, plan_sweep
+from smoothadv.commands.sweep import costs
+from smoothadv.commands.sweep.planning import SharedOptions, plan_sweep
 from smoothadv.datasets import get_dataset
 from smoothadv.sweeps.grid import read_grid
 
@@ -17,19 +17,19 @@ HEAD = '[fixed]\ndataset = "digits"\narch = "digits_resnet8"\nnoise = 0.25\n'
 
 
 @pytest.fixture
-def known(monkeypatch, workplace) -> costs._Machine:
+def known(monkeypatch, workplace) -> costs._CostMeter:
     """A machine on which a noisy copy takes UPDATE seconds and STEP more per step of attack, and a vote VOTE."""
-    machine = costs._Machine(torch.device("cpu"))
+    machine = costs._CostMeter(torch.device("cpu"))
     monkeypatch.setattr(machine, "_measure_update", lambda training: (UPDATE, STEP))
-    monkeypatch.setattr(machine, "_measure_vote", lambda training, options: VOTE)
-    monkeypatch.setattr(machine, "_measure_gradient", lambda training, options: GRADIENT)
+    monkeypatch.setattr(machine, "_measure_vote", lambda training, evaluation: VOTE)
+    monkeypatch.setattr(machine, "_measure_gradient", lambda training, evaluation: GRADIENT)
     monkeypatch.setattr(costs, "_starting_seconds", lambda plan: START)
     return machine
 
 
 def plans(text: str) -> list:
     Path("grid.toml").write_text(HEAD + text)
-    return plan_sweep(read_grid(Path("grid.toml")), Machine())
+    return plan_sweep(read_grid(Path("grid.toml")), SharedOptions())
 
 
 def obvious_training_seconds(plan) -> float:
@@ -96,7 +96,7 @@ def test_default_number_of_draws_is_counted(known):
 
 
 def test_total_is_that_of_all_jobs_and_reads_well(known, monkeypatch):
-    monkeypatch.setattr(costs, "_Machine", lambda device: known)
+    monkeypatch.setattr(costs, "_CostMeter", lambda device: known)
     all_plans = plans("epochs = 2\n[[sweep]]\nseed = [0, 1, 2]\n[[certify]]\nmax = 10\nN = 900\n")
     grid = read_grid(Path("grid.toml"))
     each = (2 * 1438 + 2 * 359) * UPDATE
@@ -109,13 +109,13 @@ def test_total_is_that_of_all_jobs_and_reads_well(known, monkeypatch):
 def test_step_of_an_attack_is_measured(workplace):
     """Really measured: an update takes time, and so does a step of its attack."""
     (plan,) = plans('attack = "PGD"\nepsilon = 0.5\nnum-steps = 4\nbatch = 64\n[[sweep]]\nseed = 0\n')
-    machine = costs._Machine(torch.device("cpu"))
+    machine = costs._CostMeter(torch.device("cpu"))
     update, step = machine._measure_update(plan.training)
     assert update > 0 and update >= step >= 0 and update + step < 1
     (plan,) = plans("[[sweep]]\nseed = 0\n[[attack]]\nmax = 1\nepsilon = 0.5\n")
     (attacked,) = plan.evaluations
-    vote = machine._measure_vote(plan.training, attacked.options)
-    assert 0 < vote < 1 and 0 < machine._measure_gradient(plan.training, attacked.options) < 1
+    vote = machine._measure_vote(plan.training, attacked)
+    assert 0 < vote < 1 and 0 < machine._measure_gradient(plan.training, attacked) < 1
 
 
 @pytest.mark.parametrize(
@@ -129,4 +129,4 @@ def test_step_of_an_attack_is_measured(workplace):
     ],
 )
 def test_durations_read_well(seconds, said):
-    assert costs._spoken(seconds) == said
+    assert costs._duration(seconds) == said

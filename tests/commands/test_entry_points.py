@@ -78,7 +78,7 @@ def validate(monkeypatch):
         else:
             monkeypatch.setattr(command, "run", parse_only)
         if arguments[0] == "merge":
-            monkeypatch.setattr("smoothadv.commands.evaluating.merge", accept)
+            monkeypatch.setattr("smoothadv.commands.merging.merge", accept)
         with pytest.raises(Accepted):
             code = command.main(arguments)
             pytest.fail(f"exit code {code}: {line}")

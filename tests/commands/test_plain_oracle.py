@@ -8,9 +8,9 @@ import torch
 from smoothadv.certification import Draws
 from smoothadv.checkpoints import load_classifier
 from smoothadv.datasets import get_dataset
-from smoothadv.inference import Arrangement, arrange
 from smoothadv.noise import GaussianNoise
-from smoothadv.voting import Poll, VoteCounter
+from smoothadv.smoothing.classifier import Arrangement, arrange
+from smoothadv.smoothing.voting import Poll, VoteCounter
 from support.plain import plain_module
 
 SIGMA, DRAWS, IMAGES, CLASSES = 0.25, 500, 12, 10

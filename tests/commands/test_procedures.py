@@ -162,7 +162,7 @@ def test_too_few_draws_for_adaptive_are_warned_about(certify):
 def test_default_number_of_draws_is_that_of_the_method(checkpoint, workplace, capsys, monkeypatch, method, draws):
     """No vote is counted: what would be written into the manifest is looked at."""
     given = {}
-    monkeypatch.setattr("smoothadv.commands.certify.evaluate", lambda *arguments: given.update(arguments[2].settings))
+    monkeypatch.setattr("smoothadv.evaluation.certifying.write_log", lambda job, plan: given.update(plan.settings))
     positional = ["digits", checkpoint, SIGMA, "log.tsv", "--device", "cpu"]
     assert call(capsys, "certify", *positional, "--method", method).code == 0
     assert (given["N"], given["N0"], given["method"]) == (draws, 100, method)
@@ -294,7 +294,7 @@ class Dimmed:
 
 def test_sound_is_refused_on_images_that_are_not_of_8_bits(certify, workplace, restored_kernels, monkeypatch):
     dimmed = Dimmed(get_dataset("digits", "test"), 0)
-    monkeypatch.setattr("smoothadv.commands.smoothing.get_dataset", lambda *arguments: dimmed)
+    monkeypatch.setattr("smoothadv.evaluation.smoothing_job.get_dataset", lambda *arguments: dimmed)
     outcome = certify("log.tsv", "--sound")
     assert outcome.code == 1 and outcome.err.startswith("error: --sound certifies 8-bit images only")
     assert "digits" in outcome.err and outcome.err.count("\n") == 1
@@ -304,7 +304,7 @@ def test_sound_is_refused_on_images_that_are_not_of_8_bits(certify, workplace, r
 
 def test_sound_is_refused_at_a_later_image_that_is_not_of_8_bits(certify, workplace, restored_kernels, monkeypatch):
     dimmed = Dimmed(get_dataset("digits", "test"), 3)
-    monkeypatch.setattr("smoothadv.commands.smoothing.get_dataset", lambda *arguments: dimmed)
+    monkeypatch.setattr("smoothadv.evaluation.smoothing_job.get_dataset", lambda *arguments: dimmed)
     outcome = certify("log.tsv", "--sound")
     assert outcome.code == 1 and "8-bit" in outcome.err and outcome.err.count("\n") == 1
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from smoothadv.commands.recipes import RELEASED, recipe_names, recipe_words
+from smoothadv.commands.options.recipes import RELEASED, recipe_names, recipe_words
 from smoothadv.objectives import Objective
-from smoothadv.training import Evaluation, Execution, Schedule
+from smoothadv.training import EvaluationSchedule, Execution, Schedule
 from support.commands import Outcome, call, succeed
 from support.weights import read
 
@@ -32,7 +32,7 @@ class Composed:
     schedule: Schedule
     objective: Objective
     execution: Execution
-    evaluation: Evaluation
+    evaluation: EvaluationSchedule
 
 
 @pytest.fixture
@@ -44,11 +44,11 @@ def compose(workplace, monkeypatch, capsys):
         def __init__(self, model, objective, data, schedule, seed, device, folder, execution, evaluation, processes):
             seen.append(Composed(schedule, objective, execution, evaluation))
 
-        def run_epochs(self, board: bool) -> None:
+        def run_epochs(self, report: object, board: bool) -> None:
             pass
 
-    monkeypatch.setattr("smoothadv.commands.train.Training", Noted)
-    monkeypatch.setattr("smoothadv.commands.train.provenance", lambda command: {})  # it asks git
+    monkeypatch.setattr("smoothadv.training.job.TrainingRun", Noted)
+    monkeypatch.setattr("smoothadv.training.job.provenance", lambda command: {})  # it asks git
 
     def run(kind: str, *options: object) -> Composed | Outcome:
         seen.clear()

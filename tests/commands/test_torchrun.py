@@ -40,7 +40,7 @@ def start(checkpoint, workplace, capsys) -> Callable:
 
 @pytest.fixture
 def under_torchrun(monkeypatch) -> None:
-    monkeypatch.setattr("smoothadv.commands.smoothing.join_workers", OneWorker)
+    monkeypatch.setattr("smoothadv.evaluation.smoothing_job.join_workers", OneWorker)
 
 
 def test_shard_of_ones_own_is_refused_under_torchrun(start, workplace, under_torchrun):
@@ -52,7 +52,7 @@ def test_shard_of_ones_own_is_refused_under_torchrun(start, workplace, under_tor
 def test_torchrun_finishes_what_one_process_began(start, workplace, twenty, monkeypatch, rows_done):
     """And what torchrun itself left complete but for the removal of the shards."""
     start("--max", rows_done or 20)
-    monkeypatch.setattr("smoothadv.commands.smoothing.join_workers", OneWorker)
+    monkeypatch.setattr("smoothadv.evaluation.smoothing_job.join_workers", OneWorker)
     (workplace / "log.tsv.shards").mkdir()
     (workplace / "log.tsv.shards" / "0-of-1.tsv").write_bytes((workplace / "log.tsv").read_bytes())
     outcome = start()
@@ -77,7 +77,7 @@ def test_torchrun_starts_anew_when_told(start, workplace, twenty, under_torchrun
 def test_torchrun_refuses_shards_of_another_division_before_it_works(start, workplace, monkeypatch, before):
     """Twenty examples are three shards under torchrun; those that are there are of other ones."""
     start(*before)
-    monkeypatch.setattr("smoothadv.commands.smoothing.join_workers", OneWorker)
+    monkeypatch.setattr("smoothadv.evaluation.smoothing_job.join_workers", OneWorker)
     left = snapshot(workplace)
     assert refused(start(), "log.tsv.shards")
     assert snapshot(workplace) == left

@@ -102,7 +102,7 @@ def test_resuming_with_another_number_of_processes_is_warned_of(workplace, capsy
     options = [*DIGITS, "run", "--noise", 0.25, "--device", "cpu", "--steps-per-epoch", 1]
     with pytest.MonkeyPatch.context() as patch:
         provenance = {"processes": 3}
-        patch.setattr("smoothadv.commands.train.provenance", lambda command: provenance)
+        patch.setattr("smoothadv.training.job.provenance", lambda command: provenance)
         succeed("train", *options, "--epochs", 1)
     outcome = call(capsys, "train", *options, "--epochs", 2, "--resume")
     assert outcome.code == 0 and outcome.err.startswith("warning: this run had 3 processes and goes on with 1")

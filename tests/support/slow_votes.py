@@ -10,7 +10,7 @@ from torch import nn
 
 from smoothadv.certification import Draws
 from smoothadv.noise import NoiseStream
-from smoothadv.voting import Poll
+from smoothadv.smoothing.voting import Poll
 
 CLASSES = 4
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.sweeps.jobs import Job
-from smoothadv.sweeps.stages import Progress, Stage
+from smoothadv.sweeps.stages import Stage, StageProgress
 from support.commands import CODE, ENVIRONMENT, succeed
 
 # Two epochs of three updates.
@@ -31,8 +31,8 @@ def grid_text(
 ) -> str:
     """A grid as TOML: its ``sweeps``, what is ``fixed``, what follows, and keys of the ``top``."""
     tables = [("", top), ("[fixed]", fixed)]
-    followers = {"sweep": sweeps, "certify": certify, "attack": attack}
-    tables += [(f"[[{name}]]", table) for name, several in followers.items() for table in several]
+    tables_by_name = {"sweep": sweeps, "certify": certify, "attack": attack}
+    tables += [(f"[[{name}]]", table) for name, several in tables_by_name.items() for table in several]
     # Texts, numbers, truths and lists of them are written alike in JSON.
     return "\n".join(
         "\n".join([title, *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in table.items())])
@@ -48,10 +48,10 @@ def write_grid(path: Path, *sweeps: Table, **further: Any) -> Path:
 
 def plans_of(path: Path) -> list:
     """The plans of a grid's jobs, on the CPU, in the working folder."""
-    from smoothadv.commands.planning import Machine, plan_sweep
+    from smoothadv.commands.sweep.planning import SharedOptions, plan_sweep
     from smoothadv.sweeps.grid import read_grid
 
-    return plan_sweep(read_grid(path), Machine(device="cpu"))
+    return plan_sweep(read_grid(path), SharedOptions(device="cpu"))
 
 
 def jobs_of(path: Path) -> list[Job]:
@@ -121,7 +121,7 @@ def is_alive(process: int) -> bool:
 _PRETENDER = """
 import os, sys
 words = sys.orig_argv
-if "pretend" in words and "smoothadv.sweeps.tied" not in words:
+if "pretend" in words and "smoothadv.sweeps.stop_with_parent" not in words:
     code = 0
     exec(words[words.index("pretend") + 1])
     sys.stdout.flush()
@@ -150,8 +150,8 @@ class Pretended:
     def words(self) -> tuple[str, ...]:
         return ("pretend", self.program)
 
-    def progress(self) -> Progress:
-        return Progress(int(self.made.exists()), 1, "files", self.conflict)
+    def progress(self) -> StageProgress:
+        return StageProgress(int(self.made.exists()), 1, "files", self.conflict)
 
 
 def pretended_job(folder: Path, *stages: Pretended) -> Job:
@@ -162,7 +162,7 @@ def pretended_job(folder: Path, *stages: Pretended) -> Job:
 # Reads a pickled job and executes it, as engines do in processes of their own.
 _WATCHER = """
 import json, pickle, sys, threading
-from smoothadv.sweeps.execution import execute
+from smoothadv.sweeps.job_execution import execute
 with open(sys.argv[1], "rb") as file:
     job = pickle.load(file)
 print(execute(job, json.loads(sys.argv[2]), threading.Event()), flush=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.commands.sweep import visible_gpus
-from smoothadv.sweeps.execution import BLOCKED, DONE, FAILED, STOPPED, attempt
-from smoothadv.sweeps.jobs import Kind, state_of
+from smoothadv.commands.sweep.command import visible_gpus
+from smoothadv.sweeps.job_execution import BLOCKED, DONE, FAILED, STOPPED, attempt
+from smoothadv.sweeps.jobs import StateKind, state_of
 from support.sweeping import Pretended, pretended_job, pretending
 
 
@@ -33,14 +33,14 @@ def test_crash_is_a_failure_that_says_so(pretend, number, name):
     job = pretended_job(Path.cwd(), Pretended(crash, Path.cwd() / "made"))
     assert run(job, pretend) == FAILED
     detail = state_of(job).detail
-    assert state_of(job).kind is Kind.FAILED and f"signal {number}, {name}" in detail and "nearly there" in detail
+    assert state_of(job).kind is StateKind.FAILED and f"signal {number}, {name}" in detail and "nearly there" in detail
 
 
 @pytest.mark.parametrize("number", [1, 2, 9, 10, 15])
 def test_end_that_somebody_asked_for_is_none(pretend, number):
     asked = f"import os, signal; signal.signal({number}, signal.SIG_DFL) if {number} != 9 else 0"
     job = pretended_job(Path.cwd(), Pretended(f"{asked}; os.kill(os.getpid(), {number})", Path.cwd() / "made"))
-    assert run(job, pretend) == STOPPED and state_of(job).kind is Kind.STOPPED
+    assert run(job, pretend) == STOPPED and state_of(job).kind is StateKind.STOPPED
 
 
 def test_stage_whose_file_went_away_since_is_not_begun(pretend):
@@ -48,7 +48,7 @@ def test_stage_whose_file_went_away_since_is_not_begun(pretend):
     needed, made = Path.cwd() / "needed", Path.cwd() / "made"
     job = pretended_job(Path.cwd(), Pretended(f"open({str(made)!r}, 'w')", made, needs=(needed,)))
     assert run(job, pretend) == BLOCKED and not made.exists()
-    assert state_of(job).kind is Kind.BLOCKED and str(needed) in state_of(job).detail
+    assert state_of(job).kind is StateKind.BLOCKED and str(needed) in state_of(job).detail
     needed.touch()
     assert run(job, pretend) == DONE
 

@@ -22,8 +22,8 @@ from smoothadv.sweeps.engines import ENGINES, local, ray, slurm
 from smoothadv.sweeps.engines.engine import Site
 from smoothadv.sweeps.engines.local import Local
 from smoothadv.sweeps.engines.slurm import Attempt, Slurm
-from smoothadv.sweeps.execution import DONE, FAILED, STOPPED
-from smoothadv.sweeps.jobs import Job, Kind, state_of
+from smoothadv.sweeps.job_execution import DONE, FAILED, STOPPED
+from smoothadv.sweeps.jobs import Job, StateKind, state_of
 from support.commands import call
 from support.sweeping import PATIENCE_SECONDS, Pretended, held_by_another, pretended_job, wait_for, write_grid
 
@@ -263,7 +263,7 @@ def test_jobs_that_slurm_still_has_are_known_by_their_records(programs):
 def test_job_that_has_begun_meanwhile_is_not_said_to_wait():
     waiting, begun, held = jobs_of(3)
     slurm._note_queued(waiting, "7_0", {})
-    assert waiting.record.read()["id"] == "7_0" and state_of(waiting).kind is Kind.WAITING
+    assert waiting.record.read()["id"] == "7_0" and state_of(waiting).kind is StateKind.WAITING
     begun.record.folder.mkdir(parents=True)
     begun.record.write("running", id="7_1", engine="slurm")
     slurm._note_queued(begun, "7_1", {})

@@ -9,7 +9,7 @@ import pytest
 
 from smoothadv.analysis.shared.hyper_parameters import certification_parameters
 from smoothadv.sweeps.grid import read_grid
-from smoothadv.sweeps.jobs import Kind, state_of
+from smoothadv.sweeps.jobs import StateKind, state_of
 from support.commands import CODE
 from support.sweeping import plans_of
 
@@ -53,7 +53,7 @@ def test_no_two_grids_write_to_one_place(plans):
 @pytest.mark.parametrize("name", GRIDS)
 def test_no_two_models_of_a_grid_are_alike(plans, name):
     made = [(str(plan.job.training.recipe), plan.job.training.needs) for plan in plans[name]]
-    weights = [plan.training.options.unlabelled_weight for plan in plans[name]]
+    weights = [plan.training.pseudo_weight for plan in plans[name]]
     assert len(set(zip(made, weights))) == len(made)
 
 
@@ -83,14 +83,14 @@ def test_nothing_is_there_yet_and_others_make_what_is_needed(plans, name):
     checkpoints = {plan.job.training.checkpoint for of_grid in plans.values() for plan in of_grid}
     for plan in plans[name]:
         needs = plan.job.training.needs
-        assert state_of(plan.job).kind is (Kind.BLOCKED if needs else Kind.WAITING)
+        assert state_of(plan.job).kind is (StateKind.BLOCKED if needs else StateKind.WAITING)
         models = {path for path in needs if path.suffix == ".tar"}
         assert models <= checkpoints, f"{models - checkpoints} is made by no grid"
 
 
 def test_smoke_grid_is_small(plans):
     of_grid = plans["digits-smoke"]
-    assert len(of_grid) >= 8 and {plan.training.options.dataset for plan in of_grid} == {"digits"}
+    assert len(of_grid) >= 8 and {plan.training.dataset for plan in of_grid} == {"digits"}
     assert all(plan.job.evaluations and plan.job.training.epochs <= 15 for plan in of_grid)
     groups = {plan.job.group for plan in of_grid}
     assert {"Gaussian", "SmoothAdv"} <= groups

@@ -154,13 +154,13 @@ def test_planned_settings_are_what_the_manifest_says(model, kind):
     assert header(stage.logs[0])[0] == "idx"
 
 
-def test_a_placeholder_in_a_follower_and_sigmas_of_its_own():
+def test_placeholder_and_sigmas_in_a_certify_table():
     jobs = planned({"noise": [0.25, 0.5]}, certify=[{"sigma": ["{noise}", 1], "N": 300}])
     sigmas = [[stage.words[3] for stage in job.evaluations] for job in jobs]
     assert [[float(sigma) for sigma in of_job] for of_job in sigmas] == [[0.25, 1], [0.5, 1]]
 
 
-def test_followers_are_for_the_groups_they_name():
+def test_evaluation_tables_are_for_the_groups_they_name():
     sweeps = [{"noise": 0.25, "group": "A"}, {"noise": 0.5, "group": "B"}, {"noise": 1, "group": "C"}]
     certify = [{"N": 300, "group": ["A", "B"]}, {"N": 300, "group": "B", "name": "again"}]
     assert [len(job.evaluations) for job in planned(*sweeps, certify=certify)] == [1, 2, 0]
@@ -252,11 +252,11 @@ def test_sigma_can_be_said_for_models_without_noise():
 
 
 def test_machine_goes_into_every_command(tmp_path):
-    from smoothadv.commands.planning import Machine, plan_sweep
+    from smoothadv.commands.sweep.planning import SharedOptions, plan_sweep
     from smoothadv.sweeps.grid import read_grid
 
     path = write_grid(Path("grid.toml"), {"noise": 0.25}, certify=[{}], attack=[{"epsilon": 1}])
-    for machine in (Machine("some/where", "cpu"), Machine()):
+    for machine in (SharedOptions("some/where", "cpu"), SharedOptions()):
         (plan,) = plan_sweep(read_grid(path), machine)
         for stage in plan.job.stages:
             said = " ".join(stage.words)

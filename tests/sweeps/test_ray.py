@@ -200,6 +200,6 @@ def test_gpus_that_no_machine_has_are_said_at_once(cluster, folder):
     words, environment = on(cluster)
     done = ran(folder, *[word for word in words if word not in ("--device", "cpu")], environment=environment)
     assert done.process.returncode == 1
-    assert done.err == "error: no machine of this Ray has 1 GPUs; --device cpu does without\n"
+    assert done.err == "error: no machine of this Ray has 1 GPUs; --device cpu needs none\n"
     assert not (folder / "models").exists()
     assert ran(folder, "status").out.endswith("tiny: 4 jobs: 4 waiting\n")

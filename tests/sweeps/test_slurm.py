@@ -168,7 +168,7 @@ def test_detached_sweep_is_left_to_slurm_and_submitted_once(cluster, folder, ref
     assert len(queue(cluster)) == 4
     second = ran(folder, *RUN, "--detach", environment=cluster.environment)
     assert (second.process.returncode, second.err) == (0, "")
-    found = re.search("(?:([0-9]) of them are with the engine already\n)?nothing to do\n", second.out)
+    found = re.search("(?:([0-9]) of them are in the engine's queue already\n)?nothing to do\n", second.out)
     running = re.search("([0-9]) running", second.out)
     assert found and int(found[1] or 0) + int(running[1] if running else 0) == 4, second.out
     assert len(queue(cluster)) == 4

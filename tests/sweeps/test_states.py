@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from smoothadv.sweeps.jobs import Job, Kind, state_of
-from smoothadv.sweeps.records import BusyError
-from smoothadv.sweeps.stages import Progress
+from smoothadv.sweeps.job_record import BusyError
+from smoothadv.sweeps.jobs import Job, StateKind, state_of
+from smoothadv.sweeps.stages import StageProgress
 from support.commands import call, rows, snapshot, succeed, timeless
 from support.sweeping import CERTIFY, FIXED, do, finish, held_by_another, is_locked, jobs_of, wait_for, write_grid
 
@@ -26,7 +26,7 @@ LOG = Path("logs/grid", FOLDER, "test/sigma_0.25.tsv")
 MODEL = Path("models/grid", FOLDER)
 
 
-def next_progress(job: Job) -> Progress:
+def next_progress(job: Job) -> StageProgress:
     """How far the first unfinished stage has come."""
     reached = [stage.progress() for stage in job.stages]
     return next(progress for progress in reached if not progress.is_complete)
@@ -61,7 +61,7 @@ def done(finished, workplace) -> Job:
     return the_job()
 
 
-def kind(job: Job) -> Kind:
+def kind(job: Job) -> StateKind:
     return state_of(job).kind
 
 
@@ -73,25 +73,25 @@ def artefacts() -> dict:
 
 def test_job_of_which_nothing_is_there_waits():
     job = the_job()
-    assert state_of(job).kind is Kind.WAITING and state_of(job).detail == ""
+    assert state_of(job).kind is StateKind.WAITING and state_of(job).detail == ""
     assert (next_progress(job).done, next_progress(job).total) == (0, 2)
     assert not Path("models").exists() and not Path("logs").exists(), "to look changes nothing"
 
 
 def test_job_is_done_by_its_artefacts_whatever_the_record_says(done):
-    assert kind(done) is Kind.DONE
+    assert kind(done) is StateKind.DONE
     for said in ("failed", "running", "stopped", "queued", "done"):
         done.record.write(said, line="no", stage="train")
-        assert kind(done) is Kind.DONE
+        assert kind(done) is StateKind.DONE
 
 
 def test_record_that_says_done_is_no_artefact():
     job = the_job()
     job.record.folder.mkdir(parents=True)
     job.record.write("done")
-    assert kind(job) is Kind.STOPPED
+    assert kind(job) is StateKind.STOPPED
     (job.record.folder / "job.json").unlink()
-    assert kind(job) is Kind.WAITING
+    assert kind(job) is StateKind.WAITING
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "5", '"done"', "\0"])
@@ -99,7 +99,7 @@ def test_record_that_cannot_be_read_is_none(content):
     job = the_job()
     job.record.folder.mkdir(parents=True)
     (job.record.folder / "job.json").write_text(content)
-    assert kind(job) is Kind.WAITING
+    assert kind(job) is StateKind.WAITING
 
 
 def test_failed_job_says_at_which_stage_and_why():
@@ -107,7 +107,7 @@ def test_failed_job_says_at_which_stage_and_why():
     job.record.folder.mkdir(parents=True)
     job.record.write("failed", stage="train", line="error: no disk")
     state = state_of(job)
-    assert state.kind is Kind.FAILED and "train" in state.detail and "error: no disk" in state.detail
+    assert state.kind is StateKind.FAILED and "train" in state.detail and "error: no disk" in state.detail
 
 
 def test_queued_job_waits_and_says_where():
@@ -115,23 +115,23 @@ def test_queued_job_waits_and_says_where():
     job.record.folder.mkdir(parents=True)
     job.record.write("queued", id="12_3")
     state = state_of(job)
-    assert state.kind is Kind.WAITING and "12_3" in state.detail
+    assert state.kind is StateKind.WAITING and "12_3" in state.detail
 
 
 def test_incomplete_epochs_are_not_done_and_the_rest_is_added():
     job = the_job()
     do(job.training, "--epochs", 1)
     state = state_of(job)
-    assert state.kind is Kind.STOPPED and state.detail == "train: 1 of 2 epochs"
+    assert state.kind is StateKind.STOPPED and state.detail == "train: 1 of 2 epochs"
     do(job.training)
     assert job.training.progress().is_complete
-    assert state_of(job).kind is Kind.STOPPED and "certify" in state_of(job).detail
+    assert state_of(job).kind is StateKind.STOPPED and "certify" in state_of(job).detail
 
 
 def test_torn_last_line_of_a_training_log_is_no_epoch(done):
     log = done.training.folder / "log.txt"
     log.write_bytes(log.read_bytes()[:-3])
-    assert kind(done) is Kind.STOPPED and next_progress(done).done == 1
+    assert kind(done) is StateKind.STOPPED and next_progress(done).done == 1
 
 
 @pytest.mark.parametrize("torn", [0, 1, 7])
@@ -141,10 +141,10 @@ def test_missing_and_torn_rows_are_made_again_and_no_others(done, torn):
     lines = whole.splitlines(keepends=True)
     log.write_bytes(b"".join(lines[:4]) + lines[4][:torn])
     state = state_of(done)
-    assert state.kind is Kind.STOPPED and "3 of 5 images" in state.detail
+    assert state.kind is StateKind.STOPPED and "3 of 5 images" in state.detail
     expected = timeless(the_whole(whole))
     do(done.evaluations[0])
-    assert kind(done) is Kind.DONE
+    assert kind(done) is StateKind.DONE
     assert log.read_bytes().startswith(b"".join(lines[:4])) and timeless(log) == expected
 
 
@@ -157,12 +157,12 @@ def the_whole(content: bytes) -> Path:
 @pytest.mark.parametrize("lost", [LOG, LOG.with_name(f"{LOG.name}.manifest.json")], ids=["rows", "manifest"])
 def test_log_without_its_other_half_is_not_done(done, lost):
     lost.unlink()
-    assert kind(done) in (Kind.STOPPED, Kind.FAILED)
+    assert kind(done) in (StateKind.STOPPED, StateKind.FAILED)
 
 
 def test_no_checkpoint_is_no_model(done):
     done.training.checkpoint.unlink()
-    assert kind(done) is not Kind.DONE and next_progress(done).done == 0
+    assert kind(done) is not StateKind.DONE and next_progress(done).done == 0
 
 
 def changed_file() -> None:
@@ -201,7 +201,7 @@ def test_what_was_made_otherwise_is_neither_done_nor_replaced(done, capsys, what
         change()
     job = the_job(fixed, certify)
     state = state_of(job)
-    assert state.kind is Kind.FAILED, state
+    assert state.kind is StateKind.FAILED, state
     assert [word for word in words if word not in state.detail] == [], state.detail
     before = artefacts()
     for action, said in (("run", "nothing to do"), ("retry", "failed")):
@@ -216,66 +216,66 @@ def test_smaller_steps_through_the_images_add_what_is_missing(capsys):
     finish(the_job(certify={"skip": 6, "N": 100}))
     first = LOG.read_bytes()
     job = the_job(certify={"skip": 3, "N": 100})
-    assert kind(job) is Kind.STOPPED and not job.evaluations[0].progress().is_complete
+    assert kind(job) is StateKind.STOPPED and not job.evaluations[0].progress().is_complete
     do(job.evaluations[0])
-    assert kind(job) is Kind.DONE and LOG.read_bytes().startswith(first)
+    assert kind(job) is StateKind.DONE and LOG.read_bytes().startswith(first)
     direct = list(job.evaluations[0].words)
     succeed(*direct[:4], "direct.tsv", *direct[5:])
     assert len(rows(LOG)) == 120
     assert sorted(timeless(LOG), key=lambda row: int(row["idx"])) == timeless(Path("direct.tsv"))
-    assert kind(the_job(certify={"skip": 6, "N": 100})) is not Kind.DONE, "for it says more than was asked for"
+    assert kind(the_job(certify={"skip": 6, "N": 100})) is not StateKind.DONE, "for it says more than was asked for"
 
 
 def test_more_images_are_more_to_do(done):
     job = the_job(certify={**CERTIFY, "max": 7})
-    assert kind(job) is Kind.STOPPED
+    assert kind(job) is StateKind.STOPPED
     do(job.evaluations[0])
-    assert kind(job) is Kind.DONE and len(rows(LOG)) == 7
+    assert kind(job) is StateKind.DONE and len(rows(LOG)) == 7
 
 
 def test_more_epochs_are_more_to_do(done):
     job = the_job({**FIXED, "epochs": 3})
     assert job.training.progress().done == 2 and not job.training.progress().is_complete
-    assert kind(job) is not Kind.DONE
+    assert kind(job) is not StateKind.DONE
 
 
 def test_each_log_of_an_attack_counts(done):
     job = the_job(attack=[ATTACK])
-    assert kind(job) is Kind.STOPPED and job.evaluations[0].progress().is_complete
+    assert kind(job) is StateKind.STOPPED and job.evaluations[0].progress().is_complete
     do(job.evaluations[1])
-    assert kind(job) is Kind.DONE and (job.evaluations[1].progress().done, kind(done)) == (6, Kind.DONE)
+    assert kind(job) is StateKind.DONE and (job.evaluations[1].progress().done, kind(done)) == (6, StateKind.DONE)
     log = job.evaluations[1].logs[1]
     log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
-    assert kind(job) is Kind.STOPPED and "5 of 6 images" in state_of(job).detail
-    assert kind(the_job(attack=[{**ATTACK, "num-steps": 2}])) is Kind.FAILED
+    assert kind(job) is StateKind.STOPPED and "5 of 6 images" in state_of(job).detail
+    assert kind(the_job(attack=[{**ATTACK, "num-steps": 2}])) is StateKind.FAILED
 
 
 def test_job_that_needs_a_file_is_blocked_until_it_is_there(done):
     shutil.copy(done.training.checkpoint, "other.pth.tar")
     start = {**FIXED, "pretrained-model": "other.pth.tar"}
-    assert kind(the_job(start)) is Kind.WAITING
+    assert kind(the_job(start)) is StateKind.WAITING
     Path("other.pth.tar").rename("away.pth.tar")
     state = state_of(the_job(start))
-    assert state.kind is Kind.BLOCKED and "other.pth.tar" in state.detail
+    assert state.kind is StateKind.BLOCKED and "other.pth.tar" in state.detail
     Path("away.pth.tar").rename("other.pth.tar")
     job = the_job(start)
     finish(job)
-    assert kind(job) is Kind.DONE
+    assert kind(job) is StateKind.DONE
     Path("other.pth.tar").unlink()
-    assert kind(job) is Kind.DONE, "what is complete needs nothing"
+    assert kind(job) is StateKind.DONE, "what is complete needs nothing"
     job.evaluations[0].logs[0].write_bytes(LOG.read_bytes()[:40])
-    assert kind(job) in (Kind.STOPPED, Kind.FAILED), "and what is left does not need it"
+    assert kind(job) in (StateKind.STOPPED, StateKind.FAILED), "and what is left does not need it"
 
 
 def test_other_weights_to_start_from_make_another_model(done):
     shutil.copy(done.training.checkpoint, "other.pth.tar")
     start = {**FIXED, "pretrained-model": "other.pth.tar"}
     finish(the_job(start))
-    assert kind(the_job(start)) is Kind.DONE
+    assert kind(the_job(start)) is StateKind.DONE
     content = torch.load("other.pth.tar", weights_only=True)
     torch.save({**content, "epoch": 99}, "other.pth.tar")
     state = state_of(the_job(start))
-    assert state.kind is Kind.FAILED and "pretrained" in state.detail
+    assert state.kind is StateKind.FAILED and "pretrained" in state.detail
 
 
 @pytest.fixture
@@ -296,7 +296,7 @@ def say_host(job: Job, host: str, seconds_ago: float) -> None:
 
 
 def test_record_of_a_process_that_died_here_is_no_holder(begun):
-    assert begun.record.holder() == "" and kind(begun) is Kind.STOPPED
+    assert begun.record.holder() == "" and kind(begun) is StateKind.STOPPED
     assert begun.record.read()["host"] == socket.gethostname()
     with begun.record.claim(0):
         pass
@@ -309,10 +309,10 @@ def test_holder_of_the_lock_works_on_the_job_whatever_the_record_says(state):
         job.record.folder.mkdir(parents=True)
         job.record.write(state, line="x")
     with held_by_another(job.record.folder / "job.lock"):
-        assert kind(job) is Kind.RUNNING and job.record.holder()
+        assert kind(job) is StateKind.RUNNING and job.record.holder()
         with pytest.raises(BusyError), job.record.claim(0):
             pass
-    assert job.record.holder() == "" and kind(job) is not Kind.RUNNING
+    assert job.record.holder() == "" and kind(job) is not StateKind.RUNNING
 
 
 def test_those_who_look_do_not_see_each_other(begun):
@@ -328,12 +328,12 @@ def test_those_who_look_do_not_see_each_other(begun):
 def test_sign_of_life_of_another_machine_counts_for_a_while(begun):
     say_host(begun, "elsewhere", seconds_ago=1)
     state = state_of(begun)
-    assert state.kind is Kind.RUNNING and "elsewhere" in state.detail
+    assert state.kind is StateKind.RUNNING and "elsewhere" in state.detail
     with pytest.raises(BusyError) as refused, begun.record.claim(0):
         pass
     assert "elsewhere" in str(refused.value)
     say_host(begun, "elsewhere", seconds_ago=3600)
-    assert begun.record.holder() == "" and kind(begun) is Kind.STOPPED
+    assert begun.record.holder() == "" and kind(begun) is StateKind.STOPPED
     file = begun.record.folder / "job.lock"
     with begun.record.claim(0):
         wait_for(lambda: time.time() - file.stat().st_mtime < 1800)  # a sign of life of its own
@@ -342,7 +342,7 @@ def test_sign_of_life_of_another_machine_counts_for_a_while(begun):
 def test_other_machines_that_are_through_do_not_count(begun):
     begun.record.write("failed", stage="train", line="x")
     say_host(begun, "elsewhere", seconds_ago=1)
-    assert begun.record.holder() == "" and kind(begun) is Kind.FAILED
+    assert begun.record.holder() == "" and kind(begun) is StateKind.FAILED
 
 
 @pytest.mark.parametrize("selection", [{"max": 5, "skip": 1}, {"max": 3}, {"skip": 2, "max": 3}])
@@ -350,8 +350,8 @@ def test_log_is_whole_by_its_rows_if_it_holds_no_others(done, selection):
     """Not by how the run that wrote it selected them."""
     job = the_job(certify={**CERTIFY, **selection})
     # What else it holds is told, but never taken for what is wanted.
-    assert kind(job) is (Kind.DONE if selection == {"max": 5, "skip": 1} else Kind.FAILED)
-    assert kind(the_job(certify={**CERTIFY, "max": 6})) is Kind.STOPPED
+    assert kind(job) is (StateKind.DONE if selection == {"max": 5, "skip": 1} else StateKind.FAILED)
+    assert kind(the_job(certify={**CERTIFY, "max": 6})) is StateKind.STOPPED
 
 
 def test_log_of_which_nothing_tells_how_many_images_there_were_is_asked_for_once(done):
@@ -360,31 +360,31 @@ def test_log_of_which_nothing_tells_how_many_images_there_were_is_asked_for_once
     del manifest["runs"][-1]["images"]
     Path(f"{LOG}.manifest.json").write_text(json.dumps(manifest))
     before = LOG.read_bytes()
-    assert kind(done) is Kind.STOPPED and "5 of ? images" in state_of(done).detail
+    assert kind(done) is StateKind.STOPPED and "5 of ? images" in state_of(done).detail
     do(done.evaluations[0])
-    assert kind(done) is Kind.DONE and LOG.read_bytes() == before
+    assert kind(done) is StateKind.DONE and LOG.read_bytes() == before
 
 
 def test_log_without_a_byte_is_none(done):
     """A full disk may leave one, without a manifest; the command begins it anew."""
     LOG.write_bytes(b"")
     Path(f"{LOG}.manifest.json").unlink()
-    assert kind(done) is Kind.STOPPED
+    assert kind(done) is StateKind.STOPPED
     do(done.evaluations[0])
-    assert kind(done) is Kind.DONE
+    assert kind(done) is StateKind.DONE
 
 
 def test_logs_whose_checkpoint_is_gone_are_not_trained_for_again(done):
     done.training.checkpoint.unlink()
     state = state_of(done)
-    assert state.kind is Kind.FAILED and "is gone: put it back, or remove the log" in state.detail
+    assert state.kind is StateKind.FAILED and "is gone: put it back, or remove the log" in state.detail
 
 
 def test_model_that_is_still_trained_is_none_to_start_from(done):
     """Its checkpoint is there, but another epoch is to come."""
     start = {**FIXED, "pretrained-model": str(MODEL / "checkpoint.pth.tar"), "seed": 1}
-    assert kind(the_job(start)) is Kind.WAITING
+    assert kind(the_job(start)) is StateKind.WAITING
     log = MODEL / "log.txt"
     log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
     state = state_of(the_job(start))
-    assert state.kind is Kind.BLOCKED and "which has 1 of 2 epochs" in state.detail
+    assert state.kind is StateKind.BLOCKED and "which has 1 of 2 epochs" in state.detail

@@ -14,7 +14,6 @@ import matplotlib
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
-from smoothadv import __version__
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.compare import Comparison
 from smoothadv.analysis.empirical import Empirical
@@ -36,6 +35,7 @@ from smoothadv.analysis.shared.table_formats import Column, Markup, Table, displ
 from smoothadv.analysis.summary import Summary
 from smoothadv.errors import UserError
 from smoothadv.settings import setting
+from smoothadv.version import __version__
 
 _MOST_CURVES = 8
 _EXAMPLES_SHOWN = 15

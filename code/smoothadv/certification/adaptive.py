@@ -15,7 +15,7 @@ import numpy as np
 from smoothadv.bounds import radius_probability
 from smoothadv.certification import ABSTAIN, PROCEDURES, Certificate, Draws, Procedure, Voting
 from smoothadv.certification.error_spending import Tables, build_tables, look_schedule, success_upper_bound
-from smoothadv.records import read_cached, write_cached
+from smoothadv.files import read_cached, write_cached
 from smoothadv.settings import non_negative_float, setting
 
 PAPER_RADII = tuple(0.25 * step for step in range(10))

@@ -14,11 +14,11 @@ from smoothadv.analysis.shared.hyper_parameters import FIELDS
 from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.analysis.shared.selection import doubts, restrict
 from smoothadv.analysis.shared.table_formats import FORMATS, Table
-from smoothadv.commands.components import add_settings, compose, warn
+from smoothadv.commands.options.components import add_settings, compose
 from smoothadv.commands.runner import Parser, run
-from smoothadv.errors import UserError
+from smoothadv.errors import UserError, warn
+from smoothadv.files import write_atomically, write_text
 from smoothadv.readers import kind_of_log
-from smoothadv.records import write_atomically, write_text
 from smoothadv.settings import non_negative_int, positive_int, positive_noise_level, probability, settings_of
 
 _EXAMPLES = """examples:
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         add_settings(command.add_argument_group(name), settings_of(ANALYSES[name]))
         command.set_defaults(parser=command)
-    return run(parser, lambda options: _analyze(options.parser, options), arguments)
+    return run(parser, lambda options, command: _analyze(options.parser, options), arguments)
 
 
 def _add_input(command: Parser) -> None:

@@ -3,57 +3,34 @@
 from __future__ import annotations
 
 import argparse
-import copy
 import dataclasses
+import shlex
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from smoothadv.attacks import SmoothedAttack
 from smoothadv.bounds import binomial_interval
 from smoothadv.certification import ABSTAIN
-from smoothadv.commands.against import (
+from smoothadv.commands.merging import finished_shard, merge_main
+from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan
+from smoothadv.commands.options.components import retyped
+from smoothadv.commands.options.smoothing import add_smoothing, request_fields
+from smoothadv.commands.runner import Parser, run
+from smoothadv.errors import UserError
+from smoothadv.evaluation import attacking, falsifying
+from smoothadv.evaluation.attacking import AttackedLog
+from smoothadv.evaluation.requests import (
     DEFAULT_FALSE_ALARM,
     DEFAULT_FRACTION,
-    OUTDIR,
-    CertificateBallots,
-    Certificates,
-    read_certificates,
-    report,
-)
-from smoothadv.commands.attacking import (
-    AttackedBallots,
-    add_evaluation_attack,
-    attack_settings,
-    compose_evaluation_attack,
-    fit_to_job,
-    shared_with,
-)
-from smoothadv.commands.components import retyped
-from smoothadv.commands.evaluating import Evaluation, evaluate, merge_main, told_of_shard
-from smoothadv.commands.runner import Parser, run
-from smoothadv.commands.smoothing import (
     PREDICTION_DRAWS,
-    SmoothingJob,
-    add_smoothing,
-    prepare,
-    recorded_number,
-    warn_of_few_draws,
+    AttackRequest,
+    FalsifyRequest,
 )
-from smoothadv.errors import UserError
+from smoothadv.evaluation.saved_examples import write_pictures
 from smoothadv.readers import read_prediction_log
-from smoothadv.records import (
-    ATTACK_COLUMNS,
-    FALSIFICATION_COLUMNS,
-    attacked_log,
-    examples_path,
-    falsification_log,
-    pictures_folder,
-)
-from smoothadv.saved_examples import write_pictures
+from smoothadv.records import examples_path, pictures_folder
 from smoothadv.settings import Setting, non_negative_int, number, positive_int, probability
 
 _STEPS, _DRAWS = 20, 64
-_PLACE = "\0"  # no path
 _fraction = number(float, "a number above 0 and below 1, like 0.999", lambda v: 0 < v < 1)
 
 _EXAMPLES = """examples:
@@ -77,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = make_parser()
     return run(
         parser,
-        lambda options: _attack(parser, options),
+        lambda options, command: _attack(parser, options, command),
         arguments,
         interrupted="every finished example is in the log; run the same command again to continue",
     )
@@ -136,42 +113,28 @@ def _add_falsification(parser: Parser) -> None:
     )
 
 
-def _attack(parser: Parser, options: argparse.Namespace) -> None:
-    plans = attacks_planned(parser, options)
-    if options.only is not None and (options.skip != 1 or options.max is not None):
-        parser.error("--only is not read with --skip or --max: leave one of them out")
-    warn_of_few_draws(options)
-    attack_all(parser, options, plans)
-
-
-def attack_all(parser: Parser, options: argparse.Namespace, plans: list[tuple[Path, SmoothedAttack]]) -> None:
-    """Bring every log of the ``plans`` to its end."""
-    if options.outdir.is_file():
-        raise UserError(f"{options.outdir} is a file: name a folder for the logs")
-    options.outfile = next((path for path, _ in plans if path.exists()), plans[0][0])
-    certificates = None if options.against is None else read_certificates(options)
-    job = prepare(options, sound=certificates is not None and certificates.sound)
-    if certificates is not None:
-        certificates.check_job(job)
-        certificates = certificates.among(options.skip, options.max)
-    job = dataclasses.replace(job, indices=_indices(options, job, certificates))
-    fit_to_job(parser, plans[0][1], job, options)
-    batches = {"batch": job.batch, "attack_batch": plans[0][1].batch}
-    for path, attack in plans:
-        options.outfile = path
-        # A log that was begun with others goes on with them.
-        own = {name: getattr(options, name) or recorded_number(options, name) or batches[name] for name in batches}
-        attack.batch = own["attack_batch"]
-        if _one_log(options, _with_batch(job, own["batch"]), path, attack, certificates):
-            _finish(options, certificates, _again(parser, options, **own))
-        elif options.shard is not None:
-            print(told_of_shard(options, "attack"))
-
-
-def attacks_planned(parser: Parser, options: argparse.Namespace) -> list[tuple[Path, SmoothedAttack]]:
-    """Which log is made by which attack; the default for ``options.N``."""
-    options.N = options.N or PREDICTION_DRAWS
+def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> AttackRequest | FalsifyRequest:
+    """What the options ask for; a usage error where they contradict each other."""
     sizes = getattr(options, "--epsilon", None)
+    _refuse_contradictions(parser, options, sizes)
+    fields = {
+        **request_fields(options, command),
+        "outdir": options.outdir,
+        # The size is that of each log, or of each certificate.
+        "attack": attack_plan(parser, options, _DRAWS, epsilon=0.0, num_steps=getattr(options, "--num-steps", _STEPS)),
+        "only": None if options.only is None else tuple(options.only),
+    }
+    if sizes is not None:
+        return AttackRequest(**fields, epsilons=tuple(sizes))
+    return FalsifyRequest(
+        **fields,
+        against=options.against,
+        fraction=options.fraction or DEFAULT_FRACTION,
+        false_alarm=options.false_alarm or DEFAULT_FALSE_ALARM,
+    )
+
+
+def _refuse_contradictions(parser: Parser, options: argparse.Namespace, sizes: Sequence[float] | None) -> None:
     if (sizes is None) == (options.against is None):
         parser.error(
             "give either --epsilon, the l2 norms of the attack, or --against, the log of certificates to attack"
@@ -184,81 +147,63 @@ def attacks_planned(parser: Parser, options: argparse.Namespace) -> list[tuple[P
             parser.error(f"{flag} is not read with --shard: give it to the same command without, once they are merged")
     if len(set(sizes or ())) < len(sizes or ()):
         parser.error("--epsilon names a size twice")
-
-    def attack(epsilon: float) -> SmoothedAttack:
-        given = copy.copy(options)
-        setattr(given, "--epsilon", epsilon)
-        setattr(given, "--num-steps", getattr(options, "--num-steps", _STEPS))
-        return compose_evaluation_attack(parser, given, _DRAWS)
-
-    if sizes is None:
-        return [(falsification_log(options.outdir), attack(0.0))]
-    return [(attacked_log(options.outdir, epsilon), attack(epsilon)) for epsilon in sizes]
+    if options.only is not None and (options.skip != 1 or options.max is not None):
+        parser.error("--only is not read with --skip or --max: leave one of them out")
 
 
-def _indices(options: argparse.Namespace, job: SmoothingJob, certificates: Certificates | None) -> Any:
-    """The examples to attack; UserError where there are none of those asked for."""
-    if options.only is None:
-        return job.indices if certificates is None else certificates.indices
-    known = range(len(job.dataset)) if certificates is None else set(certificates.indices)
-    missing = [index for index in options.only if index not in known]
-    if missing:
-        where = f"{options.dataset} has no image" if certificates is None else f"{options.against} certifies no image"
-        raise UserError(f"--only {missing[0]}: {where} {missing[0]}")
-    return sorted(set(options.only))
-
-
-def _with_batch(job: SmoothingJob, batch: int) -> SmoothingJob:
-    return dataclasses.replace(job, batch=batch, settings={**job.settings, "batch": batch})
-
-
-def _one_log(
-    options: argparse.Namespace,
-    job: SmoothingJob,
-    path: Path,
-    attack: SmoothedAttack,
-    certificates: Certificates | None,
-) -> bool:
-    """Bring a log to its end, or this process's share of it; whether it is whole now."""
-    if job.workers is not None:
-        job = dataclasses.replace(job, workers=job.workers.apart(path.name))
-    settings = {"N": options.N, **attack_settings(attack)}
-    if certificates is None:
-        ballots = AttackedBallots(job, attack, options.N, options.alpha)
-        columns, title, scores = ballots.columns, "correct", lambda row: bool(row["correct"])
-    else:
-        ballots = CertificateBallots(job, attack, options.N, options.alpha, certificates)
-        columns = (*FALSIFICATION_COLUMNS, *ballots.columns[len(ATTACK_COLUMNS) :])
-        title, scores = "falsified", lambda row: bool(row["flipped"])
-        settings["attack"]["epsilon"], settings["against"] = None, certificates.record
-    what = f"attacking {options.against.name}" if options.against else f"attacking, epsilon {attack.attack.epsilon:g}"
-    evaluation = Evaluation(
-        columns, settings, ballots, what, title, scores, keeps_images=True, **shared_with(attack, job)
-    )
-    return evaluate(options, job, evaluation)
-
-
-def _again(parser: Parser, options: argparse.Namespace, batch: int, attack_batch: int) -> list[Any]:
-    """The words of a command that does the same again, wherever it is typed; ``OUTDIR`` is where."""
-    given = copy.copy(options)
-    given.batch, given.attack_batch, given.outdir = batch, attack_batch, _PLACE
-    words = retyped(parser, given, without=("only", "skip", "max", "shard", "existing", "png", "debug"))
-    return ["python", "code/attack.py", *(OUTDIR if word == _PLACE else word for word in words)]
-
-
-def _finish(options: argparse.Namespace, certificates: Certificates | None, again: list[Any]) -> None:
-    """Say in a line what the log says, make the pictures, and fail where certificates did."""
-    table = read_prediction_log(options.outfile)
-    if options.png is not None:
-        pictures = write_pictures(options.outfile, options.png)
-        print(f"{pictures_folder(options.outfile)}: {len(pictures)} pictures")
-    if certificates is not None:
-        report(options, certificates, table, again)
+def _attack(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
+    request = request_of(parser, options, command)
+    if isinstance(request, FalsifyRequest):
+        log, certificates = falsifying.falsify(request)
+        if _is_finished(log, request, options.png):
+            verdict = falsifying.verdict(request, certificates)
+            _tell(verdict, request, lambda outdir, index: _again(parser, options, log, outdir, index))
         return
+    for log in attacking.attack(request):
+        if _is_finished(log, request, options.png):
+            _summarise(log.path)
+
+
+def _is_finished(log: AttackedLog, request: AttackRequest | FalsifyRequest, pictures: int | None) -> bool:
+    """Whether a log is whole; pictures are then made of its first images, if so many are wanted."""
+    if not log.is_whole:
+        if request.shard is not None:
+            print(finished_shard(request.shard, log.path, "attack"))
+        return False
+    if pictures is not None:
+        written = write_pictures(log.path, pictures)
+        print(f"{pictures_folder(log.path)}: {len(written)} pictures")
+    return True
+
+
+def _again(parser: Parser, options: argparse.Namespace, log: AttackedLog, outdir: str, index: int) -> str:
+    """The command line that attacks one certificate again in the same way, with its log in ``outdir``."""
+    changes = {"batch": log.batch, "attack_batch": log.attack_batch, "outdir": outdir}
+    without = ("only", "skip", "max", "shard", "existing", "png", "debug")
+    words = retyped(parser, options, without, changes)
+    return shlex.join(["python", "code/attack.py", *words, "--only", str(index)])
+
+
+def _tell(verdict: falsifying.Verdict, request: FalsifyRequest, again: Callable[[str, int], str]) -> None:
+    """Print each certificate that fell, with the command that repeats it; UserError if too many fell."""
+    for row in verdict.flips.itertuples():
+        print(
+            f"flipped: image {row.idx} (class {row.label}), certified as {row.certified} within {row.radius:.6g}, is "
+            f"predicted as {row.predict} at a distance of {row.attack_norm:.6g}; again with\n"
+            f"  {again(f'{request.outdir}_{row.idx}', row.idx)}"
+        )
+    if verdict.refutes:
+        raise UserError(f"{request.against} holds false certificates: {verdict.sentence}")
+    print(verdict.sentence)
+
+
+def _summarise(log: Path) -> None:
+    """Print in a line what a whole log shows."""
+    table = read_prediction_log(log)
     hits = int(table.correct.sum())
     low, high = binomial_interval(hits, len(table), 0.95)
     print(
-        f"{options.outfile}: {len(table)} examples, empirical accuracy {hits / len(table):.1%} (95 % interval "
+        f"{log}: {len(table)} examples, empirical accuracy {hits / len(table):.1%} (95 % interval "
         f"{low:.1%} to {high:.1%}), abstained {(table.predict == ABSTAIN).mean():.1%}; "
-        f"adversarial examples in {examples_path(options.outfile).name}"
+        f"adversarial examples in {examples_path(log).name}"
     )

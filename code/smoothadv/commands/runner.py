@@ -7,11 +7,12 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from smoothadv.errors import Terminated, UserError
+from smoothadv.errors import DoubtfulWarning, Terminated, UsageError, UserError
 
 SUCCESS, FAILURE, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
@@ -31,10 +32,12 @@ class Parser(argparse.ArgumentParser):
 
     @contextmanager
     def reading(self, source: str) -> Iterator[None]:
-        """Within, errors are said to be in ``source``, not in the command line."""
+        """Within, usage errors are reported as those of ``source``, not of the command line."""
         around, self._source = self._source, f"{self._source}{source}: "
         try:
             yield
+        except UsageError as error:
+            self.error(str(error))
         finally:
             self._source = around
 
@@ -42,24 +45,29 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE, f"error: {self._source}{message} (see {self.prog} --help)\n")
 
 
-def run(
-    parser: Parser, body: Callable[[argparse.Namespace], None], arguments: list[str] | None, interrupted: str = ""
-) -> int:
+Body = Callable[[argparse.Namespace, Sequence[str]], None]
+"""What a command does with its options and with the words that repeat this run."""
+
+
+def run(parser: Parser, body: Body, arguments: Sequence[str] | None, interrupted: str = "") -> int:
     """Parse ``arguments`` (None: the process's), call ``body`` and turn what happens into an exit code.
 
-    ``body`` finds in ``options.command`` the command line that repeats this run.
     0 on success, 2 on a usage error, 1 with one line on a UserError or a failing file, 130 on Ctrl-C and 143 on a
     SIGTERM that was obeyed, where ``interrupted`` says how to go on. ``--debug`` adds the traceback. Any other
     exception is a defect and propagates.
     """
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        options = parser.parse_args(arguments)
-        options.command = ["smoothadv", parser.prog, *(sys.argv[1:] if arguments is None else arguments)]
-        body(options)
+        options = parser.parse_args(words)
+        with _warnings_as_lines():
+            body(options, ["smoothadv", parser.prog, *words])
         sys.stdout.flush()
         return SUCCESS
     except SystemExit as exit_request:  # argparse's way to end after --help or a usage error
         return int(exit_request.code or SUCCESS)
+    except UsageError as error:
+        _failed(f"{error} (see {parser.prog} --help)", arguments)
+        return USAGE
     except UserError as error:
         return _failed(str(error), arguments)
     except MemoryError as error:
@@ -86,6 +94,23 @@ def run(
 
 
 @contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Within, each DoubtfulWarning is one line on standard error, whatever filters Python was started with."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", DoubtfulWarning)
+        other = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, DoubtfulWarning):
+                print(f"warning: {message}", file=sys.stderr)
+            else:
+                other(message, category, *place, **more)
+
+        warnings.showwarning = show
+        yield
+
+
+@contextmanager
 def terminable() -> Iterator[None]:
     """Within, SIGTERM raises Terminated, so that what runs can be stopped in order."""
 
@@ -99,7 +124,7 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _failed(message: str, arguments: list[str] | None) -> int:
+def _failed(message: str, arguments: Sequence[str] | None) -> int:
     if "--debug" in (sys.argv if arguments is None else arguments):
         traceback.print_exc()
     print(f"error: {message}", file=sys.stderr)

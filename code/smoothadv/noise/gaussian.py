@@ -13,15 +13,15 @@ class GaussianNoise(Noise):
     """N(0, sigma^2 I) by the method of Box and Muller (1958), from uniforms of 32 bits.
 
     The random bits are the same on every device; the float32 logarithms and cosines may differ in the last place.
-    The largest value is 6.8 sigma. It is taken for a Gaussian, as in all published code: what rounding does to it is
-    not in the certificate.
+    The largest value is 6.8 sigma. Certificates treat it as an exact Gaussian, as in all published code, and do not
+    account for its rounding.
     """
 
     def distance(self, dimension: int) -> float:
         return 0.0
 
     def check_image(self, image: torch.Tensor) -> None:
-        """Any image will do."""
+        """Accepts every image."""
 
     def fill(self, out: torch.Tensor, image: torch.Tensor, example: int, first: int, purpose: int) -> None:
         dimension = image.numel()

@@ -1,6 +1,6 @@
 """Philox4x32-10 (Salmon et al., 2011): random bits that are a function of their address.
 
-The same integers on every device, whatever is asked for before, after or at the same time.
+Every device computes the same integers, in whatever order and batches they are requested.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        # An int64 product wraps around, but all of its 64 bits are right. The low halves are left with the high bits
-        # above them: the next round's mask, or the last line's, takes those away.
+        # An int64 product wraps around, but all of its 64 bits are right. The low halves keep the high bits above them
+        # until the mask of the next round, or of the last line, removes those.
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1 = ((p1 >> 32) ^ (c1 ^ k0)).bitwise_and_(_MASK), p1
         c2, c3 = ((p0 >> 32) ^ (c3 ^ k1)).bitwise_and_(_MASK), p0

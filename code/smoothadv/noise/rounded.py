@@ -1,10 +1,10 @@
-"""Gaussian noise in whole grey levels: smoothing whose certificates hold for the executed arithmetic.
+"""Gaussian noise in integer grey levels: smoothing whose certificates hold for the executed arithmetic.
 
-Float noise added to a float image leaks the image through its last bits, and a Gaussian in float32 is none (Jin et
-al., 2022, arXiv 2205.10159; Voracek and Hein, 2023, arXiv 2207.07209). Here an 8-bit image X in {0..255}^d receives
-round(N(0, (255 sigma)^2)), an integer, and the sum is clipped to a range that no image in {0..255}^d falls out of by
-itself. Rounding commutes with integer shifts and clipping comes after them, so Cohen et al.'s theorem applies to the
-classifier that first rounds and clips, without any loss by the discretisation.
+Float noise added to a float image leaks the image through its last bits, and float32 noise is not exactly Gaussian
+(Jin et al., 2022, arXiv 2205.10159; Voracek and Hein, 2023, arXiv 2207.07209). Here an 8-bit image X in {0..255}^d
+receives round(N(0, (255 sigma)^2)), an integer, and the sum is clipped to a range that contains 0..255. Rounding
+commutes with integer shifts and clipping comes after them, so Cohen et al.'s theorem applies to the classifier that
+first rounds and clips, and the discretisation costs nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RoundedGaussianNoise(Noise):
     def _table(self) -> tuple[torch.Tensor, float]:
         """Thresholds T_i = 2^62 Phi((i + 1/2) / 255 sigma), i = -M..M-1, rounded; and the sum of their errors / 2^62.
 
-        M = 255 + B: noise beyond it is clipped whatever the pixel, so that it needs no further thresholds.
+        M = 255 + B: noise beyond M is clipped for every pixel value, so it needs no further thresholds.
         """
         reach = WHITE + self.clip
         with mpmath.workdps(_DIGITS):
@@ -63,13 +63,13 @@ class RoundedGaussianNoise(Noise):
 
     def fill(self, out: torch.Tensor, image: torch.Tensor, example: int, first: int, purpose: int) -> None:
         dimension, device = image.numel(), out.device
-        white = torch.full((), float(WHITE), device=device)  # a tensor, by which every device divides as IEEE 754 says
+        white = torch.full((), float(WHITE), device=device)  # every device divides by a tensor as IEEE 754 specifies
         grey = (image.to(device) * WHITE).round().to(torch.int64)
         thresholds = self._ranks_on(device)
         chunks = self.words(device, -(-dimension // 2), len(out), example, first, purpose)
         for part, (w0, w1, w2, w3) in chunks:
             uniform = torch.cat([_join(w0, w1), _join(w2, w3)], dim=1)[:, :dimension]
-            # The number of thresholds at most the uniform: P[it is <= i + M] = T_i / 2^62.
+            # The number of thresholds that are at most the uniform: P[the number <= i + M] = T_i / 2^62.
             noise = thresholds.at_most(uniform).sub_(WHITE + self.clip)
             noisy = noise.view(-1, *image.shape).add_(grey).clamp_(-self.clip, WHITE + self.clip)
             torch.div(noisy.to(torch.float32), white, out=out[part])
@@ -85,9 +85,9 @@ class RoundedGaussianNoise(Noise):
 
 
 class _Ranks:
-    """How many ascending ``thresholds``, int64 in 0..2^62, are at most a given integer: torch.bucketize, but faster.
+    """Counts the ascending ``thresholds``, int64 in 0..2^62, that are at most a given integer.
 
-    The first bits of the integer nearly always leave one threshold to compare it with.
+    As torch.bucketize, but faster: given the first bits of the integer, one comparison nearly always remains.
     """
 
     _FIRST_BITS = 13
@@ -105,9 +105,9 @@ class _Ranks:
         return torch.bucketize(values, self.thresholds, right=True)
 
     def at_most(self, values: torch.Tensor) -> torch.Tensor:
-        """The number of thresholds at most each of ``values``, int64 in 0..2^62-1 of any shape."""
+        """For each of ``values``, int64 in 0..2^62-1 of any shape, the number of thresholds at most that value."""
         if values.device.type != "cpu":
-            return self._searched(values)  # finding the rare ones would wait for the device
+            return self._searched(values)  # nonzero() below would wait for the device
         flat = values.reshape(-1)
         first = flat >> self.shift
         rank = self.rank.index_select(0, first)

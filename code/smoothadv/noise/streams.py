@@ -1,4 +1,4 @@
-"""Addresses of random numbers: the streams of examples, and generators for everything else."""
+"""Random numbers with addresses: a stream of draws for each example, and generators for all other uses."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import torch
 from smoothadv.noise.philox import Words, philox
 
 _MOST = 2**32
-# Counters whose words are computed at a time: their temporaries then stay in a processor's cache.
+# So many counters are computed at a time: their temporary tensors then fit into a processor's cache.
 _CHUNK = 2**16
 
 
 class Purpose(IntEnum):
-    """What a random stream is for: a part of its key, so that no two uses ever share their draws."""
+    """What a random stream is used for. It is part of the key, so that no two uses share their draws."""
 
     VOTES = 0
     ATTACK_NOISE = 1
@@ -38,8 +38,8 @@ def derive_generator(device: torch.device | str, *key: int) -> torch.Generator:
     """A torch generator on ``device`` whose state is a hash of the non-negative integers ``key``.
 
     Equal keys give equal draws on the same kind of device; different keys give streams as independent as
-    numpy.random.SeedSequence makes them, but that torch's CPU generator reads 32 bits of the hash: among
-    10,000 streams two are the same with probability 1.2 %. Nothing reads or changes torch's global generators.
+    numpy.random.SeedSequence makes them. However, torch's CPU generator uses only 32 bits of the hash: among
+    10,000 streams, two are identical with probability 1.2 %. Torch's global generators are neither read nor changed.
     """
     # 63 bits: Generator.manual_seed takes a signed 64-bit integer.
     # The length goes first because SeedSequence pads with zeros: (1, 0) would otherwise equal (1,).
@@ -49,11 +49,11 @@ def derive_generator(device: torch.device | str, *key: int) -> torch.Generator:
 
 @dataclass(frozen=True)
 class Noise(ABC):
-    """What adds noise to images: subclasses say of which distribution, and the class owns the addresses.
+    """Adds noise to images: this class gives every draw its random bits, subclasses turn them into a distribution.
 
-    ``sigma`` > 0 is the standard deviation on images in [0, 1]; ``seed`` >= 0 keys all streams. A draw is a function
-    of (seed, example, purpose, number of the draw): neither the batch in which it is asked for nor the order of
-    examples, the device or an interruption can change its random bits.
+    ``sigma`` > 0 is the standard deviation on images in [0, 1]; ``seed`` >= 0 keys all streams. The random bits of a
+    draw are a function of its address (seed, example, purpose, number of the draw): they do not depend on the batch,
+    the order of examples, the device or an interruption.
     """
 
     sigma: float
@@ -81,24 +81,24 @@ class Noise(ABC):
     def distance(self, dimension: int) -> float:
         """An upper bound on the total variation distance to N(0, sigma^2 I) in ``dimension`` coordinates.
 
-        0 where the noise is taken for a Gaussian.
+        0 where certificates treat the noise as an exact Gaussian.
         """
 
     @abstractmethod
     def check_image(self, image: torch.Tensor) -> None:
-        """ValueError if the noise is not made for this image [C, H, W]."""
+        """ValueError if this noise cannot be added to the image [C, H, W]."""
 
     @abstractmethod
     def fill(self, out: torch.Tensor, image: torch.Tensor, example: int, first: int, purpose: int) -> None:
         """Set ``out`` [B, C, H, W], float32, to ``image`` [C, H, W] plus the draws of a stream from ``first`` on.
 
-        ``check_image`` has accepted the image.
+        The caller has passed the image to ``check_image``.
         """
 
     def words(
         self, device: torch.device, counters: int, draws: int, example: int, first: int, purpose: int
     ) -> Iterator[tuple[slice, Words]]:
-        """4 * ``counters`` words for each draw, in chunks: (which of ``draws``, four int64 [chunk, counters])."""
+        """4 * ``counters`` words for each draw, in chunks: (slice of the draws, four int64 [chunk, counters])."""
         if max(counters, first + draws, example + 1, purpose + 1) > _MOST or min(first, example, purpose) < 0:
             raise ValueError(f"example {example}, purpose {purpose} or draw {first + draws - 1} has no address")
 
@@ -114,7 +114,7 @@ class Noise(ABC):
 
 
 class NoiseStream:
-    """The draws of one example for one purpose, in their order; every draw is given out once."""
+    """The draws of one example for one purpose, in order; each draw is returned once."""
 
     def __init__(self, noise: Noise, example: int, device: torch.device | str, purpose: int) -> None:
         self.noise, self.example, self.purpose = noise, example, purpose
@@ -122,7 +122,7 @@ class NoiseStream:
         self._position = 0
 
     def reserve(self, count: int) -> int:
-        """Set the next ``count`` draws aside for the caller; the number of the first of them."""
+        """Reserve the next ``count`` draws for the caller; returns the number of the first one."""
         first, self._position = self._position, self._position + count
         return first
 
@@ -138,5 +138,5 @@ class NoiseStream:
         return out
 
     def draw(self, count: int, image: torch.Tensor) -> torch.Tensor:
-        """The next ``count`` draws by themselves, for an image of this shape: as ``noisy`` on a black one."""
+        """The next ``count`` draws without an image, in the shape of ``image``: ``noisy`` on a black image."""
         return self.noisy(count, torch.zeros(image.shape, dtype=torch.float32))

@@ -2,7 +2,7 @@
 
 An objective is a frozen dataclass, derived from ``Objective`` and registered in ``OBJECTIVES``. Its fields made by
 ``settings.setting`` become options of the training commands; a field called ``attack`` receives the attack that
-the command line describes. What it leaves as it is here is Gaussian augmentation: one noisy copy of each image.
+the command line describes. The methods of ``Objective`` itself are Gaussian augmentation: one noisy copy of each image.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from smoothadv.registry import Registry, discover
 class Outcome:
     """``loss`` (a scalar with its graph), and how many of ``examples`` noisy copies were classified correctly.
 
-    ``unattacked_correct`` of ``unattacked_examples`` copies were so in eval mode, as the attack met them before its
-    first step; None and 0 without an attack.
+    ``unattacked_correct`` of ``unattacked_examples`` copies were classified correctly before the attack's first step,
+    in eval mode; None and 0 without an attack.
     """
 
     loss: torch.Tensor
@@ -35,7 +35,7 @@ class Outcome:
 
 
 class Objective(ABC):
-    """What ``training`` needs of an objective; ``noise_sd`` is the standard deviation that it trains for."""
+    """What ``training`` needs of an objective; ``noise_sd`` is the standard deviation of its noise."""
 
     noise_sd: float
 
@@ -59,18 +59,18 @@ class Objective(ABC):
 
     def adversarial(
         self,
-        model: Callable,
+        model: Callable[[torch.Tensor], torch.Tensor],
         images: torch.Tensor,
         labels: torch.Tensor,
         noise: torch.Tensor,
         epsilon: float,
         generator: torch.Generator | None = None,
     ) -> torch.Tensor:
-        """The images [B, C, H, W] to train on, within the l2 distance ``epsilon``: without an attack, ``images``."""
+        """The images [B, C, H, W] to train on, at most ``epsilon`` (l2) from ``images``; these without an attack."""
         return images
 
     def loss(self, model: nn.Module, adversarial: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Outcome:
-        """The loss on what ``adversarial`` returned."""
+        """The loss on the images that the method ``adversarial`` returned."""
         return noisy_cross_entropy(model, adversarial, labels, noise)
 
     def on_noise(
@@ -83,7 +83,7 @@ class Objective(ABC):
         generator: torch.Generator | None = None,
         attacked: nn.Module | None = None,
     ) -> Outcome:
-        """Attack images [B, C, H, W] in [0, 1] with labels int64 [B] as in that epoch; the loss of what results.
+        """Attack images [B, C, H, W] in [0, 1] with labels int64 [B] as in that epoch; returns the loss on the result.
 
         ``attacked`` is the same classifier in a form that is faster to attack; None attacks ``model``.
         """
@@ -99,14 +99,14 @@ class Objective(ABC):
     def __call__(
         self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor, epoch: int, generator: torch.Generator
     ) -> Outcome:
-        """As ``on_noise`` with fresh noise: all randomness comes from ``generator``, on the images' device."""
+        """As ``on_noise``, with fresh noise. All randomness comes from ``generator``, on the images' device."""
         return self.on_noise(model, images, labels, self.draw(images, generator), epoch, generator)
 
 
 class FirstLogits(nn.Module):
-    """A classifier that remembers the first logits it gave, of unattacked copies where an attack starts there."""
+    """A classifier that keeps the first logits it returns: of unattacked copies, where an attack starts with them."""
 
-    def __init__(self, model: Callable) -> None:
+    def __init__(self, model: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self.model = model
         self.logits: torch.Tensor | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,12 +18,12 @@ from smoothadv.settings import noise_level, non_negative_int, positive_int, sett
 class SmoothAdv(Objective):
     """Attack the smoothed classifier on m noise draws, then train on the same m copies of the adversarial image.
 
-    The draws are fixed through all attack steps and the update; the model is attacked in eval mode and
-    updated in train mode. ``attack`` carries the full epsilon; the first epoch has none and it then
-    grows linearly to its full value over ``warmup`` epochs (0: full from the start).
+    The draws are the same in all attack steps and the update; the model is attacked in eval mode and
+    updated in train mode. ``attack`` has the full epsilon. In the first epoch epsilon is 0; it then grows linearly to
+    its full value over ``warmup`` epochs (0: full from the start).
 
-    ``base_attack`` is "Vanilla PGD + noise" of the paper's appendix C.1; there, as with a ``noise_sd`` of 0, which is
-    its "Vanilla PGD", the attack is one on the base classifier (Madry et al., 2018).
+    ``base_attack`` is "Vanilla PGD + noise" of the paper's appendix C.1, and a ``noise_sd`` of 0 is its "Vanilla PGD":
+    both attack the base classifier (Madry et al., 2018).
     """
 
     attack: GradientAttack
@@ -65,16 +64,17 @@ class SmoothAdv(Objective):
 
     def adversarial(
         self,
-        model: Callable,
+        model: Callable[[torch.Tensor], torch.Tensor],
         images: torch.Tensor,
         labels: torch.Tensor,
         noise: torch.Tensor,
         epsilon: float,
         generator: torch.Generator | None = None,
     ) -> torch.Tensor:
-        # All copies are alike where there is no noise, and one then does.
-        seen = None if self.base_attack or self.noise_sd == 0 else noise
-        return dataclasses.replace(self.attack, epsilon=epsilon)(model, images, labels, seen, generator)
+        # Without noise all copies are identical, so that one suffices.
+        attack_noise = None if self.base_attack or self.noise_sd == 0 else noise
+        epsilons = torch.full((len(images),), epsilon, dtype=torch.float64)
+        return self.attack(model, images, labels, attack_noise, generator, epsilon=epsilons)
 
     def loss(self, model: nn.Module, adversarial: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Outcome:
         return noisy_cross_entropy(model, adversarial, labels, noise[:, :1] if self.train_first_copy else noise)

@@ -1,6 +1,6 @@
-"""Grids of models: what a sweep consists of, what of it is on the disk, and how the rest gets done. No torch.
+"""Grids of models: what a sweep consists of, how much of it is on the disk, and how the rest is done. No torch.
 
-``grid`` reads the file that describes a sweep, ``folders`` names what it makes, ``stages`` and ``jobs`` are its parts
-and how far each has come, ``records`` remembers who works on a job, ``execution`` brings one to its end, ``engines``
-find the machines.
+``grid`` reads the file that describes a sweep, and ``folders`` names the folders of its models and logs. ``stages`` and
+``jobs`` say how far each part has come. ``job_record`` records who works on a job, ``job_execution`` runs its missing
+stages, each in a process that ``stop_with_parent`` makes stop with its parent. ``engines`` find the machines.
 """

@@ -1,8 +1,9 @@
-"""What a sweep's folders are called: as the released ones are, so that whoever reads logs knows what made them.
+"""Names of a sweep's folders: as in the released code, so that readers of logs know what made them.
 
 ``PGD_2steps/eps_0.251/cifar10/cifar_resnet110/noise_0.25``, ``PGD_2steps_multiNoiseSamples/8-multitrain/eps_0.25/...``
 for m = 8, ``PGD_2steps_baseAttackExp/without_noise/...`` for Vanilla PGD, ``finetune_cifar_from_imagenet32/...``,
-``self_training/PGD_2steps/weight_0.5/...``. Sizes have a decimal point: the released whole numbers count in 1/256.
+``self_training/PGD_2steps/weight_0.5/...``. An epsilon has a decimal point here; the whole numbers in released names
+are in units of 1/256.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from smoothadv.errors import UserError
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What the released names say of a training; ``attack`` is None without one.
+class TrainingFacts:
+    """What the name of a folder says about a training; ``attack`` is None for a training without an attack.
 
-    ``is_vanilla`` attacks the base classifier, ``weight`` is that of pseudo-labelled images, None without those.
+    ``is_vanilla`` says that the base classifier is attacked, without noise. ``weight`` is the weight of pseudo-labelled
+    images, None without them.
     """
 
     dataset: str
@@ -36,13 +38,13 @@ class Trained:
     weight: float | None = None
 
 
-NAMED = {"dataset", "arch", "noise", "attack", "epsilon", "num-steps", "num-noise-vec", "base-attack"}
-NAMED |= {"unlabelled-weight"}
-"""The options whose values a ``Trained`` has."""
+NAMED_OPTIONS = {"dataset", "arch", "noise", "attack", "epsilon", "num-steps", "num-noise-vec", "base-attack"}
+NAMED_OPTIONS |= {"unlabelled-weight"}
+"""The options whose values ``TrainingFacts`` holds."""
 
 
-def written(value: Any) -> str:
-    """A value as it stands in the name of a folder: numbers to four significant digits, without an exponent."""
+def format_value(value: Any) -> str:
+    """A value as text in the name of a folder: numbers with four significant digits, without an exponent."""
     text = str(value)
     if re.fullmatch("[0-9]+", text):
         return text
@@ -55,17 +57,17 @@ def written(value: Any) -> str:
     return digits.removesuffix(".0")
 
 
-def decimal(value: Any) -> str:
-    """A size or a standard deviation as the released folders write it: two decimals, more where they are needed."""
-    text = written(value)
+def format_decimal(value: Any) -> str:
+    """An epsilon or a standard deviation as the released folders write it: two decimals, or more if needed."""
+    text = format_value(value)
     whole, point, rest = text.partition(".")
     return f"{whole}.{rest.ljust(2, '0')}" if whole.isdigit() and (not point or rest.isdigit()) else text
 
 
-def filled_in(options: Mapping[str, Any], values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """``options`` with every "{name}" in a text replaced by what ``values`` have; UserError where they do not.
+def fill_placeholders(options: Mapping[str, Any], values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """``options`` with every "{name}" in a text replaced by that value in ``values``; UserError for an unknown name.
 
-    Sizes are written as the folders have them.
+    Values are written as in the names of folders.
     """
 
     def replaced(text: Any) -> Any:
@@ -83,14 +85,14 @@ def filled_in(options: Mapping[str, Any], values: Mapping[str, Any], source: str
 
 
 def _part(name: str, value: Any) -> str:
-    return decimal(value) if name in ("noise", "epsilon") else written(value)
+    return format_decimal(value) if name in ("noise", "epsilon") else format_value(value)
 
 
-def model_folder(trained: Trained, others: Iterable[tuple[str, Any]] = ()) -> Path:
+def model_folder(trained: TrainingFacts, others: Iterable[tuple[str, Any]] = ()) -> Path:
     """The folder of a model within its sweep.
 
-    ``others`` are options that tell it from other models beside those that the released names have: each gets a folder
-    of its own, like ``seed_1``.
+    ``others`` are further options in which the models of a sweep differ but which the released names do not hold: each
+    adds one level of folders, like ``seed_1``.
     """
     parts: list[str] = []
     if trained.is_pretrained:
@@ -106,15 +108,15 @@ def model_folder(trained: Trained, others: Iterable[tuple[str, Any]] = ()) -> Pa
         parts.append("gaussian")
     parts += [f"{trained.copies}-multitrain"] * several
     if trained.weight is not None:
-        weight = written(trained.weight)
+        weight = format_value(trained.weight)
         parts.append(f"weight_{weight}.0" if weight.isdigit() else f"weight_{weight}")
     if trained.attack:
-        parts.append(f"eps_{decimal(trained.epsilon)}")
-    parts += [f"{key}_{written(value)}" for key, value in others]
+        parts.append(f"eps_{format_decimal(trained.epsilon)}")
+    parts += [f"{key}_{format_value(value)}" for key, value in others]
     dataset = trained.dataset.rstrip("/").replace(":", "/").split("/")[-1]
-    return Path(*parts, written(dataset), written(trained.arch), f"noise_{decimal(trained.noise)}")
+    return Path(*parts, format_value(dataset), format_value(trained.arch), f"noise_{format_decimal(trained.noise)}")
 
 
 def evaluation_name(split: str, sigma: Any, suffix: str) -> Path:
-    """Where a smoothed classifier is evaluated, within the model's folder among the logs."""
-    return Path(split, f"sigma_{decimal(sigma)}{f'_{written(suffix)}' if suffix else ''}")
+    """The path of an evaluation's logs, without ending, within the model's folder of logs."""
+    return Path(split, f"sigma_{format_decimal(sigma)}{f'_{format_value(suffix)}' if suffix else ''}")

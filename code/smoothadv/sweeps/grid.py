@@ -1,34 +1,34 @@
-"""The file that describes a sweep: fixed options, swept ones, and what follows each training.
+"""The file that describes a sweep: fixed options, swept options, and the evaluations that follow each training.
 
     about = "SmoothAdv-PGD on CIFAR-10"          # one line, for people
     models = "models/mine"                       # where checkpoints go (default: models/NAME-OF-THE-FILE)
     logs = "logs/mine"                           # where logs go (default: logs/NAME-OF-THE-FILE)
-    processes = 1                                # that share a job, each with a GPU of its own if there are any
-    threads = 1                                  # of each process on the CPU (default: PyTorch's choice)
+    processes = 1                                # processes per job, each on a GPU of its own if there are GPUs
+    threads = 1                                  # CPU threads of each process (default: PyTorch's choice)
 
-    [fixed]                                      # options of every training, as the command line spells them
+    [fixed]                                      # options of every training, spelled as on the command line
     dataset = "cifar10"
     arch = "cifar_resnet110"
 
-    [[sweep]]                                    # a model for each combination of the lists; several [[sweep]] add up
+    [[sweep]]                                    # a model for each combination of the lists; there can be several
     group = "SmoothAdv"                          # curve and table row in the report (default: the file's name)
     attack = "PGD"
     noise = [0.25, 0.5]
     epsilon = ["127/255", "255/255"]
 
-    [[certify]]                                  # a log of every model, at its noise; further tables make further logs
+    [[certify]]                                  # a log of every model, at its noise; another table makes another log
     skip = 20
 
     [[certify]]
-    group = "SmoothAdv"                          # one or several: only their models (default: all)
-    name = "fine"                                # part of the log's name, where it would be another's
+    group = "SmoothAdv"                          # only models of this group, or of a list of groups (default: all)
+    name = "fine"                                # part of the log's name; needed if two logs had the same name
     sigma = [0.25, 0.5]                          # a log for each (default: the noise of the training)
     N = 1000000
 
-    [[attack]]                                   # logs of every model under attack
+    [[attack]]                                   # a log of every model and epsilon, under attack
     epsilon = [0.25, 0.5]
 
-"{noise}" in a text stands for the value of that option in the same model, written as in the names of folders.
+"{noise}" in a text is replaced by the value of that option of the same model, written as in the names of folders.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.errors import UserError
-from smoothadv.sweeps.folders import filled_in
+from smoothadv.sweeps.folders import fill_placeholders
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -60,16 +60,16 @@ _KEYS = {
     "certify": "list of tables",
     "attack": "list of tables",
 }
-# What the sweep itself says to every command, or the command line of the sweep does.
+# Options that the sweep itself, or its command line, gives to every command.
 _NEVER = ("outdir", "outfile", "checkpoint", "resume", "overwrite", "data-dir", "device", "shard", "debug", "help")
 _NEVER_IN_EVALUATIONS = ("dataset", "against", "only", "png")
 
 
 @dataclass(frozen=True)
 class Model:
-    """One model of a grid: the ``options`` of its training, which of them are ``swept``, and the ``group`` it is in.
+    """One model of a grid: the ``options`` of its training, the names of the ``swept`` ones, and its ``group``.
 
-    ``source`` says where in the file it comes from, for messages.
+    ``source`` says where in the file the model is described, for messages.
     """
 
     options: Options
@@ -79,11 +79,11 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Follower:
-    """What follows trainings: the ``options`` of a certification or an attack at each of the ``sigmas``.
+class EvaluationTable:
+    """A [[certify]] or [[attack]] table: the ``options`` of an evaluation that is made at each of the ``sigmas``.
 
-    None among them stands for the noise of the training. ``name`` tells its logs apart, ``groups`` has the groups of
-    models that it is for, and ``source`` says where in the file it comes from.
+    A sigma of None stands for the noise of the training. ``name`` is a part of the names of its logs. It is for the
+    models of ``groups``. ``source`` says where in the file the table is, for messages.
     """
 
     options: Options
@@ -95,7 +95,7 @@ class Follower:
 
 @dataclass(frozen=True)
 class Grid:
-    """A sweep as its file describes it."""
+    """A sweep as its file describes it: ``models`` and ``logs`` are folders, ``trained`` lists the models."""
 
     path: Path
     about: str
@@ -104,8 +104,8 @@ class Grid:
     processes: int
     threads: int | None
     trained: list[Model]
-    certify: list[Follower] = field(default_factory=list)
-    attack: list[Follower] = field(default_factory=list)
+    certify: list[EvaluationTable] = field(default_factory=list)
+    attack: list[EvaluationTable] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -113,14 +113,14 @@ class Grid:
 
 
 def read_grid(path: Path) -> Grid:
-    """The grid in a file; UserError where it is missing, no TOML, or says what no grid can say."""
+    """The grid in a file; UserError if the file is missing, is no TOML, or holds something that no grid can hold."""
     try:
         with path.open("rb") as file:
             content = tomllib.load(file)
     except IsADirectoryError:
         raise UserError(f"{path} is a folder: name a grid in it, a file like digits-smoke.toml") from None
     except FileNotFoundError:
-        raise UserError(f"grid {path} does not exist; the ones that come along are in scripts/grids") from None
+        raise UserError(f"grid {path} does not exist; the grids of this project are in scripts/grids") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"grid {path} is no TOML: {error}") from None
     _check_keys(path, content)
@@ -134,8 +134,8 @@ def read_grid(path: Path) -> Grid:
         processes=content.get("processes", 1),
         threads=content.get("threads"),
         trained=trained,
-        certify=list(_followers(path, content, "certify", groups)),
-        attack=list(_followers(path, content, "attack", groups)),
+        certify=list(_evaluation_tables(path, content, "certify", groups)),
+        attack=list(_evaluation_tables(path, content, "attack", groups)),
     )
 
 
@@ -165,9 +165,9 @@ def _models(path: Path, content: Options) -> Iterator[Model]:
         group = table.get("group", path.stem.replace("=", "-"))
         if not isinstance(group, str) or not group or "=" in group:
             raise UserError(f"{source}: 'group' is to be a text without '=', found {group!r}")
-        own = {key: value for key, value in table.items() if key != "group"}
-        _check_options(source, own, _NEVER)
-        options = {**fixed, **own}
+        swept_here = {key: value for key, value in table.items() if key != "group"}
+        _check_options(source, swept_here, _NEVER)
+        options = {**fixed, **swept_here}
         axes = {key: _listed(value) for key, value in options.items()}
         for key in ("dataset", "arch"):
             if key not in axes:
@@ -175,20 +175,22 @@ def _models(path: Path, content: Options) -> Iterator[Model]:
         swept = tuple(key for key, values in options.items() if isinstance(values, list))
         for values in itertools.product(*axes.values()):
             model = dict(zip(axes, values))
-            yield Model(filled_in(model, model, source), swept, group, source)
+            yield Model(fill_placeholders(model, model, source), swept, group, source)
 
 
-def _followers(path: Path, content: Options, command: str, groups: tuple[str, ...]) -> Iterator[Follower]:
+def _evaluation_tables(
+    path: Path, content: Options, command: str, groups: tuple[str, ...]
+) -> Iterator[EvaluationTable]:
     for number, table in enumerate(content.get(command, []), start=1):
         source = f"grid {path}, [[{command}]] {number}"
         _check_options(source, table, (*_NEVER, *_NEVER_IN_EVALUATIONS))
-        own = {key: value for key, value in table.items() if key not in ("sigma", "name", "group")}
+        options = {key: value for key, value in table.items() if key not in ("sigma", "name", "group")}
         chosen = tuple(_listed(table.get("group", list(groups))))
         unknown = [group for group in chosen if group not in groups]
         if unknown:
             raise UserError(f"{source}: there is no group {unknown[0]!r}; there are {', '.join(groups)}")
         sigmas = tuple(_listed(table.get("sigma", [None])))
-        yield Follower(own, sigmas, str(table.get("name", "")), chosen, source)
+        yield EvaluationTable(options, sigmas, str(table.get("name", "")), chosen, source)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -196,25 +198,25 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _check_options(source: str, options: Mapping[str, Any], never: tuple[str, ...]) -> None:
-    """UserError where something is no option, or none that a grid may say."""
+    """UserError if a key is one of ``never``, or a value is none that a grid can hold."""
     for key, value in options.items():
         if key in never:
-            raise UserError(f"{source}: '{key}' is said by the sweep itself, or on its command line: leave it out")
+            raise UserError(f"{source}: '{key}' is set by the sweep itself, or on its command line: leave it out")
         values = _listed(value)
         if not values:
             raise UserError(f"{source}: '{key}' is an empty list, which leaves nothing to train")
         for single in values:
             if not isinstance(single, (str, int, float)):
-                raise UserError(f"{source}: '{key}' has a value that is no text, number or truth: {single!r}")
+                raise UserError(f"{source}: '{key}' has a value that is no text, number, true or false: {single!r}")
         if len(set(map(str, values))) < len(values):
             raise UserError(f"{source}: '{key}' names a value twice: {values}")
 
 
 def option_words(options: Mapping[str, Any], known: Mapping[str, bool], source: str) -> list[str]:
-    """Options as words of a command line: true is a switch, false its opposite or nothing, a list several values.
+    """Options as words of a command line: true gives the switch, false its opposite or nothing, a list several values.
 
-    ``known`` has the flags of the command, and whether each takes a value. UserError where true or false is said of
-    one that does.
+    ``known`` has the flags of the command, and whether each takes a value. UserError if a flag that takes a value is
+    given true or false.
     """
     words: list[str] = []
     for key, value in options.items():

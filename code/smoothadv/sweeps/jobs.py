@@ -1,4 +1,4 @@
-"""A job: train a model unless it is complete, then evaluate what is missing; and what state it is in."""
+"""A job trains one model and then evaluates it, skipping what is complete; and the state that a job is in."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from smoothadv.sweeps.records import JobRecord
-from smoothadv.sweeps.stages import Evaluation, Stage, Training, unmet
+from smoothadv.sweeps.job_record import JobRecord
+from smoothadv.sweeps.stages import EvaluationStage, Stage, TrainingStage, unmet_need
 
 
-class Kind(Enum):
-    """The states of a job. ``STOPPED`` was begun, nobody works on it, and it did not fail; ``BLOCKED`` needs files."""
+class StateKind(Enum):
+    """The states of a job. ``STOPPED``: begun, not failed, and nobody works on it. ``BLOCKED``: a file is missing."""
 
     WAITING = "waiting"
     BLOCKED = "blocked"
@@ -23,19 +23,19 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class State:
+class JobState:
     """The state of a job, and a sentence about it for people."""
 
-    kind: Kind
+    kind: StateKind
     detail: str = ""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One model of a sweep and all that becomes of it.
+    """One model of a sweep: its training and its evaluations.
 
-    ``name`` is its folder within the sweep's models and logs, ``cwd`` the folder from which all paths are meant,
-    ``logs`` where its own log and record lie. ``processes`` share each stage, of ``threads`` threads each (None:
+    ``name`` is its folder within the sweep's models and logs. All paths are relative to ``cwd``. The job's own log and
+    record are in the folder ``logs``. Each stage runs in ``processes`` processes of ``threads`` threads (None:
     PyTorch's choice).
     """
 
@@ -43,14 +43,14 @@ class Job:
     group: str
     cwd: Path
     logs: Path
-    training: Training
-    evaluations: tuple[Evaluation, ...]
+    training: TrainingStage
+    evaluations: tuple[EvaluationStage, ...]
     processes: int = 1
     threads: int | None = None
 
     @property
     def key(self) -> str:
-        """What tells the job from those of other sweeps too."""
+        """A text that is unique among the jobs of all sweeps."""
         return str(self.logs)
 
     @property
@@ -62,30 +62,32 @@ class Job:
         return JobRecord(self.cwd / self.logs)
 
 
-def state_of(job: Job) -> State:
-    """The state of a job by what is on the disk."""
+def state_of(job: Job) -> JobState:
+    """The state of a job, judged by the files on the disk."""
     progress = [(stage, stage.progress()) for stage in job.stages]
     unfinished = [(stage, reached) for stage, reached in progress if not reached.is_complete]
     if not unfinished:
-        return State(Kind.DONE)
+        return JobState(StateKind.DONE)
     stage, reached = unfinished[0]
-    said = f"{stage.title}: {reached}"
+    detail = f"{stage.title}: {reached}"
     record = job.record
     if holder := record.holder():
-        return State(Kind.RUNNING, f"{said} (on {holder})")
+        return JobState(StateKind.RUNNING, f"{detail} (on {holder})")
     if conflict := next((reached.conflict for _, reached in unfinished if reached.conflict), ""):
-        return State(Kind.FAILED, conflict)
+        return JobState(StateKind.FAILED, conflict)
     content = record.read()
     if content.get("state") == "failed":
-        return State(Kind.FAILED, ": ".join(filter(None, [content.get("stage"), content.get("line") or "no word"])))
-    if reasons := [reason for stage, _ in unfinished for path in stage.needs if (reason := unmet(path))]:
-        return State(Kind.BLOCKED, reasons[0])
+        return JobState(
+            StateKind.FAILED, ": ".join(filter(None, [content.get("stage"), content.get("line") or "no word"]))
+        )
+    if reasons := [reason for stage, _ in unfinished for path in stage.needs if (reason := unmet_need(path))]:
+        return JobState(StateKind.BLOCKED, reasons[0])
     if content.get("state") == "queued":
-        return State(Kind.WAITING, f"queued as {content.get('id')}")
+        return JobState(StateKind.WAITING, f"queued as {content.get('id')}")
     begun = any(reached.done for _, reached in progress) or "state" in content
-    return State(Kind.STOPPED if begun else Kind.WAITING, said if begun else "")
+    return JobState(StateKind.STOPPED if begun else StateKind.WAITING, detail if begun else "")
 
 
-def count(states: Sequence[State]) -> dict[Kind, int]:
-    """How many jobs are in each state, of the states that there are."""
-    return {kind: number for kind in Kind if (number := sum(state.kind is kind for state in states))}
+def count_states(states: Sequence[JobState]) -> dict[StateKind, int]:
+    """How many jobs are in each state; states without a job are left out."""
+    return {kind: number for kind in StateKind if (number := sum(state.kind is kind for state in states))}

@@ -1,8 +1,7 @@
-"""The stages of a job and how far each has come, by what is on the disk alone.
+"""The stages of a job and how far each has come, judged by the files on the disk alone.
 
-A stage is one command, and complete when its artefacts say so: a training when its log has a row for every epoch, an
-evaluation when its logs have a row for every image that was selected. What was made otherwise than the stage would make
-it is never taken for it.
+A stage is one command. A training is complete when its log has a row for every epoch, an evaluation when its logs have
+a row for every selected image. Files that were made with other settings than the stage's never count as its result.
 """
 
 from __future__ import annotations
@@ -10,24 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from smoothadv.errors import UserError
-from smoothadv.records import (
-    ARGUMENTS,
-    CHECKPOINT,
-    TRAINING_LOG,
-    differing_fields,
-    manifest_path,
-    read_manifest_file,
-)
+from smoothadv.records import ARGUMENTS, CHECKPOINT, TRAINING_LOG, differing_fields, manifest_path, read_manifest_file
 
 
 @dataclass(frozen=True)
-class Progress:
-    """``done`` of ``total`` ``units``, total None while nothing tells; ``conflict`` says why the stage cannot go on."""
+class StageProgress:
+    """``done`` of ``total`` ``units``; total is None while unknown. ``conflict`` says why the stage cannot continue."""
 
     done: int
     total: int | None
@@ -43,26 +35,28 @@ class Progress:
 
 
 class Stage(Protocol):
-    """One command of a job: the words after ``smoothadv``, what people call it, and what it needs."""
+    """One command of a job: its ``words`` after ``smoothadv``, its ``title`` for people, and the files it ``needs``."""
 
-    words: tuple[str, ...]
+    @property
+    def words(self) -> tuple[str, ...]: ...
 
     @property
     def title(self) -> str: ...
 
     @property
     def needs(self) -> tuple[Path, ...]:
-        """Files that others must have made before."""
+        """Files that must exist before the stage can start, and that other jobs or people make."""
         ...
 
-    def progress(self) -> Progress: ...
+    def progress(self) -> StageProgress: ...
 
 
 @dataclass(frozen=True)
-class Training:
-    """Trains a model in ``folder`` for ``epochs`` epochs; ``recipe`` is what is known of the recorded one before.
+class TrainingStage:
+    """Trains a model in ``folder`` for ``epochs`` epochs.
 
-    ``started_from`` is the checkpoint of other weights to start from.
+    ``recipe`` has those fields of the training's recorded recipe that are known before it starts. ``started_from`` is
+    the checkpoint of the weights to start from, None for new weights.
     """
 
     words: tuple[str, ...]
@@ -77,40 +71,37 @@ class Training:
     def checkpoint(self) -> Path:
         return self.folder / CHECKPOINT
 
-    def progress(self) -> Progress:
-        nothing = Progress(0, self.epochs, "epochs")
+    def progress(self) -> StageProgress:
+        nothing = StageProgress(0, self.epochs, "epochs")
         if not self.checkpoint.exists():
             return nothing
         try:
             recorded = json.loads((self.folder / ARGUMENTS).read_text())["recipe"]
             difference = _difference(recorded, {**self.recipe, **self._start()})
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            # The command itself will tell whether this is a run that it can continue.
+            # The command itself decides whether it can continue this run.
             return nothing
         if difference:
-            return Progress(0, self.epochs, "epochs", f"{self.folder} holds a model of another recipe: {difference}")
+            return replace(nothing, conflict=f"{self.folder} holds a model of another recipe: {difference}")
         done = _rows(self.folder / TRAINING_LOG)
         if done > self.epochs:
-            return Progress(
-                self.epochs,
-                self.epochs,
-                "epochs",
-                f"{self.folder} holds a model of {done} epochs, more than the {self.epochs} asked for",
-            )
-        return Progress(done, self.epochs, "epochs")
+            conflict = f"{self.folder} holds a model of {done} epochs, more than the {self.epochs} asked for"
+            return replace(nothing, done=self.epochs, conflict=conflict)
+        return replace(nothing, done=done)
 
     def _start(self) -> dict[str, Any]:
-        """What the recipe says of the weights that were started from, if they still are there to be compared."""
+        """The recipe's field about the initial weights; empty if their file is gone and cannot be compared."""
         if self.started_from is None or not self.started_from.exists():
             return {}
         return {"pretrained_sha256": digest(self.started_from)}
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """Makes ``logs`` of the model in ``checkpoint``; each log has the ``settings`` that are known beforehand.
+class EvaluationStage:
+    """Writes ``logs`` about the model in ``checkpoint``.
 
-    ``selection`` is which images: the options skip and max.
+    ``settings`` has, for each log, those settings of its manifest that are known before it is written. ``selection``
+    says which images are evaluated: the values of the options ``skip`` and ``max``.
     """
 
     words: tuple[str, ...]
@@ -121,66 +112,65 @@ class Evaluation:
     selection: Mapping[str, Any]
     needs: tuple[Path, ...] = ()
 
-    def progress(self) -> Progress:
+    def progress(self) -> StageProgress:
         parts = [self._one(log, settings) for log, settings in zip(self.logs, self.settings)]
         conflict = next((part.conflict for part in parts if part.conflict), "")
         totals = [part.total for part in parts]
         total = None if None in totals else sum(filter(None, totals))
-        return Progress(sum(part.done for part in parts), total, "images", conflict)
+        return StageProgress(sum(part.done for part in parts), total, "images", conflict)
 
-    def _one(self, log: Path, settings: Mapping[str, Any]) -> Progress:
+    def _one(self, log: Path, settings: Mapping[str, Any]) -> StageProgress:
+        nothing = StageProgress(0, None, "images")
         if not _size(log) and (log.exists() or not manifest_path(log).exists()):
-            return Progress(0, None, "images")  # as the command takes it: nothing was written yet
+            return nothing  # the command, too, starts anew in this case
         try:
             manifest = read_manifest_file(log)
         except UserError as error:
-            return Progress(0, None, "images", str(error))
+            return replace(nothing, conflict=str(error))
         difference = _difference(manifest["settings"], settings)
         if difference:
-            return Progress(0, None, "images", f"{log} was made with other settings: {difference}")
+            return replace(nothing, conflict=f"{log} was made with other settings: {difference}")
         if not self.checkpoint.exists():
-            gone = f"{self.checkpoint}, from which {log} was made, is gone: put it back, or remove the log"
-            return Progress(0, None, "images", gone)
+            conflict = f"{self.checkpoint}, from which {log} was made, is gone: put it back, or remove the log"
+            return replace(nothing, conflict=conflict)
         if manifest["settings"].get("checkpoint_sha256") != digest(self.checkpoint):
-            return Progress(0, None, "images", f"{log} was made from another model than {self.checkpoint} holds now")
+            return replace(nothing, conflict=f"{log} was made from another model than {self.checkpoint} holds now")
         foreign = [index for index in _indices(log) if not self._selects(index)]
         if foreign:
-            return Progress(0, None, "images", f"{log} has image {foreign[0]}, which is not selected here")
-        return Progress(_rows(log), self._selected(manifest["runs"]), "images")
+            return replace(nothing, conflict=f"{log} has image {foreign[0]}, which is not selected here")
+        return StageProgress(_rows(log), self._count_selected(manifest["runs"]), "images")
 
     def _selects(self, index: int) -> bool:
-        """Whether an image is among every skip-th, the first max of them."""
+        """Whether the image is selected: every ``skip``-th image is, up to ``max`` images."""
         number, rest = divmod(index, self.selection["skip"])
         most = self.selection["max"]
         return rest == 0 and (most is None or number < most)
 
-    def _selected(self, runs: list[dict[str, Any]]) -> int | None:
-        """How many images are selected, of as many as the run that wrote last saw; None if it does not say."""
+    def _count_selected(self, runs: list[dict[str, Any]]) -> int | None:
+        """How many images are selected from the dataset that the last run saw; None if it did not record its size."""
         images = runs[-1].get("images") if runs else None
         return None if images is None else len(range(0, images, self.selection["skip"])[: self.selection["max"]])
 
 
-def unmet(path: Path) -> str:
-    """Why a file that a stage needs cannot be used yet, "" if it can: it is missing, or a training is still at it."""
+def unmet_need(path: Path) -> str:
+    """Why a stage cannot use a file yet: it is missing, or its training is unfinished. "" if the stage can use it."""
     if not path.exists():
         return f"needs {path}"
     try:
         epochs = json.loads((path.parent / ARGUMENTS).read_text())["runs"][-1]["epochs"]
     except (OSError, ValueError, KeyError, TypeError, IndexError):
-        return ""  # not a folder of ours
+        return ""  # the folder was not made by a training command
     done = _rows(path.parent / TRAINING_LOG)
     return f"needs {path}, which has {done} of {epochs} epochs" if path.name == CHECKPOINT and done < epochs else ""
 
 
 def _difference(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """In which of the ``wanted`` fields a record differs, "" if in none."""
-    # Through JSON, as the record went.
-    wanted = json.loads(json.dumps(wanted))
-    return differing_fields({name: recorded.get(name) for name in wanted}, wanted)
+    """The ``wanted`` fields in which a record differs, as a text for people; "" if there are none."""
+    return differing_fields({name: recorded.get(name) for name in wanted}, dict(wanted))
 
 
 def _rows(log: Path) -> int:
-    """How many whole rows a log has below its header; 0 where there is none."""
+    """How many whole rows a log has below its header; 0 if there is no log."""
     try:
         return max(log.read_bytes().count(b"\n") - 1, 0)
     except OSError:
@@ -188,7 +178,7 @@ def _rows(log: Path) -> int:
 
 
 def _size(path: Path) -> int:
-    """The size of a file in bytes; 0 where there is none."""
+    """The size of a file in bytes; 0 if there is no file."""
     try:
         return path.stat().st_size
     except OSError:
@@ -196,7 +186,7 @@ def _size(path: Path) -> int:
 
 
 def _indices(log: Path) -> list[int]:
-    """The images that a log has whole rows of."""
+    """The indices of the images for which a log has a whole row."""
     try:
         lines = log.read_bytes().split(b"\n")[1:-1]
     except OSError:
@@ -208,7 +198,7 @@ _digests: dict[tuple[Path, int, int], str] = {}
 
 
 def digest(path: Path) -> str | None:
-    """The SHA-256 of a file, computed anew only where it changed since this process computed it; None without it."""
+    """The SHA-256 of a file, None if it cannot be read; computed again only after the file has changed."""
     try:
         stat = path.stat()
         key = (path.resolve(), stat.st_size, stat.st_mtime_ns)

@@ -1,4 +1,4 @@
-"""Engines: what finds machines for jobs, one per file. They schedule; what is done is decided by what is on the disk.
+"""Engines find machines for jobs, one engine per file. They only schedule: the files on the disk decide what is done.
 
 An engine is a frozen dataclass derived from ``Engine``, registered in ``ENGINES``; its settings become options.
 """

@@ -1,4 +1,4 @@
-"""What all engines are."""
+"""What all engines have in common."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from smoothadv.settings import positive_int, setting
-from smoothadv.sweeps.execution import PACKAGE_ROOT
+from smoothadv.sweeps.job_execution import PACKAGE_ROOT
 from smoothadv.sweeps.jobs import Job
 
-Ended = Callable[[Job, str], None]
-"""Is told of a job that an engine is through with, and in one word how it ended."""
+ReportEnd = Callable[[Job, str], None]
+"""An engine calls this once for each job that it has finished with; the text is how the job ended, like "done"."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where a sweep is started: its ``folder`` among the logs, the ``gpus`` that are visible here.
+    """Where a sweep is started: its ``name``, its ``folder`` of logs, and the names of the ``gpus`` visible here.
 
-    ``wants_gpus`` is False where the sweep was told to compute on the CPU.
+    ``wants_gpus`` is False if the user asked for the CPU.
     """
 
     name: str
@@ -32,31 +32,32 @@ class Site:
 
 @dataclass(frozen=True)
 class Engine(ABC):
-    """Finds machines for jobs. ``jobs`` is how many it runs at a time (None: as many as it finds room for)."""
+    """Finds machines for jobs. ``jobs`` is how many it runs at a time (None: as many as the machines have room for)."""
 
     jobs: int | None = setting(
         None,
         parse=positive_int,
-        help="at a time (default: local: one per GPU, or group of GPUs where a job has several processes, and one "
-        "without GPUs; slurm, ray: as many as find room)",
+        help="jobs that run at a time (default: local: one per GPU, or per group of GPUs if a job has several "
+        "processes, or one if there are no GPUs; slurm, ray: as many as the machines have room for)",
     )
 
     @abstractmethod
-    def run(self, jobs: Sequence[Job], site: Site, ended: Ended) -> None:
-        """Have every job executed; returns when the engine is through with them, or, detached, has them all.
+    def run(self, jobs: Sequence[Job], site: Site, report_end: ReportEnd) -> None:
+        """Have every job executed; returns when all have ended or, if detached, when all are in the queue.
 
-        Each process of a job gets a GPU of its own where there are any. KeyboardInterrupt asks what runs here to stop
-        first. Called for jobs that need something done; one that turns out to be another's is ended as "busy".
+        The ``jobs`` are those that are not complete. ``report_end`` is called as each ends, with "busy" if another
+        process works on it. Each process of a job gets a GPU of its own if there are GPUs. Before KeyboardInterrupt
+        leaves this method, the stages that run here are asked to stop, and waited for.
         """
 
     def already_has(self, jobs: Iterable[Job]) -> set[str]:
-        """The keys of the jobs that an earlier call still has with the engine."""
+        """The keys of those ``jobs`` that an earlier call has put into the engine's queue and that are still there."""
         return set()
 
 
 @contextmanager
 def package_on_path() -> Iterator[None]:
-    """Within, processes that are started find this package, also where it is not installed."""
+    """Within, the processes that are started find this package even if it is not installed."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), before]))
     try:

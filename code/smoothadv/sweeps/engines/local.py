@@ -1,4 +1,4 @@
-"""local: this machine, one job after the other, or one per GPU."""
+"""local: this machine, one job after the other, or one job per GPU."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from smoothadv.errors import UserError
 from smoothadv.sweeps.engines import ENGINES
-from smoothadv.sweeps.engines.engine import Ended, Engine, Site
-from smoothadv.sweeps.execution import attempt
+from smoothadv.sweeps.engines.engine import Engine, ReportEnd, Site
+from smoothadv.sweeps.job_execution import attempt
 from smoothadv.sweeps.jobs import Job
 
-# Ctrl-C is heard that soon even if the system has told another thread of it.
+# This long at most until Ctrl-C is noticed, even if the system delivers the signal to another thread.
 _POLL_SECONDS = 1.0
 
 
@@ -23,7 +23,7 @@ _POLL_SECONDS = 1.0
 class Local(Engine):
     """this machine: plain processes, one job per GPU, or one after the other without GPUs"""
 
-    def run(self, jobs: Sequence[Job], site: Site, ended: Ended) -> None:
+    def run(self, jobs: Sequence[Job], site: Site, report_end: ReportEnd) -> None:
         groups = self._groups(jobs, site)
         free: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
         for group in groups:
@@ -36,14 +36,14 @@ class Local(Engine):
                 while waiting:
                     done, waiting = wait(waiting, _POLL_SECONDS, FIRST_COMPLETED)
                     for future in done:
-                        ended(futures[future], future.result())
+                        report_end(futures[future], future.result())
             except BaseException:
                 stop.set()
                 pool.shutdown(cancel_futures=True)  # waits until the stages have stopped
                 raise
 
     def _groups(self, jobs: Sequence[Job], site: Site) -> list[tuple[str, ...]]:
-        """The GPUs of each of the jobs that run at a time; empty tuples where there are none."""
+        """For each job that runs at a time, the GPUs that it gets; empty tuples without GPUs."""
         size = max(job.processes for job in jobs)
         gpus = site.gpus if site.wants_gpus else ()
         if not gpus:
@@ -51,7 +51,7 @@ class Local(Engine):
         if len(gpus) < size:
             raise UserError(f"a job has {size} processes, but only {len(gpus)} GPUs are visible: one each is needed")
         groups = [tuple(gpus[start : start + size]) for start in range(0, len(gpus) - size + 1, size)]
-        # More at a time than there are groups share GPUs.
+        # If more jobs run at a time than there are groups, jobs share GPUs.
         count = min(self.jobs or len(groups), len(jobs))
         return [groups[number % len(groups)] for number in range(count)]
 

@@ -1,4 +1,4 @@
-"""ray: machines or GPUs that Ray knows of, on a cluster that exists or just here; retries where a machine is lost."""
+"""ray: the machines of a running Ray cluster, or this machine's GPUs; a job whose machine is lost is tried again."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from typing import Any
 from smoothadv.errors import UserError
 from smoothadv.settings import non_negative_int, setting
 from smoothadv.sweeps.engines import ENGINES
-from smoothadv.sweeps.engines.engine import Ended, Engine, Site
-from smoothadv.sweeps.execution import FAILED, STOPPED, attempt, stage_environment
+from smoothadv.sweeps.engines.engine import Engine, ReportEnd, Site
+from smoothadv.sweeps.job_execution import FAILED, STOPPED, attempt, stage_environment
 from smoothadv.sweeps.jobs import Job
 
 _POLL_SECONDS = 2.0
 _KNOCK_SECONDS = 5.0
 _HEALTH_SECONDS = 60.0
-# The head is given up before Ray does it, which would end this process without an exception after 60 s.
+# After this time without an answer the head counts as lost. Ray itself would end this process after 60 s, without an
+# exception.
 _HEAD_GONE_SECONDS = 20.0
-# How long jobs are waited for that were told to stop: a training finishes its update and saves.
+# How long to wait for jobs that were asked to stop: a training finishes its update and saves.
 _GRACE_SECONDS = 120.0
-# A machine that falls silent is noticed by these; Ray's own 300 s and 120 s mean minutes without work.
+# These notice a machine that does not answer any more; with Ray's defaults, 300 s and 120 s, minutes would be lost.
 _KEEPALIVE = {"RAY_grpc_client_keepalive_time_ms": "60000", "RAY_grpc_client_keepalive_timeout_ms": "30000"}
 
 
@@ -49,37 +50,37 @@ class Ray(Engine):
     address: str | None = setting(
         None,
         parse=_host_and_port,
-        help="HOST:PORT of a running Ray head (default: RAY_ADDRESS; without, Ray is started here)",
+        help="HOST:PORT of a running Ray head (default: RAY_ADDRESS; if that is not set, Ray is started here)",
     )
-    retries: int = setting(3, parse=non_negative_int, help="times that a job is tried again after its machine is lost")
+    retries: int = setting(3, parse=non_negative_int, help="how often a job is tried again after its machine is lost")
 
-    def run(self, jobs: Sequence[Job], site: Site, ended: Ended) -> None:
+    def run(self, jobs: Sequence[Job], site: Site, report_end: ReportEnd) -> None:
         address = self._found_address()
         ray = _ray(address)
         if address is not None and not _is_head(address):
             raise UserError(f"--address {address}: what answers there is no Ray head, whose port is 6379 by default")
-        # A Ray of our own has the GPUs that are here, perhaps none.
+        # A Ray that is started here has this machine's GPUs, perhaps none.
         wants_gpus = site.wants_gpus and (address is not None or bool(site.gpus))
         gpus = max(job.processes for job in jobs) if wants_gpus else 0
-        told = sys.stdout  # Ray prints into the present standard output, from its own threads
+        terminal = sys.stdout  # _connected redirects standard output, to which Ray prints from its own threads
 
-        def tell(job: Job, how: str) -> None:
-            with contextlib.redirect_stdout(told):
-                ended(job, how)
+        def report_on_terminal(job: Job, outcome: str) -> None:
+            with contextlib.redirect_stdout(terminal):
+                report_end(job, outcome)
 
         site.folder.mkdir(parents=True, exist_ok=True)
         with _connected(ray, address, jobs[0], site, gpus):
-            self._work(ray, jobs, address, gpus, tell)
+            self._work(ray, jobs, address, gpus, report_on_terminal)
 
     def _found_address(self) -> str | None:
-        """HOST:PORT of the cluster; None for a Ray of our own. UserError where nobody answers."""
+        """HOST:PORT of the cluster; None to start Ray here. UserError if no head answers at the address."""
         address = self.address or os.environ.get("RAY_ADDRESS") or None
         if address is not None and not _answers(address):
             raise UserError(f"--address {address}: no Ray head answers there; start one with `ray start --head`")
         return address
 
-    def _work(self, ray: Any, jobs: Sequence[Job], address: str | None, gpus: int, ended: Ended) -> None:
-        """Hand out all jobs and wait for them; stops them when this is interrupted."""
+    def _work(self, ray: Any, jobs: Sequence[Job], address: str | None, gpus: int, report_end: ReportEnd) -> None:
+        """Hand out all jobs and wait for them; an interruption stops them."""
         remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=self.retries)(attempt_job)
         waiting = list(jobs)
         at_a_time = self.jobs or len(waiting)
@@ -93,7 +94,7 @@ class Ray(Engine):
                 done, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_SECONDS)
                 for handle in done:
                     job = running.pop(handle)
-                    ended(job, _outcome(ray, handle))
+                    report_end(job, _outcome(ray, handle))
                 if address is None or _answers(address):
                     answered = time.monotonic()
                 elif time.monotonic() - answered > _HEAD_GONE_SECONDS:
@@ -106,9 +107,9 @@ class Ray(Engine):
 
 
 def _ray(address: str | None) -> Any:
-    """The package, or a UserError. It reads these variables while it is imported."""
+    """The package ``ray``, UserError if it is missing. The variables are set first, because its import reads them."""
     os.environ.update({name: os.environ.get(name, value) for name, value in _KEEPALIVE.items()})
-    if address is None and "RAY_AUTH_MODE" not in os.environ:  # else Ray leaves a secret in the user's home
+    if address is None and "RAY_AUTH_MODE" not in os.environ:  # else Ray writes a secret into the user's home
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     try:
         import ray
@@ -118,7 +119,7 @@ def _ray(address: str | None) -> Any:
 
 
 def _answers(address: str) -> bool:
-    """Whether somebody listens at HOST:PORT."""
+    """Whether some process listens at HOST:PORT."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
@@ -128,7 +129,7 @@ def _answers(address: str) -> bool:
 
 
 def _is_head(address: str) -> bool:
-    """Whether a Ray head answers at the address; Ray itself would ask anything else for minutes."""
+    """Whether a Ray head answers at the address; Ray itself would try for minutes if another server listens there."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_HEALTH_SECONDS)
@@ -139,13 +140,13 @@ def _is_head(address: str) -> bool:
 
 @contextlib.contextmanager
 def _connected(ray: Any, address: str | None, job: Job, site: Site, gpus: int) -> Iterator[None]:
-    """Within, Ray is connected to the cluster at ``address``, or started here; what it prints goes to a file."""
-    # Ray kills what its workers have started, but a stage is to save first.
+    """Within, Ray is connected to the cluster at ``address``, or started here; its output goes to the file ray.log."""
+    # By default Ray kills the processes that its workers have started, but a stage must save first.
     variables = {**stage_environment(job), "RAY_kill_child_processes_on_worker_exit": "false"}
     where: dict[str, Any] = {"include_dashboard": False} if address is None else {"address": address}
     if address is None and site.wants_gpus:
         where["num_gpus"] = len(site.gpus)
-    terminated: Callable | int | None = signal.getsignal(signal.SIGTERM)
+    handler: Callable | int | None = signal.getsignal(signal.SIGTERM)
     with (site.folder / "ray.log").open("a", buffering=1) as log, contextlib.redirect_stdout(log):
         try:
             ray.init(
@@ -159,30 +160,30 @@ def _connected(ray: Any, address: str | None, job: Job, site: Site, gpus: int) -
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(f"Ray{f' at {address}' if address else ''} cannot be used: {reason}") from error
         finally:
-            signal.signal(signal.SIGTERM, terminated)  # Ray has put its own in its place
+            signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
         try:
             alive = [node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]]
-            if gpus and not any(has >= gpus for has in alive):  # for which Ray would wait for ever
-                raise UserError(f"no machine of this Ray has {gpus} GPUs; --device cpu does without")
+            if gpus and not any(count >= gpus for count in alive):  # else Ray would wait for ever
+                raise UserError(f"no machine of this Ray has {gpus} GPUs; --device cpu needs none")
             yield
         finally:
             ray.shutdown()
 
 
 def _outcome(ray: Any, handle: Any) -> str:
-    """How a job ended, in a word."""
+    """How a job ended, like "done"."""
     try:
         return ray.get(handle)
-    except ray.exceptions.RayTaskError as error:  # a defect: raised within the job
+    except ray.exceptions.RayTaskError as error:  # a defect: the job raised an exception
         print(error)
         return FAILED
-    except ray.exceptions.RayError:  # the machine, or the process, was lost more often than it may be
+    except ray.exceptions.RayError:  # the machine or the process was lost more often than ``retries`` allows
         return STOPPED
 
 
 def attempt_job(job: Job) -> str:
-    """What Ray runs for each job: in the main thread of a worker, which is interrupted by KeyboardInterrupt."""
+    """What Ray runs for each job, in the main thread of a worker; Ray interrupts it by KeyboardInterrupt."""
     try:
         return attempt(job, {}, threading.Event(), {"engine": "ray"})
     except (KeyboardInterrupt, SystemExit):
-        return STOPPED  # which Ray would take for a crash, and try again
+        return STOPPED  # else Ray would take the exception for a crash, and try the job again

@@ -1,4 +1,4 @@
-"""slurm: an array of jobs through submitit, requeued where they are preempted or reach their time limit."""
+"""slurm: an array of jobs, submitted with submitit; a job is requeued if it is preempted or reaches its time limit."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from typing import Any
 from smoothadv.errors import UserError
 from smoothadv.settings import positive_int, setting
 from smoothadv.sweeps.engines import ENGINES
-from smoothadv.sweeps.engines.engine import Ended, Engine, Site, package_on_path
-from smoothadv.sweeps.execution import DONE, FAILED, STOPPED, attempt
+from smoothadv.sweeps.engines.engine import Engine, ReportEnd, Site, package_on_path
+from smoothadv.sweeps.job_execution import DONE, FAILED, STOPPED, attempt
+from smoothadv.sweeps.job_record import BusyError
 from smoothadv.sweeps.jobs import Job
-from smoothadv.sweeps.records import BusyError
 
 _POLL_SECONDS = 2.0
 _QUESTIONS, _PAUSE_SECONDS = 10, 15.0
 _CPUS_BESIDE_A_GPU = 8
-# How long a job whose stage was told to stop waits for Slurm to end it, before it asks for another turn itself.
+# How long a job whose stage was stopped waits for Slurm to end it, before it requeues itself.
 _TAKEN_SECONDS = 120.0
 _ALWAYS = 1_000_000
-# What has run out of memory, or was killed by a person, would be killed again.
+# Exit codes of a stage that was killed, for lack of memory or by a person: it would be killed again.
 _KILLED = (-9, 128 + 9)
-_LARGEST_ARRAY = 1000  # what Slurm takes unless its MaxArraySize says more
+_LARGEST_ARRAY = 1000  # Slurm accepts no more unless its MaxArraySize is larger
 
 
 _GPU_OPTIONS = {"gpus", "gpus_per_node", "gpus_per_task", "gres"}
-_OWN_OPTIONS = {
+_REFUSED_OPTIONS = {
     "time": "write --minutes",
     "partition": "write --partition",
     "cpus_per_task": "write --cpus",
@@ -51,7 +51,7 @@ _OWN_OPTIONS = {
             "requeue",
             "signal",
         ),
-        "the sweep says that itself",
+        "the sweep sets this itself",
     ),
 }
 
@@ -60,8 +60,8 @@ def _key_value(text: str) -> str:
     if "=" not in text.strip("="):
         raise argparse.ArgumentTypeError(f"'{text}' is not KEY=VALUE, like account=vision or constraint=a100")
     key = text.partition("=")[0].replace("-", "_")
-    if key in _OWN_OPTIONS:
-        raise argparse.ArgumentTypeError(f"'{text}': {_OWN_OPTIONS[key]}")
+    if key in _REFUSED_OPTIONS:
+        raise argparse.ArgumentTypeError(f"'{text}': {_REFUSED_OPTIONS[key]}")
     return text
 
 
@@ -70,14 +70,14 @@ def _key_value(text: str) -> str:
 class Slurm(Engine):
     """a Slurm cluster whose nodes share this folder: an array of jobs that are requeued when they are preempted"""
 
-    partition: str | None = setting(None, parse=str, help="of Slurm (default: the cluster's)")
+    partition: str | None = setting(None, parse=str, help="Slurm's partition (default: the cluster's)")
     minutes: int = setting(
-        1440, parse=positive_int, help="time limit of a job, after which it is requeued and goes on from its checkpoint"
+        1440, parse=positive_int, help="time limit of a job; then it is requeued and continues from its checkpoint"
     )
     cpus: int | None = setting(
         None,
         parse=positive_int,
-        help=f"per process (default: {_CPUS_BESIDE_A_GPU} beside a GPU, else the grid's threads or 1)",
+        help=f"CPUs per process (default: {_CPUS_BESIDE_A_GPU} with a GPU, else the grid's threads or 1)",
     )
     sbatch: list[str] | None = setting(
         None,
@@ -85,9 +85,9 @@ class Slurm(Engine):
         many=True,
         help="further options of sbatch as KEY=VALUE, like account=vision, or gpus-per-node=a100:1 for a kind of GPU",
     )
-    detach: bool = setting(False, help="return once the jobs are in the queue")
+    detach: bool = setting(False, help="return as soon as the jobs are in the queue")
 
-    def run(self, jobs: Sequence[Job], site: Site, ended: Ended) -> None:
+    def run(self, jobs: Sequence[Job], site: Site, report_end: ReportEnd) -> None:
         submitit = _submitit()
         before = {job.key: job.record.read() for job in jobs}
         executor = submitit.SlurmExecutor(folder=site.folder / "slurm", max_num_timeout=_ALWAYS)
@@ -99,10 +99,10 @@ class Slurm(Engine):
                 ids[job.key] = identity
                 _note_queued(job, identity, before[job.key])
         if not self.detach:
-            self._wait(list(jobs), ids, ended)
+            self._wait(list(jobs), ids, report_end)
 
     def _parameters(self, jobs: Sequence[Job], site: Site) -> dict[str, Any]:
-        """What submitit tells sbatch."""
+        """The parameters that submitit gives to sbatch."""
         processes = max(job.processes for job in jobs)
         threads = max(job.threads or 1 for job in jobs)
         cpus = self.cpus or (_CPUS_BESIDE_A_GPU if site.wants_gpus else threads)
@@ -116,7 +116,7 @@ class Slurm(Engine):
             "array_parallelism": self.jobs or len(jobs),
             "additional_parameters": {"requeue": True, **further},
             "stderr_to_stdout": True,
-            "srun_args": ["--cpu-bind=none"],  # else Slurm 22.05 and later bind all to one core
+            "srun_args": ["--cpu-bind=none"],  # else Slurm 22.05 and later bind all processes to one core
         }
         if self.partition:
             parameters["partition"] = self.partition
@@ -125,15 +125,15 @@ class Slurm(Engine):
         return parameters
 
     @staticmethod
-    def _wait(jobs: list[Job], ids: dict[str, str], ended: Ended) -> None:
-        """Tell of each job when it has left the queue; how it ended is on the disk."""
+    def _wait(jobs: list[Job], ids: dict[str, str], report_end: ReportEnd) -> None:
+        """Report each job when it has left the queue; its record on the disk says how it ended."""
         while jobs:
-            queue = _queue_at_last()
+            queue = _queue_with_retries()
             for job in [job for job in jobs if ids[job.key] not in queue]:
                 jobs.remove(job)
-                said = job.record.read().get("state", STOPPED)
-                # A job that was killed could not say so.
-                ended(job, said if said in (DONE, FAILED) else STOPPED)
+                state = job.record.read().get("state", STOPPED)
+                # The record of a job that was killed still says "running".
+                report_end(job, state if state in (DONE, FAILED) else STOPPED)
             if jobs:
                 time.sleep(_POLL_SECONDS)
 
@@ -144,7 +144,7 @@ class Slurm(Engine):
 
 
 def _submitit() -> Any:
-    """The package, or a UserError."""
+    """The package ``submitit``; UserError if it, or one of Slurm's programs, is missing."""
     for command in ("sbatch", "srun", "squeue"):
         if shutil.which(command) is None:
             raise UserError(f"there is no {command} here: --engine slurm is for a machine that submits to Slurm")
@@ -156,18 +156,18 @@ def _submitit() -> Any:
 
 
 def _submit(submitit: Any, executor: Any, jobs: Sequence[Job]) -> list[str]:
-    """Submit an array; the ids of its jobs. UserError with what sbatch says if it refuses."""
+    """Submit an array of jobs; returns their ids. UserError with sbatch's message if it refuses."""
     try:
-        # submitit repeats what sbatch says, which the error below tells.
+        # submitit prints sbatch's message on standard error, but the UserError below has it.
         with package_on_path(), contextlib.redirect_stderr(io.StringIO()):
             return [str(handle.job_id) for handle in executor.map_array(Attempt(), jobs)]
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
-        said = [line.removeprefix("sbatch: error: ") for line in str(error).splitlines() if "error: " in line]
-        raise UserError(f"sbatch refused: {'; '.join(said) or ' '.join(str(error).split())}") from error
+        messages = [line.removeprefix("sbatch: error: ") for line in str(error).splitlines() if "error: " in line]
+        raise UserError(f"sbatch refused: {'; '.join(messages) or ' '.join(str(error).split())}") from error
 
 
 def _queue() -> set[str]:
-    """The ids of all jobs that Slurm has, waiting or running."""
+    """The ids of all jobs in Slurm's queue, waiting or running."""
     try:
         done = subprocess.run(["squeue", "-h", "-r", "-o", "%i"], check=True, capture_output=True, text=True)
     except FileNotFoundError:
@@ -177,8 +177,8 @@ def _queue() -> set[str]:
     return set(done.stdout.split())
 
 
-def _queue_at_last() -> set[str]:
-    """As ``_queue``, but a controller that is busy or restarted is asked again for a while."""
+def _queue_with_retries() -> set[str]:
+    """As ``_queue``, but asks several times if Slurm's controller is busy or restarting."""
     for _ in range(_QUESTIONS - 1):
         try:
             return _queue()
@@ -188,7 +188,7 @@ def _queue_at_last() -> set[str]:
 
 
 def _note_queued(job: Job, identity: str, before: dict[str, Any]) -> None:
-    """Write down where the job waits, unless it has begun."""
+    """Record the id under which the job waits, unless it has begun already."""
     try:
         with job.record.claim(patience=0):
             if job.record.read() == before:
@@ -198,25 +198,25 @@ def _note_queued(job: Job, identity: str, before: dict[str, Any]) -> None:
 
 
 class Attempt:
-    """What Slurm runs for each job, and what submitit asks to be submitted again when the job is preempted."""
+    """What Slurm runs for each job; when the job is preempted, submitit calls ``checkpoint`` and requeues the job."""
 
     def __init__(self) -> None:
         self._stop: threading.Event | None = None
         self._thread: threading.Thread | None = None
 
     def __call__(self, job: Job) -> str:
-        """Execute the job in a thread, so that the signals of Slurm find this one idle."""
+        """Execute the job in another thread, so that this one is free to handle Slurm's signals."""
         outcome: list[str] = []
         self._stop = threading.Event()
-        origin = {"engine": "slurm", "id": _own_id()}
+        origin = {"engine": "slurm", "id": _job_id()}
         stop = self._stop
         self._thread = threading.Thread(target=lambda: outcome.append(attempt(job, {}, stop, origin)))
         self._thread.start()
         self._watch()
         if outcome == [STOPPED] and not stop.is_set() and job.record.read().get("exit") not in _KILLED:
-            # Slurm asked every process to stop, which submitit overhears: it is about to take the machine.
+            # Slurm is about to take the machine: it has sent SIGTERM to every process, which submitit ignores.
             time.sleep(_TAKEN_SECONDS)
-            subprocess.run(["scontrol", "requeue", _own_id()], check=True)
+            subprocess.run(["scontrol", "requeue", _job_id()], check=True)
             time.sleep(_TAKEN_SECONDS)
         return outcome[0] if outcome else FAILED
 
@@ -226,7 +226,7 @@ class Attempt:
             time.sleep(0.1)
 
     def checkpoint(self, job: Job) -> Any:
-        """Let the present stage save, and say what is to be done in the next turn: the same."""
+        """Let the running stage save; returns what submitit submits again: the same job."""
         import submitit
 
         if self._stop is not None:
@@ -235,7 +235,7 @@ class Attempt:
         return submitit.helpers.DelayedSubmission(Attempt(), job)
 
 
-def _own_id() -> str:
-    """The id of the job that this process is."""
+def _job_id() -> str:
+    """Slurm's id of the job that this process belongs to; "?" outside Slurm."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID", "?")

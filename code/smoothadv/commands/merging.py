@@ -1,0 +1,49 @@
+"""``certify merge``, ``predict merge`` and ``attack merge``: the shards of a log become the log."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from smoothadv.commands.runner import Parser, run
+from smoothadv.evaluation.saved_examples import pack
+from smoothadv.evaluation.shards import Shard, merge, shards_of
+
+
+def finished_shard(shard: Shard, log: Path, command: str) -> str:
+    """What to tell the user at the end of a shard of ``log``."""
+    return (
+        f"shard {shard} is done: {shard.path(log)}; when all are, `python code/{command}.py merge {log}` joins them, "
+        "and then this command without --shard prints a summary"
+    )
+
+
+def merge_main(command: str, arguments: list[str] | None) -> int:
+    """The subcommand ``merge`` of ``command``."""
+    parser = Parser(
+        prog=f"{command} merge",
+        description="Join the shards of a log. Refuses gaps, overlaps, unfinished shards and mixed settings.",
+        epilog=f"examples:\n  python code/{command}.py merge logs/cifar10.tsv\n"
+        f"  python code/{command}.py merge logs/cifar10.tsv node1/*.tsv node2/*.tsv\n",
+    )
+    parser.add_argument(
+        "outfile", metavar="OUTFILE", type=Path, help="log to write; it is the one the shards were made for"
+    )
+    parser.add_argument(
+        "shards",
+        metavar="SHARD",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="shard logs (default: those in OUTFILE.shards)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace OUTFILE if it exists")
+    return run(parser, _merge, arguments)
+
+
+def _merge(options: argparse.Namespace, command: Sequence[str]) -> None:
+    shards = options.shards or shards_of(options.outfile)
+    rows = merge(options.outfile, shards, options.overwrite)
+    pack(options.outfile, shards)
+    print(f"{options.outfile}: {rows} examples from {len(shards)} shards, which can be removed now")

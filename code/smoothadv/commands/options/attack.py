@@ -1,0 +1,189 @@
+"""--attack and what belongs to it, in training and in evaluation, and the attacks that these options describe."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from smoothadv.attacks import ATTACKS, GradientAttack
+from smoothadv.attacks.estimators import ESTIMATORS, GradientEstimator, Stein, plug_in
+from smoothadv.attacks.target_rules import EVERY, KNOWN_TARGETS, TARGET_RULES
+from smoothadv.commands.options.components import add_settings, compose, name_in, refuse_foreign_settings
+from smoothadv.commands.runner import Parser
+from smoothadv.evaluation.requests import AttackPlan
+from smoothadv.settings import Setting, batch_size, perturbation_size_in_256ths, positive_int, settings_of
+
+BASE = "base"
+_NO_GRADIENT = {
+    "--no-grad-attack": "estimate gradients without gradients (SmoothAdv, appendix B.1)",
+    "--hard-no-grad-attack": "as --no-grad-attack, from the base classifier's decisions alone",
+}
+
+
+def add_attack(
+    parser: Parser,
+    adapt: Callable[[Setting], Setting] = lambda setting: setting,
+    default: str | None = None,
+    same_as: Mapping[str, str] = MappingProxyType({}),
+) -> argparse._ArgumentGroup:
+    """--attack, where its gradients come from, and the settings of each attack, as ``adapt`` makes them.
+
+    ``same_as`` has other help texts for flags that a command knows by another name too.
+    """
+    group = parser.add_argument_group("attack")
+    names = ", ".join(ATTACKS)
+    group.add_argument(
+        "--attack",
+        type=name_in(ATTACKS),
+        metavar="NAME",
+        default=default,
+        help=f"one of {names} (default: {default or 'none'})",
+    )
+    add_settings(group, map(adapt, _attack_settings()))
+    for flag, what in _NO_GRADIENT.items():
+        group.add_argument(
+            flag, dest=flag, action="store_true", default=argparse.SUPPRESS, help=same_as.get(flag, what)
+        )
+    return group
+
+
+def _attack_settings() -> list[Setting]:
+    return [setting for name in ATTACKS for setting in settings_of(ATTACKS[name])]
+
+
+def in_256ths(setting: Setting) -> Setting:
+    """The setting with an epsilon that is read as the released code does: ``64`` is 64/256."""
+    if setting.flag != "--epsilon":
+        return setting
+    return dataclasses.replace(setting, parse=perturbation_size_in_256ths, help="attack's l2 norm in 1/256, like 64")
+
+
+def compose_attack(parser: Parser, options: argparse.Namespace, noise_sd: float, **given: Any) -> GradientAttack:
+    """The attack that the options, and the fields ``given``, describe; a usage error where they make no sense."""
+    if options.attack is None:
+        parser.error(
+            f"an attack is needed: --attack NAME --epsilon E --num-steps T, where NAME is {', '.join(ATTACKS)}"
+        )
+    chosen, name = ATTACKS[options.attack], f"--attack {options.attack}"
+    refuse_foreign_settings(parser, options, [ATTACKS[other] for other in ATTACKS], [chosen], name)
+    return compose(parser, chosen, options, name, estimator=_estimator(parser, options, noise_sd), **given)
+
+
+def _estimator(parser: Parser, options: argparse.Namespace, noise_sd: float) -> GradientEstimator:
+    given = [flag for flag in _NO_GRADIENT if flag in options]
+    named = getattr(options, "gradient", None)
+    if named is not None and given:
+        parser.error(f"{given[0]} and --gradient say the same thing: leave one of them out")
+    if not given:
+        return ESTIMATORS[named].make(noise_sd) if named in ESTIMATORS else plug_in
+    if noise_sd == 0:
+        is_base = getattr(options, "base_attack", False) or "--base-attack" in options
+        reason = "--base-attack has none" if is_base else "--noise is 0"
+        parser.error(f"{given[0]} estimates gradients from noise, and {reason}: leave one of them out")
+    return Stein(noise_sd, hard="--hard-no-grad-attack" in given)
+
+
+def given_attack_flags(options: argparse.Namespace) -> list[str]:
+    """The attack options on the command line: what a command that makes no attack must refuse."""
+    flags = ["--attack"] * (options.attack is not None)
+    return flags + [
+        flag for flag in (*(setting.flag for setting in _attack_settings()), *_NO_GRADIENT) if flag in options
+    ]
+
+
+def add_evaluation_attack(
+    parser: Parser,
+    adapt: Callable[[Setting], Setting] = lambda setting: setting,
+    default: str | None = None,
+    default_draws: int = 1,
+) -> None:
+    """--attack and its settings, and what an attack on a smoothed classifier needs besides."""
+    same_as = {
+        "--no-grad-attack": "the same as --gradient stein",
+        "--hard-no-grad-attack": "the same as --gradient hard-stein",
+    }
+    group = add_attack(parser, adapt, default, same_as)
+    group.add_argument(
+        "--num-noise-vec",
+        type=positive_int,
+        default=None,
+        metavar="M",
+        help=f"noise draws that the attack averages over (default: {default_draws}; paper: up to 512)",
+    )
+    kinds = {name: ESTIMATORS[name].description for name in ESTIMATORS}
+    kinds[BASE] = "of the base classifier, without noise"
+    text = "; ".join(f"{name}: {what}" for name, what in kinds.items())
+    group.add_argument(
+        "--gradient",
+        choices=list(kinds),
+        default=None,
+        help=f"where gradients come from (default: plug-in). {text}",
+    )
+    group.add_argument("--base-attack", action="store_true", help=f"the same as --gradient {BASE}")
+    group.add_argument(
+        "--restarts",
+        type=positive_int,
+        default=None,
+        metavar="R",
+        help="runs of the attack, all but the first from random points; the strongest counts (default: 1)",
+    )
+    group.add_argument(
+        "--target",
+        type=_target,
+        default=None,
+        metavar="CLASS",
+        help=f"class that the attack wants: a number, {', '.join(TARGET_RULES)}, or {EVERY} (each in turn; the "
+        "strongest counts); images of that class are left alone (default: anything but the label)",
+    )
+    group.add_argument(
+        "--attack-batch",
+        type=batch_size,
+        default=None,
+        metavar="B",
+        help="noisy images per forward and backward pass of the attack (default: on a CPU 16, or the M of one image if "
+        "those are more; by free memory on an accelerator); halved where memory runs out",
+    )
+
+
+def _target(text: str) -> int | str:
+    if text.isascii() and text.isdigit():
+        return int(text)
+    if text not in KNOWN_TARGETS:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is no target: write a class number, {', '.join(TARGET_RULES)} or {EVERY}"
+        )
+    return text
+
+
+def given_evaluation_flags(options: argparse.Namespace) -> list[str]:
+    """Those of the options that are on the command line: what a command that makes no attack must refuse."""
+    further = {
+        "--num-noise-vec": options.num_noise_vec is not None,
+        "--gradient": options.gradient is not None,
+        "--base-attack": options.base_attack,
+        "--restarts": options.restarts is not None,
+        "--target": options.target is not None,
+        "--attack-batch": options.attack_batch is not None,
+    }
+    return given_attack_flags(options) + [flag for flag, is_given in further.items() if is_given]
+
+
+def attack_plan(parser: Parser, options: argparse.Namespace, default_draws: int = 1, **given: Any) -> AttackPlan:
+    """The attack that the options, and its fields ``given``, describe; a usage error where they make no sense."""
+    if options.base_attack and options.gradient is not None:
+        parser.error("--base-attack and --gradient say the same thing: leave one of them out")
+    is_on_base = options.base_attack or options.gradient == BASE
+    if is_on_base and options.num_noise_vec is not None:
+        flag = "--base-attack" if options.base_attack else f"--gradient {BASE}"
+        parser.error(f"--num-noise-vec is not read with {flag}, which attacks without noise: leave one out")
+    return AttackPlan(
+        attack=compose_attack(parser, options, 0.0 if is_on_base else options.sigma, **given),
+        num_noise_vec=1 if is_on_base else options.num_noise_vec or default_draws,
+        is_on_base=is_on_base,
+        restarts=options.restarts or 1,
+        target=options.target,
+        batch=options.attack_batch,
+    )

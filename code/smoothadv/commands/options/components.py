@@ -1,0 +1,113 @@
+"""Components on the command line: their names, their settings as options, their making and their description."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from smoothadv.commands.runner import Parser
+from smoothadv.errors import UserError
+from smoothadv.registry import Registry
+from smoothadv.settings import Setting, settings_of
+
+
+def name_in(registry: Registry) -> Callable[[str], str]:
+    """An argparse type: a name that ``registry`` knows."""
+    return name_that(registry.require)
+
+
+def name_that(check: Callable[[str], object]) -> Callable[[str], str]:
+    """An argparse type: a name that ``check`` does not answer with a UserError."""
+
+    def parse(text: str) -> str:
+        try:
+            check(text)
+        except UserError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        return text
+
+    return parse
+
+
+def add_settings(parser: argparse._ActionsContainer, settings: Iterable[Setting]) -> None:
+    """One option per setting; components may share a flag. The option's destination is its flag, and an absent
+    option leaves no trace there, so that what was given can be told from defaults.
+    """
+    for setting in {setting.flag: setting for setting in settings}.values():
+        default = (
+            f" (default: {setting.default})" if setting.default not in (None, False) and not setting.required else ""
+        )
+        kind: dict[str, Any] = {"action": "store_true"}
+        if setting.parse is not None:
+            kind = {"type": setting.parse, "metavar": setting.field.split("_")[-1].upper()}
+        if setting.many:
+            kind["nargs"] = "+"
+        parser.add_argument(
+            setting.flag,
+            dest=setting.flag,
+            default=argparse.SUPPRESS,
+            help=setting.help.replace("%", "%%") + default,
+            **kind,
+        )
+
+
+def compose(parser: Parser, component: type, options: argparse.Namespace, name: str, **given: Any) -> Any:
+    """Build ``component`` from the values ``given`` and the options that its other settings declare.
+
+    A usage error where a required setting is missing or the component refuses the values.
+    """
+    try:
+        return component(**given, **given_settings(parser, component, options, name, without=tuple(given)))
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def given_settings(
+    parser: Parser, component: type, options: argparse.Namespace, name: str, without: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The settings of ``component`` that are on the command line, by field, but for the fields ``without``.
+
+    A usage error where a required one is missing.
+    """
+    values = {}
+    for setting in settings_of(component):
+        if setting.field in without:
+            continue
+        if setting.flag in options:
+            values[setting.field] = getattr(options, setting.flag)
+        elif setting.required:
+            parser.error(f"{name} needs {setting.flag}: {setting.help}")
+    return values
+
+
+def refuse_foreign_settings(
+    parser: Parser, options: argparse.Namespace, declared: Iterable[type], chosen: Iterable[type], names: str
+) -> None:
+    """A usage error if an option was given that only components other than the ``chosen`` ones read."""
+    readable = {setting.flag for component in chosen for setting in settings_of(component)}
+    for component in declared:
+        for setting in settings_of(component):
+            if setting.flag in options and setting.flag not in readable:
+                parser.error(f"{setting.flag} is not read by {names}: leave it out")
+
+
+def retyped(
+    parser: Parser, options: argparse.Namespace, without: Iterable[str], changes: Mapping[str, Any]
+) -> list[str]:
+    """The command line that gives ``options`` with ``changes``, but for the destinations ``without``.
+
+    Positional words come first; options at their default are left out.
+    """
+    words, flags = [], []
+    values = {**vars(options), **changes}
+    for action in parser._actions:
+        value = values.get(action.dest, action.default)
+        if action.dest in without or value in (None, argparse.SUPPRESS):
+            continue
+        if not action.option_strings:
+            words.append(str(value))
+        elif value != action.default:
+            listed = value if isinstance(value, list) else [value]
+            flags += [action.option_strings[0], *(() if action.nargs == 0 else map(str, listed))]
+    return [*words, *flags]

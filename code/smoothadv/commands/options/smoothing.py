@@ -1,0 +1,104 @@
+"""Options that certify, predict and attack share, and the fields of a request that they give."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from smoothadv.commands.options.shared import add_dataset, add_examples, add_input_layer, add_running
+from smoothadv.commands.runner import Parser
+from smoothadv.evaluation.shards import Shard
+from smoothadv.settings import batch_size, number, positive_noise_level, probability
+from smoothadv.smoothing.classifier import PRECISIONS
+
+_draws = number(int, "a whole number from 1 to 4,000,000,000", lambda v: 1 <= v <= 4_000_000_000)
+
+
+def shard(text: str) -> Shard:
+    """argparse type: K/N with 0 <= K < N."""
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+    if not match or not int(match[1]) < int(match[2]):
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is no shard: write K/N, K from 0 to N-1, as in 0/8, 1/8, ... 7/8 for eight shards"
+        )
+    return Shard(int(match[1]), int(match[2]))
+
+
+def add_smoothing(parser: Parser, outfile: str, n_help: str, output: str = "outfile") -> None:
+    """DATASET CHECKPOINT SIGMA OUTFILE and the options that certify, predict and attack share."""
+    add_dataset(parser)
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", type=Path, help="checkpoint.pth.tar of a trained or released model"
+    )
+    parser.add_argument(
+        "sigma",
+        metavar="SIGMA",
+        type=positive_noise_level,
+        help="standard deviation of the smoothing noise on images in [0, 1]",
+    )
+    parser.add_argument(output, metavar=output.upper(), type=Path, help=outfile)
+    group = parser.add_argument_group("smoothing")
+    group.add_argument("--N", type=_draws, default=None, help=n_help)
+    group.add_argument(
+        "--alpha", type=probability, default=0.001, help="probability of a false statement per image (default: 0.001)"
+    )
+    add_input_layer(
+        parser, None, "first layer of a model whose checkpoint does not record it, as the released ones do not"
+    )
+    add_examples(parser)
+    add_running(parser, existing="resume")
+    _add_speed(parser)
+
+
+def _add_speed(parser: Parser) -> None:
+    group = parser.add_argument_group("speed")
+    group.add_argument(
+        "--batch",
+        type=batch_size,
+        default=None,
+        metavar="B",
+        help="noisy images per forward pass (default: 16 to 200 on a CPU, by free memory on an accelerator); the "
+        "noise does not depend on it, the rounding of the logits may",
+    )
+    group.add_argument(
+        "--precision",
+        choices=list(PRECISIONS),
+        default="fp32",
+        help="of weights and activations; less is a different base classifier (default: fp32, whose convolutions "
+        "use TF32 on GPUs that have it, as is PyTorch's default)",
+    )
+    group.add_argument("--compile", action="store_true", help="compile the classifier first: a minute, then faster")
+    group.add_argument(
+        "--shard",
+        type=shard,
+        default=None,
+        metavar="K/N",
+        help="do only the K-th of N shares of the examples, K from 0; `merge OUTFILE` joins them",
+    )
+
+
+def request_fields(options: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
+    """The fields of an ``EvaluationRequest`` that the options give; ``command`` is what was typed."""
+    return {
+        "classifier": options.checkpoint,
+        "images": options.dataset,
+        "sigma": options.sigma,
+        "alpha": options.alpha,
+        "seed": options.seed,
+        "draws": options.N,
+        "input_layer": options.input_layer,
+        "data_dir": options.data_dir,
+        "split": options.split,
+        "skip": options.skip,
+        "maximum": options.max,
+        "batch": options.batch,
+        "precision": options.precision,
+        "compile": options.compile,
+        "device": options.device,
+        "shard": options.shard,
+        "existing": options.existing,
+        "command": tuple(command),
+    }

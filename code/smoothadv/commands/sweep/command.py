@@ -1,0 +1,299 @@
+"""sweep: grids of models, from a file to a report, on this machine or a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import itertools
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from smoothadv.analysis.report import Report
+from smoothadv.analysis.shared.table_formats import FORMATS, Column, Table
+from smoothadv.commands.options.components import add_settings, compose, name_in, refuse_foreign_settings
+from smoothadv.commands.runner import Parser, run, terminable
+from smoothadv.commands.sweep.costs import cost_table
+from smoothadv.commands.sweep.planning import Plan, SharedOptions, plan_sweep
+from smoothadv.commands.sweep.report import write_report
+from smoothadv.errors import UserError, warn
+from smoothadv.settings import settings_of
+from smoothadv.sweeps.engines import ENGINES
+from smoothadv.sweeps.engines.engine import Engine, Site
+from smoothadv.sweeps.grid import Grid, read_grid
+from smoothadv.sweeps.jobs import Job, JobState, StateKind, count_states, state_of
+
+_EXAMPLES = """examples:
+  python code/sweep.py plan scripts/grids/paper-cifar10-pgd.toml
+  python code/sweep.py run scripts/grids/digits-smoke.toml
+  python code/sweep.py run scripts/grids/paper-cifar10-pgd.toml --only '*noise_0.25*'
+  python code/sweep.py run scripts/grids/paper-cifar10-pgd.toml --engine slurm --partition gpu --sbatch account=vision
+  python code/sweep.py run scripts/grids/paper-cifar10-pgd.toml --engine ray --address 10.0.0.1:6379
+  python code/sweep.py status scripts/grids/digits-smoke.toml
+  python code/sweep.py retry scripts/grids/digits-smoke.toml
+  python code/sweep.py report scripts/grids/digits-smoke.toml
+Run the same command again after any interruption: it does what is missing. docs/sweeps.md says what a grid can hold.
+"""
+_MOST_WARNINGS = 10
+_ACTIONS = {
+    "plan": "print the jobs, their folders and their estimated time, from updates measured on this machine",
+    "run": "train, certify and attack whatever is missing; failed jobs are not run again",
+    "status": "print whether each job is waiting, running, done or failed, and why",
+    "retry": "run the failed jobs again",
+    "report": "write one HTML page about all complete logs: tables, curves, heat maps",
+}
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A grid and the plans of its selected jobs."""
+
+    grid: Grid
+    plans: list[Plan]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command ``sweep``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
+    parser = Parser(
+        prog="sweep",
+        epilog=_EXAMPLES,
+        description="Train, certify and attack a grid of models that a file describes, and report on it.",
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, what in _ACTIONS.items():
+        action = actions.add_parser(name, prog=f"sweep {name}", help=what, description=f"{what[0].upper()}{what[1:]}.")
+        _add_shared(action)
+        _ADD[name](action)
+        action.set_defaults(parser=action)
+    return run(
+        parser,
+        lambda options, command: _DO[options.action](options.parser, options),
+        arguments,
+        interrupted="all progress is on the disk; run the same command again to continue",
+    )
+
+
+def _add_shared(parser: Parser) -> None:
+    parser.add_argument(
+        "grids", metavar="GRID", type=Path, nargs="+", help="file that describes a sweep, as in scripts/grids"
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="PATTERN", help="only jobs whose folder matches one of these, like '*noise_0.25*'"
+    )
+    parser.add_argument("--data-dir", metavar="DIR", help="folder of the dataset's files, for all commands")
+    parser.add_argument(
+        "--device", choices=("cpu",), help="for all commands (default: GPUs where there are any, one for each process)"
+    )
+
+
+def _add_plan(parser: Parser) -> None:
+    parser.add_argument("--no-cost", action="store_true", help="do not measure and estimate what the jobs will cost")
+    _add_format(parser)
+
+
+def _add_format(parser: Parser) -> None:
+    parser.add_argument("--format", choices=list(FORMATS), default="markdown", help="of the table (default: markdown)")
+
+
+def _add_engine(parser: Parser) -> None:
+    group = parser.add_argument_group("engine")
+    engines = "; ".join(f"{name}: {ENGINES[name].__doc__}" for name in ENGINES)
+    group.add_argument(
+        "--engine", type=name_in(ENGINES), default="local", metavar="NAME", help=f"what runs the jobs: {engines}"
+    )
+    add_settings(group, [setting for name in ENGINES for setting in settings_of(ENGINES[name])])
+
+
+def _add_report(parser: Parser) -> None:
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="page to write (default: report.html in the grid's folder of logs; for several grids logs/report.html)",
+    )
+    add_settings(parser, settings_of(Report))
+
+
+_ADD: dict[str, Callable[[Parser], None]] = {
+    "plan": _add_plan,
+    "run": _add_engine,
+    "status": _add_format,
+    "retry": _add_engine,
+    "report": _add_report,
+}
+
+
+def _read(options: argparse.Namespace) -> list[Sweep]:
+    """The grids with the jobs that --only selects, by default all."""
+    shared = SharedOptions(options.data_dir, options.device)
+    sweeps = [Sweep(grid, plan_sweep(grid, shared)) for grid in map(read_grid, options.grids)]
+    _refuse_shared_folders([sweep.grid for sweep in sweeps])
+    if options.only is None:
+        return sweeps
+    chosen = [Sweep(sweep.grid, [plan for plan in sweep.plans if _matches(plan, options.only)]) for sweep in sweeps]
+    if not any(sweep.plans for sweep in chosen):
+        jobs = _jobs(sweeps)
+        raise UserError(f"--only {' '.join(options.only)}: matches none of {len(jobs)} jobs, like {jobs[0].name}")
+    return [sweep for sweep in chosen if sweep.plans]
+
+
+def _matches(plan: Plan, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(plan.job.name, pattern) for pattern in patterns)
+
+
+def _refuse_shared_folders(grids: Sequence[Grid]) -> None:
+    """UserError if two grids would write into one folder."""
+    for kind in ("models", "logs"):
+        grid_of: dict[Path, Grid] = {}
+        for grid in grids:
+            folder = getattr(grid, kind)
+            other = grid_of.setdefault(folder.resolve(), grid)
+            if other is not grid:
+                raise UserError(f"grids {other.path} and {grid.path} have the same folder of {kind}, {folder}")
+
+
+def _states(jobs: Sequence[Job]) -> list[JobState]:
+    return [state_of(job) for job in tqdm(jobs, "checking files", unit="job", disable=None, delay=1)]
+
+
+def _plan(parser: Parser, options: argparse.Namespace) -> None:
+    for sweep in _read(options):
+        grid, plans = sweep.grid, sweep.plans
+        columns = [Column(name, name, "text") for name in ("group", "folder", "then")]
+        rows = [
+            [plan.job.group, plan.job.name, ", ".join(stage.title for stage in plan.job.evaluations) or "nothing"]
+            for plan in plans
+        ]
+        print(f"{grid.name}: {grid.about}; {len(plans)} jobs\nmodels in {grid.models}, logs in {grid.logs}\n")
+        print(FORMATS[options.format](Table(columns, rows), 1))
+        if not options.no_cost:
+            print(cost_table(grid, plans, options.device) + "\n")
+
+
+def _status(parser: Parser, options: argparse.Namespace) -> None:
+    sweeps = _read(options)
+    jobs = _jobs(sweeps)
+    states = _states(jobs)
+    columns = [Column(name, name, "text") for name in ("state", "folder", "detail")]
+    names = [job.name if len(sweeps) == 1 else job.key for job in jobs]
+    rows = [[state.kind.value, name, state.detail] for name, state in zip(names, states)]
+    print(FORMATS[options.format](Table(columns, rows), 1), end="")
+    if options.format == "markdown":
+        print(f"\n{_summary(sweeps, states)}")
+
+
+def _jobs(sweeps: Sequence[Sweep]) -> list[Job]:
+    return [plan.job for sweep in sweeps for plan in sweep.plans]
+
+
+def _summary(sweeps: Sequence[Sweep], states: Sequence[JobState]) -> str:
+    counted = ", ".join(f"{number} {kind.value}" for kind, number in count_states(states).items())
+    return f"{', '.join(sweep.grid.name for sweep in sweeps)}: {len(states)} jobs: {counted}"
+
+
+def _run(parser: Parser, options: argparse.Namespace) -> None:
+    _work(parser, options, (StateKind.WAITING, StateKind.STOPPED))
+
+
+def _retry(parser: Parser, options: argparse.Namespace) -> None:
+    _work(parser, options, (StateKind.FAILED,))
+
+
+def _work(parser: Parser, options: argparse.Namespace, kinds: Sequence[StateKind]) -> None:
+    """Run the jobs that are in one of these states; UserError if a job is not done in the end."""
+    if os.name == "nt":
+        raise UserError(f"sweep {options.action} needs the locks and signals of Linux or macOS; plan and report do not")
+    engine = _engine(parser, options)
+    sweeps = _read(options)
+    jobs = _jobs(sweeps)
+    states = _states(jobs)
+    print(_summary(sweeps, states))
+    wanted = [job for job, state in zip(jobs, states) if state.kind in kinds]
+    queued = engine.already_has(wanted)
+    if queued:
+        print(f"{len(queued)} of them are in the engine's queue already")
+    to_do = [job for job in wanted if job.key not in queued]
+    if not to_do:
+        print("nothing to do")
+    else:
+        _hand_over(engine, to_do, _site(sweeps, options))
+    _conclude(sweeps, options, is_detached=getattr(engine, "detach", False))
+
+
+def _engine(parser: Parser, options: argparse.Namespace) -> Engine:
+    chosen = ENGINES[options.engine]
+    refuse_foreign_settings(
+        parser, options, [ENGINES[name] for name in ENGINES], [chosen], f"--engine {options.engine}"
+    )
+    return compose(parser, chosen, options, f"--engine {options.engine}")
+
+
+def _site(sweeps: Sequence[Sweep], options: argparse.Namespace) -> Site:
+    wants_gpus = options.device != "cpu"
+    gpus = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count()) if wants_gpus else ()
+    return Site("-".join(sweep.grid.name for sweep in sweeps), sweeps[0].grid.logs, gpus, wants_gpus)
+
+
+def visible_gpus(named: str | None, count: int) -> tuple[str, ...]:
+    """The names of the ``count`` visible GPUs; ``named`` is the variable CUDA_VISIBLE_DEVICES."""
+    names = [name.strip() for name in (named or "").split(",") if name.strip()] or [str(i) for i in range(count)]
+    return tuple(names[:count])
+
+
+def _hand_over(engine: Engine, jobs: list[Job], site: Site) -> None:
+    """Let the engine run the jobs; prints a line as each ends."""
+    start, numbers = time.monotonic(), itertools.count(1)
+    with tqdm(total=len(jobs), unit="job", disable=None) as bar:
+
+        def report_end(job: Job, outcome: str) -> None:
+            bar.update()
+            elapsed = timedelta(seconds=round(time.monotonic() - start))
+            with bar.external_write_mode():
+                print(f"{next(numbers):4d}/{len(jobs)}  {elapsed}  {outcome:8s}{job.name}", flush=True)
+
+        with terminable():
+            engine.run(jobs, site, report_end)
+
+
+def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_detached: bool) -> None:
+    """Print the state of the sweeps; UserError unless every job is done or, if detached, none has failed."""
+    jobs, grids = _jobs(sweeps), " ".join(map(str, options.grids))
+    states = _states(jobs)
+    counted = count_states(states)
+    print(_summary(sweeps, states))
+    if set(counted) == {StateKind.DONE}:
+        print(f"report: python code/sweep.py report {grids}")
+        return
+    failed = [(job, state) for job, state in zip(jobs, states) if state.kind in (StateKind.FAILED, StateKind.BLOCKED)]
+    for job, state in failed[:_MOST_WARNINGS]:
+        warn(f"{state.kind.value}: {job.name}: {state.detail}; {job.record.log}")
+    if len(failed) > _MOST_WARNINGS:
+        warn(f"and {len(failed) - _MOST_WARNINGS} more that failed or need files")
+    if is_detached and StateKind.FAILED not in counted:
+        return
+    advice = f"see python code/sweep.py status {grids}"
+    if StateKind.FAILED in counted:
+        advice += f"; python code/sweep.py retry {grids} runs the failed ones again"
+    raise UserError(f"{len(jobs) - counted.get(StateKind.DONE, 0)} of {len(jobs)} jobs are not done: {advice}")
+
+
+def _report(parser: Parser, options: argparse.Namespace) -> None:
+    report = compose(parser, Report, options, "sweep report")
+    sweeps = _read(options)
+    write_report([sweep.grid for sweep in sweeps], _jobs(sweeps), report, options.output)
+
+
+_DO: dict[str, Callable[[Parser, argparse.Namespace], None]] = {
+    "plan": _plan,
+    "run": _run,
+    "status": _status,
+    "retry": _retry,
+    "report": _report,
+}

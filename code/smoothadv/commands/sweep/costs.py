@@ -1,0 +1,303 @@
+"""What a sweep will cost: the time of updates and votes, measured on this machine, times their numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from tqdm import tqdm
+
+from smoothadv.architectures import get_architecture
+from smoothadv.attacks.estimators import Stein
+from smoothadv.attacks.target_rules import EVERY
+from smoothadv.commands.sweep.planning import Plan
+from smoothadv.commands.sweep.reading import EvaluationPlan, TrainingPlan
+from smoothadv.datasets import get_dataset
+from smoothadv.devices import default_device, device_name
+from smoothadv.errors import UserError
+from smoothadv.evaluation.loop import select_examples
+from smoothadv.evaluation.requests import AttackPlan
+from smoothadv.objectives import Objective
+from smoothadv.smoothing.classifier import Arrangement, arrange, default_batch, default_gradient_batch
+from smoothadv.sweeps.grid import Grid
+from smoothadv.sweeps.job_execution import stage_environment
+from smoothadv.training import Processes
+from smoothadv.training.update import Address, Update
+
+Measurement = TypeVar("Measurement")
+
+_REPEATS = 3
+# On a CPU an update is measured on fewer images than a batch has, but on at least this many images or pixel values.
+_FEWEST_IMAGES, _FEWEST_NUMBERS = 4, 2**16
+_STEPS_MEASURED = (1, 3)
+_DAY, _HOUR = 86_400, 3600
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Seconds that jobs take on this machine, one process at a time; ``start`` is the time until commands begin."""
+
+    train: float = 0.0
+    certify: float = 0.0
+    attack: float = 0.0
+    start: float = 0.0
+
+    def __add__(self, other: Seconds) -> Seconds:
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other))
+        return Seconds(*(one + another for one, another in pairs))
+
+    @property
+    def total(self) -> float:
+        return sum(dataclasses.astuple(self))
+
+
+def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
+    """Sentences for people about what the jobs will cost.
+
+    An update is measured with one noisy copy, either without an attack or with attacks of 1 and of 3 steps. The time
+    per copy, and per copy and step of attack, is assumed to be the same for all m and T. UserError if the size of a
+    dataset cannot be known.
+    """
+    meter = _CostMeter(torch.device(device) if device else default_device())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(grid.threads or threads)
+    try:
+        with tqdm(plans, "measuring", unit="job", disable=None, delay=1, leave=False) as measured:
+            costs = [meter.cost(plan) for plan in measured]
+    finally:
+        torch.set_num_threads(threads)
+    total = sum(costs, Seconds())
+    parts = {"training": total.train, "certifying": total.certify, "attacking": total.attack}
+    shares = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in parts.items() if seconds)
+    lines = [
+        f"about {_duration(total.total)} on {device_name(meter.device)}, one process at a time: {shares}, "
+        f"starting commands {_duration(total.start)}",
+        f"the shortest job takes about {_duration(min(cost.total for cost in costs))}, "
+        f"the longest {_duration(max(cost.total for cost in costs))}",
+    ]
+    if any(evaluation.may_stop_early for plan in plans for evaluation in plan.evaluations):
+        lines.append("certifying counts all --N draws; a procedure that stops early takes fewer")
+    return "\n".join(lines)
+
+
+def _duration(seconds: float) -> str:
+    """Seconds as a text with a suitable unit, like "2.5 hours"."""
+    for unit, name in ((_DAY, "days"), (_HOUR, "hours"), (60, "minutes")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:,.3g} {name}" if seconds < 1000 * unit else f"{seconds / unit:,.0f} {name}"
+    return f"{seconds:.3g} seconds"
+
+
+class _CostMeter:
+    """Measures, once for each kind of model, the time of updates and votes on ``device``.
+
+    ``processes`` is the number of processes that share the batch of an update.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.processes = device, 1
+        self._known: dict[Any, Any] = {}
+
+    def _once(self, key: Any, measure: Callable[[], Measurement]) -> Measurement:
+        """The result of ``measure``, which is called at the first use of ``key`` only."""
+        if key not in self._known:
+            self._known[key] = measure()
+        return self._known[key]
+
+    def cost(self, plan: Plan) -> Seconds:
+        """The time of a whole job."""
+        training = plan.training
+        start = self._once("start", lambda: _starting_seconds(plan))
+        self.processes = plan.job.processes
+        update, step = self._once((_kind(training), self.processes), lambda: self._measure_update(training))
+        cost = Seconds(train=self._training(training, update, step), start=start * len(plan.job.stages))
+        for evaluation in plan.evaluations:
+            cost += self._evaluation(training, evaluation)
+        return cost
+
+    def _evaluation(self, training: TrainingPlan, evaluation: EvaluationPlan) -> Seconds:
+        """The time of votes, and of the gradients that attacks need."""
+        examples = _count_examples(evaluation)
+        key = (training.request.dataset, training.request.arch, evaluation.request.precision)
+        vote = self._once(("vote", key), lambda: self._measure_vote(training, evaluation))
+        if not evaluation.attacks:
+            return Seconds(certify=examples * evaluation.draws * vote)
+        seconds = 0.0
+        for attack in evaluation.attacks.values():
+            passes = _passes(attack, training.description.num_classes)
+            one = vote
+            if not isinstance(attack.attack.estimator, Stein):  # Stein's estimate takes forward passes only
+                one = self._once(("gradient", key), lambda: self._measure_gradient(training, evaluation))
+            seconds += examples * (evaluation.draws * vote + passes * one)
+        return Seconds(attack=seconds)
+
+    def _training(self, training: TrainingPlan, update: float, step: float) -> float:
+        """Seconds of all epochs; the first epoch of a warm-up may have no attack."""
+        schedule, objective, evaluation = training.schedule, training.request.objective, training.request.tests
+        images = _size(training.request.dataset, "train", training.request.data_dir)
+        steps = math.ceil(images / schedule.batch)
+        if schedule.steps_per_epoch is not None:
+            steps = min(steps, schedule.steps_per_epoch)
+        copies = min(steps * schedule.batch, images) * objective.copies
+        if training.request.use_unlabelled is not None:
+            copies *= 2  # for each batch of labelled images there is one of pseudo-labelled images
+        attacked = sum(objective.epsilon(epoch) > 0 for epoch in range(schedule.epochs))
+        tested = (
+            len(evaluation.chosen(_size(training.request.dataset, "test", training.request.data_dir)))
+            * objective.copies
+        )
+        tests = -(-schedule.epochs // evaluation.every)
+        return copies * (schedule.epochs * update + attacked * _steps(objective) * step) + tests * tested * (
+            update + _steps(objective) * step
+        )
+
+    def _measure_update(self, training: TrainingPlan) -> tuple[float, float]:
+        """Seconds of an update per noisy copy: without an attack, and in addition for each step of the attack."""
+        if not _steps(training.request.objective):
+            return self._update_seconds(training, training.request.objective), 0.0
+        few, many = (
+            self._update_seconds(training, _with_steps(training.request.objective, count)) for count in _STEPS_MEASURED
+        )
+        step = max(many - few, 0.0) / (_STEPS_MEASURED[1] - _STEPS_MEASURED[0])
+        # On a busy machine the difference may have any size; but a step costs one forward and backward pass, and so
+        # does the update itself.
+        step = min(step, few / (_STEPS_MEASURED[0] + 1))
+        return few - _STEPS_MEASURED[0] * step, step
+
+    def _update_seconds(self, training: TrainingPlan, objective: Objective) -> float:
+        device, schedule = self.device, training.schedule
+        shape = training.description.image_shape
+        fewest = max(_FEWEST_IMAGES, _FEWEST_NUMBERS // math.prod(shape))
+        local_batch = -(-schedule.batch // self.processes)
+        count = local_batch if device.type == "cuda" else min(local_batch, fewest)
+        network = get_architecture(training.request.arch, training.description, "normalize")
+        model = training.request.execution.prepare(network, device)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-4, momentum=schedule.momentum)
+        images = torch.rand(count, *shape, device=device)
+        labels = torch.zeros(count, dtype=torch.long, device=device)
+        processes = Processes()
+        execution = dataclasses.replace(training.request.execution, compile=False)  # compiling takes minutes
+        update = Update(model, objective, optimizer, execution, processes, device, images[:2].cpu(), count)
+        last = schedule.epochs - 1  # where the attack has its full size
+
+        def once() -> None:
+            update(images, labels, count, slice(0, count), Address(0, last, 0), 1.0)
+
+        return self._seconds(once) / (count * objective.copies)
+
+    def _measure_gradient(self, training: TrainingPlan, evaluation: EvaluationPlan) -> float:
+        """Seconds of the gradient at one noisy copy, computed as attacks on a trained classifier do."""
+        shape, voter = training.description.image_shape, self._voter(training, evaluation)
+        batch = evaluation.attack_batch or default_gradient_batch(voter, shape, self.device)
+        image = torch.rand(1, *shape, device=self.device)
+
+        def once() -> None:
+            points = (image + torch.randn(batch, *shape, device=self.device)).requires_grad_()
+            torch.autograd.grad(voter(points).sum(), points)
+
+        return self._seconds(once) / batch
+
+    def _voter(self, training: TrainingPlan, evaluation: EvaluationPlan) -> torch.nn.Module:
+        network = get_architecture(training.request.arch, training.description, "normalize").eval()
+        image = torch.rand(training.description.image_shape)
+        return arrange(network, Arrangement(evaluation.request.precision), self.device, image)
+
+    def _measure_vote(self, training: TrainingPlan, evaluation: EvaluationPlan) -> float:
+        """Seconds of a vote."""
+        shape, voter = training.description.image_shape, self._voter(training, evaluation)
+        batch = evaluation.request.batch or default_batch(voter, shape, self.device)
+        image = torch.rand(1, *shape, device=self.device)
+
+        @torch.inference_mode()
+        def once() -> None:
+            voter(image + torch.randn(batch, *shape, device=self.device)).argmax(1).cpu()
+
+        return self._seconds(once) / batch
+
+    def _seconds(self, work: Callable[[], None]) -> float:
+        """The median time of several runs, after one run to warm up."""
+        times = []
+        for _ in range(1 + _REPEATS):
+            start = time.perf_counter()
+            work()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            times.append(time.perf_counter() - start)
+        return statistics.median(times[1:])
+
+
+def _kind(training: TrainingPlan) -> tuple:
+    """What the time of an update depends on, besides T and m."""
+    objective = training.request.objective
+    return (
+        training.request.dataset,
+        training.request.arch,
+        training.request.execution,
+        type(objective),
+        type(_attack(objective)),
+    )
+
+
+def _attack(objective: Objective) -> Any:
+    """The attack of an objective, None if it has none."""
+    return getattr(objective, "attack", None)
+
+
+def _steps(objective: Objective) -> int:
+    """T, the steps of the objective's attack; 0 without an attack."""
+    return getattr(_attack(objective), "num_steps", 0)
+
+
+def _with_steps(objective: Objective, steps: int) -> Objective:
+    """The objective with one copy of each image and an attack of ``steps`` steps."""
+    assert dataclasses.is_dataclass(objective) and not isinstance(objective, type), "as every objective is"
+    attack = dataclasses.replace(_attack(objective), num_steps=steps)
+    return dataclasses.replace(objective, attack=attack, num_noise_vec=1)
+
+
+def _passes(attack: AttackPlan, classes: int) -> int:
+    """How many noisy copies of an image an attack passes through the network."""
+    goals = classes - 1 if attack.target == EVERY else 1
+    return getattr(attack.attack, "num_steps", 1) * attack.num_noise_vec * attack.restarts * goals
+
+
+@cache
+def _size(dataset: str, split: str, data_dir: str | Path | None) -> int:
+    """How many images a split has: the published number for known datasets, else by counting."""
+    published = {
+        ("cifar10", "train"): 50_000,
+        ("cifar10", "test"): 10_000,
+        ("imagenet", "train"): 1_281_167,
+        ("imagenet", "test"): 50_000,
+        ("imagenet32", "train"): 1_281_167,
+        ("imagenet32", "test"): 50_000,
+    }
+    return published.get((dataset, split)) or len(get_dataset(dataset, split, data_dir))
+
+
+def _count_examples(plan: EvaluationPlan) -> int:
+    request = plan.request
+    size = _size(str(request.images), request.split, request.data_dir)
+    return len(select_examples(size, request.skip, request.maximum))
+
+
+def _starting_seconds(plan: Plan) -> float:
+    """Seconds until a command begins its work."""
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "smoothadv", "certify", "--help"]
+    environment = {**os.environ, **stage_environment(plan.job)}
+    done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL)
+    if done.returncode:
+        raise UserError("the command certify does not start")
+    return time.perf_counter() - start

@@ -1,0 +1,199 @@
+"""From a grid to its jobs: every command of every job is read before anything runs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smoothadv.commands.sweep.reading import CommandReader, EvaluationPlan, TrainingPlan
+from smoothadv.errors import UserError
+from smoothadv.objectives import Objective
+from smoothadv.sweeps.folders import NAMED_OPTIONS, TrainingFacts, evaluation_name, fill_placeholders, model_folder
+from smoothadv.sweeps.grid import EvaluationTable, Grid, Model, Options
+from smoothadv.sweeps.jobs import Job
+from smoothadv.sweeps.stages import EvaluationStage, TrainingStage
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job, the plans of its training and its evaluations, and the model of the grid that it is for."""
+
+    job: Job
+    training: TrainingPlan
+    evaluations: tuple[EvaluationPlan, ...]
+    model: Model
+
+
+@dataclass(frozen=True)
+class SharedOptions:
+    """Options on the command line of a sweep that go to the commands of all its jobs."""
+
+    data_dir: str | None = None
+    device: str | None = None
+
+    @property
+    def words(self) -> list[str]:
+        return [
+            *(["--data-dir", self.data_dir] if self.data_dir else []),
+            *(["--device", self.device] if self.device else []),
+        ]
+
+
+def plan_sweep(grid: Grid, shared: SharedOptions) -> list[Plan]:
+    """The jobs of a grid in its order; UserError, or a usage error of the command concerned, if one is impossible."""
+    planner = _Planner(grid, shared)
+    plans = [planner.plan(model) for model in grid.trained]
+    first_by_name: dict[str, Plan] = {}
+    for plan in plans:
+        other = first_by_name.setdefault(plan.job.name, plan)
+        if other is not plan:
+            raise UserError(
+                f"{plan.model.source}: two models would share the folder {plan.job.name}, one from "
+                f"{other.model.source}: {_differences(other.model.options, plan.model.options)}"
+            )
+    return plans
+
+
+def _differences(one: Options, other: Options) -> str:
+    differing = [key for key in {**one, **other} if one.get(key) != other.get(key)]
+    text = ", ".join(f"{key} is {one.get(key)!r} and {other.get(key)!r}" for key in differing)
+    return f"{text}, which gives both the same folder: write two grids" if text else "they have the same options"
+
+
+def _training_facts(plan: TrainingPlan) -> TrainingFacts:
+    """What the names of folders say about a training."""
+    request, objective = plan.request, plan.request.objective
+    attack = getattr(objective, "attack", None)
+    is_vanilla = attack is not None and (getattr(objective, "base_attack", False) or objective.noise_sd == 0)
+    return TrainingFacts(
+        dataset=request.dataset,
+        arch=request.arch,
+        noise=objective.noise_sd,
+        copies=objective.copies,
+        attack=attack and plan.attack,
+        epsilon=attack and attack.epsilon,
+        num_steps=attack and attack.num_steps,
+        is_vanilla=is_vanilla,
+        is_pretrained=request.pretrained_model is not None,
+        weight=None if request.use_unlabelled is None else request.unlabelled_weight,
+    )
+
+
+def _sigma(table: EvaluationTable, sigma: Any, model: Model, objective: Objective) -> Any:
+    """The noise to smooth with: by default that of the training."""
+    if sigma is not None:
+        return fill_placeholders({"sigma": sigma}, model.options, table.source)["sigma"]
+    if objective.noise_sd == 0:
+        raise UserError(
+            f"{table.source}: {model.source} trains without noise: say at which 'sigma' to smooth its models, "
+            "or leave their 'group' out"
+        )
+    return model.options.get("noise", objective.noise_sd)
+
+
+def _unnamed_options(model: Model) -> list[tuple[str, Any]]:
+    """The swept options that the released names of folders do not hold."""
+    return [(key, model.options[key]) for key in model.swept if key not in NAMED_OPTIONS]
+
+
+@dataclass(frozen=True)
+class _EvaluationSpec:
+    """An evaluation with noise ``sigma`` that a ``table`` asks for; ``name`` is the model's folder in the sweep."""
+
+    table: EvaluationTable
+    sigma: Any
+    model: Model
+    name: Path
+    training: TrainingStage
+
+    @property
+    def place(self) -> Path:
+        """Where its logs go within the model's folder."""
+        return evaluation_name(str(self.table.options.get("split", "test")), self.sigma, self.table.name)
+
+
+class _Planner:
+    """Plans the models of one grid."""
+
+    def __init__(self, grid: Grid, shared: SharedOptions) -> None:
+        self.grid, self.shared, self.cwd = grid, shared, Path.cwd()
+        self._reader = CommandReader()
+
+    def plan(self, model: Model) -> Plan:
+        words, plan, name = self._training(model)
+        request = plan.request
+        training = TrainingStage(
+            words=tuple(words),
+            folder=self.cwd / self.grid.models / name,
+            epochs=plan.schedule.epochs,
+            recipe=plan.recipe,
+            started_from=request.pretrained_model and self.cwd / request.pretrained_model,
+            needs=tuple(self.cwd / path for path in (request.pretrained_model, request.use_unlabelled) if path),
+        )
+        evaluations = [
+            make(_EvaluationSpec(table, _sigma(table, sigma, model, request.objective), model, name, training))
+            for make, tables in ((self._certification, self.grid.certify), (self._attack, self.grid.attack))
+            for table in tables
+            if model.group in table.groups
+            for sigma in table.sigmas
+        ]
+        logs = [log for stage, _ in evaluations for log in stage.logs]
+        twice = [log for log in logs if logs.count(log) > 1]
+        if twice:
+            raise UserError(
+                f"grid {self.grid.path}: two tables would write {os.path.relpath(twice[0])}: give one a 'name'"
+            )
+        job = Job(
+            name=name.as_posix(),
+            group=model.group,
+            cwd=self.cwd,
+            logs=self.grid.logs / name,
+            training=training,
+            evaluations=tuple(stage for stage, _ in evaluations),
+            processes=self.grid.processes,
+            threads=self.grid.threads,
+        )
+        return Plan(job, plan, tuple(evaluation for _, evaluation in evaluations), model)
+
+    def _training(self, model: Model) -> tuple[list[str], TrainingPlan, Path]:
+        """The words of the training command, its plan, and the model's folder within the sweep."""
+        options = {key: value for key, value in model.options.items() if key not in ("dataset", "arch")}
+        command = "train_pgd" if "attack" in options else "train"
+        further = [*self._reader.option_words(command, options, model.source), *self.shared.words, "--resume"]
+        start = [str(model.options["dataset"]), str(model.options["arch"])]
+        # The name of the folder depends on the plan, so the command is read with another word in its place.
+        plan = self._reader.read_training(command, [*start, "OUTDIR", *further], options, model.source)
+        name = model_folder(_training_facts(plan), _unnamed_options(model))
+        return [command, *start, str(self.grid.models / name), *further], plan, name
+
+    def _certification(self, spec: _EvaluationSpec) -> tuple[EvaluationStage, EvaluationPlan]:
+        log = self.grid.logs / spec.name / spec.place.with_name(f"{spec.place.name}.tsv")
+        words = self._evaluation_words("certify", spec, log)
+        plan = self._reader.read_certification(words, spec.table.source)
+        return self._stage("certify", words, spec, plan, (log,)), plan
+
+    def _attack(self, spec: _EvaluationSpec) -> tuple[EvaluationStage, EvaluationPlan]:
+        folder = self.grid.logs / spec.name / "attacked" / spec.place
+        words = self._evaluation_words("attack", spec, folder)
+        plan = self._reader.read_attack(words, spec.table.source)
+        return self._stage("attack", words, spec, plan, tuple(plan.attacks)), plan
+
+    def _evaluation_words(self, command: str, spec: _EvaluationSpec, output: Path) -> list[str]:
+        options = fill_placeholders(spec.table.options, spec.model.options, spec.table.source)
+        checkpoint = os.path.relpath(spec.training.checkpoint, self.cwd)
+        words = [str(spec.model.options["dataset"]), checkpoint, str(spec.sigma), str(output)]
+        return [*words, *self._reader.option_words(command, options, spec.table.source), *self.shared.words]
+
+    def _stage(
+        self, command: str, words: list[str], spec: _EvaluationSpec, plan: EvaluationPlan, logs: tuple[Path, ...]
+    ) -> EvaluationStage:
+        return EvaluationStage(
+            words=(command, *words),
+            title=f"{command} {spec.place.name}",
+            checkpoint=spec.training.checkpoint,
+            logs=tuple(self.cwd / log for log in logs),
+            settings=plan.settings,
+            selection=plan.selection,
+        )

@@ -1,0 +1,183 @@
+"""What the commands of a sweep will do: their words are read as the commands themselves read them, but nothing runs."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smoothadv.commands import attack, certify, train, train_pgd
+from smoothadv.commands.options.training import request_of, with_recipes
+from smoothadv.commands.runner import Parser
+from smoothadv.datasets import describe_dataset
+from smoothadv.datasets.images import DatasetDescription
+from smoothadv.evaluation.attacked_images import attack_record
+from smoothadv.evaluation.attacking import attacks_of
+from smoothadv.evaluation.certifying import procedure_of, procedure_record
+from smoothadv.evaluation.requests import AttackPlan, AttackRequest, CertifyRequest
+from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
+from smoothadv.sweeps.grid import Options, option_words
+from smoothadv.training.request import TrainingRequest
+from smoothadv.training.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What a training command will do.
+
+    ``attack`` is the name of its attack, None without one. ``recipe`` has those fields of the recipe in args.json that
+    are known before the training.
+    """
+
+    request: TrainingRequest
+    attack: str | None
+    description: DatasetDescription
+    schedule: Schedule
+    recipe: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """What a command certify or attack will do: of an attack, one of the ``attacks`` makes each log.
+
+    ``settings`` has, for each log, those settings of its manifest that are known before it is written.
+    """
+
+    request: CertifyRequest | AttackRequest
+    settings: tuple[Mapping[str, Any], ...]
+    attacks: Mapping[Path, AttackPlan]
+
+    @property
+    def draws(self) -> int:
+        """The votes that each image takes, at most, for a certificate or for each prediction."""
+        request = self.request
+        return request.n + request.n0 if isinstance(request, CertifyRequest) else request.n
+
+    @property
+    def attack_batch(self) -> int | None:
+        """The noisy images per pass of an attack; None where the command chooses them itself, or attacks nothing."""
+        return self.request.attack.batch if isinstance(self.request, AttackRequest) else None
+
+    @property
+    def may_stop_early(self) -> bool:
+        """Whether a certification procedure can do with fewer draws."""
+        return isinstance(self.request, CertifyRequest) and not self.request.procedure.fixed_sample
+
+    @property
+    def selection(self) -> dict[str, int | None]:
+        """The options that select images, by their names."""
+        return {"skip": self.request.skip, "max": self.request.maximum}
+
+
+class CommandReader:
+    """Reads the words of many commands; what is slow, like making a parser, is done once.
+
+    Errors are usage errors of the command concerned, and name the ``source`` of its words.
+    """
+
+    def __init__(self) -> None:
+        self._parsers: dict[tuple[str, bool], Parser] = {}
+        self._descriptions: dict[str, DatasetDescription] = {}
+        self._procedures: dict[str, dict[str, Any]] = {}
+
+    def option_words(self, command: str, options: Options, source: str) -> list[str]:
+        """Options of a grid as words of the command."""
+        return option_words(options, _flags(self._parser(command, _is_released(options))), source)
+
+    def read_training(self, command: str, words: Sequence[str], options: Options, source: str) -> TrainingPlan:
+        """The plan of a training from the words of train or train_pgd, which stand for the grid's ``options``."""
+        parser = self._parser(command, _is_released(options))
+        with parser.reading(source):
+            chosen = with_recipes(parser, parser.parse_args(words))
+            request = request_of(parser, chosen, [])
+            description = request.augmented(self._described(request))
+            schedule = request.schedule.schedule(description, request.objective.copies)
+        recipe = request.stated_recipe(description, schedule)
+        # Without the option, a training that starts from other weights takes their input layer.
+        if request.input_layer is not None or request.pretrained_model is None:
+            recipe["input_layer"] = request.input_layer or "normalize"
+        return TrainingPlan(request, chosen.attack, description, schedule, recipe)
+
+    def read_certification(self, words: Sequence[str], source: str) -> EvaluationPlan:
+        """The plan of a certification from the words of certify."""
+        parser = self._parser("certify")
+        with parser.reading(source):
+            request = certify.request_of(parser, parser.parse_args(words), [])
+            settings = {**_recorded_settings(request), **self._procedure_settings(request)}
+        return EvaluationPlan(request, (settings,), {})
+
+    def _procedure_settings(self, request: CertifyRequest) -> dict[str, Any]:
+        """What a manifest will say of the procedure; the tables of adaptive procedures are computed once."""
+        numbers = (request.images, request.sigma, request.n0, request.n, request.alpha, request.sound)
+        key = repr((*numbers, request.method, dict(request.procedure_settings)))
+        if key not in self._procedures:
+            description = self._described(request)
+            noise = (RoundedGaussianNoise if request.sound else GaussianNoise)(request.sigma, request.seed)
+            distance = noise.distance(math.prod(description.image_shape))
+            self._procedures[key] = procedure_record(request, procedure_of(request, description, distance))
+        return self._procedures[key]
+
+    def read_attack(self, words: Sequence[str], source: str) -> EvaluationPlan:
+        """The plan of an attack from the words of attack."""
+        parser = self._parser("attack")
+        with parser.reading(source):
+            request = attack.request_of(parser, parser.parse_args(words), [])
+        assert isinstance(request, AttackRequest), "a grid cannot say --against"
+        attacks = attacks_of(request)
+        settings = []
+        for plan in attacks.values():
+            record = attack_record(plan.smoothed(request.sigma, request.seed))
+            record["attack_batch"] = plan.batch
+            known = {key: value for key, value in record.items() if key != "attack_batch" or value is not None}
+            settings.append({**_recorded_settings(request), "N": request.n, **known})
+        return EvaluationPlan(request, tuple(settings), attacks)
+
+    def _parser(self, command: str, released: bool = False) -> Parser:
+        """The parser of a command; the released behaviour changes how a training command reads epsilon."""
+        if (command, released) not in self._parsers:
+            self._parsers[command, released] = _MAKE_PARSER[command](["--released-behaviour"] * released)
+        return self._parsers[command, released]
+
+    def _described(self, request: TrainingRequest | CertifyRequest) -> DatasetDescription:
+        name = str(request.images)
+        if name not in self._descriptions:
+            self._descriptions[name] = describe_dataset(name, request.data_dir)
+        return self._descriptions[name]
+
+
+_MAKE_PARSER: dict[str, Callable[[list[str]], Parser]] = {
+    "train": train.make_parser,
+    "train_pgd": train_pgd.make_parser,
+    "certify": lambda words: certify.make_parser(),
+    "attack": lambda words: attack.make_parser(),
+}
+
+
+def _is_released(options: Options) -> bool:
+    return options.get("released-behaviour") is True
+
+
+def _flags(parser: Parser) -> dict[str, bool]:
+    """The flags of a command, and whether each takes a value."""
+    return {
+        flag: action.nargs != 0 and not isinstance(action, argparse.BooleanOptionalAction)
+        for flag, action in parser._option_string_actions.items()
+    }
+
+
+def _recorded_settings(request: CertifyRequest | AttackRequest) -> dict[str, Any]:
+    """The settings of a manifest that the request decides, without those of the procedure or attack."""
+    given = {"batch": request.batch, "input_layer": request.input_layer}
+    return {
+        "dataset": request.images,
+        "split": request.split,
+        "sigma": request.sigma,
+        "alpha": request.alpha,
+        "seed": request.seed,
+        "precision": request.precision,
+        "compiled": request.compile,
+        **{name: value for name, value in given.items() if value is not None},
+    }

@@ -1,0 +1,45 @@
+"""The report on a sweep: the page that analyze writes, about all of the sweep's complete logs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from smoothadv.analysis.report import Report
+from smoothadv.analysis.shared.logs import read_logs
+from smoothadv.errors import UserError, warn
+from smoothadv.files import write_text
+from smoothadv.records import TRAINING_LOG
+from smoothadv.sweeps.grid import Grid
+from smoothadv.sweeps.jobs import Job
+
+
+def write_report(grids: Sequence[Grid], jobs: Sequence[Job], report: Report, output: Path | None) -> None:
+    """Write the page; incomplete logs are left out, with a warning. UserError if no log is complete yet."""
+    arguments, unfinished = [], 0
+    for job in tqdm(jobs, "checking files", unit="job", disable=None, delay=1):
+        complete = [stage for stage in job.evaluations if stage.progress().is_complete]
+        paths = [log for stage in complete for log in stage.logs]
+        unfinished += len(complete) < len(job.evaluations)
+        if job.training.progress().is_complete:
+            paths.append(job.training.folder / TRAINING_LOG)
+        arguments += [f"{job.group}={_shown(path, job.cwd)}" for path in paths]
+    if not arguments:
+        names = " ".join(str(grid.path) for grid in grids)
+        raise UserError(f"none of {len(jobs)} jobs has a finished log yet: python code/sweep.py run {names}")
+    if unfinished:
+        warn(f"{unfinished} of {len(jobs)} jobs are unfinished: their incomplete logs are left out")
+    logs = read_logs(arguments, Report.kinds, warn=warn)
+    default_title = next(field.default for field in dataclasses.fields(Report) if field.name == "title")
+    if report.title == default_title and len(grids) == 1:
+        report = dataclasses.replace(report, title=grids[0].about)
+    path = output or (grids[0].logs if len(grids) == 1 else Path("logs")) / "report.html"
+    write_text(path, report(logs))
+    print(f"wrote {path}")
+
+
+def _shown(path: Path, cwd: Path) -> Path:
+    return path.relative_to(cwd) if path.is_relative_to(cwd) else path

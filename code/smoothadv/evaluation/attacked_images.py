@@ -1,0 +1,133 @@
+"""Attacks on the images of a job, and the rows that become of them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from smoothadv.attacks import SmoothedAttack
+from smoothadv.attacks.shared.geometry import in_grey_levels, l2_norm
+from smoothadv.attacks.target_rules import EVERY
+from smoothadv.certification import ABSTAIN, Draws
+from smoothadv.certification.prediction import predict
+from smoothadv.errors import UsageError
+from smoothadv.evaluation.loop import Example
+from smoothadv.evaluation.requests import AttackPlan, EvaluationRequest
+from smoothadv.evaluation.smoothing_job import SmoothingJob, recorded_number
+from smoothadv.noise import Purpose, RoundedGaussianNoise
+from smoothadv.records import ATTACK_COLUMNS
+from smoothadv.settings import settings_record
+from smoothadv.smoothing.classifier import default_attack_batch
+from smoothadv.smoothing.voting import Poll
+
+# An attack may look at so many passes' worth of images at a time, so that few places of a pass stay empty.
+_PASSES = 4
+# Each process that shares the work should get images at least so often.
+_TURNS = 4
+
+
+def attack_record(attack: SmoothedAttack | None) -> dict[str, Any]:
+    """What an attack adds to the settings that decide the numbers in a log; None stands for no attack."""
+    if attack is None:
+        return {"attack": None, "num_noise_vec": None, "base_attack": False}
+    return {
+        "attack": settings_record(attack.attack),
+        "num_noise_vec": attack.num_noise_vec,
+        "base_attack": attack.sigma == 0,
+        "restarts": attack.restarts,
+        "target": attack.target,
+        "attack_batch": attack.batch,
+    }
+
+
+def passes_of(attack: SmoothedAttack, job: SmoothingJob) -> dict[str, Any]:
+    """The fields of a ``LogPlan`` that say how many images the attack takes at a time, and in which batches."""
+    group = attack.examples_per_pass
+    if group > 1:  # each image has a fixed place in a pass: of one pass's worth of images, half would share a place
+        group *= _PASSES
+    if job.workers is not None:  # a process that takes many images leaves others without any
+        group = max(1, min(group, len(job.indices) // (_TURNS * job.workers.size)))
+    return {
+        "group": group,
+        "attack_memory": attack,
+        "run": lambda: {"attack_batch": attack.batch},
+    }
+
+
+def fit_to_job(plan: AttackPlan, job: SmoothingJob, request: EvaluationRequest, log: Path) -> SmoothedAttack:
+    """The attack with a batch: that of the plan, else of the log to be continued, else what suits the device.
+
+    UsageError where its target is no class of the images.
+    """
+    classes = job.dataset.description.num_classes
+    if isinstance(plan.target, int) and plan.target >= classes:
+        raise UsageError(f"--target {plan.target}: the classes of {job.settings['dataset']} are 0 to {classes - 1}")
+    batch = plan.batch or recorded_number(request, log, "attack_batch")
+    if batch is None:
+        shape, is_shard = job.dataset.description.image_shape, request.shard is not None
+        batch = default_attack_batch(job.attacked, shape, job.device, plan.num_noise_vec, is_shard)
+    attack = plan.smoothed(request.sigma, request.seed)
+    attack.batch = batch if job.workers is None else job.workers.agree("attack_batch", batch)
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
+    return attack
+
+
+@dataclass(frozen=True)
+class AttackedBallots:
+    """Puts examples to the vote after ``attack``, to PREDICT with ``n`` draws: a callable for ``evaluate_examples``."""
+
+    job: SmoothingJob
+    attack: SmoothedAttack
+    n: int
+    alpha: float
+    votes: ClassVar[Purpose] = Purpose.VOTES
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the rows; one more where there is a target for each example."""
+        return (*ATTACK_COLUMNS, "target") if self.attack.target not in (None, EVERY) else ATTACK_COLUMNS
+
+    def __call__(self, examples: list[Example]) -> Iterator[Poll]:
+        job, attack = self.job, self.attack
+        images = torch.stack([example.image for example in examples]).to(job.device)
+        indices = [example.index for example in examples]
+        aims = [self.aim(example) for example in examples]
+        labels = torch.tensor([label for label, _ in aims], device=job.device)
+        epsilon = torch.tensor([epsilon for _, epsilon in aims], dtype=torch.float64)
+        targets = attack.choose_targets(job.attacked, images, labels, indices)
+        adversarial = attack(job.attacked, images, labels, indices, epsilon=epsilon, targets=targets)
+        if isinstance(job.noise, RoundedGaussianNoise):
+            adversarial = in_grey_levels(images, adversarial, epsilon)
+        norms = l2_norm(adversarial.double() - images.double()).tolist()
+        for row, example in enumerate(examples):
+            columns = {"attack_norm": norms[row], "epsilon": float(epsilon[row])}
+            if targets is not None:
+                columns["target"] = int(targets[row])
+            columns["basePredict"] = base_prediction(job, adversarial[row])
+            yield Poll(adversarial[row], job.stream(example.index, self.votes), self._voting(example, columns))
+
+    def aim(self, example: Example) -> tuple[int, float]:
+        """The label to leave, and the l2 norm to stay below on the way."""
+        return example.label, self.attack.attack.epsilon
+
+    def outcome(self, example: Example, prediction: int, norm: float) -> dict[str, Any]:
+        """Further columns of the row of an example, moved by ``norm``."""
+        return {}
+
+    def _voting(self, example: Example, columns: dict[str, Any]) -> Generator[Draws, np.ndarray, dict[str, Any]]:
+        """PREDICT at work on one attacked image; returns the columns of its row."""
+        prediction = yield from predict(self.n, self.alpha)
+        abstain = int(prediction == ABSTAIN)
+        more = self.outcome(example, prediction, columns["attack_norm"])
+        return {"predict": prediction, "abstain": abstain, **columns, **more}
+
+
+@torch.inference_mode()
+def base_prediction(job: SmoothingJob, image: torch.Tensor) -> int:
+    """The base classifier's own class for an image [C, H, W], without noise."""
+    return int(job.classifier(image.unsqueeze(0)).argmax())

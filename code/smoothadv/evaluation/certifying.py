@@ -1,0 +1,113 @@
+"""CERTIFY of many images, by any certification procedure, into a log."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smoothadv.bounds import squared_grey_radius
+from smoothadv.certification import Draws, Procedure, Smoothing
+from smoothadv.datasets.images import DatasetDescription
+from smoothadv.errors import UsageError, warn
+from smoothadv.evaluation.log_writing import LogPlan, write_log
+from smoothadv.evaluation.loop import Example
+from smoothadv.evaluation.requests import CertifyRequest
+from smoothadv.evaluation.smoothing_job import prepare
+from smoothadv.records import CERTIFICATION_COLUMNS, format_radius
+from smoothadv.settings import settings_record
+from smoothadv.smoothing.voting import Poll
+
+_SOUND_COLUMN = "squared_radius"
+
+
+@dataclass(frozen=True)
+class CertifiedLog:
+    """A log that was written, whether it ``is_whole`` now and not just this process's share, and what made its rows."""
+
+    path: Path
+    is_whole: bool
+    procedure: Procedure
+
+
+def certify(request: CertifyRequest) -> CertifiedLog:
+    """Write what the log ``request.outfile`` lacks.
+
+    UserError where what is asked for cannot be done, also in the middle; the rows written so far stay.
+    """
+    job = prepare(request, request.outfile, request.sound)
+    procedure = procedure_of(request, job.dataset.description, job.noise_distance)
+    if procedure.largest_radius is None:
+        warn(
+            f"--N {request.n} can certify nothing at --alpha {request.alpha:g}, every image will abstain: "
+            f"{_enough(request)} is needed"
+        )
+
+    def ballots(examples: list[Example]) -> Iterator[Poll]:
+        for example in examples:
+            job.check_image(example.index, example.image)
+            yield Poll(example.image, job.stream(example.index), _voting(procedure, example.label, request.sound))
+
+    plan = LogPlan(
+        path=request.outfile,
+        shard=request.shard,
+        existing=request.existing,
+        columns=(*CERTIFICATION_COLUMNS, *procedure.columns, *((_SOUND_COLUMN,) if request.sound else ())),
+        settings=procedure_record(request, procedure),
+        ballots=ballots,
+        description="certifying",
+        title=f"certified at {request.sigma:g}:",
+        scores=lambda row: bool(row["correct"]) and float(row["radius"]) >= request.sigma,
+    )
+    return CertifiedLog(request.outfile, write_log(job, plan), procedure)
+
+
+def procedure_of(request: CertifyRequest, description: DatasetDescription, noise_distance: float) -> Procedure:
+    """The certification procedure of a request; UsageError where it refuses the numbers asked for.
+
+    ``description`` is that of the images; ``noise_distance`` is how far the noise drawn is from a Gaussian.
+    """
+    chosen, given = request.procedure, dict(request.procedure_settings)
+    if "radii" in {field.name for field in dataclasses.fields(chosen)}:
+        given.setdefault("radii", description.radii)
+    try:
+        smoothing = Smoothing(request.sigma, request.n0, request.n, request.alpha, noise_distance)
+        return chosen(smoothing, **given)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def procedure_record(request: CertifyRequest, procedure: Procedure) -> dict[str, Any]:
+    """What the procedure adds to the settings that decide the numbers."""
+    fields = {name: value for name, value in settings_record(procedure).items() if name not in ("name", "smoothing")}
+    return {
+        "N0": request.n0,
+        "N": request.n,
+        "method": request.method,
+        "sound": request.sound,
+        **fields,
+        **procedure.settings,
+    }
+
+
+def _enough(request: CertifyRequest) -> str:
+    """How many draws could certify something."""
+    least = request.procedure.least_draws(request.alpha)
+    return "a larger --N" if least is None else f"at least --N {least}"
+
+
+def _voting(procedure: Procedure, label: int, sound: bool) -> Generator[Draws, np.ndarray, dict[str, Any]]:
+    """The procedure at work on one image; returns the columns of its row."""
+    certificate = yield from procedure.votes(label)
+    row = {
+        "predict": certificate.prediction,
+        "radius": format_radius(certificate.radius),
+        "successes": certificate.successes,
+        "trials": certificate.trials,
+        **certificate.details,
+    }
+    return {**row, _SOUND_COLUMN: squared_grey_radius(certificate.radius)} if sound else row

@@ -1,0 +1,229 @@
+"""Attempts to falsify certificates: what a log claims, attacks within its radii, and whether too many claims fell.
+
+Before any noise is drawn, an image of the log gets a false certificate with probability at most alpha, and an answer of
+PREDICT that is neither an abstention nor the smoothed classifier's with at most PREDICT's own. So it is certified *and*
+flips, PREDICT answering another class within the radius, with at most their sum, independently of other images. The
+number of flips is credible up to a quantile of a binomial distribution over all images of the log, those without a
+certificate included: among those with one the share of false ones has no bound.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from smoothadv.analysis.shared.logs import read_logs
+from smoothadv.analysis.shared.plausibility import rounded_by
+from smoothadv.bounds import tolerated_false_statements
+from smoothadv.certification import ABSTAIN
+from smoothadv.checkpoints import file_digest
+from smoothadv.errors import UserError, warn
+from smoothadv.evaluation.attacked_images import AttackedBallots, attack_record, fit_to_job, passes_of
+from smoothadv.evaluation.attacking import AttackedLog, chosen, for_log, refuse_file_as_folder
+from smoothadv.evaluation.log_writing import LogPlan, write_log
+from smoothadv.evaluation.loop import Example
+from smoothadv.evaluation.requests import FalsifyRequest
+from smoothadv.evaluation.smoothing_job import SmoothingJob, prepare, warn_of_few_draws
+from smoothadv.noise import Purpose
+from smoothadv.readers import read_prediction_log
+from smoothadv.records import ATTACK_COLUMNS, FALSIFICATION_COLUMNS, differing_fields, falsification_log
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SAME = (
+    *("dataset", "split", "dataset_fingerprint", "checkpoint_sha256", "module_sha256"),
+    *("input_layer", "sigma", "precision"),
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That perturbations of l2 norms below ``radius`` leave an image with ``label`` in the class ``certified``."""
+
+    label: int
+    certified: int
+    radius: float
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """The claims of a log by index, and all the ``images`` of which it might have made one.
+
+    Each image gets a false one with probability at most ``alpha``.
+    """
+
+    path: Path
+    images: list[int]
+    claims: dict[int, Claim]
+    alpha: float
+    fraction: float
+    settings: dict[str, Any] | None
+
+    def among(self, skip: int, most: int | None) -> Certificates:
+        """Those of the images whose index ``skip`` divides, of the first ``most`` of them; UserError if there are none.
+
+        Whether an image is certified does not decide whether it is among them.
+        """
+        images = [index for index in self.images if index % skip == 0][:most]
+        claims = {index: self.claims[index] for index in images if index in self.claims}
+        if not claims:
+            raise UserError(f"{self.path} certifies none of the images that --skip and --max leave")
+        return dataclasses.replace(self, images=images, claims=claims)
+
+    @property
+    def indices(self) -> list[int]:
+        return sorted(self.claims)
+
+    @property
+    def sound(self) -> bool:
+        """Whether they are about images of 8 bits and noise in whole grey levels."""
+        return bool((self.settings or {}).get("sound"))
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What the manifest of attacks on them says."""
+        return {"sha256": file_digest(self.path), "fraction": self.fraction, "alpha": self.alpha}
+
+    def check_job(self, job: SmoothingJob) -> None:
+        """UserError unless the certificates are about the classifier and the images that are to be attacked."""
+        last, classes = max(self.claims), job.dataset.description.num_classes
+        largest = max(claim.certified for claim in self.claims.values())
+        if last >= len(job.dataset) or largest >= classes:
+            raise UserError(
+                f"{self.path} certifies something else: it has image {last} and class {largest}, "
+                f"{job.settings['dataset']} has {len(job.dataset)} images of {classes} classes"
+            )
+        if self.settings is None:
+            warn(f"{self.path} has no manifest: nothing tells whether it certifies this checkpoint at this sigma")
+            return
+        recorded, now = ({name: record.get(name) for name in _SAME} for record in (self.settings, job.settings))
+        difference = differing_fields(recorded, now)
+        if difference:
+            raise UserError(f"{self.path} certifies something else: {difference}")
+
+
+def read_certificates(request: FalsifyRequest) -> Certificates:
+    """The claims of the log ``request.against``; UserError where it makes none or cannot be trusted."""
+    path, stated = request.against, {"sigma": request.sigma}
+    if not path.is_file():
+        raise UserError(f"{path} is no file: name one certification log")
+    (log,) = read_logs([str(path)], ("certification",), {}, warn).certification
+    if log.parameters.get("sigma") is None:  # then this command must be right about it, and the radii possible
+        (log,) = read_logs([str(path)], ("certification",), stated, warn).certification
+    for note in log.notes:
+        warn(f"{path}: {note}")
+    sigma, manifest = log.parameters.get("sigma"), log.parameters.manifest
+    if sigma != request.sigma:
+        raise UserError(f"{path} certifies something else: sigma was {sigma}, now {request.sigma}")
+    radii = log.table.radius.to_numpy()
+    radii = np.maximum(radii - rounded_by(radii), 0.0)
+    columns = (log.table[name].tolist() for name in ("idx", "label", "predict"))
+    claims = {
+        idx: Claim(label, certified, radius)
+        for idx, label, certified, radius in zip(*columns, radii.tolist())
+        if certified != ABSTAIN and radius > 0
+    }
+    if not claims:
+        raise UserError(f"{path} certifies no image within a radius above 0: there is nothing to attack")
+    return Certificates(
+        path,
+        log.table.idx.tolist(),
+        claims,
+        float(log.parameters.get("alpha")),
+        request.fraction,
+        None if manifest is None else manifest["settings"],
+    )
+
+
+@dataclass(frozen=True)
+class CertificateBallots(AttackedBallots):
+    """Attacks away from the certified class within a fraction of the radius; PREDICT gets draws that nobody saw."""
+
+    certificates: Certificates
+    votes: ClassVar[Purpose] = Purpose.ATTACKED_VOTES
+
+    def aim(self, example: Example) -> tuple[int, float]:
+        claim = self.certificates.claims[example.index]
+        if claim.label != example.label:
+            raise UserError(
+                f"{self.certificates.path} certifies something else: image {example.index} has class {claim.label} "
+                f"there, {example.label} in {self.job.settings['dataset']}"
+            )
+        return claim.certified, self.certificates.fraction * claim.radius
+
+    def outcome(self, example: Example, prediction: int, norm: float) -> dict[str, Any]:
+        claim = self.certificates.claims[example.index]
+        flipped = prediction not in (ABSTAIN, claim.certified) and norm < claim.radius
+        return {"certified": claim.certified, "radius": claim.radius, "flipped": int(flipped)}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What attacks on certificates showed: rows ``flips`` of the log, of which up to ``tolerated`` are credible."""
+
+    flips: pd.DataFrame
+    tolerated: int
+    sentence: str
+
+    @property
+    def refutes(self) -> bool:
+        """Whether more certificates fell than honest ones would."""
+        return len(self.flips) > self.tolerated
+
+
+def falsify(request: FalsifyRequest) -> tuple[AttackedLog, Certificates]:
+    """Write what the log in ``request.outdir`` lacks: attacks on each certificate of ``request.against``.
+
+    ``verdict`` says what a whole log shows. UserError where what is asked for cannot be done, also in the middle; the
+    rows written so far stay.
+    """
+    warn_of_few_draws(request)
+    refuse_file_as_folder(request.outdir)
+    path = falsification_log(request.outdir)
+    certificates = read_certificates(request)
+    job = prepare(request, path, sound=certificates.sound)
+    certificates.check_job(job)
+    certificates = certificates.among(request.skip, request.maximum)
+    indices = certificates.indices
+    if request.only is not None:
+        indices = chosen(request.only, indices, f"{request.against} certifies no image")
+    job = dataclasses.replace(job, indices=indices)
+    fitted = fit_to_job(request.attack, job, request, path)
+    job, attack = for_log(request, path, job, request.attack, fitted.batch)
+    ballots = CertificateBallots(job, attack, request.n, request.alpha, certificates)
+    settings = {"N": request.n, **attack_record(attack), "against": certificates.record}
+    settings["attack"]["epsilon"] = None  # each image has its own
+    plan = LogPlan(
+        path=path,
+        shard=request.shard,
+        existing=request.existing,
+        columns=(*FALSIFICATION_COLUMNS, *ballots.columns[len(ATTACK_COLUMNS) :]),
+        settings=settings,
+        ballots=ballots,
+        description=f"attacking {request.against.name}",
+        title="falsified",
+        scores=lambda row: bool(row["flipped"]),
+        keeps_images=True,
+        **passes_of(attack, job),
+    )
+    return AttackedLog(path, write_log(job, plan), job.batch, attack.batch), certificates
+
+
+def verdict(request: FalsifyRequest, certificates: Certificates, table: pd.DataFrame | None = None) -> Verdict:
+    """What the whole log of ``falsify`` shows about ``certificates``; ``table`` holds its rows (None: read them)."""
+    path = falsification_log(request.outdir)
+    table = read_prediction_log(path) if table is None else table
+    flips = table[table.flipped == 1]
+    chance = certificates.alpha + request.alpha
+    tolerated = tolerated_false_statements(len(certificates.images), chance, request.false_alarm)
+    sentence = (
+        f"{path}: {len(table)} certificates attacked at {certificates.fraction:.10g} of their radii, "
+        f"{len(flips)} flipped, {(table.predict == ABSTAIN).sum()} abstained; of {len(certificates.images)} images up "
+        f"to {tolerated} flips are credible at alpha {certificates.alpha:g} + {request.alpha:g}"
+    )
+    return Verdict(flips, tolerated, sentence)

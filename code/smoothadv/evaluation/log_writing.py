@@ -1,0 +1,190 @@
+"""From a smoothing job to its log: in one process, in a shard, or among those that torchrun started."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smoothadv.errors import UserError, warn
+from smoothadv.evaluation.loop import (
+    Example,
+    HasBatch,
+    Part,
+    ProgressBar,
+    check_logged_examples,
+    evaluate_examples,
+)
+from smoothadv.evaluation.saved_examples import Spool, pack
+from smoothadv.evaluation.shards import Shard, check_siblings, is_merged, merge, shard_count, shards_of
+from smoothadv.evaluation.smoothing_job import SmoothingJob
+from smoothadv.evaluation.workers import Workers
+from smoothadv.records import (
+    ExampleLog,
+    examples_path,
+    manifest_path,
+    recorded_settings,
+    shard_folder,
+    spool_path,
+)
+from smoothadv.smoothing.voting import Poll, VoteCounter
+
+_IMAGES = "images_saved"
+
+
+@dataclass(frozen=True)
+class LogPlan:
+    """How a log is made: where it lies, its columns, and what becomes of each example.
+
+    ``ballots`` puts examples to the vote and makes the ``columns`` of their rows, see ``evaluate_examples``; it gets
+    ``group`` examples at a time. ``settings`` join those of the job, ``run`` what the manifest says of this process.
+    ``description``, ``title`` and ``scores`` are those of the progress bar. ``shard`` and ``existing`` as in a request.
+    ``keeps_images`` saves the images that are put to the vote.
+    """
+
+    path: Path
+    shard: Shard | None
+    existing: str
+
+    columns: tuple[str, ...]
+    settings: dict[str, Any]
+    ballots: Callable[[list[Example]], Iterable[Poll]]
+    description: str
+    title: str
+    scores: Callable[[dict[str, Any]], bool]
+    run: Callable[[], dict[str, Any]] = dict
+    group: int = 1
+    attack_memory: HasBatch | None = None
+    keeps_images: bool = False
+
+
+def write_log(job: SmoothingJob, plan: LogPlan) -> bool:
+    """Write the rows that a log, or this process's share of it, lacks; whether the log is whole now."""
+    settings = {**job.settings, **plan.settings, **({_IMAGES: True} if plan.keeps_images else {})}
+    workers, counter = job.workers, job.counter()
+    _refuse_other_way(plan, job, settings)
+    parts = _Parts(plan, job, settings, counter)
+    indices = job.indices if plan.shard is None else plan.shard.of(job.indices)
+    bar = ProgressBar(
+        plan.description,
+        len(indices),
+        plan.title,
+        plan.scores,
+        report=workers.report if workers else None,
+        quiet=workers is not None and workers.rank > 0,
+    )
+    evaluate_examples(job.dataset, parts.opened(), counter, plan.ballots, bar, plan.group, plan.attack_memory)
+    if workers is None:
+        if plan.shard is None:
+            _pack(plan, [plan.path])
+        return plan.shard is None
+    workers.wait_for_all()
+    if workers.rank == 0:
+        _merge_shards_of_workers(plan, len(job.indices))
+    return workers.rank == 0
+
+
+def _pack(plan: LogPlan, written_as: list[Path]) -> None:
+    """Make the archive of the images of a whole log; UserError where they should be there and are not."""
+    if plan.keeps_images and pack(plan.path, written_as) is None:
+        raise UserError(f"the adversarial examples of {plan.path} are missing; --overwrite starts anew")
+
+
+class _Parts:
+    """The parts of a log that this process writes, and their examples."""
+
+    def __init__(self, plan: LogPlan, job: SmoothingJob, settings: dict[str, Any], counter: VoteCounter) -> None:
+        self.plan, self.job, self.settings, self.counter = plan, job, settings, counter
+
+    def opened(self) -> Iterator[Part]:
+        """The parts, each opened when it is reached."""
+        plan, job = self.plan, self.job
+        if job.workers is not None:
+            yield from self._claimed(job.workers)
+        elif plan.shard is not None:
+            yield self._shard(plan.shard, plan.existing)
+        else:
+            yield self._part(plan.path, job.indices, self.settings, plan.existing)
+
+    def _claimed(self, workers: Workers) -> Iterator[Part]:
+        """Shards that no other process has; or a log that one process began, which the first one continues."""
+        anew = self.plan.existing == "overwrite"
+        if not anew and self.plan.path.exists():
+            if workers.rank == 0:
+                begun = self._part(self.plan.path, self.job.indices, self.settings, "resume")
+                if missing := len(set(begun.indices) - begun.log.done):
+                    warn(f"{begun.log.path} was begun by one process: one continues it, with {missing} examples")
+                yield begun
+            return
+        if anew and not workers.restarted:
+            if workers.rank == 0:
+                shutil.rmtree(shard_folder(self.plan.path), ignore_errors=True)
+            workers.agree("removed", 1)  # nobody begins before the first process has said so
+        count = shard_count(len(self.job.indices))
+        for index in workers.claims(count):
+            yield self._shard(Shard(index, count), "resume" if workers.restarted else self.plan.existing)
+
+    def _shard(self, shard: Shard, existing: str) -> Part:
+        settings = {**self.settings, "shard": shard.record(self.job.indices)}
+        return self._part(shard.path(self.plan.path), shard.of(self.job.indices), settings, existing)
+
+    def _part(self, path: Path, indices: Sequence[int], settings: dict[str, Any], existing: str) -> Part:
+        # Batches are smaller than those of the settings once memory has run out.
+        run = {
+            **self.job.run,
+            "images": len(self.job.dataset),
+            "batch": self.counter.batch,
+            **self.plan.run(),
+        }
+        had_images = existing == "overwrite" and recorded_settings(path).get(_IMAGES)
+        log = ExampleLog(path, self.plan.columns, settings, run, existing)
+        if had_images:  # and now this process has the log for itself
+            examples_path(path).unlink(missing_ok=True)
+            spool_path(path).unlink(missing_ok=True)
+        check_logged_examples(log, indices)
+        return Part(log, indices, self._spool(path, log) if self.plan.keeps_images else None)
+
+    def _spool(self, path: Path, log: ExampleLog) -> Spool:
+        if log.done and not spool_path(path).exists():
+            # Those of a log that was merged by a run that did not get further.
+            pack(path, shards_of(path))
+        return Spool(path, self.job.dataset.description.image_shape, log.done)
+
+
+def _merge_shards_of_workers(plan: LogPlan, examples: int) -> None:
+    """Merge the shards that torchrun's processes made, unless an earlier run did, and remove what is in the log now."""
+    anew = plan.existing == "overwrite"
+    if anew or not plan.path.exists():
+        count = shard_count(examples)
+        merge(plan.path, [Shard(index, count).path(plan.path) for index in range(count)], overwrite=anew)
+    _pack(plan, [plan.path, *shards_of(plan.path)])
+    for path in shards_of(plan.path):
+        if is_merged(path, plan.path):
+            path.unlink()
+            manifest_path(path).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not there, or somebody keeps other files in it
+        shard_folder(plan.path).rmdir()
+
+
+def _refuse_other_way(plan: LogPlan, job: SmoothingJob, settings: dict[str, Any]) -> None:
+    """UserError, before any work, where a log was begun in another way: alone, in shards, in other shards."""
+    anew = plan.existing == "overwrite"
+    shards = [path for path in shards_of(plan.path) if not is_merged(path, plan.path)]
+    if plan.shard is None and job.workers is None:
+        if shards:
+            raise UserError(
+                f"{shard_folder(plan.path)} holds {len(shards)} shards of this log: finish them as they were "
+                "begun and merge them, or remove that folder"
+            )
+        return
+    if plan.path.exists() and not anew and (shards or plan.shard is not None):
+        raise UserError(
+            f"{plan.path} exists already{' beside its shards' if shards else ', without shards'}: name another "
+            f"log, or remove {'one of them' if shards else 'it'}"
+        )
+    if not anew:
+        shard = plan.shard or Shard(0, shard_count(len(job.indices)))
+        check_siblings(plan.path, {**settings, "shard": shard.record(job.indices)})

@@ -1,0 +1,194 @@
+"""What can be asked of a smoothed classifier: to certify, to predict, to be attacked, to have its certificates refuted.
+
+A request is complete and frozen: commands make one from words, ``smoothadv.certify`` and its like from arguments.
+``certifying``, ``predicting``, ``attacking`` and ``falsifying`` carry them out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from smoothadv.attacks import GradientAttack, SmoothedAttack
+from smoothadv.certification import PROCEDURES, Procedure
+from smoothadv.datasets import SPLITS
+from smoothadv.datasets.images import ImageDataset
+from smoothadv.errors import UserError
+from smoothadv.evaluation.shards import Shard
+from smoothadv.smoothing.classifier import PRECISIONS
+
+PREDICTION_DRAWS = 100_000
+"""What PREDICT takes where nothing else is asked for."""
+EXISTING = ("resume", "overwrite", "refuse")
+"""What can be done with a log, or a training run, that is there already."""
+DEFAULT_FRACTION, DEFAULT_FALSE_ALARM = 0.999, 0.001
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRequest:
+    """What all requests share.
+
+    - ``classifier``: a checkpoint, or a module that maps images [B, C, H, W] in [0, 1] to logits [B, K];
+      ``input_layer`` ("normalize" or "center") where a checkpoint does not record it.
+    - ``images``: the name of a dataset, whose files lie in ``data_dir``, or the images themselves; of its ``split``
+      every ``skip``-th image, at most ``maximum`` of them (None: all).
+    - ``sigma`` > 0 on images in [0, 1]; ``alpha`` is the probability of a false statement per image; ``seed`` that of
+      all noise; ``draws`` (n) per image, None for the default of what is asked.
+    - ``batch`` noisy images per forward pass (None: that of a log to be continued, else what suits the device),
+      ``precision`` a name in PRECISIONS, ``compile``, ``device`` (None: the first GPU, else the CPU).
+    - ``shard``: the share of the images to do (None: all); ``existing`` says what to do with a log that is there:
+      "resume", "overwrite" or "refuse".
+    - ``command``: the words that the manifest records (None: the process's own).
+    """
+
+    classifier: Path | torch.nn.Module
+    images: str | ImageDataset
+    sigma: float
+    alpha: float = 0.001
+    seed: int = 0
+    draws: int | None = None
+    input_layer: str | None = None
+    data_dir: str | Path | None = None
+    split: str = "test"
+    skip: int = 1
+    maximum: int | None = None
+    batch: int | None = None
+    precision: str = "fp32"
+    compile: bool = False
+    device: torch.device | None = None
+    shard: Shard | None = None
+    existing: str = "resume"
+    command: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        """UserError where a number cannot be what it is given for."""
+        _require(
+            0 < self.sigma <= 10, "sigma", self.sigma, "a standard deviation above 0, up to 10, on images in [0, 1]"
+        )
+        _require(0 < self.alpha < 1, "alpha", self.alpha, "a probability strictly between 0 and 1")
+        _require(self.draws is None or 1 <= self.draws <= 4_000_000_000, "n", self.draws, "1 to 4,000,000,000 draws")
+        for name in ("skip", "maximum", "batch"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, name, value, "a whole number of at least 1")
+        _require(self.seed >= 0, "seed", self.seed, "a whole number of at least 0")
+        for name, known in (("split", SPLITS), ("precision", tuple(PRECISIONS)), ("existing", EXISTING)):
+            _require(getattr(self, name) in known, name, getattr(self, name), f"one of {', '.join(known)}")
+
+    @property
+    def n(self) -> int:
+        """The draws per image."""
+        return self.draws or PREDICTION_DRAWS
+
+
+def _require(is_right: bool, name: str, found: Any, expected: str) -> None:
+    if not is_right:
+        raise UserError(f"{name}: found {found!r}, expected {expected}")
+
+
+def check_existing(existing: str) -> str:
+    """``existing``; UserError where it is none of EXISTING."""
+    _require(existing in EXISTING, "existing", existing, f"one of {', '.join(EXISTING)}")
+    return existing
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertifyRequest(EvaluationRequest):
+    """Certify images into the log ``outfile``.
+
+    ``n0`` draws select the class; ``method`` names the certification procedure, with its own ``procedure_settings`` by
+    field. ``sound`` draws noise in whole grey levels and lets only deterministic kernels compute.
+    """
+
+    outfile: Path
+    n0: int = 100
+    method: str = "exact"
+    procedure_settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    sound: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.n0 >= 1, "n0", self.n0, "a whole number of at least 1")
+        fields = {field.name for field in dataclasses.fields(self.procedure)} - {"smoothing"}
+        for name in self.procedure_settings:
+            _require(
+                name in fields, f"settings of method '{self.method}'", name, f"{', '.join(sorted(fields)) or 'none'}"
+            )
+
+    @property
+    def procedure(self) -> type[Procedure]:
+        """The class of the certification procedure."""
+        return PROCEDURES[self.method]
+
+    @property
+    def n(self) -> int:
+        """The draws that estimate the class's probability; of an adaptive procedure, at most."""
+        return self.draws or self.procedure.default_n
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackPlan:
+    """An attack on a smoothed classifier: ``attack``, averaged over ``num_noise_vec`` draws of noise.
+
+    ``is_on_base`` attacks the base classifier, without noise. ``restarts``, ``target`` and ``batch`` (None: what suits
+    the device) as ``SmoothedAttack`` has them.
+    """
+
+    attack: GradientAttack
+    num_noise_vec: int = 1
+    is_on_base: bool = False
+    restarts: int = 1
+    target: int | str | None = None
+    batch: int | None = None
+
+    def smoothed(self, sigma: float, seed: int) -> SmoothedAttack:
+        """The attack at work on a classifier that is smoothed with ``sigma``; its batch is yet to be chosen."""
+        return SmoothedAttack(
+            self.attack,
+            0.0 if self.is_on_base else sigma,
+            self.num_noise_vec,
+            seed=seed,
+            restarts=self.restarts,
+            target=self.target,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictRequest(EvaluationRequest):
+    """Predict the classes of images, after an ``attack`` on them (None: of the images themselves), into ``outfile``."""
+
+    outfile: Path
+    attack: AttackPlan | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackRequest(EvaluationRequest):
+    """Attack images with each of ``epsilons``, l2 norms on images in [0, 1]; a log in ``outdir`` for each.
+
+    ``only`` are the indices of the images to attack (None: all that are selected).
+    """
+
+    outdir: Path
+    attack: AttackPlan
+    epsilons: tuple[float, ...] = ()
+    only: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FalsifyRequest(EvaluationRequest):
+    """Attack each image of the certification log ``against`` within ``fraction`` of its radius; a log in ``outdir``.
+
+    ``false_alarm`` is the probability to call certificates false though every one of them holds its alpha.
+    """
+
+    outdir: Path
+    attack: AttackPlan
+    against: Path
+    fraction: float = DEFAULT_FRACTION
+    false_alarm: float = DEFAULT_FALSE_ALARM
+    only: tuple[int, ...] | None = None

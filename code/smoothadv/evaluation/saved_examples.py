@@ -1,0 +1,279 @@
+"""Adversarial examples on the disk: one by one while a log is written, then compressed, and as pictures. No torch.
+
+While rows are still written, a file beside the log (``records.spool_path``) grows by one record per row: the index,
+the image and the adversarial image, float32. When the log is whole it becomes ``records.examples_path``, a compressed
+NumPy archive of arrays with one entry per row, in the order of the indices.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+from PIL import Image, ImageDraw
+
+from smoothadv.errors import UserError
+from smoothadv.files import write_atomically
+from smoothadv.readers import read_prediction_log
+from smoothadv.records import examples_path, pictures_folder, spool_path
+
+_LONGEST_HEADER = 1000
+_LARGE = ("image.npy", "adversarial.npy")
+_SMALLEST_SIDE = 128
+_MARGIN = 6
+_CAPTION = 30
+_COPIED = ("label", "predict", "epsilon", "attack_norm", "target", "certified", "radius", "flipped")
+
+
+class Spool:
+    """The images of a log that is being written; ``done`` are the examples whose rows it has.
+
+    Nothing is opened before the first ``append``. UserError where rows have no images to go with them.
+    """
+
+    def __init__(self, log: Path, shape: Sequence[int], done: set[int]) -> None:
+        self.log, self.path, self.dtype, self.done = log, spool_path(log), _record_type(shape), done
+        self._header = (json.dumps({"shape": list(shape)}) + "\n").encode()
+        self._file: IO[bytes] | None = None
+        if done and not self.path.exists() and not examples_path(log).exists():
+            raise UserError(
+                f"cannot resume {log}: its adversarial examples, {examples_path(log)}, are missing; --overwrite "
+                "starts anew"
+            )
+
+    def append(self, index: int, image: np.ndarray, adversarial: np.ndarray) -> None:
+        """Put one example, float32 [C, H, W] twice, on the disk."""
+        if self._file is None:
+            self._file = self._opened()
+        left = np.array([(index, image, adversarial)], dtype=self.dtype).tobytes()
+        try:
+            while left:  # a write may take a part and say so
+                left = left[self._file.write(left) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _opened(self) -> IO[bytes]:
+        """The file, with the records of ``done`` and no others."""
+        if not self.done:
+            examples_path(self.log).unlink(missing_ok=True)
+            self._rewrite([])
+        elif not self.path.exists():
+            self._rewrite(_archived_records(examples_path(self.log), self.dtype))
+        found = _Records(self.path, self.dtype).idx
+        kept = len(found)
+        while kept and found[kept - 1] not in self.done:
+            kept -= 1  # its row was never written, or torn
+        os.truncate(self.path, len(self._header) + kept * self.dtype.itemsize)
+        if set(found[:kept]) != self.done:
+            raise UserError(f"cannot resume {self.log}: {self.path} does not fit it; --overwrite starts anew")
+        return self.path.open("ab", buffering=0)
+
+    def _rewrite(self, records: Iterable[bytes]) -> None:
+        def write(file: IO[bytes]) -> None:
+            file.write(self._header)
+            file.writelines(records)
+
+        write_atomically(self.path, write)
+
+
+def _record_type(shape: Sequence[int]) -> np.dtype:
+    image = ("<f4", tuple(shape))
+    return np.dtype([("idx", "<i8"), ("image", *image), ("adversarial", *image)])
+
+
+class _Records:
+    """The whole records of a spool, left on the disk; UserError if they are of another type than ``dtype``."""
+
+    def __init__(self, path: Path, dtype: np.dtype | None = None) -> None:
+        with path.open("rb") as file:
+            header = file.readline(_LONGEST_HEADER)
+        try:
+            self.dtype = _record_type(json.loads(header)["shape"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            self.dtype = None
+        if self.dtype is None or (dtype is not None and self.dtype != dtype):
+            raise UserError(f"{path} holds no adversarial examples of this log: remove it and use --overwrite")
+        count = (path.stat().st_size - len(header)) // self.dtype.itemsize
+        # NumPy maps no empty file.
+        self._mapped = np.memmap(path, self.dtype, "r", len(header), (count,)) if count else np.empty(0, self.dtype)
+        self.idx: list[int] = self._mapped["idx"].tolist()
+
+    def image(self, row: int, name: str) -> bytes:
+        """The pixels of a record, "image" or "adversarial"."""
+        return self._mapped[name][row].tobytes()
+
+
+def pack(log: Path, written_as: Sequence[Path]) -> Path | None:
+    """Make the archive of a whole ``log`` from the spools of the logs it was ``written_as``; None if there is none.
+
+    What of it is in the archive already, since an earlier attempt was stopped, stays. Images go from disk to disk.
+    UserError where a row has no images.
+    """
+    spools = [spool_path(part) for part in written_as if spool_path(part).exists()]
+    archive = examples_path(log)
+    if not spools:
+        return archive if archive.exists() else None
+    table = read_prediction_log(log)
+    small = {name: table[name].to_numpy() for name in ("idx", *_COPIED) if name in table}
+    if not _is_of(archive, small):
+        records = [_Records(path) for path in spools]
+        places = {index: (some, row) for some in records for row, index in enumerate(some.idx)}
+        missing = [index for index in table.idx.tolist() if index not in places]
+        if missing:
+            raise UserError(f"{log} has {len(table)} rows, of which {len(missing)} have no adversarial example")
+        ordered = [places[index] for index in table.idx.tolist()]
+        shape = (len(table), *records[0].dtype["image"].shape)
+        write_atomically(archive, lambda file: _write_archive(file, small, ordered, shape))
+    for path in spools:
+        path.unlink()
+    return archive
+
+
+def _is_of(archive: Path, rows: dict[str, np.ndarray]) -> bool:
+    """Whether an archive can be read and has what the columns of a log say."""
+    try:
+        found = read_examples(archive, 0) if archive.exists() else {}
+    except UserError:
+        return False
+    return all(name in found and np.array_equal(found[name], column) for name, column in rows.items())
+
+
+def _write_archive(
+    file: IO[bytes], small: dict[str, np.ndarray], ordered: Sequence[tuple[_Records, int]], shape: tuple[int, ...]
+) -> None:
+    """What ``numpy.savez_compressed`` would write, with the images one after the other."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in small.items():
+            with archive.open(f"{name}.npy", "w") as member:
+                npy.write_array(member, array)
+        for name in ("image", "adversarial"):
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                npy.write_array_header_1_0(member, {"descr": "<f4", "fortran_order": False, "shape": shape})
+                for records, row in ordered:
+                    member.write(records.image(row, name))
+
+
+def read_examples(path: Path, most: int | None = None) -> dict[str, np.ndarray]:
+    """The arrays of an archive of adversarial examples, of images only the first ``most`` (None: all).
+
+    UserError where it is missing, damaged or something else.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            arrays = {
+                name.removesuffix(".npy"): _read_array(archive, name, most if name in _LARGE else None)
+                for name in archive.namelist()
+            }
+            counts = {_shape(archive, name)[0] for name in archive.namelist()}
+    except Exception as error:  # a damaged file can raise nearly anything
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path} cannot be read as adversarial examples: {reason}") from error
+    idx, image, adversarial = (arrays.get(name, np.empty(())) for name in ("idx", "image", "adversarial"))
+    is_whole = idx.ndim == 1 and idx.dtype.kind == "i" and image.ndim == 4 and image.shape == adversarial.shape
+    if not is_whole or counts != {len(idx)}:
+        raise UserError(
+            f"{path} holds no adversarial examples: idx [N], image and adversarial [N, C, H, W] are missing"
+        )
+    return arrays
+
+
+def _shape(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
+    with archive.open(name) as member:
+        return _read_header(member)[0]
+
+
+def _read_header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and type of the array in a member, which is read up to its data; ValueError for what no log has."""
+    read = npy.read_array_header_1_0 if npy.read_magic(member) == (1, 0) else npy.read_array_header_2_0
+    shape, fortran_order, dtype = read(member)
+    if fortran_order or dtype.hasobject or not shape:
+        raise ValueError("an array of another kind")
+    return shape, dtype
+
+
+def _read_array(archive: zipfile.ZipFile, name: str, most: int | None) -> np.ndarray:
+    """The array in a member, or its first ``most`` rows."""
+    with archive.open(name) as member:
+        shape, dtype = _read_header(member)
+        rows = shape[0] if most is None else min(most, shape[0])
+        content = member.read(rows * dtype.itemsize * math.prod(shape[1:]))
+    return np.frombuffer(content, dtype).reshape(rows, *shape[1:])
+
+
+def _archived_records(path: Path, dtype: np.dtype) -> Iterator[bytes]:
+    """The records of a finished log's archive, which more examples are to join."""
+    arrays = read_examples(path, 0)
+    if arrays["image"].shape[1:] != dtype["image"].shape:
+        raise UserError(f"{path} holds images of another shape: remove it and use --overwrite")
+    size = 4 * math.prod(dtype["image"].shape)
+    with (
+        zipfile.ZipFile(path) as archive,
+        archive.open("image.npy") as images,
+        archive.open("adversarial.npy") as adversarial,
+    ):
+        _read_header(images), _read_header(adversarial)
+        for index in arrays["idx"].astype("<i8"):
+            yield index.tobytes() + images.read(size) + adversarial.read(size)
+
+
+def write_pictures(log: Path, count: int) -> list[Path]:
+    """PNGs of the first ``count`` examples of a finished log: image, adversarial image, perturbation magnified."""
+    arrays = read_examples(examples_path(log), count)
+    if not {"label", "predict"} <= arrays.keys():
+        raise UserError(f"{examples_path(log)} lacks label or predict: no pictures can be made of it")
+    written = []
+    for row in range(min(count, len(arrays["idx"]))):
+        values = {name: array[row] for name, array in arrays.items()}
+        picture = _picture(values)
+        path = pictures_folder(log) / f"{int(values['idx']):05d}.png"
+        write_atomically(path, lambda file, picture=picture: picture.save(file, format="PNG"))
+        written.append(path)
+    for other in set(pictures_folder(log).glob("*.png")).difference(written):
+        if other.stem.isdigit():  # of an earlier attack
+            other.unlink()
+    return written
+
+
+def _picture(example: dict[str, Any]) -> Image.Image:
+    """Three panels and what they show."""
+    perturbation = example["adversarial"].astype(np.float64) - example["image"]
+    largest = float(np.abs(perturbation).max())
+    magnified = 0.5 + (0.5 * perturbation / largest if largest else perturbation)
+    panels = [_panel(pixels) for pixels in (example["image"], example["adversarial"], magnified)]
+    width, height = panels[0].size
+    canvas = Image.new("RGB", (3 * width + 4 * _MARGIN, height + 2 * _MARGIN + _CAPTION), "white")
+    for number, panel in enumerate(panels):
+        canvas.paste(panel, (_MARGIN + number * (width + _MARGIN), _MARGIN))
+    predicted = "abstains" if example["predict"] == -1 else f"predicts {example['predict']}"
+    factor = f"x{0.5 / largest:.3g}" if largest else "none"
+    lines = [
+        f"image {example['idx']}, class {example['label']}",
+        predicted,
+        f"{factor}, l2 {np.linalg.norm(perturbation):.3f}",
+    ]
+    draw = ImageDraw.Draw(canvas)
+    for number, line in enumerate(lines):
+        draw.text((_MARGIN + number * (width + _MARGIN), height + 2 * _MARGIN), line, fill="black")
+    return canvas
+
+
+def _panel(pixels: np.ndarray) -> Image.Image:
+    """Pixels [C, H, W] in [0, 1] as an image, enlarged to whole multiples where it is small."""
+    grey_levels = np.round(np.clip(pixels, 0, 1) * 255).astype(np.uint8)
+    channels, height, width = grey_levels.shape
+    image = Image.fromarray(grey_levels[0] if channels != 3 else grey_levels.transpose(1, 2, 0)).convert("RGB")
+    scale = max(1, -(-_SMALLEST_SIDE // min(height, width)))
+    return image.resize((width * scale, height * scale), Image.Resampling.NEAREST)

@@ -1,0 +1,183 @@
+"""Shares of one evaluation in logs of their own: which examples each has, where it lies, and how all are joined.
+
+Shard K of N has every N-th of the selected examples, from the K-th on (K from 0): neighbours, often alike in cost, are
+spread over all shards. No torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smoothadv.errors import UserError
+from smoothadv.files import write_json, write_text
+from smoothadv.records import (
+    differing_fields,
+    manifest_path,
+    read_manifest_file,
+    recorded_settings,
+    refuse_to_replace_other_files,
+    shard_folder,
+)
+
+_SHARD_NAME = re.compile(r"\d+-of-\d+\.tsv")
+_EXAMPLES_PER_SHARD, _MOST_SHARDS = 8, 256
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Share ``index`` of ``count``, 0 <= index < count."""
+
+    index: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    def of(self, examples: Sequence[int]) -> Sequence[int]:
+        """The examples of this shard."""
+        return examples[self.index :: self.count]
+
+    def path(self, log: Path) -> Path:
+        """Where this shard of ``log`` lies."""
+        width = len(str(self.count - 1))
+        return shard_folder(log) / f"{self.index:0{width}d}-of-{self.count}.tsv"
+
+    def record(self, examples: Sequence[int]) -> dict[str, Any]:
+        """What the manifest of a shard says of it, beside the settings that all shards share."""
+        selection: Any = {"only": list(examples)}
+        if isinstance(examples, range):
+            selection = [examples.start, examples.stop, examples.step]
+        return {"index": self.index, "count": self.count, "examples": selection}
+
+
+def shard_count(examples: int) -> int:
+    """Into how many shards processes that share the work divide it: small ones, so that a slow process takes fewer.
+
+    A function of the number of examples alone, so that any number of processes can continue.
+    """
+    return max(1, min(_MOST_SHARDS, -(-examples // _EXAMPLES_PER_SHARD)))
+
+
+def shards_of(log: Path) -> list[Path]:
+    """The shard logs beside ``log``, in their order."""
+    folder = shard_folder(log)
+    found = [path for path in folder.iterdir() if _SHARD_NAME.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted(found)
+
+
+def check_siblings(log: Path, settings: dict[str, Any]) -> None:
+    """UserError where shards of ``log`` that are there could not be merged with one of these ``settings``."""
+    ours = _without_index(settings)
+    for path in shards_of(log):
+        theirs = recorded_settings(path)
+        difference = differing_fields(_without_index(theirs), ours) if "shard" in theirs else ""
+        if difference:
+            raise UserError(
+                f"{path} was made with other settings: {difference}; give the same ones, or remove {path.parent}"
+            )
+
+
+def is_merged(shard: Path, log: Path) -> bool:
+    """Whether ``log`` is there and holds all rows of a shard."""
+    try:
+        return set(shard.read_text().splitlines()) <= set(log.read_text().splitlines())
+    except FileNotFoundError:
+        return False
+
+
+def _without_index(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that all shards share."""
+    return {**settings, "shard": {name: value for name, value in settings["shard"].items() if name != "index"}}
+
+
+def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
+    """Join ``shards`` into ``log``, rows in the order of the examples; the number of rows.
+
+    UserError, and nothing written, if the shards are not all there, overlap, are unfinished or were made with
+    different settings.
+    """
+    if not shards:
+        raise UserError(
+            f"there are no shards of {log} in {shard_folder(log)}: name them, or make them with --shard K/N"
+        )
+    missing = [str(path) for path in shards if not path.is_file()]
+    if missing:
+        raise UserError(f"shard {missing[0]} does not exist")
+    if log.exists() and not overwrite:
+        raise UserError(f"{log} exists already: add --overwrite to replace it")
+    if log.exists():
+        refuse_to_replace_other_files(log)
+    manifests = [read_manifest_file(path) for path in shards]
+    settings = _common_settings(shards, manifests)
+    _check_complete(shards, manifests)
+    header, rows = _joined_rows(shards, manifests)
+    runs = [
+        {"shard": manifest["settings"]["shard"]["index"], **run} for manifest in manifests for run in manifest["runs"]
+    ]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    # Whenever this is killed: never rows under another log's manifest, and nothing in the way of merging again.
+    log.unlink(missing_ok=True)
+    write_json(manifest_path(log), {"settings": settings, "runs": runs})
+    write_text(log, "\n".join([header, *(rows[idx] for idx in sorted(rows))]) + "\n")
+    return len(rows)
+
+
+def _common_settings(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The settings that all shards share; UserError naming the first difference."""
+    shared = []
+    for path, manifest in zip(shards, manifests):
+        record = manifest["settings"].get("shard")
+        if not isinstance(record, dict) or not {"index", "count", "examples"} <= record.keys():
+            raise UserError(f"{path} is no shard: its manifest does not say which one")
+        shared.append(_without_index(manifest["settings"]))
+        difference = differing_fields(shared[0], shared[-1])
+        if difference:
+            raise UserError(f"cannot merge {path} with {shards[0]}, made with other settings: {difference}")
+    return {name: value for name, value in shared[0].items() if name != "shard"}
+
+
+def _check_complete(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> None:
+    """UserError unless every shard is there once."""
+    owners: dict[int, Path] = {}
+    for path, manifest in zip(shards, manifests):
+        index = manifest["settings"]["shard"]["index"]
+        if index in owners:
+            raise UserError(f"cannot merge {path} and {owners[index]}: both are shard {index}")
+        owners[index] = path
+    count = manifests[0]["settings"]["shard"]["count"]
+    missing = [str(index) for index in range(count) if index not in owners]
+    if missing:
+        raise UserError(
+            f"cannot merge: of {count} shards {len(missing)} are missing, {', '.join(missing[:8])}"
+            f"{', ...' if len(missing) > 8 else ''}; make them with --shard {missing[0]}/{count}"
+        )
+
+
+def _joined_rows(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> tuple[str, dict[int, str]]:
+    """The header and the rows of all shards by example; UserError unless each has exactly the rows it should have."""
+    header, rows = "", {}
+    for path, manifest in zip(shards, manifests):
+        record = manifest["settings"]["shard"]
+        examples = record["examples"]["only"] if "only" in record["examples"] else range(*record["examples"])
+        expected = set(Shard(record["index"], record["count"]).of(examples))
+        text = path.read_text()
+        first, *lines = text.splitlines() or [""]
+        found = {int(line.partition("\t")[0]): line for line in lines if re.match(r"\d+\t", line)}
+        torn = bool(text) and not text.endswith("\n")
+        if torn or found.keys() != expected or len(found) != len(lines):
+            foreign = sorted(found.keys() - expected)
+            reason = f"it has {len(lines)} rows of {len(expected)}"
+            if torn or foreign:
+                reason = "its last row is torn" if torn else f"{reason}, and example {foreign[0]} is none of its own"
+            raise UserError(
+                f"cannot merge {path}: {reason}; finish it with --shard {record['index']}/{record['count']}"
+            )
+        if header and first != header:
+            raise UserError(f"cannot merge {path}: its columns are '{first}', those of {shards[0]} '{header}'")
+        header = first
+        rows.update(found)
+    return header, rows

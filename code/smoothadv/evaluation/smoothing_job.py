@@ -1,0 +1,228 @@
+"""From a request to a smoothed classifier, its images, and all that decides the numbers in a log."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from smoothadv.bounds import minimum_trials_to_predict
+from smoothadv.datasets import get_dataset
+from smoothadv.datasets.images import ImageDataset
+from smoothadv.devices import default_device, device_name, device_of_process
+from smoothadv.errors import UserError, warn
+from smoothadv.evaluation.classifiers import BaseClassifier, base_classifier, opened
+from smoothadv.evaluation.loop import select_examples
+from smoothadv.evaluation.requests import EvaluationRequest
+from smoothadv.evaluation.shards import shards_of
+from smoothadv.evaluation.workers import Workers, join_workers
+from smoothadv.noise import GaussianNoise, Noise, NoiseStream, Purpose, RoundedGaussianNoise
+from smoothadv.records import provenance, recorded_settings
+from smoothadv.smoothing.classifier import (
+    Arrangement,
+    VotingClassifier,
+    arrange,
+    compiled,
+    default_batch,
+    make_deterministic,
+)
+from smoothadv.smoothing.voting import VoteCounter, check_repeatable
+
+
+@dataclass(frozen=True)
+class SmoothingJob:
+    """A base classifier, as trained, as it votes and as it is attacked, the images and where their noise comes from.
+
+    ``settings`` is what decides the numbers, ``run`` describes this process.
+    """
+
+    classifier: torch.nn.Module
+    voter: torch.nn.Module
+    attacked: VotingClassifier
+    noise: Noise
+    dataset: ImageDataset
+    indices: Sequence[int]
+    device: torch.device
+    batch: int
+    settings: dict[str, Any]
+    run: dict[str, Any]
+    workers: Workers | None
+
+    def counter(self) -> VoteCounter:
+        """What puts the images to the vote."""
+        keep_batch = isinstance(self.noise, RoundedGaussianNoise)
+        return VoteCounter(
+            self.voter, self.dataset.description.num_classes, self.batch, self.device, keep_batch=keep_batch
+        )
+
+    def stream(self, index: int, purpose: int = Purpose.VOTES) -> NoiseStream:
+        """The noise of an image."""
+        return self.noise.stream(index, self.device, purpose)
+
+    def check_image(self, index: int, image: torch.Tensor) -> None:
+        """UserError if the noise is not made for this image."""
+        try:
+            self.noise.check_image(image)
+        except ValueError as error:
+            raise UserError(
+                f"--sound certifies 8-bit images only; of {self.settings['dataset']}, example {index}: {error}"
+            ) from error
+
+    @property
+    def noise_distance(self) -> float:
+        """How far the noise is from a Gaussian, in total variation over one image."""
+        return self.noise.distance(math.prod(self.dataset.description.image_shape))
+
+
+def warn_of_few_draws(request: EvaluationRequest) -> None:
+    """Warn where so few draws can decide nothing."""
+    least = minimum_trials_to_predict(request.alpha)
+    if request.n < least:
+        warn(
+            f"--N {request.n} can decide nothing at --alpha {request.alpha:g}, every image will abstain: "
+            f"at least --N {least} is needed"
+        )
+
+
+def images_of(request: EvaluationRequest) -> ImageDataset:
+    """The images that a request names or holds."""
+    if isinstance(request.images, str):
+        return get_dataset(request.images, request.split, request.data_dir)
+    return request.images
+
+
+def _dataset_name(request: EvaluationRequest) -> str:
+    return request.images if isinstance(request.images, str) else request.images.description.name
+
+
+def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> SmoothingJob:
+    """Load all that a request needs; UserError where it does not fit together.
+
+    ``log`` is the one to be written: if it was begun earlier, its batch is kept. ``sound`` as in ``CertifyRequest``.
+    """
+    if sound:
+        make_deterministic()
+    source = opened(request.classifier)  # before images are read, or downloaded
+    dataset = images_of(request)
+    base = base_classifier(source, dataset.description, request.input_layer)
+    workers = join_workers()
+    if workers is not None and request.shard is not None:
+        raise UserError("--shard is not read under torchrun, which shares the examples out by itself: leave it out")
+    is_first = workers is None or workers.rank == 0
+    device = device_of_process(request.device or default_device(), workers and workers.local_rank)
+    classifier = base.module.to(device)
+    if is_first:
+        base.warn_about_mismatch(_dataset_name(request), request.sigma)
+    example = dataset[0][0] if len(dataset) else None
+    voter = arrange(classifier, Arrangement(request.precision), device, example)
+    attacked = voter
+    batch = request.batch or recorded_number(request, log, "batch")
+    if batch is None:
+        shape, is_shard = dataset.description.image_shape, request.shard is not None
+        batch = default_batch(voter, shape, device, alike=is_shard)
+    if request.precision == "fp16":  # in which the gradients of confident answers underflow
+        attacked = arrange(classifier, Arrangement("fp32"), device, example)
+    if request.compile:
+        if sound and device.type != "cpu":
+            raise UserError("--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by a race")
+        if is_first:
+            print("compiling the classifier first, which may take a minute", file=sys.stderr)
+    noise = (RoundedGaussianNoise if sound else GaussianNoise)(request.sigma, request.seed)
+    batch = batch if workers is None else workers.agree("batch", batch)
+    job = SmoothingJob(
+        classifier=classifier,
+        voter=compiled(voter) if request.compile else voter,
+        attacked=attacked,
+        noise=noise,
+        dataset=dataset,
+        indices=select_examples(len(dataset), request.skip, request.maximum),
+        device=device,
+        batch=batch,
+        settings=_settings(request, base, dataset, noise, batch, voter.is_folded, device),
+        run=_run(request, base, dataset, device),
+        workers=workers,
+    )
+    if len(job.indices):
+        _check_classifier(job, sound)
+    return job
+
+
+def _settings(
+    request: EvaluationRequest,
+    base: BaseClassifier,
+    dataset: ImageDataset,
+    noise: Noise,
+    batch: int,
+    is_folded: bool,
+    device: torch.device,
+) -> dict[str, Any]:
+    """All that decides the numbers: a log is continued only under equal ones."""
+    settings = {
+        "dataset": _dataset_name(request),
+        "split": request.split if isinstance(request.images, str) else None,
+        "dataset_fingerprint": dataset.fingerprint(),
+        **base.settings,
+        "num_classes": dataset.description.num_classes,
+        "sigma": request.sigma,
+        "alpha": request.alpha,
+        "seed": request.seed,
+        "noise": type(noise).__name__,
+        "generator": "Philox4x32-10 at (seed, example, purpose, draw)",
+        "batch": batch,
+        "precision": request.precision,
+        "compiled": request.compile,
+        "folded": is_folded,
+        "device": device_name(device),
+        "torch": torch.__version__,
+    }
+    if device.type == "cuda" and request.precision == "fp32":
+        settings["tf32"] = torch.backends.cudnn.allow_tf32
+    if isinstance(noise, RoundedGaussianNoise) and device.type == "cpu":
+        # The certified classifier is the executed program: whatever may change its rounding belongs to it.
+        settings["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
+        settings["threads"] = torch.get_num_threads()
+    return settings
+
+
+def _run(
+    request: EvaluationRequest, base: BaseClassifier, dataset: ImageDataset, device: torch.device
+) -> dict[str, Any]:
+    """What describes this process, for the reader of the manifest."""
+    return {
+        "checkpoint": base.name,
+        "skip": request.skip,
+        "max": request.maximum,
+        "image_shape": list(dataset.description.image_shape),
+        "torch_threads": torch.get_num_threads(),
+        "device": device_name(device),
+        **provenance(request.command),
+    }
+
+
+def recorded_number(request: EvaluationRequest, log: Path, setting: str) -> int | None:
+    """A setting, of at least 1, of the log to be continued or of its shards; None where there is none."""
+    if request.existing == "resume":
+        for path in (log, *shards_of(log)):
+            recorded = recorded_settings(path).get(setting)
+            if isinstance(recorded, int) and recorded >= 1:
+                return recorded
+    return None
+
+
+def _check_classifier(job: SmoothingJob, sound: bool) -> None:
+    """UserError, or unless ``sound`` a warning, where the classifier is no function of one image on this device."""
+    if job.device.type == "cpu" and not sound:
+        return  # its kernels are known to be, and several passes of a large network take long
+    image, _ = job.dataset[job.indices[0]]
+    job.check_image(job.indices[0], image)
+    try:
+        check_repeatable(job.counter(), image, job.stream(job.indices[0], Purpose.SELF_CHECK))
+    except UserError as error:
+        if sound:
+            raise
+        warn(f"{error}; a log may then depend on how its draws were packed")

@@ -1,0 +1,145 @@
+"""Batch normalization folded into the convolutions before it: the same function in eval mode, with fewer layers.
+
+Certification folds a network once; training folds it again after every update, for the attacks on it. A network whose
+folded form gives other logits than itself, by more than rounding, is used as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from smoothadv.architectures.input_layers import Center, Normalize
+from smoothadv.graphs import overwrite_in_place, traced_plainly
+
+_ROUNDING = 1e-6
+_NORMS: dict[type[nn.Module], tuple[type[nn.Module], ...]] = {
+    nn.Conv1d: (nn.BatchNorm1d, nn.SyncBatchNorm),
+    nn.Conv2d: (nn.BatchNorm2d, nn.SyncBatchNorm),
+    nn.Conv3d: (nn.BatchNorm3d, nn.SyncBatchNorm),
+}
+_GEOMETRY = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+Folded = tuple[nn.Module, nn.Module, nn.Module]
+"""A folded convolution, and the convolution and the batch normalization that it replaces."""
+
+
+def split_entrance(classifier: nn.Module) -> tuple[nn.Module | None, nn.Module]:
+    """The input layer and the network of a base classifier; None where it is not a pair of them."""
+    if isinstance(classifier, nn.Sequential) and len(classifier) == 2:
+        return classifier[0], classifier[1]
+    return None, classifier
+
+
+def fold(classifier: nn.Module, example: torch.Tensor | None = None) -> nn.Module:
+    """The same function with batch normalization, and a Normalize in front, folded into convolutions.
+
+    In eval mode only. These are returned as they are: a network that torch.fx cannot trace; one whose layers are used
+    twice, share weights or compute their weights anew in each pass; and one whose logits on the ``example`` images
+    [B, C, H, W] change by more than rounding, as where tracing followed a branch that no tensor takes.
+    """
+    entrance, network = split_entrance(classifier)
+    traced = copy.deepcopy(traced_plainly(network))  # its layers are those of the network, which stays as it is
+    if traced is None:
+        return classifier
+    refresh(replace_norms(traced))
+    folded: nn.Module = overwrite_in_place(traced)
+    if entrance is not None:
+        if isinstance(entrance, Normalize) and _scale_first_convolution(traced, entrance.std):
+            entrance = Center(tuple(entrance.mean.flatten().tolist()), ()).to(entrance.mean.device)
+        folded = nn.Sequential(entrance, folded)
+    return folded if example is None or agree(classifier, folded, example) else classifier
+
+
+@torch.no_grad()
+def agree(
+    one: Callable[[torch.Tensor], torch.Tensor], other: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor
+) -> bool:
+    """Whether two functions of images [B, C, H, W] give the same finite logits, but for rounding (in float64: 1e-6)."""
+    try:
+        before, after = one(images), other(images)
+    except (RuntimeError, TypeError, ValueError):  # a network that insists on its dtype, or that tracing broke
+        return False
+    scale = float(before.abs().max())
+    return scale < math.inf and torch.allclose(before, after, rtol=_ROUNDING, atol=_ROUNDING * scale)
+
+
+def replace_norms(graph: torch.fx.GraphModule, dtype: torch.dtype | None = None) -> list[Folded]:
+    """Put one convolution in the place of each with its batch normalization; its weights are set by ``refresh``.
+
+    The new convolutions have ``dtype`` (None: that of the old ones) and need no gradients.
+    """
+    replaced = []
+    for node in list(graph.graph.nodes):
+        before = node.args[0] if node.args else None
+        if not isinstance(before, torch.fx.Node) or len(before.users) > 1:
+            continue
+        norm, convolution = _layer(graph, node), _layer(graph, before)
+        if type(norm) not in _NORMS.get(type(convolution), ()) or norm.running_var is None:
+            continue
+        folded = _convolution_like(convolution, dtype or convolution.weight.dtype)
+        replaced.append((folded, convolution, norm))
+        parent, _, name = str(before.target).rpartition(".")
+        setattr(graph.get_submodule(parent), name, folded)
+        node.replace_all_uses_with(before)
+        graph.graph.erase_node(node)
+    graph.delete_all_unused_submodules()
+    graph.recompile()
+    return replaced
+
+
+@torch.no_grad()
+def refresh(replaced: list[Folded]) -> None:
+    """Set the folded convolutions to the present weights and statistics of the layers that they replace.
+
+    With scale = gamma / sqrt(variance + eps), per output channel: weight * scale, and beta + (bias - mean) * scale.
+    """
+    if not replaced:
+        return
+    folded, convolutions, norms = (list(layers) for layers in zip(*replaced))
+    # The foreach functions need a few kernels for all layers together.
+    deviations = torch._foreach_add([norm.running_var for norm in norms], [norm.eps for norm in norms])
+    gammas = [torch.ones_like(norm.running_var) if norm.weight is None else norm.weight for norm in norms]
+    betas = [torch.zeros_like(norm.running_mean) if norm.bias is None else norm.bias for norm in norms]
+    scales = torch._foreach_div(gammas, torch._foreach_sqrt(deviations))
+    by_channel = [scale.view(-1, *[1] * (layer.weight.dim() - 1)) for scale, layer in zip(scales, convolutions)]
+    weights = torch._foreach_mul([layer.weight for layer in convolutions], by_channel)
+    shifts = torch._foreach_mul([norm.running_mean for norm in norms], scales)
+    biases = torch._foreach_sub(betas, shifts)
+    for bias, scale, layer in zip(biases, scales, convolutions):
+        if layer.bias is not None:
+            bias += layer.bias * scale
+    torch._foreach_copy_([layer.weight for layer in folded], weights)
+    torch._foreach_copy_([layer.bias for layer in folded], biases)
+
+
+def _layer(graph: torch.fx.GraphModule, node: torch.fx.Node) -> nn.Module | None:
+    return graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def _convolution_like(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A convolution of the same geometry with a bias, whose parameters need no gradients."""
+    geometry = {name: getattr(layer, name) for name in _GEOMETRY}
+    new: nn.Module = type(layer)(**geometry, bias=True, device=layer.weight.device, dtype=dtype)
+    if isinstance(new, nn.Conv2d):
+        new = new.to(memory_format=torch.channels_last)
+    return new.requires_grad_(False)
+
+
+def _scale_first_convolution(network: torch.fx.GraphModule, std: torch.Tensor) -> bool:
+    """Divide the first layer's weights by ``std`` [C, 1, 1]; False, and nothing done, where that is no convolution.
+
+    Exact under zero padding, where the border of a centred image is the mean; folding the mean itself into a bias
+    would not be exact.
+    """
+    users = list(next(node for node in network.graph.nodes if node.op == "placeholder").users)
+    if len(users) != 1 or users[0].op != "call_module":
+        return False
+    layer = network.get_submodule(str(users[0].target))
+    if not isinstance(layer, nn.Conv2d) or layer.padding_mode != "zeros" or layer.groups != 1:
+        return False
+    layer.weight.data /= std.flatten().view(1, -1, 1, 1)
+    return True

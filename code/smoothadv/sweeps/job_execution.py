@@ -1,0 +1,168 @@
+"""Runs what is missing of one job: each incomplete stage in a process of its own, with its output in the job's log."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from smoothadv.sweeps.job_record import BusyError, JobRecord
+from smoothadv.sweeps.jobs import Job
+from smoothadv.sweeps.stages import Stage, unmet_need
+
+PACKAGE_ROOT = Path(__file__).parents[2]
+_POLL_SECONDS = 0.1
+# How long to wait for another attempt at the job, whose machine may be lost.
+_PATIENCE_SECONDS = 90.0
+_LAST_BYTES = 4096
+_REQUESTS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+DONE, STOPPED, FAILED, BUSY, BLOCKED = "done", "stopped", "failed", "busy", "blocked"
+
+
+def execute(
+    job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping[str, Any] | None = None
+) -> str:
+    """Run the incomplete stages of a job; returns DONE, STOPPED, FAILED, or BLOCKED if a file that it needs is missing.
+
+    The job's record gets the same state, but STOPPED for BLOCKED. Stages get the environment of this process plus
+    ``environment``. When ``stop`` is set, the running stage gets a SIGTERM. ``origin`` is what the record says of the
+    engine. A stage that somebody ended by a signal is STOPPED: another call continues it. BusyError if another process
+    works on the job.
+    """
+    record = job.record
+    with record.claim(_PATIENCE_SECONDS, stop) as lock:
+        facts = dict(origin or {})
+        # Check all stages before the first starts: else a conflict would appear only after days of training.
+        for stage in job.stages:
+            if conflict := stage.progress().conflict:
+                return _end(record, FAILED, stage, conflict, facts)
+        for stage in job.stages:
+            if stage.progress().is_complete:
+                continue
+            if missing := [reason for path in stage.needs if (reason := unmet_need(path))]:
+                _end(record, STOPPED, stage, missing[0], facts)
+                return BLOCKED
+            if stop.is_set():
+                return _end(record, STOPPED, stage, "", facts)
+            record.write("running", stage=stage.title, **facts)
+            code = _run(job, stage, environment, stop, lock)
+            if code != 0:
+                line = last_line(record.log)
+                kind = STOPPED if stop.is_set() or _is_by_request(code, line) else FAILED
+                if kind == FAILED and code < 0:
+                    line = f"ended by signal {-code}, {signal.strsignal(-code)}; before: {line}"
+                return _end(record, kind, stage, line, {**facts, "exit": code})
+            if not stage.progress().is_complete:
+                return _end(record, FAILED, stage, f"ended at {stage.progress()}", facts)
+        record.write(DONE, **facts)
+    return DONE
+
+
+def attempt(
+    job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping[str, Any] | None = None
+) -> str:
+    """``execute`` for engines: returns BUSY instead of raising BusyError, and FAILED instead of raising OSError."""
+    try:
+        return execute(job, environment, stop, origin)
+    except BusyError:
+        return BUSY
+    except OSError as error:
+        line = f"{error.filename or 'input/output'}: {error.strerror or error}"
+        try:
+            job.record.write(FAILED, line=line, **(origin or {}))
+        except OSError:  # the record's own folder or disk cannot be written
+            print(f"warning: {job.name}: {line}", file=sys.stderr)
+        return FAILED
+
+
+def _end(record: JobRecord, kind: str, stage: Stage, line: str, facts: Mapping[str, Any]) -> str:
+    record.write(kind, stage=stage.title, line=line, **facts)
+    return kind
+
+
+def _is_by_request(code: int, line: str) -> bool:
+    """Whether somebody asked the process to end; torchrun says so only in its last ``line``.
+
+    A signal that a process causes itself, like SIGSEGV, is no request: it would come again.
+    """
+    number = -code if code < 0 else code - 128
+    return number in {getattr(signal, name, None) for name in _REQUESTS} or "SignalException" in line
+
+
+def _run(job: Job, stage: Stage, environment: Mapping[str, str], stop: threading.Event, lock: int) -> int:
+    """Run a stage until it ends; returns its exit code, minus the signal's number if a signal ended it.
+
+    The stage inherits the descriptor ``lock``: if it outlives this process while it saves its work, the job stays
+    locked until it has ended.
+    """
+    launcher = _launcher(job)
+    record = job.record
+    with record.log.open("ab") as log:
+        now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+        shown = shlex.join(["python", *launcher, "smoothadv", *stage.words])
+        log.write(f"== {now} on {socket.gethostname()}\n$ {shown}\n".encode())
+        log.flush()
+        stopped_with_parent = [sys.executable, "-m", "smoothadv.sweeps.stop_with_parent", str(os.getpid())]
+        process = subprocess.Popen(
+            [*stopped_with_parent, sys.executable, *launcher, "smoothadv", *stage.words],
+            cwd=job.cwd,
+            env={**os.environ, **stage_environment(job), **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            pass_fds=[lock],
+            start_new_session=True,  # Ctrl-C reaches the sweep only, which then asks every stage to stop
+        )
+        try:
+            return _wait(process, stop)
+        except BaseException:  # an interruption: the stage must not continue alone
+            process.terminate()
+            process.wait()
+            raise
+
+
+def _wait(process: subprocess.Popen[bytes], stop: threading.Event) -> int:
+    """Wait for a process to end, and send it SIGTERM once ``stop`` is set; returns its exit code."""
+    was_asked = False
+    while True:
+        try:
+            return process.wait(_POLL_SECONDS)
+        except subprocess.TimeoutExpired:
+            if stop.is_set() and not was_asked:
+                was_asked = True
+                process.terminate()
+
+
+def _launcher(job: Job) -> Sequence[str]:
+    """The words after ``python`` that start a module in the job's number of processes, with torchrun if several."""
+    if job.processes == 1:
+        return ["-m"]
+    # The "--" keeps torchrun from reading the stage's own options.
+    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.processes), "-m", "--"]
+
+
+def stage_environment(job: Job) -> dict[str, str]:
+    """The environment variables that every stage of a job gets, wherever it runs."""
+    paths = [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH", "")]
+    variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
+    return variables if job.threads is None else {**variables, "OMP_NUM_THREADS": str(job.threads)}
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that is not blank; "" if there is none."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _LAST_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,216 @@
+"""From a request to a trained classifier: loads images and model, trains, and records what decides the weights."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smoothadv.architectures import get_architecture
+from smoothadv.checkpoints import (
+    file_digest,
+    read_checkpoint,
+    recorded_input_layer,
+    start_from,
+    with_recorded_constants,
+)
+from smoothadv.datasets import get_dataset
+from smoothadv.datasets.images import DatasetDescription
+from smoothadv.datasets.unlabelled import load_pseudo_labelled
+from smoothadv.devices import default_device, device_name, device_of_process
+from smoothadv.errors import UserError, warn
+from smoothadv.noise import derive_generator
+from smoothadv.records import provenance
+from smoothadv.settings import describe
+from smoothadv.training.loop import Data, TrainingRun
+from smoothadv.training.processes import Processes, join_processes
+from smoothadv.training.request import TrainingRequest
+from smoothadv.training.run_folder import RunFolder
+from smoothadv.training.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained classifier and the history of its training, one row of TRAINING_COLUMNS per epoch.
+
+    Of several processes one ``is_first``: it has written the checkpoint.
+    """
+
+    model: torch.nn.Module
+    history: list[dict[str, Any]]
+    is_first: bool
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A request with all that it names: a model, what it is trained on, and how.
+
+    ``started_from`` says in a sentence which weights the model has, if they are not new ones.
+    """
+
+    request: TrainingRequest
+    data: Data
+    schedule: Schedule
+    processes: Processes
+    device: torch.device
+    description: DatasetDescription
+    input_layer: str | None
+    model: torch.nn.Module
+    started_from: str | None
+
+
+def train(request: TrainingRequest, report: Callable[[str], None] = print) -> Trained:
+    """Train, from the last checkpoint in the folder where the request resumes; ``report`` takes lines for people.
+
+    UserError where what is asked for does not fit together, NonFiniteError if the loss or the weights stop being
+    finite; KeyboardInterrupt or Terminated, after saving, on Ctrl-C or SIGTERM.
+    """
+    processes = join_processes()
+    local_rank = processes.local_rank if processes.size > 1 else None
+    device = device_of_process(request.device or default_device(), local_rank)
+    if request.execution.synchronized_norm and device.type != "cuda":
+        raise UserError(f"--sync-bn is for GPUs, and this trains on {device.type}: leave it out")
+    # Else cuDNN may choose kernels whose sums depend on timing, and a resumed run would end with other weights.
+    torch.backends.cudnn.deterministic = True
+    with processes.connected(device):
+        with processes.first_goes_first():
+            data = _load(request)
+            schedule = request.schedule.schedule(data.training.description, request.objective.copies)
+            model = _model(request, data.training.description)
+        return _run(_Job(request, data, schedule, processes, device, *model), report)
+
+
+def _load(request: TrainingRequest) -> Data:
+    """The images, augmented as asked."""
+    if isinstance(request.images, str):
+        training = get_dataset(request.images, "train", request.data_dir)
+    else:
+        training = copy.copy(request.images[0])
+    training.description = request.augmented(training.description)
+    pseudo = None
+    if request.use_unlabelled is not None:
+        pseudo = load_pseudo_labelled(request.use_unlabelled, training.description)
+    if isinstance(request.images, str):
+        test = get_dataset(request.images, "test", request.data_dir)
+    else:
+        test = request.images[1]
+    return Data(training, test, pseudo, request.unlabelled_weight)
+
+
+def _model(
+    request: TrainingRequest, description: DatasetDescription
+) -> tuple[DatasetDescription, str | None, torch.nn.Module, str | None]:
+    """Description with the model's constants, input layer, model, and what it starts from."""
+    if not isinstance(request.classifier, str):
+        return description, None, request.classifier, None
+    path, content = request.pretrained_model, None
+    input_layer = request.input_layer or "normalize"
+    if path is not None:
+        content = read_checkpoint(path)
+        input_layer = recorded_input_layer(content, path, request.input_layer)
+        description = with_recorded_constants(content, description)
+    torch.manual_seed(derive_generator("cpu", request.seed).initial_seed())
+    model = get_architecture(request.classifier, description, input_layer)
+    if content is None or path is None:
+        return description, input_layer, model, None
+    return description, input_layer, model, start_from(model, content, path, request.classifier, description)
+
+
+def _run(job: _Job, report: Callable[[str], None]) -> Trained:
+    """Train, from the last checkpoint where there is one."""
+    request, processes = job.request, job.processes
+    this_run = {
+        "epochs": job.schedule.epochs,
+        "device": device_name(job.device),
+        "processes": processes.size,
+        **({"launch": processes.launch} if processes.launch is not None else {}),
+        "arguments": {name: _plain(value) for name, value in request.arguments.items()},
+        **provenance(request.command),
+    }
+    folder = RunFolder(request.outdir, _facts(job), _recipe(job), this_run, request.existing)
+    with contextlib.ExitStack() as stack:
+        with processes.first_goes_first():
+            if processes.is_first:
+                if job.schedule.batch < processes.size:
+                    raise UserError(f"--batch is {job.schedule.batch} images for {processes.size} processes: take more")
+                stack.enter_context(folder)
+                _announce(job, folder, report)
+        training = TrainingRun(
+            job.model,
+            request.objective,
+            job.data,
+            job.schedule,
+            request.seed,
+            job.device,
+            folder,
+            request.execution,
+            request.tests,
+            processes,
+        )
+        history = training.run_epochs(report, board=request.board)
+    return Trained(job.model, history, processes.is_first)
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _recipe(job: _Job) -> dict[str, Any]:
+    """All that decides the weights, for the reader and for a resumed run to be compared with."""
+    request, data = job.request, job.data
+    recipe = {
+        **request.stated_recipe(job.description, job.schedule),
+        "dataset_fingerprint": data.training.fingerprint(),
+        "input_layer": job.input_layer,
+    }
+    if request.pretrained_model:
+        recipe["pretrained_sha256"] = file_digest(request.pretrained_model)
+    if data.pseudo_labelled is not None:
+        recipe["pseudo_labelled_fingerprint"] = data.pseudo_labelled.fingerprint()
+        recipe["pseudo_weight"] = data.pseudo_weight
+    return recipe
+
+
+def _facts(job: _Job) -> dict[str, Any]:
+    """What a reader of the checkpoint needs to use the model."""
+    return {
+        "arch": job.request.arch,
+        "dataset": job.description.name,
+        "classes": list(job.description.class_names),
+        "image_shape": list(job.description.image_shape),
+        "input_layer": job.input_layer,
+        "mean": list(job.description.mean or ()),
+        "std": list(job.description.std or ()),
+        "noise_sd": job.request.objective.noise_sd,
+    }
+
+
+def _announce(job: _Job, folder: RunFolder, report: Callable[[str], None]) -> None:
+    """Say what is about to happen, and what is probably not meant."""
+    request, objective = job.request, job.request.objective
+    images = f"{len(job.data.training)} images, {len(job.data.test)} to test"
+    if job.data.pseudo_labelled is not None:
+        images += f", {len(job.data.pseudo_labelled)} pseudo-labelled"
+    size = job.processes.size
+    where = f"{size} processes on {job.device.type}" if size > 1 else str(job.device)
+    report(
+        f"training {request.arch} on {request.dataset} ({images}) with {describe(objective)}, "
+        f"{job.schedule.epochs} epochs on {where}"
+    )
+    if folder.saved is None and job.started_from is not None:
+        report(job.started_from)
+    if folder.saved is not None and (before := folder.saved["runs"][-1].get("processes", size)) != size:
+        warn(
+            f"this run had {before} processes and goes on with {size}: batch normalization sees other shares of a "
+            "batch, and the weights will not be those of a run that was not interrupted"
+        )
+    reached = objective.epsilon(job.schedule.epochs - 1)
+    if reached < objective.full_epsilon:
+        warn(
+            f"epsilon reaches {reached:.3g} of {objective.full_epsilon:.3g} in {job.schedule.epochs} epochs: "
+            "a smaller --warmup or more --epochs would let it grow to the end"
+        )

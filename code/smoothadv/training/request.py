@@ -1,0 +1,120 @@
+"""What can be asked of training: which classifier, on which images, for which objective, and how."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from smoothadv.checkpoints import MODULE_PREFIX
+from smoothadv.datasets.images import DatasetDescription, ImageDataset
+from smoothadv.errors import UsageError
+from smoothadv.objectives import Objective
+from smoothadv.settings import settings_record
+from smoothadv.training.evaluate import EvaluationSchedule
+from smoothadv.training.execution import Execution
+from smoothadv.training.schedule import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleChoices:
+    """The fields of a ``Schedule`` that are chosen; None stands for the paper's value for the dataset.
+
+    ``split_updates`` makes m updates of each batch, on batch/m images in m copies, as the released code does.
+    """
+
+    epochs: int | None = None
+    batch: int | None = None
+    learning_rate: float | None = None
+    learning_rate_step: int | None = None
+    learning_rate_factor: float | None = None
+    learning_rate_shape: str | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    micro_batch: int | None = None
+    steps_per_epoch: int | None = None
+    split_updates: bool = False
+
+    def schedule(self, description: DatasetDescription, copies: int) -> Schedule:
+        """The schedule on a dataset, for ``copies`` (m) of each image; UsageError where the batch is too small."""
+        fields = dataclasses.asdict(description.defaults)
+        fields |= {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        if fields.pop("split_updates"):
+            if fields["batch"] < copies:
+                raise UsageError(
+                    f"--split-updates makes {copies} updates of {fields['batch']} images: take a larger --batch"
+                )
+            fields["batch"] //= copies
+        return Schedule(**fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRequest:
+    """Train a classifier for an objective, in the folder ``outdir``.
+
+    - ``classifier``: the name of an architecture, or a module that maps images [B, C, H, W] in [0, 1] to logits
+      [B, K] and is trained in place. ``input_layer`` ("normalize" or "center"; None: normalize, or that of
+      ``pretrained_model``, a checkpoint to start from) is for architectures.
+    - ``images``: the name of a dataset, whose files lie in ``data_dir``, or training images and test images.
+      ``crop_padding`` and ``horizontal_flip`` augment them (None: as the dataset does). ``use_unlabelled`` is a file of
+      pseudo-labelled images, whose loss counts ``unlabelled_weight`` (eta) times.
+    - ``seed`` of all randomness; ``device`` (None: the first GPU, else the CPU); ``existing`` says what to do with a
+      run that is there: "refuse", "resume" or "overwrite". ``board`` writes curves for TensorBoard.
+    - ``command`` and ``arguments`` are what the record of the run says of its origin.
+    """
+
+    classifier: str | torch.nn.Module
+    images: str | tuple[ImageDataset, ImageDataset]
+    outdir: Path
+    objective: Objective
+    schedule: ScheduleChoices = ScheduleChoices()
+    execution: Execution = Execution()
+    tests: EvaluationSchedule = EvaluationSchedule()
+    seed: int = 0
+    device: torch.device | None = None
+    data_dir: str | Path | None = None
+    input_layer: str | None = None
+    crop_padding: int | None = None
+    horizontal_flip: bool | None = None
+    pretrained_model: Path | None = None
+    use_unlabelled: Path | None = None
+    unlabelled_weight: float = 1.0
+    existing: str = "refuse"
+    board: bool = False
+    command: Sequence[str] | None = None
+    arguments: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def arch(self) -> str:
+        """What a checkpoint calls the classifier: an architecture, or "module:" and the name of a module's class."""
+        if isinstance(self.classifier, str):
+            return self.classifier
+        return f"{MODULE_PREFIX}{type(self.classifier).__module__}.{type(self.classifier).__qualname__}"
+
+    @property
+    def dataset(self) -> str:
+        """The name of the dataset."""
+        return self.images if isinstance(self.images, str) else self.images[0].description.name
+
+    def augmented(self, description: DatasetDescription) -> DatasetDescription:
+        """The description of the dataset with the crops and mirror images that are asked for."""
+        changes = {"crop_padding": self.crop_padding, "horizontal_flip": self.horizontal_flip}
+        return dataclasses.replace(description, **{name: value for name, value in changes.items() if value is not None})
+
+    def stated_recipe(self, description: DatasetDescription, schedule: Schedule) -> dict[str, Any]:
+        """What decides the weights, as far as it is known before any file is read."""
+        return {
+            "dataset": self.dataset,
+            "arch": self.arch,
+            "seed": self.seed,
+            "crop_padding": description.crop_padding,
+            "horizontal_flip": description.horizontal_flip,
+            **schedule.record(),
+            **self.execution.record(),
+            "objective": settings_record(self.objective),
+        }

@@ -1,0 +1,335 @@
+"""The classifier as it votes is the classifier as it was trained: folded, in another precision, or compiled."""
+
+import copy
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from smoothadv.architectures import ARCHITECTURES, INPUT_LAYERS, get_architecture
+from smoothadv.architectures.input_layers import Center, Normalize
+from smoothadv.datasets import describe_dataset
+from smoothadv.errors import UserError
+from smoothadv.memory import batch_that_fits
+from smoothadv.smoothing.classifier import PRECISIONS, Arrangement, arrange, default_batch
+from smoothadv.smoothing.folding import fold
+from support import networks
+from support.commands import CODE, run_process
+from support.networks import settle_batch_norms
+
+CPU = torch.device("cpu")
+STATISTICS = (0.9, 0.5, 0.2), (0.2, 0.3, 0.4)
+
+
+def smallest_of_each_family() -> list[str]:
+    families: dict[str, list[str]] = {}
+    for name in ARCHITECTURES:
+        families.setdefault(name.rstrip("0123456789"), []).append(name)
+    return [min(names, key=lambda name: (len(name), name)) for names in families.values()]
+
+
+def fitting(arch: str, input_layer: str) -> tuple[nn.Module, torch.Tensor]:
+    """In float64, as if trained, for the first dataset that it does not refuse; and images, some of them extreme."""
+    torch.manual_seed(0)
+    for dataset in ("cifar10", "digits", "imagenet"):
+        description = describe_dataset(dataset)
+        try:
+            model = get_architecture(arch, description, input_layer).double()
+        except UserError:
+            continue
+        images = torch.rand(8, *description.image_shape, dtype=torch.float64)
+        settle_batch_norms(model, images)
+        images[0], images[1] = 1.0, images[1] + torch.randn_like(images[1])
+        return model, images[:3]
+    raise AssertionError(f"{arch} fits none of the datasets")
+
+
+@torch.no_grad()
+def deviation(model: nn.Module, other: nn.Module, images: torch.Tensor) -> float:
+    """The largest difference of any two outputs, in units of their spread."""
+    expected = model(images)
+    return float((other(images) - expected).abs().max() / expected.std())
+
+
+def norms_in(model: nn.Module) -> int:
+    return sum(isinstance(layer, nn.BatchNorm2d) for layer in model.modules())
+
+
+@pytest.mark.parametrize("arch", [*smallest_of_each_family(), "cifar_resnet110"])
+@pytest.mark.parametrize("input_layer", INPUT_LAYERS)
+def test_folding_leaves_the_logits_of_every_architecture(arch, input_layer):
+    model, images = fitting(arch, input_layer)
+    folded = fold(copy.deepcopy(model))
+    assert deviation(model, folded, images) < 1e-10
+    assert norms_in(model) > 0 == norms_in(folded)
+    # Negative control: a convolution that is off by a millionth would be noticed.
+    with torch.no_grad():
+        next(parameter for parameter in folded.parameters() if parameter.dim() == 4)[0] *= 1 + 1e-6
+    assert deviation(model, folded, images) > 1e-9
+
+
+FOLDED = [
+    networks.Network,
+    networks.NormAfterSum,
+    networks.NormFirst,
+    networks.TwoConsumers,
+    networks.TwoReadersOfTheImage,
+    networks.ReflectedBorder,
+    networks.Grouped,
+    networks.PlainNorm,
+    networks.FurtherArgument,
+]
+UNTRACEABLE = [networks.BranchOnData, networks.BranchOnShape, networks.RangeOverShape, networks.LengthOfBatch]
+UNTRACEABLE += [networks.Autocast]
+# Their layers cannot be replaced one by one.
+SHARING = [
+    networks.FirstUsedTwice,
+    networks.NormsOfOne,
+    networks.NormOfTwo,
+    networks.TiedWeights,
+    networks.SpectralNorm,
+]
+ENTRANCES = [Normalize, Center, None]
+
+# torch.fx follows them, but not to where they go.
+MISLED = [networks.BranchOnType, networks.WeightReadTwice]
+
+
+def behind(entrance: type[nn.Module] | None, kind: type[nn.Module]) -> tuple[nn.Module, torch.Tensor]:
+    """A small network in float64 behind an input layer; and images with 0.3 of noise."""
+    torch.manual_seed(1)
+    network = kind().double()
+    model = network if entrance is None else nn.Sequential(entrance(*STATISTICS), network)
+    images = torch.rand(4, 3, 8, 8, dtype=torch.float64)
+    return model.double().eval(), images + 0.3 * torch.randn_like(images)
+
+
+@pytest.mark.parametrize("kind", [*FOLDED, *UNTRACEABLE, *SHARING])
+@pytest.mark.parametrize("entrance", ENTRANCES)
+def test_folding_leaves_the_outputs_of_networks_of_all_kinds(kind, entrance):
+    model, images = behind(entrance, kind)
+    assert deviation(model, fold(copy.deepcopy(model)), images) < 1e-10
+
+
+@pytest.mark.parametrize("kind", [*FOLDED, *MISLED])
+def test_an_example_tells_where_folding_would_give_another_function(kind):
+    model, images = behind(Normalize, kind)
+    before = copy.deepcopy(model)
+    folded = fold(model, images[:1])
+    assert deviation(before, folded, images) < 1e-10
+    assert (folded is model) == (kind in MISLED)
+    # Negative control: without it, nobody would notice.
+    assert (deviation(before, fold(copy.deepcopy(before)), images) > 0.01) == (kind in MISLED)
+
+
+def test_an_example_that_gives_logits_of_no_size_decides_nothing():
+    """Logits that are not finite are for the votes to refuse."""
+    model, images = behind(Normalize, networks.Network)
+    with torch.no_grad():
+        model[1].first.bias[0] = torch.nan
+    assert fold(model, images)(images).isnan().any()
+
+
+@pytest.mark.parametrize("kind", [*UNTRACEABLE, *SHARING])
+@pytest.mark.parametrize("entrance", ENTRANCES)
+def test_a_network_that_cannot_be_folded_stays_as_it_is(kind, entrance):
+    model, _ = behind(entrance, kind)
+    before = copy.deepcopy(model.state_dict())
+    folded = fold(model)
+    assert folded is model
+    assert all(torch.equal(value, before[name]) for name, value in folded.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("kind", "left"),
+    [
+        (networks.Network, 0),
+        (networks.PlainNorm, 0),
+        (networks.NormAfterSum, 2),
+        (networks.NormFirst, 1),
+        (networks.TwoConsumers, 1),
+    ],
+)
+def test_only_normalizations_right_after_a_convolution_disappear(kind, left):
+    model, _ = behind(Normalize, kind)
+    assert norms_in(fold(model)) == left
+
+
+@pytest.mark.parametrize(
+    ("kind", "entrance"),
+    [
+        (networks.Network, Center),
+        (networks.TwoConsumers, Center),
+        (networks.TwoReadersOfTheImage, Normalize),
+        (networks.NormFirst, Normalize),
+    ],
+)
+def test_the_division_is_folded_where_a_convolution_alone_sees_its_result(kind, entrance):
+    model, _ = behind(Normalize, kind)
+    assert type(fold(model)[0]) is entrance
+
+
+@pytest.mark.parametrize("entrance", [Normalize, Center])
+def test_zero_padding_stays_exact_at_the_border(entrance):
+    """What is padded is zero after the input layer: the mean, 5 here, that an image does not have there."""
+    torch.manual_seed(2)
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4))
+    model = nn.Sequential(entrance((5.0, -3.0, 4.0), STATISTICS[1]), layers).double()
+    images = torch.rand(2, 3, 6, 6, dtype=torch.float64)
+    settle_batch_norms(model, images)
+    folded = fold(copy.deepcopy(model))
+    assert deviation(model, folded, images) < 1e-10
+    # Negative control: the mean as part of the bias is right inside only.
+    with torch.no_grad():
+        expected, convolution = model(images), folded[1].get_submodule("0")
+        wrong = convolution(images) - (convolution.weight * folded[0].mean).sum((1, 2, 3))[:, None, None]
+        difference = (wrong - expected).abs()
+    assert difference[..., 1:-1, 1:-1].max() < 1e-10
+    assert difference[..., 0, 0].max() > 0.1
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("training", [True, False])
+def test_the_given_classifier_is_left_alone(precision, training):
+    model, _ = fitting("digits_resnet8", "normalize")
+    before = copy.deepcopy(model.train(training).state_dict())
+    arranged = arrange(model, Arrangement(precision), CPU)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(module.training == training for module in model.modules())
+    assert all(parameter.requires_grad and parameter.dtype == torch.float64 for parameter in model.parameters())
+    assert all(parameter.is_contiguous() for parameter in model.parameters())
+    assert not any(parameter.requires_grad for parameter in arranged.parameters())
+    shared = {parameter.data_ptr() for parameter in model.parameters()}
+    assert not any(parameter.data_ptr() in shared for parameter in arranged.parameters())
+
+
+def test_the_arranged_classifier_is_in_eval_mode():
+    arranged = arrange(get_architecture("digits_resnet8", "digits"), Arrangement(), CPU)
+    assert not any(module.training for module in arranged.modules())
+
+
+@pytest.mark.parametrize("kind", [nn.Dropout(0.5), nn.BatchNorm2d(3)])
+def test_layers_that_are_random_or_learn_are_in_eval_mode(kind):
+    noisy = torch.randn(4, 3, 8, 8)
+    layers = nn.Sequential(nn.ReLU(), kind).train()
+    assert torch.equal(arrange(layers, Arrangement(), CPU)(noisy), copy.deepcopy(layers).eval()(noisy))
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.1), ("fp16", 0.02)])
+def test_logits_in_every_precision_are_close_and_float32(precision, tolerance):
+    model, images = fitting("digits_resnet8", "normalize")
+    noisy = images.float().contiguous(memory_format=torch.channels_last)
+    arranged = arrange(model, Arrangement(precision), CPU)
+    logits = arranged(noisy)
+    assert logits.dtype == torch.float32
+    assert {parameter.dtype for parameter in arranged.parameters()} == {PRECISIONS[precision]}
+    assert 0 < deviation(model, lambda each: arranged(each.float()), images) < tolerance
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_the_sum_of_image_and_noise_is_rounded_not_the_noise(precision):
+    dtype = PRECISIONS[precision]
+    image, noise = torch.ones(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.75 * torch.finfo(dtype).eps)
+    noise[..., 0] /= 2
+    arranged = arrange(nn.Flatten(), Arrangement(precision), CPU)
+    sum_rounded = (image + noise).to(dtype).float().flatten(1)
+    assert torch.equal(arranged(image + noise), sum_rounded)
+    # 1 + 0.75 eps is rounded up and 1 + 0.375 eps down; the noise alone would be represented exactly.
+    assert sum_rounded.unique().tolist() == [1.0, 1 + torch.finfo(dtype).eps]
+    assert not torch.equal(image + noise.to(dtype).float(), sum_rounded.view_as(image))
+
+
+def test_single_precision_rounds_nothing():
+    noisy = torch.randn(3, 1, 2, 2)
+    assert torch.equal(arrange(nn.Flatten(), Arrangement(), CPU)(noisy), noisy.flatten(1))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 8, 8), (3, 32, 32), (3, 64, 64), (3, 224, 224), (3, 2000, 2000)])
+def test_batch_on_a_cpu_lies_between_50_and_200(shape):
+    batch = default_batch(nn.Identity(), shape, CPU)
+    assert 16 <= batch <= 200
+    assert batch == {(1, 8, 8): 200, (3, 32, 32): 100, (3, 224, 224): 16}.get(shape, batch)
+
+
+sizes = st.floats(0, 1e15) | st.integers(0, 10**15)
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(sizes, sizes, sizes)
+def test_batch_that_fits_is_a_power_of_two_that_grows_with_the_memory(free, more, per_image):
+    batch = batch_that_fits(free, per_image)
+    assert batch in {2**exponent for exponent in range(13)}
+    # A power of two is exact, the quotient that it is compared with is not.
+    assert batch == 1 or 2 * batch * max(per_image, 1) <= free * (1 + 1e-12)
+    assert batch == 4096 or 4 * batch * max(per_image, 1) > free * (1 - 1e-12)
+    assert batch <= batch_that_fits(max(free, more), per_image)
+    assert batch >= batch_that_fits(free, max(per_image, more))
+
+
+@pytest.mark.parametrize(
+    ("free", "per_image", "batch"), [(1e9, 1e5, 4096), (1e9, 1e6, 256), (1e9, 1e9, 1), (0, 1e6, 1), (1e9, 0, 4096)]
+)
+def test_batches_of_known_memory(free, per_image, batch):
+    assert batch_that_fits(free, per_image) == batch
+
+
+@pytest.fixture
+def own_compiler_cache(tmp_path, monkeypatch) -> Iterator[Path]:
+    """What is compiled, and the settings of the compiler, stay in one test."""
+    import torch._inductor.config as inductor
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    with inductor.patch(freezing=inductor.freezing):
+        yield tmp_path
+    torch._dynamo.reset()
+
+
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler")
+@torch.inference_mode()
+def test_compiled_logits_are_close_and_by_no_more_than_rounding_those_of_another_row(own_compiler_cache):
+    model, _ = fitting("digits_resnet8", "normalize")
+    noisy = torch.rand(32, 1, 8, 8).contiguous(memory_format=torch.channels_last)
+    compiled, eager = (arrange(model, Arrangement("fp32", compile), CPU) for compile in (True, False))
+    logits, order = compiled(noisy), torch.randperm(32)
+    assert any(own_compiler_cache.rglob("*.so")), "something was compiled"
+    torch.testing.assert_close(logits, eager(noisy), rtol=0, atol=1e-4)
+    permuted = noisy[order].contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(compiled(permuted), logits[order], rtol=0, atol=1e-5)
+    assert torch.equal(compiled(noisy), logits), "the same in the same row"
+
+
+def test_compiling_without_a_compiler_is_a_clear_error(own_compiler_cache):
+    import torch._inductor.config as inductor
+
+    model, _ = fitting("digits_resnet8", "normalize")
+    with torch.inference_mode(), inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
+        with pytest.raises(UserError, match="--compile failed.*C\\+\\+ compiler"):
+            arrange(model, Arrangement("fp32", compile=True), CPU)(torch.rand(5, 1, 8, 8))
+
+
+DETERMINISTIC = """
+import os
+import torch
+from smoothadv.smoothing.classifier import make_deterministic
+for given, kept in [(None, ":4096:8"), (":16:8", ":16:8")]:
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    if given:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = given
+    make_deterministic()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == kept
+assert torch.are_deterministic_algorithms_enabled()
+assert not torch.is_deterministic_algorithms_warn_only_enabled()
+assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
+"""
+
+
+def test_deterministic_kernels_are_asked_for_everywhere(tmp_path):
+    """In a process of its own: it holds for all that runs there."""
+    done = run_process([sys.executable, "-c", DETERMINISTIC], tmp_path, PYTHONPATH=str(CODE))
+    assert (done.returncode, done.stderr) == (0, "")

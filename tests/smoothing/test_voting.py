@@ -1,0 +1,234 @@
+"""Counting votes: packing, batch and depth decide nothing; against a slow counter of one draw at a time.
+
+The classifiers compute in whole numbers, so that equal means equal.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import count, islice
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smoothadv.certification import ABSTAIN, Draws, Smoothing
+from smoothadv.certification.adaptive import Adaptive
+from smoothadv.certification.exact import Exact
+from smoothadv.certification.prediction import predict
+from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
+from smoothadv.smoothing.voting import Poll, VoteCounter
+from support.models import ConstantClassifier, Recorder
+from support.slow_votes import CLASSES, WholeNumbers, ask, image_of, outcome_one_by_one, stream_of
+
+CPU = torch.device("cpu")
+CLASSIFIER = WholeNumbers(seed=38)  # the leading class has 41 % of one image and 76 % of another
+NOISES = {kind.__name__: kind(0.25, 7) for kind in (GaussianNoise, RoundedGaussianNoise)}
+IMAGES = 6
+# A voting is spent when it returns: each poll makes its own.
+VOTINGS = {
+    "exact": lambda: Exact(Smoothing(0.25, 7, 60, 0.01)).votes(0),
+    "exact, of which few are needed": lambda: Exact(Smoothing(0.25, 30, 250, 0.05)).votes(0),
+    "adaptive": lambda: Adaptive(Smoothing(0.25, 10, 400, 0.01), radii=(0.05, 0.15)).votes(0),
+    "predict": lambda: predict(45, 0.001),
+    "one draw": lambda: ask([Draws(1)]),
+    "no draws": lambda: ask([Draws(0), Draws(5), Draws(0), Draws(0)]),
+    "no misses allowed": lambda: ask([Draws(20, 1, 0), Draws(20, 3, 0), Draws(33)]),
+    "some misses allowed": lambda: ask([Draws(40, candidate, misses) for candidate in (1, 0) for misses in (3, 9, 40)]),
+}
+many = settings(deadline=None, derandomize=True, max_examples=50)
+specifications = st.tuples(st.sampled_from(list(VOTINGS)), st.integers(0, IMAGES - 1), st.sampled_from(list(NOISES)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory) -> Iterator[None]:
+    """A folder for the tables of adaptive certification, apart from this user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SMOOTHADV_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def poll_of(voting: str, number: int, noise: str = "GaussianNoise") -> Poll:
+    """With a stream and a voting of its own, and a tag to know it by."""
+    return Poll(image_of(number), stream_of(NOISES[noise], number), VOTINGS[voting](), (voting, number, noise))
+
+
+@cache
+def expected(*specification):
+    return outcome_one_by_one(CLASSIFIER, poll_of(*specification))
+
+
+def counter_of(classifier, batch: int, depth: int = 1) -> VoteCounter:
+    """``depth`` = 2 is how an accelerator is kept busy: the next batch starts before this one's votes are counted."""
+    counter = VoteCounter(classifier, CLASSES, batch, CPU)
+    counter._depth = depth
+    return counter
+
+
+@many
+@given(st.lists(specifications, max_size=10), st.integers(2, 150), st.sampled_from([1, 2]))
+def test_outcomes_are_those_of_a_slow_counter_in_the_order_of_the_polls(chosen, batch, depth):
+    results = list(counter_of(CLASSIFIER, batch, depth).run(poll_of(*each) for each in chosen))
+    assert [result.tag for result in results] == chosen
+    assert [result.outcome for result in results] == [expected(*each) for each in chosen]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("batch", [1, 3, 16, 64, 999])
+def test_outcomes_are_the_same_at_every_batch(batch, depth):
+    chosen = [(voting, number, "GaussianNoise") for number in range(IMAGES) for voting in VOTINGS]
+    results = counter_of(CLASSIFIER, batch, depth).run([poll_of(*each) for each in chosen])
+    assert [result.outcome for result in results] == [expected(*each) for each in chosen]
+
+
+def test_the_comparison_covers_certificates_and_abstentions_cut_short():
+    exact = [expected("exact, of which few are needed", number, "GaussianNoise") for number in range(IMAGES)]
+    assert any(certificate.radius > 0 for certificate in exact)
+    assert any(certificate.prediction == ABSTAIN and 0 < certificate.trials < 250 for certificate in exact)
+    adaptive = [expected("adaptive", number, "GaussianNoise") for number in range(IMAGES)]
+    assert len({certificate.trials for certificate in adaptive}) >= 3
+    answers = expected("some misses allowed", 0, "GaussianNoise")
+    assert any(sum(answer) < 40 for answer in answers) and any(sum(answer) == 40 for answer in answers)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64])
+def test_counting_ends_with_the_very_vote_that_decides(batch):
+    (result,) = counter_of(ConstantClassifier(2, CLASSES), batch).run(
+        [Poll(image_of(0), stream_of(NOISES["GaussianNoise"], 0), ask([Draws(500, 1, 4), Draws(500, 2, 4)]))]
+    )
+    assert result.outcome == [[0, 0, 5, 0], [0, 0, 500, 0]]
+
+
+def draws_seen(recorder: Recorder) -> set[bytes]:
+    return {row.contiguous().numpy().tobytes() for batch in recorder.batches for row in batch}
+
+
+def draws_of(number: int, draws: int) -> set[bytes]:
+    """The first noisy images of a stream, straight from it."""
+    return {row.numpy().tobytes() for row in stream_of(NOISES["GaussianNoise"], number).noisy(draws, image_of(number))}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("batch", [1, 5, 32, 200])
+def test_the_classifier_sees_the_draws_of_the_streams_and_nothing_else(batch, depth):
+    recorder = Recorder(CLASSIFIER)
+    polls = [poll_of("predict", number) for number in range(IMAGES)]
+    list(counter_of(recorder, batch, depth).run(polls))
+    assert draws_seen(recorder) == set.union(*[draws_of(number, 45) for number in range(IMAGES)])
+
+
+def test_draws_of_a_round_cut_short_are_not_used_in_the_next():
+    """The next round begins after all that were set aside, whatever was used of them: at every batch at the same."""
+    for batch in (1, 8, 50):
+        recorder = Recorder(ConstantClassifier(0, CLASSES))
+        voting = ask([Draws(30, 1, 0), Draws(10)])
+        list(counter_of(recorder, batch).run([Poll(image_of(1), stream_of(NOISES["GaussianNoise"], 1), voting)]))
+        seen = draws_seen(recorder)
+        assert draws_of(1, 40) - draws_of(1, 30) <= seen <= draws_of(1, 40)
+        assert seen & draws_of(1, 30) == draws_of(1, min(batch, 30))
+
+
+@many
+@given(st.lists(st.integers(1, 70), min_size=1, max_size=9), st.integers(1, 60), st.sampled_from([1, 2]))
+def test_every_forward_pass_has_the_one_shape_and_there_are_as_few_as_possible(sizes, batch, depth):
+    recorder = Recorder(ConstantClassifier(3, CLASSES))
+    streams = [stream_of(NOISES["GaussianNoise"], number) for number in range(len(sizes))]
+    polls = [Poll(image_of(0), stream, ask([Draws(size)])) for size, stream in zip(sizes, streams)]
+    told = []
+    counter = counter_of(recorder, batch, depth)
+    counter.on_batch = told.append
+    results = list(counter.run(polls))
+    assert {tuple(each.shape) for each in recorder.batches} == {(batch, 1, 4, 4)}
+    assert len(recorder.batches) == -(-sum(sizes) // batch)
+    # Rows that only fill up cast no vote, and are not counted as draws.
+    assert [result.outcome for result in results] == [[[0, 0, 0, size]] for size in sizes]
+    assert sum(told) == sum(sizes) and max(told) <= batch
+    assert len(draws_seen(recorder)) == sum(sizes)
+
+
+def test_rows_that_only_fill_up_repeat_the_first():
+    recorder = Recorder(CLASSIFIER)
+    list(counter_of(recorder, 64).run([poll_of("predict", 0)]))
+    (batch,) = recorder.batches
+    assert torch.equal(batch[45:], batch[:1].expand(19, -1, -1, -1))
+
+
+def test_waiting_for_an_answer_lets_later_polls_go_first():
+    """A poll that asks for one draw at a time leaves the rest of each batch to the others, and is the first result."""
+    recorder = Recorder(CLASSIFIER)
+    noise = NOISES["GaussianNoise"]
+    slow = Poll(image_of(0), stream_of(noise, 0), ask([Draws(1)] * 10), "slow")
+    others = [Poll(image_of(i), stream_of(noise, i), ask([Draws(90)]), f"other {i}") for i in (1, 2)]
+    results = list(counter_of(recorder, 19).run([slow, *others]))
+    assert [result.tag for result in results] == ["slow", "other 1", "other 2"]
+    assert len(recorder.batches) == 10
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(("batch", "draws"), [(10, 25), (25, 10), (8, 8), (100, 7)])
+def test_polls_are_asked_for_only_when_there_is_room(batch, draws, depth):
+    noise, taken, at_passes = NOISES["GaussianNoise"], [], []
+
+    def polls() -> Iterator[Poll]:
+        for number in count():  # without end
+            taken.append(number)
+            yield Poll(image_of(0), stream_of(noise, number), ask([Draws(draws)]), number)
+
+    def classifier(images: torch.Tensor) -> torch.Tensor:
+        at_passes.append(len(taken))
+        return torch.ones(len(images), CLASSES)
+
+    results = list(islice(counter_of(classifier, batch, depth).run(polls()), 20))
+    assert [result.tag for result in results] == list(range(20))
+    # The p-th pass needs draws from as many polls as p full batches hold.
+    assert at_passes == [-(-(p * batch) // draws) for p in range(1, len(at_passes) + 1)]
+    # The last result came as early as it could.
+    assert len(at_passes) <= -(-(20 * draws) // batch) + depth - 1
+
+
+def test_without_polls_nothing_is_run():
+    recorder = Recorder(CLASSIFIER)
+    assert list(counter_of(recorder, 8).run([])) == [] == recorder.batches
+
+
+def test_a_voting_that_asks_for_nothing_is_a_result():
+    noise = NOISES["GaussianNoise"]
+    polls = [Poll(image_of(0), stream_of(noise, 0), ask(requests)) for requests in ([], [Draws(2)], [])]
+    results = counter_of(ConstantClassifier(1, CLASSES), 8).run(polls)
+    assert [result.outcome for result in results] == [[], [[0, 2, 0, 0]], []]
+
+
+def test_a_counter_can_be_used_again():
+    counter = counter_of(CLASSIFIER, 16)
+    for _ in range(2):
+        (result,) = counter.run([poll_of("exact", 2)])
+        assert result.outcome == expected("exact", 2, "GaussianNoise")
+
+
+class Clock:
+    """A classifier whose every forward pass takes one second of a clock that stands still otherwise."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr("smoothadv.smoothing.voting.time", SimpleNamespace(perf_counter=lambda: self.now))
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        self.now += 1
+        return CLASSIFIER(images)
+
+
+def test_the_time_of_a_batch_is_shared_by_its_draws(monkeypatch):
+    noise, clock = NOISES["GaussianNoise"], Clock(monkeypatch)
+    polls = [Poll(image_of(i), stream_of(noise, i), ask([Draws(size)])) for i, size in enumerate((30, 10, 20))]
+    results = list(counter_of(clock, 40).run(polls))
+    assert [result.seconds for result in results] == pytest.approx([0.75, 0.25, 1.0])
+
+
+@pytest.mark.parametrize("batch", [16, 300])
+def test_times_add_up_to_all_that_passed(monkeypatch, batch):
+    clock = Clock(monkeypatch)
+    chosen = [(voting, number) for number in range(IMAGES) for voting in VOTINGS]
+    results = list(counter_of(clock, batch).run([poll_of(*each) for each in chosen]))
+    assert min(result.seconds for result in results) >= 0
+    assert sum(result.seconds for result in results) == pytest.approx(clock.now - 100)

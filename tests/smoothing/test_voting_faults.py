@@ -1,0 +1,231 @@
+"""Counting votes where memory runs out, where a classifier is broken, and where it is no function of an image."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from smoothadv.architectures import get_architecture
+from smoothadv.certification import Draws, Smoothing
+from smoothadv.certification.exact import Exact
+from smoothadv.certification.prediction import predict
+from smoothadv.errors import NonFiniteError, UserError
+from smoothadv.memory import is_out_of_memory
+from smoothadv.noise import GaussianNoise
+from smoothadv.smoothing.classifier import Arrangement, arrange
+from smoothadv.smoothing.voting import Poll, VoteCounter, check_repeatable
+from support import fragile_models
+from support.models import ConstantClassifier, Recorder
+from support.slow_votes import CLASSES, WholeNumbers, ask, image_of, stream_of
+
+CPU = torch.device("cpu")
+NOISE = GaussianNoise(0.25, 7)
+CLASSIFIER = WholeNumbers(seed=38)
+OUT_OF_MEMORY = [make() for make in fragile_models.OUT_OF_MEMORY.values()]
+many = settings(deadline=None, derandomize=True, max_examples=60)
+
+
+class OutOfMemory(nn.Module):
+    """Another classifier that raises ``error`` for more than ``limit`` images, and at the passes numbered ``fails``."""
+
+    def __init__(self, model, limit: int, error: Exception = OUT_OF_MEMORY[0], fails: set[int] = frozenset()) -> None:
+        super().__init__()
+        self.model, self.limit, self.error, self.fails, self.passes = model, limit, error, fails, 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        if len(images) > self.limit or self.passes in self.fails:
+            raise self.error
+        return self.model(images)
+
+
+def counter_of(classifier: Callable, batch: int, depth: int = 1, **options) -> VoteCounter:
+    counter = VoteCounter(classifier, CLASSES, batch, CPU, **options)
+    counter._depth = depth
+    return counter
+
+
+def polls() -> list[Poll]:
+    """Of all kinds, with rounds that end early."""
+    votings = [
+        Exact(Smoothing(0.25, 10, 100, 0.01)).votes(0),
+        ask([Draws(40, 1, 5), Draws(40)]),
+        predict(70, 0.01),
+        Exact(Smoothing(0.25, 5, 90, 0.2)).votes(0),
+    ]
+    return [Poll(image_of(number), stream_of(NOISE, number), voting) for number, voting in enumerate(votings)]
+
+
+def outcomes(counter: VoteCounter) -> list:
+    return [result.outcome for result in counter.run(polls())]
+
+
+UNDISTURBED = outcomes(counter_of(CLASSIFIER, 64))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["accelerator", "host", "python"])
+def test_the_batch_is_halved_until_it_fits_and_no_count_changes(error, depth):
+    told = []
+    counter = counter_of(OutOfMemory(CLASSIFIER, 10, error), 100, depth, on_smaller_batch=told.append)
+    assert outcomes(counter) == UNDISTURBED
+    assert told == [50, 25, 12, 6] and counter.batch == 6
+
+
+@many
+@given(st.integers(1, 130), st.sets(st.integers(1, 12), max_size=4), st.sampled_from([1, 2]))
+def test_memory_that_runs_out_at_any_time_changes_no_count(batch, fails, depth):
+    told = []
+    classifier = OutOfMemory(CLASSIFIER, 1000, fails=fails if batch >= 16 else set())
+    counter = counter_of(classifier, batch, depth, on_smaller_batch=told.append)
+    assert outcomes(counter) == UNDISTURBED
+    assert told == [batch >> halving for halving in range(1, len(told) + 1)]
+
+
+def test_no_draw_is_lost_or_repeated_where_memory_runs_out():
+    recorder = Recorder(ConstantClassifier(2, CLASSES))
+    stream = stream_of(NOISE, 0)
+    counter = counter_of(OutOfMemory(recorder, 16), 100)
+    list(counter.run([Poll(image_of(0), stream, ask([Draws(96), Draws(160)]))]))
+    seen = Counter(row.numpy().tobytes() for batch in recorder.batches for row in batch.contiguous())
+    expected = {row.numpy().tobytes() for row in stream_of(NOISE, 0).noisy(256, image_of(0))}
+    assert seen.keys() == expected
+    # 12 rows at a time: both rounds end with a batch that is filled up by its own first row.
+    assert {len(batch) for batch in recorder.batches} == {12}
+    assert sorted(seen.values())[:-1] == [1] * 255 and max(seen.values()) == 1 + (12 * len(recorder.batches) - 256)
+
+
+def test_a_batch_that_must_be_kept_is_an_error_instead():
+    """Certificates for the executed arithmetic are of one shape."""
+    told = []
+    counter = counter_of(OutOfMemory(CLASSIFIER, 10), 64, keep_batch=True, on_smaller_batch=told.append)
+    with pytest.raises(UserError, match="out of memory with --batch 64: give a smaller one .*CUDA out of memory"):
+        outcomes(counter)
+    assert told == [] and counter.batch == 64
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["accelerator", "host", "python"])
+def test_no_memory_for_a_single_image_is_an_error(error):
+    told = []
+    with pytest.raises(UserError, match="out of memory with --batch 1:"):
+        outcomes(counter_of(OutOfMemory(CLASSIFIER, 0, error), 5, on_smaller_batch=told.append))
+    assert told == [2, 1]
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("no"), KeyboardInterrupt()]
+)
+def test_other_errors_are_not_taken_for_a_lack_of_memory(error):
+    told = []
+    classifier = OutOfMemory(CLASSIFIER, 10, error)
+    with pytest.raises(type(error)) as caught:
+        outcomes(counter_of(classifier, 64, on_smaller_batch=told.append))
+    assert caught.value is error and told == [] and classifier.passes == 1
+
+
+def test_what_counts_as_out_of_memory():
+    assert all(map(is_out_of_memory, OUT_OF_MEMORY))
+    assert not any(map(is_out_of_memory, [RuntimeError("CUDA error: device-side assert"), OSError(), KeyError("x")]))
+
+
+def one_vote(classifier: Callable, batch: int = 10, draws: int = 25) -> list:
+    poll = Poll(image_of(0), stream_of(NOISE, 0), ask([Draws(draws)]))
+    return list(counter_of(classifier, batch).run([poll]))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("place", [0, CLASSES - 1])
+def test_logits_that_are_not_finite_are_an_error_and_no_vote(value, place):
+    def classifier(images: torch.Tensor) -> torch.Tensor:
+        logits = torch.zeros(len(images), CLASSES)
+        logits[3:5, place] = value
+        return logits
+
+    with pytest.raises(NonFiniteError, match="not finite for 2 of 10 noisy images"):
+        one_vote(classifier)
+
+
+def test_rows_that_only_fill_up_raise_no_alarm():
+    def classifier(images: torch.Tensor) -> torch.Tensor:
+        logits = torch.zeros(len(images), CLASSES)
+        logits[5:] = float("nan")
+        return logits
+
+    (result,) = one_vote(classifier, draws=5)
+    assert sum(result.outcome[0]) == 5
+
+
+@pytest.mark.parametrize("shape", [(10, CLASSES - 1), (10, CLASSES + 1), (9, CLASSES), (10,), (10, CLASSES, 1)])
+def test_logits_of_another_shape_are_an_error(shape):
+    with pytest.raises(ValueError, match="for 10 images and 4 classes"):
+        one_vote(lambda images: torch.zeros(shape))
+
+
+@pytest.mark.parametrize("batch", [0, -1])
+def test_a_batch_of_no_images_is_refused(batch):
+    with pytest.raises(ValueError, match="batch"):
+        VoteCounter(CLASSIFIER, CLASSES, batch, CPU)
+
+
+def check(classifier: Callable, batch: int = 16, shape: tuple[int, ...] = (1, 4, 4)) -> None:
+    image = torch.full(shape, 0.5)
+    check_repeatable(counter_of(classifier, batch), image, NOISE.stream(0, "cpu"))
+
+
+@pytest.mark.parametrize("batch", [1, 2, 16, 100])
+def test_an_ordinary_classifier_is_repeatable(batch):
+    check(CLASSIFIER, batch)
+    torch.manual_seed(0)
+    network = arrange(get_architecture("digits_resnet8", "digits"), Arrangement(), CPU)
+    if batch % 16 == 0:
+        check(network, batch, (1, 8, 8))
+
+
+class ByRow(nn.Module):
+    """The last place of the logits depends on the row, as it does where a kernel works in blocks."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits = torch.ones(len(images), CLASSES)
+        logits[0, 2] += 2**-23
+        return logits
+
+
+class ByTime(nn.Module):
+    """The last place of the logits depends on what went before, as it does where threads race to a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        return torch.ones(len(images), CLASSES) + 2**-23 * self.passes
+
+
+class ByCompany(nn.Module):
+    """The logits depend on the other images of the batch: batch normalization without statistics of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(1, track_running_stats=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return CLASSIFIER.last.weight[:, 0] * self.norm(images).flatten(1)[:, :1]
+
+
+@pytest.mark.parametrize(
+    ("classifier", "message"),
+    [
+        (ByCompany(), "depend on the other images in a batch"),
+        (ByRow(), "depend on an image's row in the batch at --batch 16: choose another"),
+        (ByTime(), "different logits for the same batch"),
+        (nn.Sequential(CLASSIFIER, nn.Dropout(0.5)), "different logits for the same batch"),
+    ],
+)
+def test_a_classifier_that_is_no_function_of_an_image_is_refused(classifier, message):
+    with pytest.raises(UserError, match=message):
+        check(classifier.train())

@@ -1,0 +1,399 @@
+"""Jobs brought to their end: in order, once, resumed whatever ended them, and never without somebody who watches."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from smoothadv.errors import UserError
+from smoothadv.sweeps import job_execution
+from smoothadv.sweeps.engines.engine import Site
+from smoothadv.sweeps.engines.local import Local
+from smoothadv.sweeps.job_execution import DONE, FAILED, STOPPED, execute, last_line
+from smoothadv.sweeps.job_record import BusyError
+from smoothadv.sweeps.jobs import Job, StateKind, state_of
+from support.commands import rows, succeed, timeless
+from support.sweeping import (
+    PATIENCE_SECONDS,
+    Pretended,
+    commands_in,
+    is_alive,
+    jobs_of,
+    kill,
+    pretended_job,
+    pretending,
+    wait_for,
+    watcher,
+    write_grid,
+)
+from support.weights import read, same_state
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends processes with those that started them")
+# Of three updates each, but a checkpoint takes its time.
+EPOCHS = 40
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def pretend(workplace) -> Mapping[str, str]:
+    """The environment of pretended stages."""
+    return pretending(workplace / "pretender")
+
+
+def making(name: str, *lines: str, title: str = "pretend", before: str = "") -> Pretended:
+    """A stage that notes that it began, does ``lines`` and then makes the file of this name."""
+    begin = f"open('begun', 'a').write('{name} ')"
+    program = "\n".join([before, begin, *lines, f"open('{name}', 'w').close()"])
+    return Pretended(program, Path.cwd() / name, title)
+
+
+def begun() -> list[str]:
+    """The stages that began, in their order."""
+    return Path("begun").read_text().split() if Path("begun").exists() else []
+
+
+def run(job: Job, environment: Mapping[str, str], stop: threading.Event | None = None) -> str:
+    return execute(job, environment, stop or threading.Event(), {"engine": "test"})
+
+
+def whole_number(path: str) -> int | None:
+    """The number in a file that was written with a line end; None until it is."""
+    text = Path(path).read_text() if Path(path).exists() else ""
+    return int(text) if text.endswith("\n") else None
+
+
+# Writes down which process it is, and waits.
+WAIT = "import time; open('process', 'w').write(f'{os.getpid()}\\n'); time.sleep(300)"
+WHERE_NEEDED = "if not os.path.exists('again'):\n    open('again', 'w').close(); "
+
+
+def test_stages_are_done_in_turn_and_speak_into_the_log(pretend):
+    job = pretended_job(
+        Path.cwd(), making("a", "print('first said')"), making("b", "print('second', file=sys.stderr)"), making("c")
+    )
+    assert state_of(job).kind is StateKind.WAITING
+    assert run(job, pretend) == DONE
+    assert begun() == ["a", "b", "c"] and state_of(job).kind is StateKind.DONE
+    said = job.record.log.read_text()
+    assert said.index(" smoothadv pretend") < said.index("first said") < said.index("second")
+    assert commands_in(job.record.log) == 3
+    record = job.record.read()
+    assert (record["state"], record["engine"], record["pid"]) == ("done", "test", os.getpid())
+    assert run(job, pretend) == DONE
+    assert begun() == ["a", "b", "c"] and job.record.log.read_text() == said, "nothing is done twice"
+
+
+def test_only_what_is_missing_is_done(pretend):
+    job = pretended_job(Path.cwd(), making("a"), making("b"), making("c"))
+    Path("b").touch()
+    assert run(job, pretend) == DONE and begun() == ["a", "c"]
+
+
+def test_failure_is_recorded_with_stage_and_line_and_the_rest_is_left(pretend):
+    failing = making("b", "print('about'); print('error: no luck\\n', file=sys.stderr); os._exit(3)", title="second")
+    job = pretended_job(Path.cwd(), making("a", title="first"), failing, making("c"))
+    assert run(job, pretend) == FAILED and begun() == ["a", "b"]
+    record = job.record.read()
+    assert (record["state"], record["stage"], record["line"]) == ("failed", "second", "error: no luck")
+    assert record["exit"] == 3
+    state = state_of(job)
+    assert state.kind is StateKind.FAILED and state.detail == "second: error: no luck"
+    job = replace(job, evaluations=(making("b"), job.evaluations[1]))
+    assert run(job, pretend) == DONE and begun() == ["a", "b", "b", "c"] and state_of(job).kind is StateKind.DONE
+
+
+def test_stage_that_ends_well_without_its_artefacts_failed(pretend):
+    job = pretended_job(Path.cwd(), Pretended("print('done, really')", Path.cwd() / "never", "first"), making("b"))
+    assert run(job, pretend) == FAILED and begun() == []
+    assert job.record.read()["stage"] == "first" and "0 of 1 files" in job.record.read()["line"]
+
+
+def test_conflict_fails_without_a_process(pretend):
+    job = pretended_job(Path.cwd(), making("a"), replace(making("b"), conflict="made by somebody else"))
+    assert run(job, pretend) == FAILED and begun() == [], "nor is what comes before it begun"
+    assert job.record.read()["line"] == "made by somebody else"
+
+
+ENDS = {
+    "killed": "os.kill(os.getpid(), 9)",
+    "terminated": "os.kill(os.getpid(), 15)",
+    "obeyed SIGTERM": "print('stopped by SIGTERM', flush=True); os._exit(143)",
+    "interrupted": "os._exit(130)",
+    "torchrun": "print('torch...api.SignalException: Process 1 got signal: 15', flush=True); os._exit(1)",
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_stage_that_a_signal_ended_is_stopped_and_goes_on(pretend, how):
+    job = pretended_job(Path.cwd(), making("a", WHERE_NEEDED + ENDS[how]), making("b"))
+    assert run(job, pretend) == STOPPED and begun() == ["a"]
+    assert state_of(job).kind is StateKind.STOPPED and job.record.read()["state"] == "stopped"
+    assert run(job, pretend) == DONE and begun() == ["a", "a", "b"]
+
+
+def test_nothing_begins_once_it_is_to_stop(pretend):
+    stop = threading.Event()
+    stop.set()
+    job = pretended_job(Path.cwd(), making("a"))
+    assert run(job, pretend, stop) == STOPPED and begun() == []
+    Path("a").touch()
+    assert run(job, pretend, stop) == DONE, "which it is already"
+
+
+@pytest.mark.parametrize(("last", "ends"), [(False, STOPPED), (True, DONE)])
+def test_stage_is_asked_once_to_stop_and_may_finish(pretend, last, ends):
+    patient = [
+        "import signal, time",
+        "signal.signal(signal.SIGTERM, lambda *_: open('asked', 'a').write('x'))",
+        "open('ready', 'w').close()",
+        "while not os.path.exists('asked'): time.sleep(0.01)",
+        "time.sleep(0.5)",
+    ]
+    job = pretended_job(Path.cwd(), making("a", *patient), *[] if last else [making("b")])
+    stop, outcome = threading.Event(), []
+    thread = threading.Thread(target=lambda: outcome.append(run(job, pretend, stop)))
+    thread.start()
+    wait_for(Path("ready").exists)
+    assert state_of(job).kind is StateKind.RUNNING
+    stop.set()
+    thread.join(PATIENCE_SECONDS)
+    assert outcome == [ends] and begun() == ["a"] and Path("asked").read_text() == "x"
+
+
+def test_stage_has_the_environment_of_its_job_and_no_terminal(pretend):
+    facts = "[os.environ.get('OMP_NUM_THREADS'), os.environ.get('MINE'), os.getsid(0) == os.getpid(), sys.stdin.read()]"
+    ignored = "signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN"
+    program = f"import json, signal; json.dump([*{facts}, {ignored}, os.getcwd()], open('facts', 'w'))"
+    job = replace(pretended_job(Path.cwd(), making("a", program)), threads=3)
+    assert run(job, {**pretend, "MINE": "5"}) == DONE
+    assert json.loads(Path("facts").read_text()) == ["3", "5", True, "", True, str(Path.cwd())]
+
+
+def test_two_at_once_do_not_work_twice(pretend, monkeypatch):
+    slow = making("a", "import time", "while not os.path.exists('go'): time.sleep(0.01)")
+    job = pretended_job(Path.cwd(), slow, making("b"))
+    outcomes = []
+    threads = [threading.Thread(target=lambda: outcomes.append(run(job, pretend))) for _ in range(2)]
+    threads[0].start()
+    wait_for(begun)
+    with monkeypatch.context() as patch:
+        patch.setattr(job_execution, "_PATIENCE_SECONDS", 0)
+        with pytest.raises(BusyError):
+            run(job, pretend)
+    threads[1].start()
+    Path("go").touch()
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    assert outcomes == [DONE, DONE] and begun() == ["a", "b"], "the other waited, and found everything done"
+
+
+@linux
+def test_stage_ends_with_its_watcher_however_that_ended(pretend):
+    job = pretended_job(Path.cwd(), making("a", f"{WHERE_NEEDED}{WAIT}"), making("b"))
+    Path("job.pickle").write_bytes(pickle.dumps(job))
+    process = watcher(Path("job.pickle"), pretend)
+    wait_for(lambda: whole_number("process") or process.poll() is not None)
+    stage = whole_number("process")
+    assert stage and is_alive(stage) and state_of(job).kind is StateKind.RUNNING
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not is_alive(stage))
+    assert job.record.read()["state"] == "running", "it could not say more"
+    assert state_of(job).kind is StateKind.STOPPED
+    assert run(job, pretend) == DONE and begun() == ["a", "a", "b"]
+
+
+# Takes its time when it is asked to stop, as a training does that is in the midst of an update.
+SLOW_TO_STOP = """import signal, time
+def stop(*_):
+    time.sleep(1.5)
+    open('saved', 'w').close()
+    os._exit(143)
+signal.signal(signal.SIGTERM, stop)
+open('process', 'w').write(f'{os.getpid()}\\n')
+time.sleep(300)"""
+
+
+@linux
+def test_stage_that_outlives_its_watcher_to_save_is_waited_for(pretend):
+    looks = "open('saw', 'w').write(str(os.path.exists('saved')))"
+    program = f"if os.path.exists('process'): {looks}\nelse: exec({SLOW_TO_STOP!r})"
+    job = pretended_job(Path.cwd(), making("a", program))
+    Path("job.pickle").write_bytes(pickle.dumps(job))
+    process = watcher(Path("job.pickle"), pretend)
+    wait_for(lambda: whole_number("process") or process.poll() is not None)
+    process.kill()
+    process.communicate()
+    assert run(job, pretend) == DONE and begun() == ["a", "a"]
+    assert Path("saw").read_text() == "True", "there is never more than one at work"
+
+
+@linux
+def test_stage_whose_watcher_was_faster_to_go_does_not_begin(pretend):
+    words = [sys.executable, "-m", "smoothadv.sweeps.stop_with_parent", "1", sys.executable, "-c", "print('begun')"]
+    done = subprocess.run(words, env={**os.environ, **pretend}, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (143, "")
+
+
+def test_stage_killed_by_others_is_stopped_and_goes_on(pretend):
+    job = pretended_job(Path.cwd(), making("a", f"{WHERE_NEEDED}{WAIT}"))
+    outcome = []
+    thread = threading.Thread(target=lambda: outcome.append(run(job, pretend)))
+    thread.start()
+    wait_for(lambda: whole_number("process"))
+    kill(whole_number("process"))
+    thread.join(PATIENCE_SECONDS)
+    assert outcome == [STOPPED] and job.record.read()["exit"] == -signal.SIGKILL
+    assert run(job, pretend) == DONE
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"", ""),
+        (b"\n \n", ""),
+        (b"one\ntwo\n\n", "two"),
+        (b"one\n  two", "two"),
+        (b"x" * 9999 + b"\nlast\n", "last"),
+        (b"\xff\xfe\n", "\ufffd\ufffd"),
+    ],
+)
+def test_last_line(content, line):
+    Path("log").write_bytes(content)
+    assert last_line(Path("log")) == line and last_line(Path("none")) == ""
+
+
+def several(*programs: str) -> list[Job]:
+    """Jobs of one pretended stage each, called 0, 1 and so on."""
+    stages = [making(str(number), program) for number, program in enumerate(programs)]
+    return [
+        replace(pretended_job(Path.cwd(), stage), name=stage.made.name, logs=Path("logs", stage.made.name))
+        for stage in stages
+    ]
+
+
+@pytest.fixture
+def locally(pretend, monkeypatch):
+    """Runs jobs on the local engine; the names of the jobs in the order in which they ended, with how."""
+    monkeypatch.setenv("PYTHONPATH", pretend["PYTHONPATH"])
+
+    def run_jobs(jobs: list[Job], at_a_time: int | None = None, **site) -> list[tuple[str, str]]:
+        ends: list[tuple[str, str]] = []
+        where = Site("name", Path("logs"), **site)
+        Local(at_a_time).run(jobs, where, lambda job, how: ends.append((job.name, how)))
+        return ends
+
+    return run_jobs
+
+
+def test_local_engine_does_one_job_after_the_other_unless_told_otherwise(locally):
+    assert sorted(locally(several("pass", "pass", "pass"))) == [(str(number), DONE) for number in range(3)]
+    assert begun() == ["0", "1", "2"]
+    for name in ("0", "1", "2", "begun"):
+        Path(name).unlink()
+    meet = f"{MEET}open('met', 'a').write(str(len(open('begun').read().split())) + ' ')"
+    ends = locally(several(meet, meet), at_a_time=2)
+    assert sorted(ends) == [("0", DONE), ("1", DONE)] and Path("met").read_text() == "2 2 ", "each saw the other"
+
+
+def test_one_job_that_fails_stops_no_other_whatever_the_reason(locally):
+    Path("logs").mkdir()
+    Path("logs/2").write_text("a file where a folder is to be")
+    ends = locally(several("os._exit(1)", "pass", "pass", "os.kill(os.getpid(), 9)", "pass"))
+    assert sorted(ends) == list(zip("01234", [FAILED, DONE, FAILED, STOPPED, DONE])) and begun() == ["0", "1", "3", "4"]
+    assert Path("logs/2").read_text() == "a file where a folder is to be"
+
+
+# Waits until two jobs have begun, for a while.
+MEET = """import time
+end = time.time() + 60
+while len(open('begun').read().split()) < 2 and time.time() < end:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(("processes", "seen"), [(1, ["2", "5"]), (2, ["2,5", "6,7"])])
+def test_each_process_has_a_gpu_of_its_own_and_all_gpus_are_used(locally, processes, seen):
+    """Pretended stages are so under torchrun too, which does not even start."""
+    note = f"{MEET}open(f'gpus{{os.getpid()}}', 'w').write(os.environ.get('CUDA_VISIBLE_DEVICES', 'none'))"
+    jobs = [replace(job, processes=processes) for job in several(note, note)]
+    assert sorted(locally(jobs, gpus=("2", "5", "6", "7")[: 2 * processes])) == [("0", DONE), ("1", DONE)]
+    assert sorted(path.read_text() for path in Path().glob("gpus*")) == seen
+
+
+def test_too_few_gpus_are_told_of_before_anything_runs(locally):
+    jobs = [replace(job, processes=2) for job in several("pass")]
+    with pytest.raises(UserError, match="2 processes.* 1 GPUs"):
+        locally(jobs, gpus=("0",))
+    assert begun() == []
+    assert locally(jobs, gpus=("0",), wants_gpus=False) == [("0", DONE)], "on the CPU none are needed"
+
+
+def test_interrupted_engine_stops_what_runs_and_begins_nothing_more(locally, pretend):
+    stops = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: os._exit(143)); time.sleep(300)"
+    jobs = several(MEET, stops, stops, "pass")
+
+    def interrupted(job: Job, how: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Local(2).run(jobs, Site("name", Path("logs")), interrupted)
+    assert state_of(jobs[0]).kind is StateKind.DONE
+    assert state_of(jobs[1]).kind is StateKind.STOPPED and jobs[1].record.read()["state"] == "stopped"
+    assert not Path("3").exists(), "which was not begun"
+
+
+def test_stopped_training_is_saved_within_its_epoch_and_ends_with_the_weights_of_one_that_was_not(one_thread):
+    """Ten seconds, of which most are for two processes to start."""
+    sweep = {"noise": 0.25, "epochs": EPOCHS}
+    (job,) = jobs_of(write_grid(Path("grid.toml"), sweep))
+    job = replace(job, threads=1)
+    log, stop, outcome = job.training.folder / "log.txt", threading.Event(), []
+    thread = threading.Thread(target=lambda: outcome.append(execute(job, {}, stop)))
+    thread.start()
+    wait_for(lambda: log.exists() and len(rows(log)) >= 2)
+    stop.set()
+    thread.join(PATIENCE_SECONDS)
+    assert outcome == [STOPPED], job.record.log.read_text()
+    content = read(job.training.folder)
+    assert content["epoch"] == len(rows(log)) < EPOCHS and "stopped by SIGTERM" in job.record.read()["line"]
+    assert (
+        state_of(job).kind is StateKind.STOPPED
+        and state_of(job).detail == f"train: {len(rows(log))} of {EPOCHS} epochs"
+    )
+    assert execute(job, {}, threading.Event()) == DONE
+    words = list(job.training.words)
+    succeed(*words[:3], "whole", *words[4:])
+    assert same_state(job.training.folder, Path("whole"))
+    assert timeless(log) == timeless(Path("whole/log.txt")) and len(rows(log)) == EPOCHS
+    first, second = read(job.training.folder)["runs"]
+    assert (second["first_epoch"], second["first_step"]) == (content["epoch"], content["step"])
+
+
+@pytest.mark.slow
+def test_two_processes_share_each_stage_of_a_job():
+    """Half a minute."""
+    further = {"certify": [{"max": 6, "N": 200}], "attack": [{"max": 4, "N": 100, "epsilon": 0.5, "num-steps": 1}]}
+    (job,) = jobs_of(write_grid(Path("grid.toml"), {"noise": 0.25}, processes=2, threads=1, **further))
+    assert execute(job, {}, threading.Event()) == DONE, job.record.log.read_text()
+    (run_of_training,) = json.loads((job.training.folder / "args.json").read_text())["runs"]
+    assert run_of_training["processes"] == 2
+    assert [len(rows(log)) for stage in job.evaluations for log in stage.logs] == [6, 4]
+    said = job.record.log.read_text()
+    assert "2 processes on cpu" in said and state_of(job).kind is StateKind.DONE
+    assert execute(job, {}, threading.Event()) == DONE and job.record.log.read_text() == said
