@@ -77,19 +77,6 @@ WITHOUT_TORCH = {
     "commands.merging",
     "commands.runner",
 }
-TORCH = {
-    "errors",
-    "settings",
-    "registry",
-    "records",
-    "readers",
-    "saved_examples",
-    "shards",
-    "bounds",
-    "certification",
-    "analysis",
-    "sweeps",
-}
 TORCH = {"torch", "torchvision"}
 
 
