@@ -4,9 +4,11 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.commands import CODE, run_process
 
-PAGE = CODE.parent / "docs" / "extending.md"
+DOCS = CODE.parent / "docs"
 
 
 def program(text: str) -> str:
@@ -18,9 +20,10 @@ def run_program(source: str, folder: Path):
     return run_process([sys.executable, "-W", "error", "-c", source], folder, PYTHONPATH=str(CODE))
 
 
-def test_examples_of_extending_are_one_program_that_runs(tmp_path):
-    source = program(PAGE.read_text())
-    assert source.count("import") > 8 and "SmoothedAttack" in source
+@pytest.mark.parametrize(("page", "word"), [("extending", "SmoothedAttack("), ("python", "smoothadv.falsify(")])
+def test_examples_of_a_page_are_one_program_that_runs(page, word, tmp_path):
+    source = program((DOCS / f"{page}.md").read_text())
+    assert source.count("import") > 5 and word in source
     done = run_program(source, tmp_path)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
