@@ -14,6 +14,7 @@ import torch
 from smoothadv.checkpoints import classifier_from_checkpoint, file_digest, read_checkpoint, recorded_input_layer
 from smoothadv.datasets.images import DatasetDescription
 from smoothadv.errors import UserError, warn
+from smoothadv.smoothing.classifier import logits_in
 
 
 @dataclass(frozen=True)
@@ -130,17 +131,9 @@ def _tried(network: torch.nn.Module, image: torch.Tensor) -> tuple[torch.nn.Modu
     except (RuntimeError, ValueError, TypeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{name} cannot be applied to images of shape {shape}, float32 in [0, 1]: {reason}") from error
-    if isinstance(output, torch.Tensor):
-        function, logits = network, output
-    elif isinstance(output, Mapping) and "logits" in output:
-        function, logits = LogitsOf(network, is_mapping=True), output["logits"]
-    elif hasattr(output, "logits"):
-        function, logits = LogitsOf(network, is_mapping=False), output.logits
-    else:
-        raise UserError(
-            f"{name} returns a {type(output).__name__}; it must return logits [B, K], or an object or dict with .logits"
-        )
-    if not isinstance(logits, torch.Tensor) or logits.dim() != 2 or len(logits) != 1:
-        found = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-        raise UserError(f"{name} returns {found} for one image; it must return logits [1, K]")
-    return function, logits.shape[1]
+    logits = logits_in(output)
+    if logits.dim() != 2 or len(logits) != 1:
+        raise UserError(f"{name} returns logits of shape {list(logits.shape)} for one image, expected [1, K]")
+    if output is logits:
+        return network, logits.shape[1]
+    return LogitsOf(network, isinstance(output, Mapping)), logits.shape[1]
