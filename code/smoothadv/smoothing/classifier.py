@@ -34,7 +34,7 @@ class Arrangement:
 
 
 def logits_in(output: Any) -> torch.Tensor:
-    """What a network returned, as logits: a tensor, or the ``logits`` of an object or a mapping; UserError otherwise."""
+    """The logits in what a network returned: a tensor, or the ``logits`` of an object or mapping; else UserError."""
     if isinstance(output, torch.Tensor):
         return output
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
