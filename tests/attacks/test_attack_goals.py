@@ -48,8 +48,8 @@ def attacked(attack, problem, *, epsilon=None, targets=None, batch: int = 7, **o
 
 def losses(problem, results: torch.Tensor, labels: torch.Tensor | None = None, hard: bool = False) -> np.ndarray:
     """-log of the labels' mean probabilities, or the share of copies that are not given them."""
-    model, _, own, noise = problem
-    labels = (own if labels is None else labels).tolist()
+    model, _, problem_labels, noise = problem
+    labels = (problem_labels if labels is None else labels).tolist()
     if hard:
         answers = [copy_probabilities(model, *each).argmax(1) for each in zip(results, noise)]
         return np.array([(answer != label).double().mean() for answer, label in zip(answers, labels)])
@@ -201,8 +201,8 @@ def test_each_example_stays_in_its_own_ball(name, options):
     assert (lengths <= epsilon * (1 + 1e-9)).all()
     assert torch.equal(results[epsilon == 0], given[1][epsilon == 0])
     for row, value in enumerate(epsilon.tolist()):
-        alike = attacked(ATTACKS[name], given, epsilon=torch.full_like(epsilon, value), **options)
-        assert torch.equal(alike[row], results[row]), "what the others may does not matter"
+        with_one_size = attacked(ATTACKS[name], given, epsilon=torch.full_like(epsilon, value), **options)
+        assert torch.equal(with_one_size[row], results[row]), "the sizes of the others do not matter"
     for dtype in (torch.float32, torch.float16):
         coarse = attacked(ATTACKS[name], given, epsilon=epsilon.to(dtype), **options)
         torch.testing.assert_close(coarse, results, rtol=0, atol=5e-2)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -45,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     subparsers = parser.add_subparsers(dest="analysis", required=True, metavar="ANALYSIS")
     for name in ANALYSES:
-        what = ANALYSES[name].__doc__
+        what = ANALYSES[name].__doc__ or name
         command = subparsers.add_parser(
             name, prog=f"analyze {name}", help=what, description=what[0].upper() + what[1:] + "."
         )
@@ -115,8 +117,9 @@ def _analyze(parser: Parser, options: argparse.Namespace) -> None:
     logs = restrict(logs, options.where)
     for note in doubts(logs):
         warn(note)
-    write = {"table": _write_table, "figure": _write_figure, "page": _write_page}[component.makes]
-    write(analysis(logs), options)
+    writers: dict[str, Callable[[Any, argparse.Namespace], None]]
+    writers = {"table": _write_table, "figure": _write_figure, "page": _write_page}
+    writers[component.makes](analysis(logs), options)
 
 
 def _check_output(parser: Parser, options: argparse.Namespace, makes: str) -> None:
