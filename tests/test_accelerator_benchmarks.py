@@ -23,7 +23,8 @@ CLASSES = ("airplane", "cat", "ship")
 
 
 def run_benchmark(name: str, folder: Path, *words: object):
-    return run_process([sys.executable, str(BENCHMARKS / f"{name}.py"), *map(str, words)], folder)
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *map(str, words)]
+    return run_process(command, folder, PYTHONPATH=str(CODE))
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def imported(monkeypatch) -> Callable[[str], ModuleType]:
 @pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler")
 def test_speed_of_what_is_compiled_is_measured(tmp_path):
-    """A minute."""
+    """A minute of processor time, for two compilations."""
     words = ["--smoke", "--device", "cpu", "--precision", "fp32", "--modes", "compiled", "--cases", "PGD T=2 m=1"]
     done = run_benchmark("gpu", tmp_path, *words, "--out", "out")
     assert done.returncode == 0, done.stderr
@@ -45,7 +46,7 @@ def test_speed_of_what_is_compiled_is_measured(tmp_path):
 
 
 def test_speed_of_everything_is_measured_and_written(tmp_path):
-    """Twenty seconds."""
+    """Eight seconds of processor time, six of them to load torch, also where a CPU emulates bf16."""
     words = ["--smoke", "--device", "cpu", "--precision", "fp32", "bf16", "--modes", "eager", "--out", "out"]
     done = run_benchmark("gpu", tmp_path, *words)
     assert done.returncode == 0, done.stderr
@@ -57,7 +58,8 @@ def test_speed_of_everything_is_measured_and_written(tmp_path):
     seen = {(each["case"].split()[0], each["precision"], each["mode"]) for each in content["measurements"]}
     assert {("certify", "tf32", "plain"), ("certify", "bf16", "eager"), ("train", "bf16", "eager")} <= seen
     trained = [each for each in content["measurements"] if each["case"].startswith("train")]
-    assert len({each["case"] for each in trained}) == 4 and all(each["batch"] == 8 for each in trained)
+    assert {each["case"].split(" ", 2)[2] for each in trained} == {"PGD T=2 m=1", "PGD T=4 m=4", "DDN T=4 m=1"}
+    assert all(each["batch"] == 4 for each in trained)
     for each in content["measurements"]:
         assert each["trouble"] == "" and each["rate"] > 0 and each["ratio"] > 0
         assert each["mode"] != "plain" or each["ratio"] == pytest.approx(1) or each["precision"] == "fp32"
@@ -78,6 +80,21 @@ def test_variant_that_fails_is_named_and_the_others_are_measured(imported):
     assert failed.trouble == "RuntimeError: no such kernel" and failed.rate == 0
     assert plain.ratio == 1 and other.rate > 0 and other.ratio > 1
     assert "| RuntimeError: no such kernel |" in gpu.page({"device": "x"}, {"copy": 1.0}, [failed])
+
+
+def test_small_run_has_every_precision_mode_and_attack_but_not_their_product(imported):
+    """The whole run has all pairs in all cases."""
+    gpu = imported("gpu")
+    whole, small = gpu.parsed(["--device", "cpu"]), gpu.parsed(["--smoke", "--device", "cpu"])
+    precisions, modes = ("tf32", "bf16", "fp16"), ("eager", "compiled")
+    for is_first in (True, False):
+        assert len(gpu.ways(whole, precisions, modes, is_first)) == 6
+    first = gpu.ways(small, precisions, modes, is_first=True)
+    assert first == [("tf32", "eager"), ("tf32", "compiled"), ("bf16", "eager"), ("fp16", "eager")]
+    assert gpu.ways(small, precisions, modes, is_first=False) == first[:1]
+    assert {gpu.UPDATES[case][0] for case in small.cases} == {"PGD", "DDN"}
+    assert small.training_batch % max(gpu.UPDATES[case][2] for case in small.cases) == 0
+    assert whole.cases == list(gpu.UPDATES) and whole.rounds > small.rounds and whole.warm_ups > small.warm_ups
 
 
 def test_share_of_the_ceiling_is_that_of_whichever_is_lower(imported):

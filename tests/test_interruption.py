@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.commands import call, rows, run_process, script, start_process, succeed, timeless, wait_until
+from support.patience import HANG_SECONDS
 from support.weights import read, same_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -70,7 +71,7 @@ def interrupt_at(command: list[str], cwd: Path, log: Path, row: int) -> tuple[in
         try:
             wait_until(lambda: lines(log) > 1 + row, process)
             process.send_signal(signal.SIGINT)
-            said = process.communicate(timeout=60)[1]
+            said = process.communicate(timeout=HANG_SECONDS)[1]
         finally:
             process.kill()
     return process.returncode, said

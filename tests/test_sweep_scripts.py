@@ -12,6 +12,7 @@ import pytest
 
 from support.clones import make_clone, run_script
 from support.commands import succeed
+from support.patience import HANG_SECONDS
 
 SAY = 'import sys\nprint("{name}", *sys.argv[1:])\nsys.exit("fails" in " ".join(sys.argv))\n'
 
@@ -136,7 +137,9 @@ def test_models_of_the_scripts_are_counted_right(speaking, repository):
         grids = [word for word in calls[0].split() if word.endswith(".toml")]
         command = [str(speaking / ".venv/bin/python"), "code/planned.py", "plan", "--no-cost", *grids]
         environment = {**os.environ, "PYTHONPATH": str(speaking / "code")}
-        done = subprocess.run(command, cwd=speaking, env=environment, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(
+            command, cwd=speaking, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS
+        )
         assert done.returncode == 0, done.stderr
         counts = [int(line.split()[-2]) for line in done.stdout.splitlines() if line.endswith(" jobs")]
         assert sum(counts) == stated and (what == "digits" or f"{stated}" in text)

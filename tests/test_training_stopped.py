@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from support.commands import call, rows, script, start_process, succeed, timeless, wait_until
+from support.patience import HANG_SECONDS
 from support.stopping import AT_ONCE, after_update, send
 from support.warm import WarmProcesses
 from support.weights import read, same_state
@@ -92,7 +93,7 @@ def test_process_obeys_a_signal_within_its_first_epoch(number, tmp_path):
         try:
             wait_until((tmp_path / "run/checkpoint.pth.tar").exists, process)
             process.send_signal(number)
-            said = process.communicate(timeout=60)[1]
+            said = process.communicate(timeout=HANG_SECONDS)[1]
         finally:
             process.kill()
     code, words = STOPPED[number]

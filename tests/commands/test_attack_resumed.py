@@ -30,6 +30,7 @@ from support.commands import (
     timeless,
     wait_until,
 )
+from support.patience import HANG_SECONDS
 from support.sharding import manifest_of, refused
 from support.warm import WarmProcesses
 
@@ -176,7 +177,7 @@ def test_ctrl_c_says_how_to_go_on(checkpoint, tmp_path):
             try:
                 wait_until(lambda: whole_rows(tmp_path / LOG) >= 1, process)
                 process.send_signal(signal.SIGINT)
-                said = process.communicate(timeout=60)[1]
+                said = process.communicate(timeout=HANG_SECONDS)[1]
             finally:
                 process.kill()
     finally:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from support.commands import CODE, ENVIRONMENT, call, rows, run_process, snapshot, succeed, timeless, wait_until
+from support.patience import HANG_SECONDS
 from support.sharding import EXAMPLES, METHODS, OneWorker, assert_same, manifest_of, refused
 
 
@@ -185,7 +186,7 @@ def test_killed_worker_is_started_again_by_torchrun(checkpoint, tmp_path, forty)
     """torchrun then starts all of them anew, which takes 15 seconds."""
     with launched(torchrun(checkpoint, 2, TORCHRUN["exact"], restarts=1), tmp_path, 9) as launcher:
         os.kill(workers_of(launcher)[1], signal.SIGKILL)
-        assert launcher.wait(timeout=100) == 0, (tmp_path / "said").read_text()
+        assert launcher.wait(timeout=HANG_SECONDS) == 0, (tmp_path / "said").read_text()
     assert_same(tmp_path / "log.tsv", forty["exact"])
     assert not (tmp_path / "log.tsv.shards").exists()
 

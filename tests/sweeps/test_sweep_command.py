@@ -14,6 +14,7 @@ import pytest
 from smoothadv.analysis.parameters import certification_parameters
 from smoothadv.sweeps.engines.local import Local
 from support.commands import call, rows, run_process, script, snapshot, start_process, timeless, wait_until
+from support.patience import HANG_SECONDS
 from support.sweeping import CERTIFY, FIXED, commands_in, write_grid
 from support.weights import same_state
 
@@ -258,7 +259,7 @@ def test_interrupted_sweep_saves_tells_and_goes_on(workplace, uninterrupted, num
     process = start_process(command, workplace)
     wait_until(lambda: in_training(0)(workplace), process)
     os.kill(process.pid, number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == code and "run the same command again" in err and "Traceback" not in err
     assert processes_in(workplace) == [os.getpid()], "nothing goes on behind one's back"
     done = run_process(command, workplace)
@@ -285,7 +286,7 @@ def test_two_sweeps_at_once_share_the_work(workplace, uninterrupted):
     """The same command typed twice: no stage is begun twice, and both end well. Half a minute."""
     the_grid(**LONG)
     processes = [start_process(RUN, workplace) for _ in range(2)]
-    ends = [(process.communicate(timeout=200), process.returncode) for process in processes]
+    ends = [(process.communicate(timeout=HANG_SECONDS), process.returncode) for process in processes]
     assert [code for _, code in ends] == [0, 0], ends
     for name in FOLDERS:
         assert commands_in(workplace / "logs/grid" / name / "job.log") == 2

@@ -31,6 +31,7 @@ from smoothadv.training.execution import Execution
 from smoothadv.training.processes import Processes, join_processes
 from smoothadv.training.update import Address, Update
 from support.commands import CODE, ENVIRONMENT
+from support.patience import HANG_SECONDS
 
 CPU = torch.device("cpu")
 ATTACK = ATTACKS["PGD"](0.5, 3)
@@ -188,7 +189,7 @@ def found(tmp_path_factory) -> list[dict[str, Any]]:
         for rank in range(2)
     ]
     try:
-        said = [process.communicate(timeout=120)[1] for process in started]
+        said = [process.communicate(timeout=HANG_SECONDS)[1] for process in started]
     finally:
         for process in started:
             process.kill()
