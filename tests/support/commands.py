@@ -24,6 +24,20 @@ def script(name: str, *arguments: object) -> list[str]:
     return [sys.executable, str(CODE / f"{name}.py"), *map(str, arguments)]
 
 
+# Files of this process cannot grow beyond so many bytes, which says EFBIG where a full disk says ENOSPC.
+_ON_A_SMALL_DISK = """
+import resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def on_a_small_disk(space: int, command: list[str]) -> list[str]:
+    """The command line of a script whose files find room for ``space`` bytes each."""
+    return [command[0], "-c", _ON_A_SMALL_DISK, str(space), *command[1:]]
+
+
 def run_process(command: list[str], cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command line to its end, with its output captured as text."""
     return subprocess.run(
