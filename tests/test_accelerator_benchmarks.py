@@ -9,7 +9,7 @@ import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -45,13 +45,12 @@ def test_speed_of_what_is_compiled_is_measured(tmp_path):
     assert len(compiled) == 2 and all(float(cells[4].replace(",", "")) > 0 for cells in compiled)
 
 
-def test_speed_of_everything_is_measured_and_written(tmp_path):
-    """Eight seconds of processor time, six of them to load torch, also where a CPU emulates bf16."""
-    words = ["--smoke", "--device", "cpu", "--precision", "fp32", "bf16", "--modes", "eager", "--out", "out"]
-    done = run_benchmark("gpu", tmp_path, *words)
-    assert done.returncode == 0, done.stderr
-    written, page = sorted((tmp_path / "out").iterdir())
-    assert written.suffix == ".json" and page.suffix == ".md" and done.stdout == page.read_text()
+def test_speed_of_everything_is_measured_and_written(imported, tmp_path, capsys):
+    """Seconds, also where a CPU emulates bf16."""
+    words = ["--smoke", "--device", "cpu", "--precision", "fp32", "bf16", "--modes", "eager"]
+    imported("gpu").main([*words, "--out", str(tmp_path)])
+    written, page = sorted(tmp_path.iterdir())
+    assert written.suffix == ".json" and page.suffix == ".md" and capsys.readouterr().out == page.read_text()
     content = json.loads(written.read_text())
     assert {"device", "date", "PyTorch", "Python"} <= content["facts"].keys()
     assert min(content["ceilings"].values()) > 0
@@ -139,14 +138,19 @@ def test_agreement_counts_classes_and_radii(imported):
         agreement(reference, certificates([1], [0.5]))
 
 
-def test_certificates_of_precisions_are_compared(tmp_path):
-    """Twenty seconds. The second time nothing is certified again."""
+def test_certificates_of_precisions_are_compared(imported, warm, tmp_path, monkeypatch, capsys):
+    """By the command, in processes as the benchmark starts them."""
     succeed("train", "digits", "digits_resnet8", tmp_path / "model", "--epochs", 1, "--noise", 0.25, "--device", "cpu")
     words = ["digits", "model/checkpoint.pth.tar", 0.25, "logs", "--precisions", "bf16", "--device", "cpu"]
-    done = run_benchmark("precision_agreement", tmp_path, *words, "--N", 100, "--skip", 30)
-    assert done.returncode == 0, done.stderr
+    benchmark = imported("precision_agreement")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["precision_agreement.py", *map(str, words), "--N", "100", "--skip", "30"])
+    started = SimpleNamespace(run=lambda command: warm.run(list(map(str, command)), tmp_path))
+    monkeypatch.setattr(benchmark, "subprocess", started)
+    benchmark.main()
     assert [len(rows(tmp_path / f"logs/{name}.tsv")) for name in ("fp32", "bf16")] == [12, 12]
-    assert (tmp_path / "logs/agreement.md").read_text() in done.stdout and "| bf16 | 12 | " in done.stdout
+    assert (tmp_path / "logs/agreement.md").read_text() in capsys.readouterr().out
+    assert "| bf16 | 12 | " in (tmp_path / "logs/agreement.md").read_text()
 
 
 @pytest.fixture(scope="module")

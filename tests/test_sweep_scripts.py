@@ -100,11 +100,11 @@ def test_script_goes_from_grids_to_a_report(speaking, script):
     done = run_script(speaking, name, *what, "--engine", "slurm")
     assert done.returncode == 0, done.stderr
     calls = [line.split() for line in said(done, "sweep")]
-    assert [call[1] for call in calls] == SWEEPS[script]
-    grids = {word for call in calls for word in call if word.endswith(".toml")}
+    assert [each[1] for each in calls] == SWEEPS[script]
+    grids = {word for each in calls for word in each if word.endswith(".toml")}
     assert grids and all((speaking / grid).is_file() for grid in grids)
-    for call in calls:
-        assert (call[-2:] == ["--engine", "slurm"]) == (call[1] == "run")
+    for each in calls:
+        assert (each[-2:] == ["--engine", "slurm"]) == (each[1] == "run")
 
 
 def test_failed_jobs_are_no_reason_not_to_report_on_the_others(speaking):

@@ -163,7 +163,7 @@ OPTIONS = [{}, {"restarts": 2}, {"target": "every"}, {"target": "runner-up", "re
 GOALS = list(itertools.product(OPTIONS, [PGD(0.5, 2), DDN(0.5, 4), DDN(0.5, 3, estimator=Stein(0.25))]))
 
 
-# Each of the 12 sizes with two of the 12 goals, and each goal with two sizes.
+# Of 144 combinations 24, among which any two of the values meet.
 @pytest.mark.parametrize(
     ("copies", "batch", "options", "attack"),
     [(*size, *GOALS[(5 * number + shift) % len(GOALS)]) for number, size in enumerate(SIZES) for shift in (0, 3)],
