@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py                               # everything; some 15 minutes of one GPU
     python benchmarks/gpu.py --only certify --archs cifar_resnet110 --precision bf16 fp16 --modes compiled
-    python benchmarks/gpu.py --smoke --device cpu          # SMOKETIME: whether it runs
+    python benchmarks/gpu.py --smoke --device cpu          # whether it runs; a minute, 50 s of it to compile
 
 Plain are Cohen et al.'s sampling loop and the released SmoothAdv update, eager in float32 (convolutions in TF32, as
 PyTorch does it by default, unless the line says fp32). All variants of a case run in this process, in turns; ratios and

@@ -32,13 +32,13 @@ def the_grid(*further: dict, name: str = "grid.toml", **others) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
+def finished(warm, tmp_path_factory) -> Path:
     """A folder in which the sweep was run, with what was said in a file."""
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         the_grid()
-    done = run_process(script("sweep", "run", "grid.toml", "--jobs", 2, *CPU), folder)
+    done = warm.run(script("sweep", "run", "grid.toml", "--jobs", 2, *CPU), folder)
     (folder / "said.json").write_text(json.dumps([done.returncode, done.stdout, done.stderr]))
     return folder
 
