@@ -8,11 +8,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import ClassVar
-
-import matplotlib
-from jinja2 import Environment, StrictUndefined
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, ClassVar
 
 from smoothadv.version import __version__
 from smoothadv.analysis import ANALYSES
@@ -36,6 +32,9 @@ from smoothadv.analysis.shared.table_formats import Column, Markup, Table, displ
 from smoothadv.analysis.summary import Summary
 from smoothadv.errors import UserError
 from smoothadv.settings import setting
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _MOST_CURVES = 8
 _EXAMPLES_SHOWN = 15
@@ -61,6 +60,8 @@ class Report(AtRadii):
     title: str = setting("Certified robustness", parse=str, help="title of the page")
 
     def __call__(self, logs: Logs) -> str:
+        from jinja2 import Environment, StrictUndefined
+
         template = resources.files(__package__).joinpath("report.html.jinja").read_text(encoding="utf-8")
         environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         return environment.from_string(template).render(
@@ -291,6 +292,8 @@ def _sortable(value: object) -> str:
 
 def _figure(caption: str, figure: Figure) -> dict:
     """A figure as a picture inside the page. The salt makes equal figures equal files."""
+    import matplotlib
+
     content = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "smoothadv"}):
         figure.savefig(content, format="svg", metadata={"Date": None})

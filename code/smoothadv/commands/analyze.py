@@ -6,8 +6,7 @@ import argparse
 import sys
 from functools import partial
 from pathlib import Path
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from smoothadv.analysis import ANALYSES
 from smoothadv.analysis.shared.hyper_parameters import FIELDS
@@ -20,6 +19,9 @@ from smoothadv.errors import UserError, warn
 from smoothadv.files import write_atomically, write_text
 from smoothadv.readers import kind_of_log
 from smoothadv.settings import non_negative_int, positive_int, positive_noise_level, probability, settings_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _EXAMPLES = """examples:
   python code/analyze.py summary logs/quickstart

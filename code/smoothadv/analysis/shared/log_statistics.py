@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from smoothadv.bounds import certified_accuracy_deduction
 
@@ -83,6 +82,8 @@ def bootstrap_interval(accuracies: np.ndarray, examples: int, confidence: float)
     (Efron, 1979). What varies is the choice of test images, one radius at a time; the certification's own
     error probability alpha is not in it. Where none or all of the examples count, the interval has no width.
     """
+    from scipy import stats  # takes a second to load
+
     tail = (1 - confidence) / 2
     lower, upper = (stats.binom.ppf(q, examples, accuracies) / examples for q in (tail, 1 - tail))
     return lower, upper
