@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from smoothadv.datasets.images import DatasetDescription
+from smoothadv.datasets.description import DatasetDescription
 from smoothadv.errors import UserError
 from smoothadv.registry import Registry
 

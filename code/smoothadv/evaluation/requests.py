@@ -10,14 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from smoothadv.attacks import GradientAttack, SmoothedAttack
 from smoothadv.certification import PROCEDURES, Procedure
-from smoothadv.datasets.images import ImageDataset
 from smoothadv.evaluation.shards import Shard
+
+if TYPE_CHECKING:
+    import torch
+
+    from smoothadv.attacks import GradientAttack, SmoothedAttack
+    from smoothadv.datasets.images import ImageDataset
 
 PREDICTION_DRAWS = 100_000
 """What PREDICT takes where nothing else is asked for."""
@@ -108,6 +110,8 @@ class AttackPlan:
 
     def smoothed(self, sigma: float, seed: int) -> SmoothedAttack:
         """The attack at work on a classifier that is smoothed with ``sigma``; its batch is yet to be chosen."""
+        from smoothadv.attacks import SmoothedAttack
+
         return SmoothedAttack(
             self.attack,
             0.0 if self.is_on_base else sigma,
