@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import pandas as pd
 
 from smoothadv.analysis import ANALYSES
 from smoothadv.analysis.shared.log_statistics import is_on_grid
@@ -16,6 +15,9 @@ from smoothadv.analysis.shared.radii import AtRadii, radius_text
 from smoothadv.analysis.shared.table_formats import Annotated, Column, Table, Value
 from smoothadv.errors import UserError
 from smoothadv.settings import non_negative_int, probability, setting
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _RESAMPLES = 4_000
 

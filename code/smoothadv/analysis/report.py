@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import TYPE_CHECKING, ClassVar
 
-from smoothadv.version import __version__
 from smoothadv.analysis import ANALYSES
 from smoothadv.analysis.compare import Comparison
 from smoothadv.analysis.empirical import Empirical
@@ -32,6 +31,7 @@ from smoothadv.analysis.shared.table_formats import Column, Markup, Table, displ
 from smoothadv.analysis.summary import Summary
 from smoothadv.errors import UserError
 from smoothadv.settings import setting
+from smoothadv.version import __version__
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from smoothadv.bounds import certified_accuracy_deduction
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _STEPS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _MOST_COLUMNS = 12
