@@ -49,7 +49,16 @@ ALLOWED["evaluation"] = FOUNDATION | {"analysis", "attacks", "certification", "c
 ALLOWED["evaluation"] |= {"noise", "smoothing"}
 ALLOWED["training"] = FOUNDATION | {"architectures", "attacks", "checkpoints", "datasets", "devices", "graphs", "noise"}
 ALLOWED["training"] |= {"objectives", "smoothing"}
-ALLOWED["api"] = FOUNDATION | {"datasets", "evaluation", "objectives", "training", "attacks", "devices", "smoothing"}
+ALLOWED["api"] = FOUNDATION | {
+    "checkpoints",
+    "datasets",
+    "evaluation",
+    "objectives",
+    "training",
+    "attacks",
+    "devices",
+    "smoothing",
+}
 ALLOWED["commands"] = set(ALLOWED) - {"", "scripts", "__main__"}
 WITHOUT_TORCH = {
     "version",
@@ -67,19 +76,6 @@ WITHOUT_TORCH = {
     "sweeps",
     "commands.merging",
     "commands.runner",
-}
-TORCH = {
-    "errors",
-    "settings",
-    "registry",
-    "records",
-    "readers",
-    "saved_examples",
-    "shards",
-    "bounds",
-    "certification",
-    "analysis",
-    "sweeps",
 }
 TORCH = {"torch", "torchvision"}
 

@@ -24,6 +24,8 @@ from smoothadv.errors import UserError
 from smoothadv.files import write_atomically
 from smoothadv.registry import UnknownNameError
 
+MODULE_PREFIX = "module:"
+"""Begins the ``arch`` of a checkpoint whose network is no registered architecture; the name of its class follows."""
 _REQUIRED = ("epoch", "arch", "state_dict")
 
 
@@ -64,10 +66,16 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise UserError(f"checkpoint {path}: its state_dict is no dict of tensors")
     try:
-        ARCHITECTURES.require(content["arch"])
+        if not is_module(content):
+            ARCHITECTURES.require(content["arch"])
     except UnknownNameError as error:
         raise UserError(f"checkpoint {path}: {error}") from error
     return content
+
+
+def is_module(content: dict[str, Any]) -> bool:
+    """Whether a checkpoint holds the weights of a module of the user's own, which no architecture can rebuild."""
+    return str(content["arch"]).startswith(MODULE_PREFIX)
 
 
 def file_digest(path: str | Path) -> str:
@@ -95,6 +103,12 @@ def classifier_from_checkpoint(
     content: dict[str, Any], path: str | Path, dataset: str | DatasetDescription, input_layer: str | None = None
 ) -> torch.nn.Module:
     """As ``load_classifier``, for a checkpoint that has been read; ``path`` is used in error messages."""
+    if is_module(content):
+        name = content["arch"].removeprefix(MODULE_PREFIX)
+        raise UserError(
+            f"checkpoint {path} holds the weights of a {name}, which is no architecture: load its state_dict into that "
+            "module and pass the module"
+        )
     description = describe_dataset(dataset) if isinstance(dataset, str) else dataset
     weights = network_keys(content["state_dict"])
     _check_recorded_images(content, path, description)

@@ -19,9 +19,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from smoothadv.version import __version__
 from smoothadv.errors import UserError
 from smoothadv.files import lock, write_json
+from smoothadv.version import __version__
 
 CHECKPOINT = "checkpoint.pth.tar"
 TRAINING_LOG = "log.txt"

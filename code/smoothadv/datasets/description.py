@@ -10,7 +10,7 @@ CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
 @dataclass(frozen=True)
 class TrainingDefaults:
-    """What a training run uses where its command line says nothing."""
+    """The training settings of a dataset where the command line names no others."""
 
     batch: int
     epochs: int
@@ -31,9 +31,9 @@ class DatasetDescription:
     """Facts about a dataset.
 
     ``image_shape`` is (C, H, W); ``mean`` and ``std`` are per channel on images in [0, 1], None where
-    they cannot be known (an image folder without training images). Augmentation is a random crop after
-    zero padding by ``crop_padding`` pixels and, if ``horizontal_flip``, a coin toss. ``radii`` are the columns of
-    the tables in which it is reported.
+    they cannot be known (an image folder without training images). Augmentation is a random crop after zero padding
+    by ``crop_padding`` pixels and, if ``horizontal_flip``, a mirror image with probability 1/2. ``radii`` are the
+    columns of tables of certified accuracy.
     """
 
     name: str

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
+from smoothadv.checkpoints import MODULE_PREFIX
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.errors import UsageError
 from smoothadv.objectives import Objective
 from smoothadv.settings import settings_record
-from smoothadv.training.evaluate import Evaluation
+from smoothadv.training.evaluate import EvaluationSchedule
 from smoothadv.training.execution import Execution
 from smoothadv.training.schedule import Schedule
 
@@ -74,7 +75,7 @@ class TrainingRequest:
     objective: Objective
     schedule: ScheduleChoices = ScheduleChoices()
     execution: Execution = Execution()
-    tests: Evaluation = Evaluation()
+    tests: EvaluationSchedule = EvaluationSchedule()
     seed: int = 0
     device: torch.device | None = None
     data_dir: str | Path | None = None
@@ -94,7 +95,7 @@ class TrainingRequest:
         """What a checkpoint calls the classifier: an architecture, or "module:" and the name of a module's class."""
         if isinstance(self.classifier, str):
             return self.classifier
-        return f"module:{type(self.classifier).__module__}.{type(self.classifier).__qualname__}"
+        return f"{MODULE_PREFIX}{type(self.classifier).__module__}.{type(self.classifier).__qualname__}"
 
     @property
     def dataset(self) -> str:
