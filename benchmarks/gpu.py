@@ -51,7 +51,7 @@ MODES = ("eager", "compiled", "graph")
 TRAINING_PRECISIONS = ("fp32", "tf32", "bf16")
 CERTIFICATION_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 PLAIN_BATCH = {"cifar_resnet110": 1000, "resnet50": 200}
-# What --smoke makes of the options. Without AVX-512 a CPU emulates bf16, ten times slower than float32: hence so little.
+# What --smoke makes of the options: little, since a CPU without AVX-512 emulates bf16, ten times slower than float32.
 SMOKE = {
     "archs": ["digits_resnet8"],
     "training_arch": "digits_resnet8",
@@ -212,7 +212,7 @@ def updates(name: str, options: argparse.Namespace) -> list[Variant]:
             plain_training.update(plain, optimizer, images[chosen], labels[chosen], noise, attack)
 
     case = f"train {arch} {name}"
-    variants = [Variant(Measurement(case, "tf32", "plain", size), plainly, size)]
+    variants = [Variant(Measurement(case, "tf32", "plain", size), update_plainly, size)]
     for precision, mode in ways(options, TRAINING_PRECISIONS, ("eager", "compiled"), name == options.cases[0]):
         execution = Execution(product_precision(precision), mode == "compiled")
         model = execution.prepare(copy.deepcopy(network), device)

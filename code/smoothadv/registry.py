@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Generic, TypeVar
 
 from smoothadv.errors import UserError
@@ -67,10 +67,12 @@ class Registry(Generic[Component]):
         return f"unknown {self.kind} '{name}'{hint}; known: {', '.join(self._components)}"
 
 
-def discover(package: str, path: list[str]) -> None:
+def discover(package: str, path: list[str], without: Collection[str] = ()) -> None:
     """Import every module of a package, so that each file's registrations take effect.
 
     A package calls ``discover(__name__, __path__)`` at the end of its ``__init__``: to add a component, add one file.
+    The modules ``without`` are not imported: they register nothing and take long to load.
     """
     for module in pkgutil.iter_modules(path):
-        importlib.import_module(f"{package}.{module.name}")
+        if module.name not in without:
+            importlib.import_module(f"{package}.{module.name}")

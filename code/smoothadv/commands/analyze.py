@@ -7,9 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from smoothadv.analysis import ANALYSES
 from smoothadv.analysis.shared.hyper_parameters import FIELDS
@@ -22,6 +20,9 @@ from smoothadv.errors import UserError, warn
 from smoothadv.files import write_atomically, write_text
 from smoothadv.readers import kind_of_log
 from smoothadv.settings import non_negative_int, positive_int, positive_noise_level, probability, settings_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _EXAMPLES = """examples:
   python code/analyze.py summary logs/quickstart

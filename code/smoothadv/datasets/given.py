@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from smoothadv.datasets.augmentation import augmented, draw_augmentation, pixels_of
-from smoothadv.datasets.images import Batches, DatasetDescription, TrainingDefaults
+from smoothadv.datasets.description import DatasetDescription, TrainingDefaults
+from smoothadv.datasets.images import Batches
 from smoothadv.errors import UserError
 
 _DEFAULTS = TrainingDefaults(batch=256, epochs=30, learning_rate=0.1, learning_rate_step=10)

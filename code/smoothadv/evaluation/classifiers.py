@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from smoothadv.checkpoints import classifier_from_checkpoint, file_digest, read_checkpoint, recorded_input_layer
-from smoothadv.datasets.images import DatasetDescription
+from smoothadv.datasets.description import DatasetDescription
 from smoothadv.errors import UserError, warn
 from smoothadv.smoothing.classifier import logits_in
 

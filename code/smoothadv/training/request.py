@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from smoothadv.checkpoints import MODULE_PREFIX
-from smoothadv.datasets.images import DatasetDescription, ImageDataset
+from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets.images import ImageDataset
 from smoothadv.errors import UsageError
 from smoothadv.objectives import Objective
 from smoothadv.settings import settings_record
