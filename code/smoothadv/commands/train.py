@@ -21,7 +21,7 @@ from smoothadv.commands.options.training import (
     request_of,
     with_recipes,
 )
-from smoothadv.commands.runner import Parser, run
+from smoothadv.commands.runner import Parser, run, with_plugins
 from smoothadv.objectives import Objective
 from smoothadv.records import CHECKPOINT
 from smoothadv.training import ended
@@ -35,6 +35,7 @@ _EXAMPLES = """examples:
 """
 
 
+@with_plugins("train")
 def main(arguments: list[str] | None = None) -> int:
     """The command ``train``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     return train_command(make_parser(arguments), arguments)

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from smoothadv.analysis.report import Report
 from smoothadv.analysis.shared.table_formats import FORMATS, Column, Table
 from smoothadv.commands.options.components import add_settings, compose, name_in, refuse_foreign_settings
-from smoothadv.commands.runner import Parser, run, terminable
+from smoothadv.commands.runner import Parser, run, terminable, with_plugins
 from smoothadv.commands.sweep.costs import cost_table
 from smoothadv.commands.sweep.planning import Plan, SharedOptions, plan_sweep
 from smoothadv.commands.sweep.report import write_report
@@ -58,6 +58,7 @@ class Sweep:
     plans: list[Plan]
 
 
+@with_plugins("sweep")
 def main(arguments: list[str] | None = None) -> int:
     """The command ``sweep``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     parser = Parser(
