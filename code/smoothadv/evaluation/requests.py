@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from smoothadv import plugins
 from smoothadv.attacks import GradientAttack, SmoothedAttack
 from smoothadv.certification import PROCEDURES, Procedure
 from smoothadv.datasets.images import ImageDataset
@@ -65,6 +66,16 @@ class EvaluationRequest:
         """The draws per image."""
         return self.draws or PREDICTION_DRAWS
 
+    @property
+    def components(self) -> tuple[Any, ...]:
+        """What decides the numbers besides dataset and classifier: a certification procedure, or an attack."""
+        return ()
+
+    def plugins(self, arch: str) -> dict[str, dict[str, str]]:
+        """What settings record of the plug-ins that take part, with a classifier of the architecture ``arch``."""
+        dataset = self.images if isinstance(self.images, str) else None
+        return plugins.digests(plugins.used({"dataset": dataset, "architecture": arch}, self.components))
+
 
 @dataclass(frozen=True, kw_only=True)
 class CertifyRequest(EvaluationRequest):
@@ -84,6 +95,10 @@ class CertifyRequest(EvaluationRequest):
     def procedure(self) -> type[Procedure]:
         """The class of the certification procedure."""
         return PROCEDURES[self.method]
+
+    @property
+    def components(self) -> tuple[Any, ...]:
+        return (self.procedure,)
 
     @property
     def n(self) -> int:
@@ -125,6 +140,10 @@ class PredictRequest(EvaluationRequest):
     outfile: Path
     attack: AttackPlan | None = None
 
+    @property
+    def components(self) -> tuple[Any, ...]:
+        return () if self.attack is None else (self.attack.attack,)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttackRequest(EvaluationRequest):
@@ -137,6 +156,10 @@ class AttackRequest(EvaluationRequest):
     attack: AttackPlan
     epsilons: tuple[float, ...] = ()
     only: tuple[int, ...] | None = None
+
+    @property
+    def components(self) -> tuple[Any, ...]:
+        return (self.attack.attack,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,3 +175,7 @@ class FalsifyRequest(EvaluationRequest):
     fraction: float = DEFAULT_FRACTION
     false_alarm: float = DEFAULT_FALSE_ALARM
     only: tuple[int, ...] | None = None
+
+    @property
+    def components(self) -> tuple[Any, ...]:
+        return (self.attack.attack,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 import torch
 
@@ -15,13 +16,13 @@ from smoothadv.errors import UserError
 from smoothadv.settings import non_negative_int, positive_int
 
 
-def add_dataset(parser: Parser) -> None:
-    """The positional DATASET."""
+def add_dataset(parser: Parser, check: Callable[[str], object] = check_dataset_name) -> None:
+    """The positional DATASET, whose name ``check`` refuses by a UserError."""
     names = ", ".join(
         f"{name}:PATH" if source.takes_location else name
         for name, source in ((name, DATASETS[name]) for name in DATASETS)
     )
-    parser.add_argument("dataset", metavar="DATASET", type=name_that(check_dataset_name), help=f"one of {names}")
+    parser.add_argument("dataset", metavar="DATASET", type=name_that(check), help=f"one of {names}")
 
 
 def add_running(parser: Parser, existing: str = "refuse") -> None:

@@ -133,7 +133,7 @@ _ADD: dict[str, Callable[[Parser], None]] = {
 
 def _read(options: argparse.Namespace) -> list[Sweep]:
     """The grids with the jobs that --only selects, by default all."""
-    shared = SharedOptions(options.data_dir, options.device)
+    shared = SharedOptions(options.data_dir, options.device, tuple(getattr(options, "plugin", ())))
     sweeps = [Sweep(grid, plan_sweep(grid, shared)) for grid in map(read_grid, options.grids)]
     _refuse_shared_folders([sweep.grid for sweep in sweeps])
     if options.only is None:
@@ -265,7 +265,7 @@ def _hand_over(engine: Engine, jobs: list[Job], site: Site) -> None:
 
 def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_detached: bool) -> None:
     """Print the state of the sweeps; UserError unless every job is done or, if detached, none has failed."""
-    jobs, grids = _jobs(sweeps), " ".join(map(str, options.grids))
+    jobs, grids = _jobs(sweeps), " ".join([*map(str, options.grids), *_plugin_words(options)])
     states = _states(jobs)
     counted = count_states(states)
     print(_summary(sweeps, states))
@@ -283,6 +283,10 @@ def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_detached:
     if StateKind.FAILED in counted:
         advice += f"; python code/sweep.py retry {grids} runs the failed ones again"
     raise UserError(f"{len(jobs) - counted.get(StateKind.DONE, 0)} of {len(jobs)} jobs are not done: {advice}")
+
+
+def _plugin_words(options: argparse.Namespace) -> list[str]:
+    return [word for plugin in getattr(options, "plugin", ()) for word in ("--plugin", plugin)]
 
 
 def _report(parser: Parser, options: argparse.Namespace) -> None:
