@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from smoothadv.checkpoints import missing_dataset_plugin
 from smoothadv.commands.options.shared import add_dataset, add_examples, add_input_layer, add_running
 from smoothadv.commands.runner import Parser
 from smoothadv.datasets import check_dataset_name
@@ -88,6 +87,8 @@ def _check_dataset(options: argparse.Namespace) -> None:
     try:
         check_dataset_name(options.dataset)
     except UserError as error:
+        from smoothadv.checkpoints import missing_dataset_plugin  # imports torch
+
         reason = missing_dataset_plugin(options.checkpoint, options.dataset)
         reason = f"checkpoint {options.checkpoint}: {reason}" if reason else str(error)
         raise UsageError(f"argument DATASET: {reason}") from error
