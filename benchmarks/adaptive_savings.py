@@ -1,24 +1,25 @@
-"""How many noisy evaluations `--method adaptive` saves, and what that costs, simulated on p_A of released models.
+"""How many noise draws `--method adaptive` saves, and how much accuracy it loses, simulated on p_A of released models.
 
     python benchmarks/adaptive_savings.py --logs released [--rounds 3]
     python benchmarks/adaptive_savings.py --log logs/quickstart/sigma_0.50.tsv --sigma 0.5
 
-``--logs`` names a clone of the released repository (or its unpacked logs): of the models there, the four are taken
-that are best at radii 0.25, 0.625 to 0.75, 1.25 to 1.625 and 1.875 to 2.25. Their inputs' p_A are not in the logs and
-are rebuilt so:
+``--logs`` names a clone of the released repository (or its unpacked logs). The simulation takes four of its models: the
+best at radii 0.25, 0.625 to 0.75, 1.25 to 1.625 and 1.875 to 2.25. Their logs do not contain p_A, so it is estimated:
 
-* A radius belongs to one count n_A of 100,000, or to the few that print alike; one of these is drawn, p_A = n_A / n.
-* Where n_A = n, the number of misses to come is gamma distributed: the gamma of those inputs that missed 0 to 20 times
-  (misses Poisson given their rate), fitted by maximum likelihood, after no miss was seen.
-* An abstention's p_A lies below the others': uniformly, as densely as inputs lie between the least certified p_A and
-  0.6, down to 0.1 at least. It is of the right class as often as inputs are there.
+* A radius belongs to one count n_A of 100,000, or to a few counts whose printed radius is the same; one of these is
+  drawn, and p_A = n_A / n.
+* If n_A = n, the rate of misses is drawn from a gamma distribution, given that no miss was seen. The gamma is fitted by
+  maximum likelihood to the inputs with 0 to 20 misses, which are Poisson given their rate.
+* The p_A of an abstention is drawn uniformly below the smallest certified p_A, with the density that inputs have
+  between that p_A and 0.6, and not below 0.1. Its class is right as often as for the inputs in that range.
 
-``--log`` takes p_A = successes / trials of one log that has these columns, and the last assumption for the class of its
-abstentions. The procedure itself is run on draws with these p_A, beside the exact one with 100,000 draws, which get
-the same draws as far as both go; the selection is assumed to find the class that p_A belongs to. Printed are the draws
-per input (selection included), how many times fewer that is, the draws if wrong classes are skipped, the average
-certified radius of both (the adaptive one with its ladder), and the loss: the largest drop of certified accuracy
-at a radius of the paper's tables, in points. The tables of four fine grids take half a minute, once.
+``--log`` takes p_A = successes / trials from one log that has these columns, and draws the class of its abstentions as
+above. The adaptive procedure is run on draws with these p_A, and so is the exact one with 100,000 draws; both use the
+same draws as long as both need draws. The selection is assumed to find the class that p_A belongs to. Printed are the
+draws per input (selection included), how many times fewer that is than for the exact procedure, the draws if wrong
+classes are skipped, the average certified radius of both (the adaptive one with its ladder), and the loss: the largest
+drop of certified accuracy at a radius of the paper's tables, in points. Computing the boundaries of four fine grids
+takes half a minute, once.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ LEAST = 0.1
 
 @dataclass(frozen=True)
 class Population:
-    """Inputs: the probability [N] of the class that is selected, and whether that class is the right one [N]."""
+    """Inputs: the probability [N] of the selected class, and whether that class is the right one [N]."""
 
     p: np.ndarray
     right: np.ndarray
@@ -73,7 +74,7 @@ def released_population(path: Path, sigma: float, generator: np.random.Generator
 
 
 def counts_behind(radii: np.ndarray, sigma: float, generator: np.random.Generator) -> np.ndarray:
-    """For each logged radius one of the counts that are logged so, or the one next to it."""
+    """For each logged radius one of the counts that give this printed radius, or the nearest count if there is none."""
     counts = np.arange(N // 2, N + 1)
     exact = sigma * special.ndtri(special.betaincinv(counts, N - counts + 1, ALPHA))
     exact[-1] = sigma * special.ndtri(ALPHA ** (1 / N))
@@ -86,7 +87,7 @@ def counts_behind(radii: np.ndarray, sigma: float, generator: np.random.Generato
 
 
 def unseen_misses(misses: np.ndarray, number: int, generator: np.random.Generator) -> np.ndarray:
-    """Rates of misses among N draws, of ``number`` inputs that showed none; see the module's docstring."""
+    """Rates of misses among N draws, for ``number`` inputs without a miss; see the module's docstring."""
     few = np.bincount(misses[misses <= FEW_MISSES], minlength=FEW_MISSES + 1)
     values = np.arange(FEW_MISSES + 1)
 
@@ -103,7 +104,7 @@ def unseen_misses(misses: np.ndarray, number: int, generator: np.random.Generato
 def with_abstentions(
     p: np.ndarray, right: np.ndarray, abstained: np.ndarray, generator: np.random.Generator, spread: bool
 ) -> Population:
-    """The population, its abstentions given classes and, with ``spread``, probabilities below those certified."""
+    """The population after its abstentions got classes and, with ``spread``, probabilities below the certified ones."""
     p, right = p.copy(), right.copy()
     certified = np.flatnonzero(~abstained)
     if abstained.any() and len(certified):
@@ -129,17 +130,17 @@ def logged_population(path: Path, generator: np.random.Generator) -> Population:
 
 @cache
 def fixed_radius(successes: int, sigma: float) -> float:
-    """What the exact procedure certifies; -1 for nothing."""
+    """The radius that the exact procedure certifies; -1 for an abstention."""
     radius = certified_radius(successes, N, sigma, ALPHA)
     return -1.0 if radius is None else radius
 
 
 def certify(procedure: Adaptive, p: float, generator: np.random.Generator) -> tuple[Certificate, int]:
-    """What the procedure states about class 0 of probability ``p``, and how often that class won the first N draws."""
+    """The certificate for class 0 of probability ``p``, and how many of the first N draws that class won."""
     voting = procedure.votes(0)
     request, drawn, successes, of_n = next(voting), -N0, 0, 0
     while True:
-        # Votes for other classes are left out: this one is selected, and nothing else depends on them.
+        # Votes for other classes are left out: class 0 is selected, and nothing depends on the other counts.
         votes = generator.binomial(request.count, p, size=1)
         successes += int(votes[0]) if drawn >= 0 else 0
         drawn += request.count
@@ -152,7 +153,7 @@ def certify(procedure: Adaptive, p: float, generator: np.random.Generator) -> tu
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of each input [N]: draws, radii of both procedures (-1: abstained or of the wrong class), rightness."""
+    """For each input [N]: draws, radii of both procedures (-1: abstained or wrong class), whether it is right."""
 
     samples: np.ndarray
     radius: np.ndarray
@@ -169,12 +170,12 @@ class Outcome:
 
     @property
     def loss(self) -> float:
-        """In points."""
+        """The largest drop of certified accuracy, in points."""
         return 100 * max(float((self.fixed >= r).mean() - (self.radius >= r).mean()) for r in PAPER_RADII)
 
 
 def simulate(populations: Iterable[Population], sigma: float, generator: np.random.Generator) -> Outcome:
-    """Both procedures on all inputs."""
+    """The outcome of both procedures on all inputs."""
     procedure = Adaptive(Smoothing(sigma, N0, N_MAX, ALPHA), radii=PAPER_RADII, ladder=True)
     rows = []
     for population in populations:
@@ -187,7 +188,7 @@ def simulate(populations: Iterable[Population], sigma: float, generator: np.rand
 
 
 def report(name: str, outcomes: list[Outcome]) -> None:
-    """One line of the table: of one population, or over several, each of the same weight."""
+    """Print one line of the table: for one population, or the mean over several with equal weights."""
     mean = np.mean([outcome.mean for outcome in outcomes])
     aware = np.mean([outcome.label_aware_mean for outcome in outcomes])
     average = np.mean([np.maximum(outcome.radius, 0).mean() for outcome in outcomes])

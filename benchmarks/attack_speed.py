@@ -1,9 +1,9 @@
-"""Attacked images per second, as ratios to the released code's way: one image at a time, in all its copies.
+"""Attacked images per second, as ratios to the released code, which attacks one image at a time in all its copies.
 
     python benchmarks/attack_speed.py --arch cifar_resnet20
 
-Both attack the same random images with the same noise in this process, in turns; printed are medians over the rounds of
-the ratios within a round, and by how much the two results differ.
+Both attack the same random images with the same noise, alternating in this process. Printed are medians over rounds of
+the ratio within a round, and the largest difference between the two results.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EPSILON = 0.5
 def variants(
     network: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, copies: int, options: argparse.Namespace
 ) -> dict[str, Callable[[], torch.Tensor]]:
-    """What is timed, by name; the plain attack first. Both return the adversarial images."""
+    """The functions to time, by name, the plain attack first. Each returns the adversarial images."""
     plain = plain_training.pgd(EPSILON, options.steps)
     attacked = arrange(network, Arrangement(), options.device, images[0])
     batch = options.batch or default_attack_batch(attacked, tuple(images.shape[1:]), options.device, copies)
@@ -36,11 +36,11 @@ def variants(
     noise = ours._noise(images, range(len(images)))
     eager = copy.deepcopy(network).eval()
 
-    def plainly() -> torch.Tensor:
+    def attack_plainly() -> torch.Tensor:
         rows = [plain(eager, images[i : i + 1], labels[i : i + 1], noise[i : i + 1]) for i in range(len(images))]
         return torch.cat(rows).detach()
 
-    return {"plain": plainly, "ours": lambda: ours(attacked, images, labels, range(len(images)))}
+    return {"plain": attack_plainly, "ours": lambda: ours(attacked, images, labels, range(len(images)))}
 
 
 def main() -> None:
@@ -52,7 +52,9 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=192)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--copies", type=int, nargs="+", default=[1, 8, 64])
-    parser.add_argument("--batch", type=int, default=None, help="noisy images per pass (None: what suits the device)")
+    parser.add_argument(
+        "--batch", type=int, default=None, help="noisy images per pass (None: the default of the device)"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))

@@ -3,9 +3,10 @@
     python benchmarks/attack_strength.py digits models/quickstart/smoothadv/checkpoint.pth.tar 0.25 \
         logs/attacked/m64/epsilon_0.5.npz logs/attacked/m1/epsilon_0.5.npz
 
-Of each archive of adversarial examples: the mean over images of the label's probability, by the base classifier's
-decisions on noisy copies and by its softmax, from draws that no attack has seen and that are the same for all archives;
-and how far each lies from the first archive, with the standard error of the paired difference over images.
+For each archive of adversarial examples this prints the label's probability, averaged over images: from the base
+classifier's decisions on noisy copies, and from its softmax. The draws are the same for all archives, and no attack has
+seen them. It also prints the difference from the first archive, with the standard error of the paired difference over
+images.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _BATCH = 500
 
 @torch.inference_mode()
 def label_probabilities(classifier: torch.nn.Module, images: np.ndarray, labels: np.ndarray, draws: torch.Tensor):
-    """Share of decisions for the label and mean softmax of it, for each of the images [N, C, H, W]: float64 [2, N]."""
+    """For each of the images [N, C, H, W] the share of decisions for its label, and its label's softmax: [2, N]."""
     rows = []
     for image, label in tqdm(list(zip(torch.tensor(images), labels.tolist())), "images", disable=None, delay=2):
         logits = torch.cat([classifier(image + part) for part in draws.split(_BATCH)])
@@ -60,7 +61,7 @@ def main() -> None:
     reference = None
     for path, arrays in archives.items():
         if not np.array_equal(arrays["idx"], first["idx"]):
-            raise SystemExit(f"error: {path} is of other images than {options.archives[0]}")
+            raise SystemExit(f"error: {path} has other images than {options.archives[0]}")
         found = label_probabilities(classifier, arrays["adversarial"], arrays["label"], draws)
         reference = found if reference is None else reference
         cells = [f"{path.parent.name}", str(len(arrays["idx"]))]

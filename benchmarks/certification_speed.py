@@ -3,9 +3,9 @@
     python benchmarks/certification_speed.py --arch cifar_resnet110 --plain-batch 400 --draws 800 --compile
     python benchmarks/certification_speed.py --arch resnet50 --plain-batch 8 --draws 16 --batch 8 --compile
 
-All variants run in this process, in turns, and include drawing the noise and counting the votes; what is printed are
-medians over the rounds of the ratios within a round. The last lines say which share of a forward pass the noise takes.
-Weights are random and the statistics of the normalization settled: speed does not depend on what was learnt.
+All variants alternate in this process, and include drawing the noise and counting the votes. Printed are medians over
+rounds of the ratio within a round. The last lines give the speed of drawing noise alone. Weights are random, because
+speed does not depend on them; the statistics of normalization come from noise-like images.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DATASETS = {"resnet50": "imagenet"}
 
 
 def settled(arch: str, dataset: str, device: torch.device) -> torch.nn.Module:
-    """The architecture with batch statistics of noise-like images, in eval mode."""
+    """The architecture in eval mode, whose batch normalization has the statistics of noise-like images."""
     torch.manual_seed(0)
     network = get_architecture(arch, dataset).to(device).train()
     with torch.no_grad():
@@ -41,7 +41,7 @@ def settled(arch: str, dataset: str, device: torch.device) -> torch.nn.Module:
 
 
 def counting(counter: VoteCounter, noise: Noise, image: torch.Tensor, draws: int) -> Callable[[], None]:
-    """Count votes as certification does."""
+    """A function that counts votes as certification does."""
 
     def voting():
         return (yield Draws(draws))
@@ -54,7 +54,7 @@ def counting(counter: VoteCounter, noise: Noise, image: torch.Tensor, draws: int
 
 
 def filling(noise: Noise, image: torch.Tensor, batch: int, draws: int, device: torch.device) -> Callable[[], None]:
-    """Only draw the noise."""
+    """A function that only draws the noise."""
     out = torch.empty(batch, *image.shape, device=device).to(memory_format=torch.channels_last)
     stream = noise.stream(0, device)
 
@@ -66,7 +66,7 @@ def filling(noise: Noise, image: torch.Tensor, batch: int, draws: int, device: t
 
 
 def seconds(run: Callable[[], None], options: argparse.Namespace) -> float:
-    """Of processor time where one thread works, which other processes do not disturb; else of the clock on the wall."""
+    """Processor time on one CPU thread, which other processes do not disturb; else wall time."""
     clock = time.process_time if options.threads == 1 and options.device.type == "cpu" else time.perf_counter
     if options.device.type == "cuda":
         torch.cuda.synchronize()
@@ -78,7 +78,7 @@ def seconds(run: Callable[[], None], options: argparse.Namespace) -> float:
 
 
 def variants(options: argparse.Namespace) -> dict[str, Callable[[], None]]:
-    """What is timed, by name; the plain loop first."""
+    """The functions to time, by name, the plain loop first."""
     dataset, device = DATASETS.get(options.arch, "cifar10"), options.device
     description = describe_dataset(dataset)
     network = settled(options.arch, dataset, device)
@@ -111,7 +111,7 @@ def main() -> None:
     )
     parser.add_argument("--arch", default="cifar_resnet110")
     parser.add_argument("--plain-batch", type=int, default=400)
-    parser.add_argument("--batch", type=int, default=None, help="ours; None: as certify chooses")
+    parser.add_argument("--batch", type=int, default=None, help="batch of ours; None: as certify chooses")
     parser.add_argument("--draws", type=int, default=800, help="per round and variant")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)

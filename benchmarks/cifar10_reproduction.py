@@ -1,12 +1,12 @@
-"""SmoothAdv against Gaussian augmentation on CIFAR-10's images, with a schedule of minutes of one GPU.
+"""SmoothAdv against Gaussian augmentation on CIFAR-10's images, with a schedule that takes minutes on one GPU.
 
     python benchmarks/cifar10_reproduction.py IMAGES --minutes 9       # again until it says that all is done
 
-IMAGES is a folder with train/CLASS/* and test/CLASS/*, or a tar archive of one. For each sigma a Gaussian model and one
-of SmoothAdv-PGD (T=2, m=1) are trained, certified on every 20th test image with N = 100,000 (exact) and on all of them
-adaptively, and attacked: a sweep, whose grid is written to FOLDER/cifar10_short.toml and which continues where it was
-stopped. Then FOLDER/report.html and FOLDER/results.md are written, certified accuracies with intervals and their paired
-differences; --page puts the latter between its markers.
+IMAGES is a folder with train/CLASS/* and test/CLASS/*, or a tar archive of one. For each sigma the script trains a
+Gaussian model and a model of SmoothAdv-PGD (T=2, m=1), certifies both on every 20th test image with N = 100,000 (exact)
+and on all test images adaptively, and attacks them. This is a sweep: its grid is written to FOLDER/cifar10_short.toml,
+and it continues where it was stopped. Then the script writes FOLDER/report.html and FOLDER/results.md: certified
+accuracies with intervals and their paired differences. --page also puts results.md between the markers of a page.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- cifar10 reproduction: begin -->", "<!-- cifar10 reproduction: end -->"
 RADII = ("0", "0.25", "0.5", "0.75", "1", "1.25", "1.5", "1.75")
 GAUSSIAN, SMOOTHADV = "Gaussian", "SmoothAdv"
-# What a sweep that was asked to stop ends with, also before it could hear of it.
+# Exit codes of a sweep that was asked to stop; the last two if it ended before it could handle the signal.
 STOPPED = (143, -signal.SIGTERM, -signal.SIGKILL)
-# Seconds that a sweep is given to save, before it is killed.
+# Seconds for a sweep to save before it is killed.
 GRACE = 60
 GRID = """# Gaussian augmentation and SmoothAdv-PGD on CIFAR-10's images, short schedules.
 about = "Gaussian augmentation and SmoothAdv-PGD on CIFAR-10's images, {epochs} epochs"
@@ -72,7 +72,7 @@ N = {prediction_draws}
 """
 
 
-# What --smoke makes of the options.
+# Values that --smoke gives to options.
 SMOKE = {
     "arch": "cifar_resnet20",
     "epochs": 1,
@@ -94,7 +94,7 @@ SMOKE = {
 
 
 def unpacked(images: Path, folder: Path) -> Path:
-    """The folder of images; an archive is unpacked beside the results, unless that was done."""
+    """The folder of images; an archive is unpacked beside the results, unless that was done before."""
     if images.is_dir():
         return images
     target, done = folder / "images", folder / "images" / ".complete"
@@ -106,7 +106,7 @@ def unpacked(images: Path, folder: Path) -> Path:
 
 
 def execution(precision: str, is_compiled: bool) -> str:
-    """Lines of a grid."""
+    """Lines of a grid that set precision and compilation."""
     return f'precision = "{precision}"\ncompile = {str(is_compiled).lower()}\n'
 
 
@@ -128,7 +128,7 @@ def write_grid(options: argparse.Namespace, images: Path) -> Path:
 
 
 def sweep(grid: Path, options: argparse.Namespace) -> int:
-    """Do what is missing of the sweep; its exit code. After --minutes it is asked to stop, which loses nothing."""
+    """Run what is missing of the sweep; returns its exit code. After --minutes it is asked to stop, and saves."""
     words = [sys.executable, str(ROOT / "code/sweep.py"), "run", str(grid), "--jobs", str(options.jobs)]
     process = subprocess.Popen(words + ["--device", "cpu"] * (options.device == "cpu"))
     try:
@@ -142,8 +142,8 @@ def sweep(grid: Path, options: argparse.Namespace) -> int:
             return process.wait()
 
 
-def said(*words: object) -> str:
-    """What a command says, run in this process."""
+def output_of(*words: object) -> str:
+    """The standard output of a command that runs in this process."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
         code = command(list(map(str, words)))
     if code:
@@ -152,7 +152,7 @@ def said(*words: object) -> str:
 
 
 def logs_of(folder: Path, group: str, sigma: float, name: str) -> list[Path]:
-    """The certification logs of a group at a sigma; of SmoothAdv one for each epsilon."""
+    """The certification logs of a group at a sigma; SmoothAdv has one for each epsilon."""
     kind = "gaussian" if group == GAUSSIAN else "PGD_2steps"
     found = sorted((folder / "logs" / kind).rglob(f"noise_{sigma:.2f}*/*/{name}"))
     return [path for path in found if path.is_file()]
@@ -167,10 +167,10 @@ def results(options: argparse.Namespace) -> str:
             (gaussian,) = logs_of(options.folder, GAUSSIAN, sigma, name)
             others = logs_of(options.folder, SMOOTHADV, sigma, name)
             named = [f"{GAUSSIAN}={gaussian}", *(f"{SMOOTHADV}={log}" for log in others)]
-            table = said("analyze", "table", *named, "--radii", *RADII, "--confidence", 0.95)
+            table = output_of("analyze", "table", *named, "--radii", *RADII, "--confidence", 0.95)
             parts.append(f"sigma = {sigma:g}, {title}:\n\n{table}")
             for other in others:
-                compared = said("analyze", "compare", gaussian, other, "--radii", *RADII, "--confidence", 0.95)
+                compared = output_of("analyze", "compare", gaussian, other, "--radii", *RADII, "--confidence", 0.95)
                 parts.append(f"{other.parts[-6]} against Gaussian, the same images:\n\n{compared}")
     return "\n\n".join(parts) + "\n"
 
@@ -189,28 +189,30 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("images", type=Path, help="folder with train/CLASS/* and test/CLASS/*, or a tar archive of one")
-    parser.add_argument("--folder", type=Path, default=Path("logs/cifar10_reproduction"), help="for all that is made")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("logs/cifar10_reproduction"), help="folder for models, logs and results"
+    )
     parser.add_argument("--sigmas", type=float, nargs="+", default=[0.5])
     parser.add_argument("--epsilons", type=float, nargs="+", default=[1.0], help="of SmoothAdv")
     parser.add_argument("--arch", default="cifar_resnet110")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--warmup", type=int, default=5, help="epochs over which epsilon grows")
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--skip", type=int, default=20, help="every so many images are certified and attacked")
+    parser.add_argument("--skip", type=int, default=20, help="certify and attack every SKIP-th image")
     parser.add_argument("--draws", type=int, default=100_000, help="N of the exact certificates")
-    parser.add_argument("--adaptive-skip", type=int, default=1, help="every so many images are certified adaptively")
-    parser.add_argument("--adaptive-draws", type=int, default=125_000, help="at most for an image, adaptively")
+    parser.add_argument("--adaptive-skip", type=int, default=1, help="certify every K-th image adaptively")
+    parser.add_argument("--adaptive-draws", type=int, default=125_000, help="most draws of an image, adaptively")
     parser.add_argument("--attack-steps", type=int, default=20)
     parser.add_argument("--attack-draws", type=int, default=32, help="m of the attack")
     parser.add_argument("--prediction-draws", type=int, default=10_000, help="N of PREDICT on attacked images")
     parser.add_argument("--jobs", type=int, default=1, help="models at a time")
-    parser.add_argument("--minutes", type=float, default=None, help="after which to stop; the same again continues")
+    parser.add_argument("--minutes", type=float, default=None, help="stop after this time; the same command continues")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="of training")
     parser.add_argument("--certify-precision", choices=("fp32", "bf16", "fp16"), default="fp16")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--page", type=Path, default=None, help="to put the tables into, like docs/replication.md")
-    parser.add_argument("--smoke", action="store_true", help="a small network, few draws: whether everything runs")
+    parser.add_argument("--page", type=Path, default=None, help="page for the tables, like docs/replication.md")
+    parser.add_argument("--smoke", action="store_true", help="check that everything runs: a small network, few draws")
     options = parser.parse_args(arguments)
     if options.smoke:
         vars(options).update(SMOKE)
@@ -228,7 +230,7 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit(STOPPED[0])
     if code:
         raise SystemExit(code)
-    print(said("sweep", "report", grid, "-o", options.folder / "report.html"))
+    print(output_of("sweep", "report", grid, "-o", options.folder / "report.html"))
     text = results(options)
     (options.folder / "results.md").write_text(text)
     if options.page is not None:

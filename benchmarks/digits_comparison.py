@@ -3,11 +3,12 @@
     bash scripts/digits_comparison.sh
 
 Gaussian augmentation, Vanilla PGD, Vanilla PGD + noise (SmoothAdv, appendix C.1) and SmoothAdv, all with the same
-network, epochs and steps of attack, for noise of 0.25 and 0.5. The epsilon of each is chosen on training images alone:
-a fifth of them is held out, a model is trained on the rest for each candidate, and the largest average certified radius
-on those held out wins. Then models of three seeds are trained on all training images and certified on all test images.
+network, epochs and attack steps, for noise of 0.25 and 0.5. The epsilon of each method is chosen on training images
+alone: a fifth of them is held out, a model is trained on the rest for each candidate, and the largest average certified
+radius on the held-out images wins. Then models of three seeds are trained on all training images and certified on all
+test images.
 
-Everything is made by the commands a user would type, several at a time, and continued where it was interrupted.
+The script runs the commands that a user would type, several at a time, and continues where it was interrupted.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Method:
     schedule: tuple[str, ...] = ("--epochs", str(EPOCHS))
 
     def command(self, sigma: float, epsilon: float | None) -> list[str]:
-        """train or train_pgd with the options that make the method."""
+        """The words of train or train_pgd with the options of the method."""
         noise = ["--noise", str(sigma if self.noise else 0.0), *self.schedule]
         if not self.attacks:
             return ["train", *noise]
@@ -71,7 +72,7 @@ METHODS = (GAUSSIAN, VANILLA, VANILLA_NOISE, SMOOTHADV, SMOOTHADV_4, FAST)
 
 @dataclass(frozen=True)
 class Job:
-    """One model, trained and certified."""
+    """One model to train and certify."""
 
     method: Method
     sigma: float
@@ -92,7 +93,7 @@ class Job:
         return self.folder / "logs" / f"{self.name}.tsv"
 
     def run(self) -> None:
-        """Both commands, unless the log is complete."""
+        """Run both commands, unless the log is complete."""
         if self.log.exists() and len(read_certification_log(self.log)) == self.images:
             return
         model = self.folder / "models" / self.name
@@ -104,7 +105,7 @@ class Job:
 
 
 def call(command: str, *arguments: str) -> None:
-    """Run a command of this clone on the CPU, with one thread, quietly; what it says is shown if it fails."""
+    """Run a command of this clone on the CPU with one thread; its output is shown only if it fails."""
     words = [sys.executable, str(CODE / f"{command}.py"), *arguments, "--device", "cpu"]
     done = subprocess.run(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     if done.returncode:
@@ -112,14 +113,14 @@ def call(command: str, *arguments: str) -> None:
 
 
 def run_all(jobs: list[Job], processes: int, what: str) -> None:
-    """So many at a time."""
+    """Run the jobs, ``processes`` of them at a time."""
     with ThreadPoolExecutor(processes) as pool:
         for _ in tqdm(pool.map(Job.run, jobs), what, len(jobs), disable=None):
             pass
 
 
 def hold_out(folder: Path) -> tuple[str, int]:
-    """The training images of digits as a dataset, every fifth of a class held out for testing: its name, how many."""
+    """Make a dataset of training images, every fifth of a class for testing; its name and the number of those."""
     images = get_dataset("digits", "train")
     seen = [0] * 10
     for index in range(len(images)):
@@ -134,7 +135,7 @@ def hold_out(folder: Path) -> tuple[str, int]:
 
 
 def certified_radii(job: Job) -> np.ndarray:
-    """Per image, in order: its radius, -1 where the class is wrong or withheld."""
+    """The radius of each image, in order; -1 where the class is wrong or the classifier abstains."""
     log = read_certification_log(job.log)
     return np.where(log.correct == 1, log.radius, -1.0)
 
@@ -162,7 +163,7 @@ def select(folder: Path, processes: int) -> dict[tuple[Method, float], float]:
 
 
 def interval(values: np.ndarray, draws: np.ndarray) -> tuple[float, float]:
-    """95 % by the bootstrap over test images: values [images], draws [resamples, images] of indices."""
+    """The 95 % bootstrap interval over test images: values [images], draws [resamples, images] of indices."""
     low, high = np.quantile(values[draws].mean(1), [0.025, 0.975])
     return float(low), float(high)
 
@@ -184,19 +185,20 @@ def table(radii: dict[tuple[Method, float], np.ndarray], epsilons: dict[tuple[Me
         )
         lines.append("|---|---:|---:|---:|" + "---:|" * len(RADII))
         for method in METHODS:
-            own = radii[method, sigma]
-            by_seed = ", ".join(f"{average_radius(seed):.3f}" for seed in own)
-            accuracies = [cell((own >= radius).mean(0), draws, 100, 1) for radius in RADII]
+            found = radii[method, sigma]
+            by_seed = ", ".join(f"{average_radius(seed):.3f}" for seed in found)
+            accuracies = [cell((found >= radius).mean(0), draws, 100, 1) for radius in RADII]
             epsilon = epsilons.get((method, sigma))
-            words = [method.name, "" if epsilon is None else f"{epsilon:g}", cell(own.clip(min=0).mean(0), draws, 1, 3)]
-            lines.append("| " + " | ".join([*words, by_seed, *accuracies]) + " |")
+            average = cell(found.clip(min=0).mean(0), draws, 1, 3)
+            cells = [method.name, "" if epsilon is None else f"{epsilon:g}", average, by_seed, *accuracies]
+            lines.append("| " + " | ".join(cells) + " |")
         lines.append("")
         lines += differences(radii, sigma, draws)
     return "\n".join(lines)
 
 
 def differences(radii: dict[tuple[Method, float], np.ndarray], sigma: float, draws: np.ndarray) -> list[str]:
-    """How much larger average radii are, in the order in which the paper has them, on the same images."""
+    """Differences of average radii on the same images, for pairs in the order that the paper found."""
     pairs = [(SMOOTHADV, GAUSSIAN), (SMOOTHADV, VANILLA_NOISE), (VANILLA_NOISE, VANILLA), (VANILLA_NOISE, GAUSSIAN)]
     lines = []
     for above, below in pairs:
@@ -223,7 +225,9 @@ def main() -> None:
     """Select, train, certify, compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=Path("logs/digits_comparison"), help="for models and logs")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="jobs at a time, of one thread each")
+    parser.add_argument(
+        "--processes", type=int, default=os.cpu_count() or 1, help="jobs at a time, with one thread each"
+    )
     parser.add_argument("--page", type=Path, default=CODE.parent / "docs" / "replication.md")
     options = parser.parse_args()
     folder = options.folder.resolve()

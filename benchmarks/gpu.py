@@ -1,16 +1,17 @@
-"""Speed on an accelerator: certification and training against the plain loops and against what the chip can do.
+"""Speed on an accelerator: certification and training, compared with plain loops and with the limits of the chip.
 
-    python benchmarks/gpu.py                               # everything; some 15 minutes of one GPU
+    python benchmarks/gpu.py                               # everything; about 15 minutes on one GPU
     python benchmarks/gpu.py --only certify --archs cifar_resnet110 --precision bf16 fp16 --modes compiled
     python benchmarks/gpu.py --smoke --device cpu          # seconds: whether it runs
 
-Plain are Cohen et al.'s sampling loop and the released SmoothAdv update, eager in float32 (convolutions in TF32, as
-PyTorch does it by default, unless the line says fp32). All variants of a case run in this process, in turns; ratios and
-rates are medians over rounds. Rates count whole work: noise drawn, votes counted, weights updated. "graph" replays the
-forward pass of a batch as a CUDA graph, which the commands do not do: it says what launching kernels costs.
+"Plain" means Cohen et al.'s sampling loop and the released SmoothAdv update, eager in float32 (convolutions in TF32,
+which is PyTorch's default, unless the line says fp32). All variants of a case alternate in this process; ratios and
+rates are medians over rounds. Rates include all the work: drawing noise, counting votes, updating weights. "graph"
+replays the forward pass of a batch as a CUDA graph, which the commands do not do: it shows what launching kernels
+costs.
 
-The ceiling of a case is the smaller of measured copy bandwidth over its bytes and measured matrix speed over its FLOP;
-bytes are those of activations that fused kernels would still have to move.
+The ceiling of a case is the smaller of two rates: measured copy bandwidth divided by its bytes, and measured matrix
+speed divided by its FLOP. The bytes are those of the activations that even fused kernels have to move.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ PLAIN_BATCH = {"cifar_resnet110": 1000, "resnet50": 200}
 
 @dataclass(frozen=True)
 class Work:
-    """FLOP and bytes, of 2-byte activations, per image: of a forward pass, a step of an attack, an update.
+    """FLOP and bytes (with 2-byte activations) per image of a forward pass, a step of an attack, and an update.
 
-    ResNet-110 at 32x32 and ResNet-50 at 224x224: every convolution reads its input and writes its output once, and what
-    follows it (normalization, sum, ReLU) is done on the way; an update also keeps the inputs of normalizations.
+    For ResNet-110 at 32x32 and ResNet-50 at 224x224. Every convolution reads its input and writes its output once;
+    normalization, sum and ReLU are fused into it; an update also stores the inputs of normalizations.
     """
 
     flop: tuple[float, float, float]
@@ -72,7 +73,7 @@ WORK = {
 
 @dataclass
 class Measurement:
-    """What came of one variant: images per second, how many times plain, share of the ceiling, peak memory in MiB."""
+    """The result of one variant: images per second, their ratio to plain, share of the ceiling, peak memory in MiB."""
 
     case: str
     precision: str
@@ -87,7 +88,7 @@ class Measurement:
 
 @dataclass
 class Variant:
-    """Something to be timed: ``run`` processes ``images`` images."""
+    """A function to time: ``run`` processes ``images`` images."""
 
     measurement: Measurement
     run: Callable[[], None]
@@ -96,7 +97,7 @@ class Variant:
 
 @contextlib.contextmanager
 def matrix_precision(precision: str) -> Iterator[None]:
-    """Within, float32 is float32 for "fp32"; for others convolutions may use TF32, PyTorch's default."""
+    """Within, convolutions compute in full float32 for "fp32"; otherwise they may use TF32, PyTorch's default."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
     try:
@@ -106,7 +107,7 @@ def matrix_precision(precision: str) -> Iterator[None]:
 
 
 def product_precision(precision: str) -> str:
-    """What the commands call it."""
+    """The name that the commands use for a precision."""
     return "fp32" if precision == "tf32" else precision
 
 
@@ -133,7 +134,7 @@ class Replayed(torch.nn.Module):
 
 
 def certifications(arch: str, options: argparse.Namespace) -> list[Variant]:
-    """The plain loop, then ours in every precision, mode and batch."""
+    """The plain loop, then this package in every precision, mode and batch."""
     dataset, device = DATASETS.get(arch, "cifar10"), options.device
     description = describe_dataset(dataset)
     network, shape, classes = settled(arch, dataset, device), description.image_shape, description.num_classes
@@ -164,19 +165,19 @@ def certifications(arch: str, options: argparse.Namespace) -> list[Variant]:
 
 
 def updates(name: str, options: argparse.Namespace) -> list[Variant]:
-    """The released update, then ours in every precision and mode."""
+    """The released update, then this package in every precision and mode."""
     method, steps, copies = UPDATES[name]
     arch, device, size = options.training_arch, options.device, options.training_batch
     torch.manual_seed(0)
     network = get_architecture(arch, "cifar10").to(device)
-    with torch.no_grad():  # statistics of normalization as of noisy images
+    with torch.no_grad():  # normalization gets the statistics of noisy images
         for _ in range(10):
             network(torch.rand(64, 3, 32, 32, device=device) + SIGMA * torch.randn(64, 3, 32, 32, device=device))
     images, labels = batch_of(network, size, device)
     plain, attack = copy.deepcopy(network), PLAIN[method](EPSILON, steps)
     optimizer = sgd(plain)
 
-    def plainly() -> None:
+    def update_plainly() -> None:
         part = size // copies
         for start in range(0, part * copies, part):
             chosen = slice(start, start + part)
@@ -184,7 +185,7 @@ def updates(name: str, options: argparse.Namespace) -> list[Variant]:
             plain_training.update(plain, optimizer, images[chosen], labels[chosen], noise, attack)
 
     case = f"train {arch} {name}"
-    variants = [Variant(Measurement(case, "tf32", "plain", size), plainly, size)]
+    variants = [Variant(Measurement(case, "tf32", "plain", size), update_plainly, size)]
     for precision in options.precision:
         if precision not in TRAINING_PRECISIONS:
             continue
@@ -201,7 +202,7 @@ def updates(name: str, options: argparse.Namespace) -> list[Variant]:
 
 
 def measured(variants: list[Variant], options: argparse.Namespace) -> list[Measurement]:
-    """All variants in turns, ``rounds`` times after a first; one that fails says why and is left out."""
+    """Time all variants in turns, ``rounds`` times after warming up; one that fails records why and is left out."""
     times: dict[int, list[float]] = {}
     for number, variant in enumerate(variants):
         try:
@@ -212,21 +213,21 @@ def measured(variants: list[Variant], options: argparse.Namespace) -> list[Measu
             times[number] = []
             if options.device.type == "cuda":
                 variant.measurement.memory = torch.cuda.max_memory_allocated() / 2**20
-        except Exception as error:  # of one variant: the others are still worth their time
+        except Exception as error:  # only this variant fails: measure the others
             variant.measurement.trouble = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     for _ in range(options.rounds):
         for number in times:
             times[number].append(seconds(variants[number], options.device) / variants[number].images)
-    for number, own in times.items():
+    for number, measured_times in times.items():
         measurement = variants[number].measurement
-        measurement.rate = statistics.median(1 / each for each in own)
+        measurement.rate = statistics.median(1 / each for each in measured_times)
         if 0 in times:
-            measurement.ratio = statistics.median(plain / each for plain, each in zip(times[0], own))
+            measurement.ratio = statistics.median(plain / each for plain, each in zip(times[0], measured_times))
     return [variant.measurement for variant in variants]
 
 
 def seconds(variant: Variant, device: torch.device) -> float:
-    """Of the clock on the wall, the device idle before and after."""
+    """Wall time; the device is idle before and after."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -238,7 +239,7 @@ def seconds(variant: Variant, device: torch.device) -> float:
 
 
 def ceilings(device: torch.device, size: int) -> dict[str, float]:
-    """Measured: bytes per second of a copy (read and written), FLOP per second of a product of square matrices."""
+    """Measured limits: bytes per second of a copy (read and written), FLOP per second of products of matrices."""
     source = torch.empty(16 * size * size, device=device)
     target = torch.empty_like(source)
     found = {"copy": 2 * source.nbytes / quickest(lambda: target.copy_(source), device)}
@@ -252,7 +253,7 @@ def ceilings(device: torch.device, size: int) -> dict[str, float]:
 
 
 def quickest(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the quickest of ten runs, after two."""
+    """Seconds of the fastest of ten runs, after two runs to warm up."""
     times = []
     for _ in range(12):
         if device.type == "cuda":
@@ -266,7 +267,7 @@ def quickest(work: Callable[[], object], device: torch.device) -> float:
 
 
 def relate(measurement: Measurement, found: dict[str, float]) -> None:
-    """Set the share of the ceiling, where the work of the case is known."""
+    """Set the share of the ceiling, if the work of the case is known."""
     kind, arch, *name = measurement.case.split(" ", 2)
     if arch not in WORK or not measurement.rate:
         return
@@ -291,8 +292,8 @@ def page(facts: dict[str, object], found: dict[str, float], measurements: list[M
     for each in measurements:
         share = "" if each.of_ceiling is None else f"{each.of_ceiling:.1%}"
         memory = "" if each.memory is None else f"{each.memory:,.0f}"
-        said = each.trouble or f"{each.rate:,.1f} | {each.ratio:.2f} | {share} | {memory}"
-        lines.append(f"| {each.case} | {each.precision} | {each.mode} | {each.batch} | {said} |")
+        result = each.trouble or f"{each.rate:,.1f} | {each.ratio:.2f} | {share} | {memory}"
+        lines.append(f"| {each.case} | {each.precision} | {each.mode} | {each.batch} | {result} |")
     return "\n".join(lines) + "\n"
 
 
@@ -301,14 +302,14 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--smoke", action="store_true", help="tiny networks and sizes: whether everything runs")
+    parser.add_argument("--smoke", action="store_true", help="check that everything runs: tiny networks and sizes")
     parser.add_argument("--only", nargs="+", choices=("certify", "train"), default=["certify", "train"])
-    parser.add_argument("--archs", nargs="+", default=["cifar_resnet110", "resnet50"], help="to certify with")
+    parser.add_argument("--archs", nargs="+", default=["cifar_resnet110", "resnet50"], help="networks to certify")
     parser.add_argument("--training-arch", default="cifar_resnet110")
-    parser.add_argument("--cases", nargs="+", choices=list(UPDATES), default=list(UPDATES), help="of training")
+    parser.add_argument("--cases", nargs="+", choices=list(UPDATES), default=list(UPDATES), help="training updates")
     parser.add_argument("--precision", nargs="+", choices=CERTIFICATION_PRECISIONS, default=["tf32", "bf16", "fp16"])
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["eager", "compiled", "graph"])
-    parser.add_argument("--batches", nargs="+", type=int, default=[1024, 4096], help="to certify with")
+    parser.add_argument("--batches", nargs="+", type=int, default=[1024, 4096], help="batches of certification")
     parser.add_argument("--draws", type=int, default=16_384, help="per round and variant")
     parser.add_argument("--training-batch", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
@@ -343,7 +344,7 @@ def main(arguments: list[str] | None = None) -> None:
         for each in done:
             relate(each, found)
         measurements += done
-        # After each case: what was measured is not lost with the machine.
+        # Written after each case, so that the results so far are not lost with the machine.
         content = {"facts": facts, "ceilings": found, "measurements": [asdict(each) for each in measurements]}
         stem.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
         stem.with_suffix(".md").write_text(page(facts, found, measurements))

@@ -1,10 +1,11 @@
-"""Training images per second and core: batches cropped and mirrored at once, against one image at a time with Pillow.
+"""Training images per second and core: whole batches cropped and mirrored, against one image at a time with Pillow.
 
     python benchmarks/input_pipeline.py
 
-Both give random crops of 32x32 images padded by 4 pixels, mirrored by a coin, as float32 batches of 256. The plain way
-is that of the released code: torchvision's transforms on Pillow images in a DataLoader, here without worker processes,
-so that all of its work is counted. In turns in one process of one thread; the median of the rounds' ratios is printed.
+Both return float32 batches of 256 random crops of 32x32 images padded by 4 pixels, mirrored with probability 1/2. The
+plain way is that of the released code: torchvision's transforms on Pillow images in a DataLoader, here without worker
+processes, so that all of its work is counted. Both alternate in one process of one thread; printed is the median of the
+rounds' ratios.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ BATCH = 256
 
 
 class PlainImages(Dataset):
-    """As torchvision's CIFAR10 with the usual transforms."""
+    """A dataset like torchvision's CIFAR10 with the usual transforms."""
 
     def __init__(self, images: np.ndarray, labels: list[int]) -> None:
         self.images, self.labels = images, labels

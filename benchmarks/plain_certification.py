@@ -1,4 +1,4 @@
-"""Cohen et al.'s sampling loop, as plain as it can be written: what speed and counts are compared with."""
+"""Cohen et al.'s sampling loop, written as simply as possible: the reference for speed and counts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A SmoothAdv update as the released code makes it, as plain as can be: what speed and losses are compared with.
+"""The released code's SmoothAdv update, written as simply as possible: the reference for speed and losses.
 
-Eager float32 or float64, channels first, the model itself attacked in eval mode with frozen parameters, figures read
-from the device in every step.
+It runs in eager float32 or float64, channels first. It attacks the model itself, in eval mode with frozen parameters,
+and reads loss and accuracy from the device in every step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def label_loss(model: torch.nn.Module, points: torch.Tensor, labels: torch.Tenso
 
 
 def norms(v: torch.Tensor) -> torch.Tensor:
-    """l2 norms of a batch, shaped to divide it by."""
+    """The l2 norms of a batch [B, C, H, W], in shape [B, 1, 1, 1]."""
     return v.view(len(v), -1).norm(p=2, dim=1).view(-1, 1, 1, 1)
 
 

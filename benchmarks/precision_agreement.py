@@ -1,10 +1,10 @@
-"""Certificates in lower precision against those in float32: the same model, images and noise, how many differ.
+"""How many certificates in lower precision differ from those in float32, for the same model, images and noise.
 
     python benchmarks/precision_agreement.py cifar10 models/cifar10/pgd/checkpoint.pth.tar 0.5 logs/precision --skip 20
 
-Options after the folder go to certify.py; what was certified already is not certified again. The table says for each
-precision how many images have another class, how many another radius of the same class, by how much at most, and how
-the certified accuracies differ.
+Options after the folder go to certify.py; images that are already certified are not certified again. For each precision
+the table gives the number of images with another class, the number with the same class and another radius, the largest
+and the mean difference of radii, and the differences of certified accuracy.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ RADII = (0.0, 0.25, 0.5, 0.75, 1.0)
 class Agreement:
     """How the certificates of a precision differ from the reference's, image by image.
 
-    ``other_class`` counts images with another prediction (or an abstention where the other has none), ``other_radius``
-    those with the same prediction and another radius; ``largest`` and ``mean`` are of the absolute differences of
-    radii there, ``accuracy`` the differences of certified accuracy at RADII, in points.
+    ``other_class`` counts images with another prediction (or where only one of the two abstains), ``other_radius``
+    those with the same prediction and another radius. ``largest`` and ``mean`` are over the absolute differences of
+    radii of images with the same prediction, ``accuracy`` has the differences of certified accuracy at RADII, in
+    points.
     """
 
     images: int
@@ -44,7 +45,7 @@ class Agreement:
 
 
 def agreement(reference: pd.DataFrame, other: pd.DataFrame) -> Agreement:
-    """Compare two logs of the same images; ValueError where they are of others."""
+    """Compare two logs of the same images; ValueError if their images differ."""
     if not np.array_equal(reference.idx, other.idx):
         raise ValueError("the logs are of different images")
     same = (reference.predict == other.predict).to_numpy()
@@ -64,7 +65,7 @@ def agreement(reference: pd.DataFrame, other: pd.DataFrame) -> Agreement:
 
 
 def certified(options: argparse.Namespace, precision: str, further: list[str]) -> pd.DataFrame:
-    """The log of a precision, made or continued."""
+    """The log of a precision, after certify has made or continued it."""
     log = options.folder / f"{precision}.tsv"
     words = [options.dataset, options.checkpoint, options.sigma, log, "--precision", precision, *further]
     done = subprocess.run([sys.executable, CERTIFY, *map(str, words)])

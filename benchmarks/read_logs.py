@@ -1,9 +1,9 @@
-"""How long 2,000 certification logs of 500 rows take to be read, checked and tabulated.
+"""How long it takes to read, check and tabulate 2,000 certification logs of 500 rows.
 
     python benchmarks/read_logs.py [--logs 2000] [--rounds 5]
 
-Beside it the same numbers from a plain loop over pandas.read_csv, which checks nothing: the price of trust.
-Both run in this process, in turns; the medians and their ratio are printed.
+For comparison, a plain loop over pandas.read_csv computes the same numbers and checks nothing. Both alternate in this
+process; the medians and their ratio are printed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def plain(folder: Path) -> str:
 
 
 def ours(folder: Path) -> str:
-    """What `analyze summary` does."""
+    """The same as `analyze summary`."""
     return FORMATS["markdown"](ANALYSES["summary"](radii=RADII)(read_logs([str(folder)])))
 
 

@@ -1,12 +1,12 @@
-"""Images per second of SmoothAdv updates, as ratios to the released code's way of making them on the same network.
+"""Images per second of SmoothAdv updates, as ratios to the released code's updates of the same network.
 
     python benchmarks/training_speed.py --arch cifar_resnet110 --compile
 
-All variants run in this process, in turns, on random images and with a learning rate of nearly nothing, so that the
-network stays what it is; its statistics of batch normalization are settled first. Three labels in ten are such that the
-clean image counts as adversarial already, which is where DDN can save work. What is printed are medians over the rounds
-of the ratios within a round. The plain update, with m copies, is what the released code does with --train-multi-noise:
-m updates on B / m images in m copies each.
+All variants alternate in this process, on random images and with a learning rate of almost 0, so that the network does
+not change; its batch normalization gets the statistics of noisy images first. Three labels in ten are wrong, so that
+the image counts as adversarial from the start; there DDN can save work. Printed are medians over rounds of the ratio
+within a round. With m copies the plain update does what the released code does with --train-multi-noise: m updates on B
+/ m images in m copies each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from smoothadv.attacks import ATTACKS
 from smoothadv.noise import training_noise
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.training import Execution, Processes
-from smoothadv.training.execution import PRECISIONS
+from smoothadv.training.execution import CONVOLUTION_DTYPES
 from smoothadv.training.update import Address, Update
 
 SIGMA, EPSILON = 0.25, 0.5
@@ -35,7 +35,7 @@ PLAIN = {"PGD": plain_training.pgd, "DDN": plain_training.ddn}
 
 
 def settled(arch: str, device: torch.device) -> torch.nn.Module:
-    """A network whose batch normalization knows the statistics of its inputs."""
+    """A network whose batch normalization has the statistics of its inputs."""
     torch.manual_seed(0)
     model = get_architecture(arch, "cifar10").to(device)
     with torch.no_grad():
@@ -49,30 +49,30 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def batch_of(model: torch.nn.Module, size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images, and labels of which about 30 % are not what the model says of the noisy image."""
+    """Images, and labels of which about 30 % differ from the model's prediction on the noisy image."""
     images = torch.rand(size, 3, 32, 32, device=device)
     with torch.no_grad():
-        said = copy.deepcopy(model).eval()(images + SIGMA * torch.randn_like(images)).argmax(1)
+        predicted = copy.deepcopy(model).eval()(images + SIGMA * torch.randn_like(images)).argmax(1)
     wrong = torch.arange(size, device=device) % 10 < 3
-    return images, torch.where(wrong, (said + 1) % 10, said)
+    return images, torch.where(wrong, (predicted + 1) % 10, predicted)
 
 
 def variants(case: str, network: torch.nn.Module, options: argparse.Namespace) -> dict[str, Callable[[], None]]:
-    """What is timed, by name; the plain update first."""
+    """The functions to time, by name, the plain update first."""
     name, steps, copies = CASES[case]
     device = options.device
     images, labels = batch_of(network, options.batch, device)
     plain, attack = copy.deepcopy(network), PLAIN[name](EPSILON, steps)
     optimizer = sgd(plain)
 
-    def plainly() -> None:
+    def update_plainly() -> None:
         size = len(images) // copies
         for part in range(copies):
             chosen = slice(part * size, (part + 1) * size)
             noise = training_noise(images[chosen], copies, SIGMA, None)
             plain_training.update(plain, optimizer, images[chosen], labels[chosen], noise, attack)
 
-    runs: dict[str, Callable[[], None]] = {"plain": plainly}
+    runs: dict[str, Callable[[], None]] = {"plain": update_plainly}
     for precision in options.precision:
         for compiled in [False, True][: 1 + options.compile]:
             execution = Execution(precision, compiled)
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--precision", nargs="+", choices=list(PRECISIONS), default=["fp32"])
+    parser.add_argument("--precision", nargs="+", choices=list(CONVOLUTION_DTYPES), default=["fp32"])
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -1,5 +1,5 @@
-# Sourced by the other scripts: enters the clone, makes .venv there if there is none, installs into it what
-# requirements.txt asks for, and activates it. Set PYTHON to choose the interpreter (3.10 or newer).
+# The other scripts source this file: it enters the clone, makes .venv there if there is none, installs the packages of
+# requirements.txt into it, and activates it. Set PYTHON to choose the interpreter (3.10 or newer).
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -24,7 +24,7 @@ make_venv() {
     python=$(find_python) || exit 1
     echo "== making .venv with $("$python" --version)"
     rm -rf .venv
-    # Debian splits venv into a package of its own; virtualenv from PyPI does the same work without it.
+    # Debian has venv in a separate package; virtualenv from PyPI does the same without it.
     "$python" -m venv .venv >/dev/null 2>&1 && return
     rm -rf .venv
     local tools
@@ -45,8 +45,8 @@ install_requirements() {
     fi
 }
 
-# sweep_and_report PAGE GRID... [-- OPTION of `sweep.py run`...]: does what is missing of the grids and reports on what is
-# there, be it all or not; ends as the sweep did. Jobs that are left to a queue are reported on later.
+# sweep_and_report PAGE GRID... [-- OPTION of `sweep.py run`...]: runs what is missing of the grids, then writes a report on
+# all complete logs, even if some are missing. Its exit code is that of the sweep. With --detach it writes no report.
 sweep_and_report() {
     local page=$1 grids=() code=0
     shift
@@ -57,7 +57,7 @@ sweep_and_report() {
     [ $# -eq 0 ] || shift
     python code/sweep.py run "${grids[@]}" "$@" || code=$?
     case " $* " in *" --detach "*) exit $code ;; esac
-    [ $code -lt 128 ] || exit $code # Ctrl-C is meant for all
+    [ $code -lt 128 ] || exit $code # Ctrl-C ends this script too
     python code/sweep.py report "${grids[@]}" -o "$page" || exit 1
     exit $code
 }

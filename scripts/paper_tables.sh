@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Regenerates the tables and figures of the SmoothAdv paper (Salman et al., NeurIPS 2019) from the released logs.
-# docs/replication.md says which is which.
+# docs/replication.md says which file holds which table or figure.
 #
 #   bash scripts/paper_tables.sh LOGDIR [OUTDIR]
 #
-# LOGDIR is a clone of the released repository, or whatever part of its data/ and data_cohen/ there is: what is
+# LOGDIR is a clone of the released repository, or any part of its data/ and data_cohen/: what is
 # missing is named and left out. OUTDIR (default: logs/paper) gets a .md, .tex and .csv file per table and a .png
 # and .pdf file per figure.
 set -euo pipefail
@@ -22,11 +22,11 @@ clone=$PWD
 out=${2:-$clone/logs/paper}
 case $out in /*) ;; *) out=$start/$out ;; esac
 mkdir -p "$out"
-cd "$logs" # the logs' names are then those of the released folders
+cd "$logs" # so that logs are named by the released folders
 made=0
-exec 3>&1 # what is missing is told even where the analysis's own words are not wanted
+exec 3>&1 # for messages about missing logs, which are shown even if the output of the analysis is not
 
-# analyze NAME ARGUMENTS...: runs the analysis on those groups whose logs are there; fails if none are.
+# analyze NAME ARGUMENTS...: runs the analysis on the groups whose logs exist; fails if there are none.
 analyze() {
     local name=$1 argument options=() groups=0 present=""
     shift
@@ -42,17 +42,17 @@ analyze() {
             present+="<${argument%%=*}>"
         elif [[ $argument == --baseline || $argument == --split-baseline || $argument == Cohen ]] \
             && [[ $present != *"<Cohen>"* ]]; then
-            continue # the only baseline here; without its logs the figure is made of the others
+            continue # without the logs of the baseline, the figure shows the other groups
         fi
         options+=("$argument")
     done
     [ "$groups" -gt 0 ] || return 1
-    local said status=0
-    said=$(mktemp)
-    python "$clone/code/analyze.py" "$name" "${options[@]}" 2>"$said" || status=$?
-    grep '^error: ' "$said" | sed 's/^/   /' >&3 || true
-    grep -v '^error: ' "$said" >>"$out/warnings.txt" || true
-    rm -f "$said"
+    local messages status=0
+    messages=$(mktemp)
+    python "$clone/code/analyze.py" "$name" "${options[@]}" 2>"$messages" || status=$?
+    grep '^error: ' "$messages" | sed 's/^/   /' >&3 || true
+    grep -v '^error: ' "$messages" >>"$out/warnings.txt" || true
+    rm -f "$messages"
     return "$status"
 }
 
@@ -144,4 +144,4 @@ figure appendix_predict_draws_smoothadv plot_empirical "SmoothAdv=data/predict/p
 
 [ -s "$out/warnings.txt" ] && sort -u -o "$out/warnings.txt" "$out/warnings.txt"
 [ "$made" -gt 0 ] || fail "$logs holds none of the released logs"
-echo "$made tables and figures are in $out; what the analyses warned of is in $out/warnings.txt"
+echo "$made tables and figures are in $out; the warnings of the analyses are in $out/warnings.txt"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From a fresh clone to certified accuracies in one command: trains two classifiers on scikit-learn's 8x8 digits, one
 # under Gaussian noise and one with SmoothAdv, certifies both on the same test images and compares them.
-# What is there already is reused; to start anew: rm -r models/quickstart logs/quickstart
+# Existing models and logs are reused; to start anew: rm -r models/quickstart logs/quickstart
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# From the paper's grids to a report on them (Salman et al., NeurIPS 2019): plans and says what it will cost, trains and
-# certifies all models, and writes the page of tables, curves and heat maps.
+# Runs the paper's grids (Salman et al., NeurIPS 2019): prints the jobs and their estimated time, trains and certifies
+# all models, and writes a page with tables, curves and heat maps.
 #
 #   bash scripts/reproduce_paper.sh WHAT [OPTION of `sweep.py run`...]
 #
 # WHAT is cifar10 (424 models), imagenet (27), extras (pre-training and self-training on CIFAR-10: 784), or digits, which
-# shows in some minutes of two cores that everything works. The cost is that of all models, one at a time on this machine.
-# docs/replication.md sets the paper's tables beside their commands. Interrupted, it continues with what is missing.
+# shows in some minutes on two cores that everything works. The estimate is for all models, one at a time on this machine.
+# docs/replication.md lists the paper's tables with their commands. After an interruption it does what is missing.
 set -euo pipefail
 grids() { printf 'scripts/grids/%s.toml\n' "$@"; }
 case ${1-} in

@@ -6,7 +6,7 @@
 #   bash scripts/sweep_cifar10.sh --only '*noise_0.25*'               # a part
 #   bash scripts/sweep_cifar10.sh --engine slurm --partition gpu      # on a cluster
 #
-# Interrupted, it continues with what is missing. scripts/grids has the grids, to be copied and changed.
+# After an interruption it does what is missing. The grids are in scripts/grids: copy and change them for your own.
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Trains and certifies the paper's ImageNet models. Options go to `sweep.py run`; IMAGENET_DIR, or --data-dir DIR among
-# them, says where the images are:
+# Trains and certifies the paper's ImageNet models. Options go to `sweep.py run`; IMAGENET_DIR, or the option --data-dir
+# DIR, says where the images are:
 #
 #   IMAGENET_DIR=/datasets/imagenet bash scripts/sweep_imagenet.sh --engine slurm --partition gpu
 #
-# Interrupted, it continues with what is missing.
+# After an interruption it does what is missing.
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
 

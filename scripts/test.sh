@@ -3,6 +3,6 @@
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
 
-# Two processes of one thread each: most of the time goes into commands that start anew, which share no work.
+# Two processes with one thread each: most of the time goes into starting commands, which share no work.
 export OMP_NUM_THREADS=1
 exec python -m pytest -n 2 --dist loadscope "$@"

@@ -24,7 +24,7 @@ from smoothadv.bounds import (
 from support.exact_tails import is_sound_and_tight
 
 exhaustive = settings(deadline=None, derandomize=True, max_examples=300)
-# Not powers of two: there p_lower can be exactly 1/2, and rounding may decide either way.
+# Without powers of two: with them p_lower can be exactly 1/2, and rounding may decide either way.
 alphas = st.floats(1e-12, 0.5).filter(lambda alpha: math.frexp(alpha)[0] != 0.5)
 
 
@@ -131,7 +131,7 @@ def miscoverage(bounds: list[float], p: float) -> float:
 
 
 def worst_miscoverage(bounds: list[float]) -> float:
-    """The supremum over p: it is approached just below a value that the bound takes."""
+    """The supremum over p, which is approached just below one of the values of the bound."""
     return max(miscoverage(bounds, bound * (1 - 1e-12)) for bound in bounds if 0 < bound < 1)
 
 
@@ -202,7 +202,7 @@ def test_radius_of_up_to_a_billion_draws_is_sound_and_tight(count, alpha):
     assert is_sound_and_tight(radius, *count, alpha)
 
 
-# Few failures among very many trials: there the numeric inverse of the beta distribution is at its worst.
+# Few failures among very many trials: there SciPy's inverse of the beta distribution is least accurate.
 @pytest.mark.parametrize(
     "successes, trials, alpha",
     [row[:3] for row in TABLE if row[4] is not None]

@@ -1,4 +1,4 @@
-"""How many statements may prove false, and intervals of a share: against exact sums and 60-digit arithmetic."""
+"""Tolerated false statements and intervals of a probability: against exact sums and 60-digit arithmetic."""
 
 import math
 from fractions import Fraction

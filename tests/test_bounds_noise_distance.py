@@ -1,4 +1,4 @@
-"""Radii for noise that is nearly Gaussian, and what the radii of a grid are tested by: against 60-digit arithmetic."""
+"""Radii for noise that is nearly Gaussian, and the probability that a radius needs: against 60-digit arithmetic."""
 
 import math
 from fractions import Fraction
@@ -32,7 +32,7 @@ def counts(draw) -> tuple[int, int]:
 
 
 def lost_to_the_bend(distance: float) -> float:
-    """What a radius may lose to the bound on Phi^-1(1/2 + distance), which allows 1 % for its bend."""
+    """What a radius may lose to the bound on Phi^-1(1/2 + distance), which adds 1 % for its curvature."""
     return 0.011 * math.sqrt(2 * math.pi) * distance
 
 
@@ -45,7 +45,7 @@ def test_radius_with_a_noise_distance_is_sound_and_tight(count, alpha, distance)
 
 
 def test_soundness_check_rejects_a_distance_that_is_counted_once():
-    # Phi^-1(p - d), without what is lost at the other image.
+    # Phi^-1(p - d), without the loss at the other image.
     distance, p = 1e-3, 0.98898934
     once = math.sqrt(2) * float(mpmath.erfinv(2 * (p - distance) - 1))
     assert not is_sound_and_tight(once, 99_000, 100_000, 1e-3, distance, 1e-2)
@@ -90,7 +90,7 @@ def test_nothing_is_certified_with_noise_unlike_a_gaussian(distance):
 
 
 def is_above_and_tight(p: float, radius: float, sigma: float, distance: float) -> bool:
-    """Whether p is at least Phi(radius / sigma + Phi^-1(1/2 + distance)) + distance, or 1, and hardly more."""
+    """Whether p is at least Phi(radius / sigma + Phi^-1(1/2 + distance)) + distance, or 1, and not much larger."""
     with mpmath.workdps(DIGITS):
         exact = 1 - max(failure_probability(mpmath.mpf(radius) / mpmath.mpf(sigma), distance), 0)
         return exact <= p <= exact + mpmath.mpf(3e-16) + (1 - exact) * mpmath.mpf(1e-12) + lost_to_the_bend(distance)
@@ -126,7 +126,7 @@ def test_a_certified_radius_needs_no_more_probability_than_was_shown(count, alph
     shown = certified_radius(*count, 1.0, alpha)
     with mpmath.workdps(DIGITS):
         p_lower = float(mpmath.ncdf(shown))
-    # The bend of the quantile is allowed for once in each direction.
+    # Each direction adds 1 % for the curvature of the quantile.
     assert radius_probability(radius, sigma, distance) <= p_lower + 1e-11
 
 

@@ -1,4 +1,4 @@
-"""Files that are missing, damaged, dangerous or for something else end in one line; a failed save loses nothing."""
+"""A missing, damaged, dangerous or unsuitable file gives an error of one line; a failed save loses nothing."""
 
 import errno
 import os
@@ -151,19 +151,19 @@ def test_own_checkpoint_for_other_channels_than_its_recorded_constants(tmp_path)
     [("classes", ["cat", "dog"], "cat, dog"), ("image_shape", [3, 16, 16], "3, 16, 16")],
 )
 def test_own_checkpoint_for_other_images_than_its_own(tmp_path, field, value, word):
-    """The weights alone would fit: a network without fixed image size, or classes in another order."""
+    """The weights would fit: the network takes images of any size, or the classes are only in another order."""
     message = refusal(small_checkpoint(tmp_path / "checkpoint.pth.tar", **{field: value}))
     assert field in message and word in message and "cifar10" in message
 
 
 def unpicklable(content: dict) -> dict:
-    """The content with something at its end that no file can hold."""
+    """The content with a last entry that cannot be pickled."""
     return {**content, "history": lambda: None}
 
 
 @pytest.fixture
 def full_disk(monkeypatch):
-    """Every file is written but then turns out not to have reached the disk."""
+    """Every write succeeds, but fsync then reports that the disk is full."""
 
     def fail(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")

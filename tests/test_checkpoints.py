@@ -33,10 +33,10 @@ def logits_of(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
 
 
 def assert_same_classifier(ours: nn.Module, released: nn.Module, images: torch.Tensor, unlike: nn.Module) -> None:
-    """Equal logits to 1e-4, on images that tell the classifier from ``unlike`` by a hundred times more."""
+    """Equal logits to 1e-4, on images for which the logits of ``unlike`` differ by a hundred times more."""
     expected = logits_of(released, images)
     assert (logits_of(unlike, images) - expected).abs().max() > 1e-2
-    assert (expected - expected[0]).abs().max() > 1e-2  # nor do the images all look the same to it
+    assert (expected - expected[0]).abs().max() > 1e-2  # and the logits differ between images
     torch.testing.assert_close(logits_of(ours, images), expected, rtol=0, atol=1e-4)
 
 
@@ -129,7 +129,7 @@ def test_unknown_input_layer_lists_the_known_ones(tmp_path):
 
 
 def own_checkpoint(path, model: nn.Module, **recorded):
-    """Save a model of ours the way training does: the released entries and what only ours record."""
+    """Save a model as training does: with the released entries and those that only smoothadv records."""
     content = {
         "epoch": 3,
         "arch": "cifar_resnet20",

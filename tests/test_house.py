@@ -50,7 +50,16 @@ ALLOWED["evaluation"] = FOUNDATION | {"analysis", "attacks", "certification", "c
 ALLOWED["evaluation"] |= {"noise", "smoothing"}
 ALLOWED["training"] = FOUNDATION | {"architectures", "attacks", "checkpoints", "datasets", "devices", "graphs", "noise"}
 ALLOWED["training"] |= {"objectives", "smoothing"}
-ALLOWED["api"] = FOUNDATION | {"datasets", "evaluation", "objectives", "training", "attacks", "devices", "smoothing"}
+ALLOWED["api"] = FOUNDATION | {
+    "checkpoints",
+    "datasets",
+    "evaluation",
+    "objectives",
+    "training",
+    "attacks",
+    "devices",
+    "smoothing",
+}
 ALLOWED["commands"] = set(ALLOWED) - {"", "scripts", "__main__"}
 WITHOUT_TORCH = {
     "version",
@@ -69,19 +78,6 @@ WITHOUT_TORCH = {
     "sweeps",
     "commands.merging",
     "commands.runner",
-}
-TORCH = {
-    "errors",
-    "settings",
-    "registry",
-    "records",
-    "readers",
-    "saved_examples",
-    "shards",
-    "bounds",
-    "certification",
-    "analysis",
-    "sweeps",
 }
 TORCH = {"torch", "torchvision"}
 

@@ -1,4 +1,4 @@
-"""Choosing a batch by memory, on a stand-in for a GPU: the accounting of torch.cuda, with tensors of the host."""
+"""Choosing a batch by memory, with a stand-in for a GPU: torch.cuda's accounting, with tensors on the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FREE, TOTAL = 2**20, 2**21
 
 
 class Gpu(torch.nn.Module):
-    """A stand-in: it counts what ``spend`` says, and fails above ``capacity`` images."""
+    """A stand-in: an image takes BYTES_PER_IMAGE, twice that with gradients; more than ``capacity`` images fail."""
 
     type = "cuda"
 

@@ -1,4 +1,4 @@
-"""Registries: names find components, twice the same name is a defect, an unknown one lists the known ones."""
+"""Registries: they find components by name, refuse duplicates, and list the known names for an unknown one."""
 
 import sys
 

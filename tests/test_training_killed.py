@@ -1,6 +1,6 @@
-"""No training is lost: killed ten times at random moments, or stopped within epochs, it ends like any other.
+"""No training is lost: killed ten times at random moments, or stopped within epochs, it ends like an undisturbed one.
 
-A checkpoint within an epoch is enough to go on from, whatever the objective, the schedule and the data are.
+A run continues from a checkpoint within an epoch, whatever the objective, the schedule and the data are.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ KILLED = {
 
 @pytest.fixture(scope="module")
 def warm() -> Iterator[WarmProcesses]:
-    # The optimizer loads the second one, which takes two seconds.
+    # The optimizer imports the second module, which takes two seconds.
     processes = WarmProcesses("smoothadv.commands.train_pgd", "torch._dynamo")
     yield processes
     processes.close()
 
 
 def updates_saved(folder: Path) -> int:
-    """How many updates the weights in the checkpoint have had; 0 without one, which may be replaced meanwhile."""
+    """The number of updates of the weights in the checkpoint, 0 without one; a process may replace it meanwhile."""
     if not (folder / "checkpoint.pth.tar").exists():
         return 0
     content = read(folder)
@@ -52,7 +52,7 @@ def updates_saved(folder: Path) -> int:
 
 
 class Watch:
-    """How many updates were saved; reads the checkpoint only when there is a new one, which takes a core otherwise."""
+    """Tells how many updates were saved; to spare the processor it reads the checkpoint only when it has changed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.seen, self.updates = folder, 0, 0
@@ -66,7 +66,7 @@ class Watch:
 
 
 def kill_at_random(process, folder: Path, earliest: int, startup: float, moments: random.Random) -> None:
-    """Kill a process a moment after it has saved a random update; one in five within the seconds of its start."""
+    """Kill a process shortly after it has saved a random update; one process in five while it starts."""
     try:
         if moments.random() < 0.2:
             time.sleep(moments.uniform(0, startup))
@@ -113,7 +113,7 @@ def test_training_killed_ten_times_is_finished_by_resuming(warm, tmp_path, attac
 
 
 def check_runs(folder: Path, left: list[int]) -> None:
-    """The checkpoint lists the runs that trained, each with its first update, which is one that was left behind."""
+    """The checkpoint lists the runs that trained, each with its first update, which an earlier run had saved."""
     first = [run["first_epoch"] * STEPS + run["first_step"] for run in read(folder)["runs"]]
     assert first == sorted(first) and set(first) <= {0, *left} and first[-1] == left[-1]
 
@@ -172,7 +172,7 @@ def test_stops_within_epochs_leave_no_trace(way, tmp_path, capsys):
 
 
 def test_the_time_of_an_epoch_is_that_of_all_its_parts(tmp_path, capsys, monkeypatch):
-    """By a clock that goes a second further at every look."""
+    """With a clock that advances by a second at every reading."""
     ticks = itertools.count()
     monkeypatch.setattr("smoothadv.training.loop.time.monotonic", lambda: float(next(ticks)))
     options = [*TRAINING, tmp_path, "--noise", 0.25, "--device", "cpu", "--epochs", 1]

@@ -1,4 +1,4 @@
-"""Training logs: ours, those of Cohen et al.'s train.py and of Salman et al.'s train_pgd.py are read alike."""
+"""Training logs: ours, those of Cohen et al.'s train.py and of Salman et al.'s train_pgd.py give the same table."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_two_runs_in_one_file_are_refused(tmp_path):
 
 
 def test_epochs_may_start_late_and_leave_gaps(tmp_path):
-    """As after a resumed run whose start was logged elsewhere."""
+    """A resumed run may have logged its start elsewhere."""
     header, _, second, third = OURS.splitlines()
     table = read_training_log(write(tmp_path / "log.txt", "\n".join([header, second, third.replace("2 ", "9 ", 1)])))
     assert table.epoch.tolist() == [1, 9]
@@ -181,7 +181,7 @@ def test_epochs_may_start_late_and_leave_gaps(tmp_path):
 
 @pytest.mark.parametrize("name", ["epoch", "train_loss", "train_accuracy", "test_loss"])
 def test_column_that_is_there_twice_is_refused(tmp_path, name):
-    """Under the same name, or under another that means the same: no telling which one counts."""
+    """Under the same name, or under another name of the same column: it is unclear which one counts."""
     header, *rows = OURS.splitlines()
     for again in (name, name.upper(), name.replace("_", "").replace("accuracy", "acc")):
         if again == "epoch":

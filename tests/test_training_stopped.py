@@ -1,4 +1,4 @@
-"""SIGTERM, Ctrl-C and a loss that is no number end a training with one line, and with a checkpoint to go on from."""
+"""SIGTERM, Ctrl-C and a loss that is not finite end training with one line, and with a checkpoint to continue from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILES = ["args.json", "checkpoint.pth.tar", "log.txt"]
 
 @pytest.fixture(autouse=True)
 def interruptible():
-    """Ctrl-C is obeyed, even where the tests run in the background, which ignores it; nothing changes handlers."""
+    """Ctrl-C takes effect even where the tests run in the background, which ignores it; no test changes handlers."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     handlers = [signal.getsignal(number) for number in STOPPED]
     yield
@@ -65,7 +65,7 @@ def assert_resumes(capsys, folder: Path, whole: Path) -> None:
 
 
 def assert_one_line(text: str, *words: str) -> None:
-    """One line, after the line break that parts it from the terminal's ^C."""
+    """The text is one line, after the line break that separates it from the terminal's ^C."""
     assert len(text.strip().splitlines()) == 1
     for word in words:
         assert word in text
@@ -86,7 +86,7 @@ def test_signal_saves_within_the_epoch_and_says_how_to_go_on(number, whole, tmp_
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=str)
 def test_process_obeys_a_signal_within_its_first_epoch(number, tmp_path):
-    """As a person or a cluster sends it, at a moment between steps or within one."""
+    """The signal comes from another process, between steps or within one."""
     command = script("train", *TRAINING, tmp_path / "run", *RECIPE, "--epochs", 1000, *AT_ONCE)
     with start_process(command, tmp_path) as process:
         try:
@@ -132,7 +132,7 @@ def test_sigterm_while_nothing_is_trained_yet_ends_the_process(whole, tmp_path, 
 
 
 def test_signal_in_the_last_update_of_all_leaves_only_its_test_to_do(whole, tmp_path, capsys):
-    """On many images that may take longer than a cluster waits."""
+    """On many images the evaluation may take longer than a cluster waits."""
     outcome = train_acting(capsys, tmp_path, 2 * STEPS, send)
     assert outcome.code == 143
     assert (read(tmp_path)["epoch"], read(tmp_path)["step"]) == (1, STEPS)
@@ -170,7 +170,7 @@ def test_signal_while_a_checkpoint_is_written_waits_for_it(whole, tmp_path, caps
 
 @pytest.mark.parametrize("saved", [True, False], ids=["after a checkpoint", "before any"])
 def test_second_ctrl_c_stops_at_once(saved, whole, tmp_path, capsys, monkeypatch):
-    """Without the present step; the checkpoint that was there is the one before it."""
+    """The present step is not saved; the checkpoint is the last one before it."""
     times = iter([10.0, 10.1, 11.2])
 
     def twice():
@@ -190,7 +190,7 @@ def test_second_ctrl_c_stops_at_once(saved, whole, tmp_path, capsys, monkeypatch
 
 
 def test_ctrl_c_that_torchrun_passes_on_is_one_request(whole, tmp_path, capsys):
-    """The terminal has sent it to all processes before."""
+    """The terminal has already sent it to all processes."""
     outcome = train_acting(capsys, tmp_path, 3, lambda: (send(signal.SIGINT), send(signal.SIGINT)))
     assert outcome.code == 130
     assert (read(tmp_path)["epoch"], read(tmp_path)["step"]) == (0, 3)
@@ -198,7 +198,7 @@ def test_ctrl_c_that_torchrun_passes_on_is_one_request(whole, tmp_path, capsys):
 
 
 def test_sigterm_and_ctrl_c_together_save_once(whole, tmp_path, capsys):
-    """Neither alone came twice."""
+    """Neither signal came twice."""
 
     def both():
         send(signal.SIGTERM)
@@ -270,7 +270,7 @@ def test_loss_that_is_no_number_ends_in_one_line_and_leaves_the_last_good_checkp
 
 @pytest.mark.parametrize("stopping", [False, True], ids=["to be saved", "when stopped"])
 def test_weights_that_broke_within_an_epoch_do_not_replace_a_good_checkpoint(stopping, whole, tmp_path, capsys):
-    """The loss before that update was a number still."""
+    """The loss before that update was still finite."""
     clock = iter(range(10**9))
 
     def broken_step(optimizer, *arguments, step=torch.optim.SGD.step):

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from smoothadv.version import __version__
 
 if TYPE_CHECKING:
-    from smoothadv.api import attack, certify, predict, train
+    from smoothadv.api import attack, certify, falsify, predict, train
 
-__all__ = ["__version__", "attack", "certify", "predict", "train"]
+__all__ = ["__version__", "attack", "certify", "falsify", "predict", "train"]
 
 
 def __getattr__(name: str) -> Any:

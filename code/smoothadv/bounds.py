@@ -206,7 +206,7 @@ def vote_is_significant(top: int, runner_up: int, alpha: float) -> bool:
     """
     if not top >= runner_up >= 0 or top < 1:
         raise ValueError(f"need top >= runner_up >= 0 and top >= 1, got {top} and {runner_up}")
-    return stats.binomtest(top, top + runner_up, 0.5).pvalue <= alpha
+    return bool(stats.binomtest(top, top + runner_up, 0.5).pvalue <= alpha)
 
 
 def linf_radius(l2_radius: float, dimension: int) -> float:

@@ -25,6 +25,8 @@ from smoothadv.errors import UserError, warn
 from smoothadv.files import write_atomically
 from smoothadv.registry import UnknownNameError
 
+MODULE_PREFIX = "module:"
+"""Begins the ``arch`` of a checkpoint whose network is no registered architecture; the name of its class follows."""
 _REQUIRED = ("epoch", "arch", "state_dict")
 
 
@@ -48,11 +50,12 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """
     content = _content(Path(path))
     try:
-        ARCHITECTURES.require(content["arch"])
+        if not is_module(content):
+            ARCHITECTURES.require(content["arch"])
     except UnknownNameError as error:
         reason = plugins.missing("architecture", str(content["arch"]), content.get("plugins")) or str(error)
         raise UserError(f"checkpoint {path}: {reason}") from error
-    for plugin in plugins.changed(content.get("plugins")):
+    for plugin in plugins.changed_provider("architecture", str(content["arch"]), content.get("plugins")):
         warn(f"checkpoint {path} was trained with another version of the plug-in {plugin.name}")
     return content
 
@@ -91,6 +94,11 @@ def _content(path: Path) -> dict[str, Any]:
     return content
 
 
+def is_module(content: dict[str, Any]) -> bool:
+    """Whether a checkpoint holds the weights of a module of the user's own, which no architecture can rebuild."""
+    return str(content["arch"]).startswith(MODULE_PREFIX)
+
+
 def file_digest(path: str | Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
@@ -116,6 +124,12 @@ def classifier_from_checkpoint(
     content: dict[str, Any], path: str | Path, dataset: str | DatasetDescription, input_layer: str | None = None
 ) -> torch.nn.Module:
     """As ``load_classifier``, for a checkpoint that has been read; ``path`` is used in error messages."""
+    if is_module(content):
+        name = content["arch"].removeprefix(MODULE_PREFIX)
+        raise UserError(
+            f"checkpoint {path} holds the weights of a {name}, which is no architecture: load its state_dict into that "
+            "module and pass the module"
+        )
     description = describe_dataset(dataset) if isinstance(dataset, str) else dataset
     weights = network_keys(content["state_dict"])
     _check_recorded_images(content, path, description)

@@ -15,9 +15,12 @@ from smoothadv.bounds import check_alpha
 from smoothadv.certification import ABSTAIN, PROCEDURES, Certificate, Draws, Procedure, Smoothing
 from smoothadv.certification.prediction import predict
 from smoothadv.noise import GaussianNoise, NoiseStream
+from smoothadv.smoothing.classifier import logits_in
 from smoothadv.smoothing.voting import Poll, VoteCounter
 
 _NO_LABEL = -2
+_LARGEST_VALUE = 16.0
+"""Beyond it, x holds grey levels of 0 to 255: noise and radii are measured on [0, 1]."""
 
 
 class Smooth:
@@ -66,7 +69,8 @@ class Smooth:
 
         ``method`` names a certification procedure, ``settings`` are its own; of several sizes n is the largest.
         """
-        stream = self._own_stream(stream, x)
+        x = _image(x)
+        stream = self._stream(stream, x)
         distance = stream.noise.distance(x.numel())
         procedure: Procedure = PROCEDURES[method](Smoothing(self.sigma, n0, n, alpha, distance), **settings)
         return self._run(x, procedure.votes(_NO_LABEL), min(batch_size, max(n0, n)), stream)
@@ -81,7 +85,8 @@ class Smooth:
         if n < 1:
             raise ValueError(f"n must be at least 1, got {n}")
         check_alpha(alpha)
-        return self._run(x, predict(n, alpha), min(batch_size, n), self._own_stream(stream, x))
+        x = _image(x)
+        return self._run(x, predict(n, alpha), min(batch_size, n), self._stream(stream, x))
 
     def count_votes(self, x: torch.Tensor, sizes: tuple[int, ...], batch_size: int, stream: NoiseStream) -> np.ndarray:
         """Votes of the base classifier on fresh noisy copies of ``x`` [C, H, W]: int64 [len(sizes), num_classes].
@@ -101,11 +106,13 @@ class Smooth:
     def _run(self, x: torch.Tensor, voting: Generator, batch_size: int, stream: NoiseStream) -> Any:
         if isinstance(self.base_classifier, torch.nn.Module):
             self.base_classifier.eval()
-        counter = VoteCounter(self.base_classifier, self.num_classes, batch_size, stream.device)
+        counter = VoteCounter(
+            lambda images: logits_in(self.base_classifier(images)), self.num_classes, batch_size, stream.device
+        )
         (result,) = counter.run([Poll(x, stream, voting)])
         return result.outcome
 
-    def _own_stream(self, stream: NoiseStream | None, x: torch.Tensor) -> NoiseStream:
+    def _stream(self, stream: NoiseStream | None, x: torch.Tensor) -> NoiseStream:
         """The stream given, or a fresh one; ValueError where its noise is not this classifier's."""
         if stream is not None:
             if stream.noise.sigma != self.sigma:
@@ -113,3 +120,19 @@ class Smooth:
             return stream
         seed = int(torch.randint(2**62, (1,)))
         return GaussianNoise(self.sigma, seed).stream(0, x.device)
+
+
+def _image(x: torch.Tensor | np.ndarray) -> torch.Tensor:
+    """``x`` as a float32 tensor; ValueError unless it is one image [C, H, W], and of grey levels divided by 255.
+
+    Values a little outside of [0, 1], as of an image that somebody has moved, are let pass: the guarantee holds there.
+    """
+    image = torch.as_tensor(x)
+    if image.dim() != 3:
+        raise ValueError(f"x has shape {list(image.shape)}: give one image [C, H, W]")
+    if not image.is_floating_point():
+        raise ValueError(f"x is {image.dtype}: give float32 in [0, 1], grey levels divided by 255")
+    if not bool((image.abs() <= _LARGEST_VALUE).all()):
+        low, high = float(image.min()), float(image.max())
+        raise ValueError(f"x has values from {low:.4g} to {high:.4g}, expected [0, 1]: divide grey levels by 255")
+    return image.float()

@@ -149,9 +149,14 @@ def missing(kind: str, name: str, recorded: Any) -> str:
 
 
 def changed(recorded: Any) -> list[Plugin]:
-    """The plug-ins that are loaded in another version than a checkpoint or a log records."""
-    before = recorded if isinstance(recorded, dict) else {one["name"]: one["sha256"] for one in _valid(recorded)}
+    """The plug-ins that are loaded in another version than the settings of a log record."""
+    before = recorded if isinstance(recorded, dict) else {}
     return [plugin for plugin in loaded() if before.get(plugin.name, plugin.sha256) != plugin.sha256]
+
+
+def changed_provider(kind: str, name: str, recorded: Any) -> list[Plugin]:
+    """The plug-ins that provide ``name`` in another version than a checkpoint records."""
+    return changed({one["name"]: one["sha256"] for one in _valid(recorded) if f"{kind} '{name}'" in one["provides"]})
 
 
 def is_file_name(name: str) -> bool:

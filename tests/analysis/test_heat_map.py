@@ -19,6 +19,7 @@ from smoothadv.analysis.heat_map import MEASURES, HeatMap
 from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.log_statistics import high_probability_accuracies
 from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.certification.adaptive import GRID_COLUMNS
 from smoothadv.errors import UserError
 
 
@@ -196,7 +197,7 @@ def test_linf_radii_are_l2_radii_over_the_root_of_the_pixels():
     (panel,) = panels_of(HeatMap(radii=[0.06], norm="linf")(logs))
     assert cells_of(panel) == [["25.0"]] and panel.get_title() == r"$\ell_\infty$ radius 0.06"
     assert len(panels_of(HeatMap(norm="linf")(logs))) == 4, "1/255 to 8/255"
-    with pytest.raises(UserError, match="how many pixels"):
+    with pytest.raises(UserError, match="how many coordinates"):
         HeatMap(norm="linf")(ORACLE)
 
 
@@ -218,7 +219,7 @@ def test_measures_without_a_radius_have_one_panel():
 
 def test_average_radius_on_a_grid_is_called_so():
     on_grid = log("on grid", [0.5], sigma=0.5, epsilon=1.0)
-    on_grid.table["level"] = 2
+    on_grid.table[list(GRID_COLUMNS)] = 2
     bar = bar_of(HeatMap(measure="average_certified_radius")(Logs([on_grid, *ORACLE.certification])))
     assert bar.get_ylabel().endswith("on the grid")
 
@@ -239,7 +240,7 @@ def test_settings_that_contradict_are_refused(settings, said):
 
 
 def test_logs_that_tell_neither_hyper_parameter_are_refused():
-    with pytest.raises(UserError, match="^no log tells its sigma or its epsilon"):
+    with pytest.raises(UserError, match="^no log states its sigma or its epsilon"):
         HeatMap()(Logs([log("a", [0.5], num_steps=2)]))
     (panel,) = panels_of(HeatMap(radii=[0.5])(Logs([log("a", [0.5], epsilon=1.0), log("b", [], sigma=1.0)])))
     assert cells_of(panel) == [[None, "25.0"], ["0.0", None]], "one of the two is enough"

@@ -391,6 +391,37 @@ def test_dimension_of_an_image_follows_from_the_dataset_unless_stated(path, stat
     assert certification_parameters(Path(path), stated).dimension == dimension
 
 
+@pytest.mark.parametrize(
+    "runs, dimension",
+    [
+        ([{"image_shape": [1, 4, 4]}], 16),
+        ([{"image_shape": [1, 4, 4]}, {"image_shape": [3, 8, 8]}], 192),
+        ([{"image_shape": [3, 8, 8]}, {}], 192),
+        ([{}], 64),
+        ([], 64),
+        (None, 64),
+        ("runs", 64),
+        ([{"image_shape": "1x8x8"}, 3], 64),
+        ([{"image_shape": [3, 0, 8]}, {"image_shape": [True]}, {"image_shape": []}, {"image_shape": 64.0}], 64),
+    ],
+)
+def test_dimension_of_an_image_is_that_of_the_last_run_whose_manifest_states_a_shape(tmp_path, runs, dimension):
+    """Else that of the dataset, here digits."""
+    log = with_manifest(tmp_path, {"settings": SETTINGS, "runs": runs})
+    assert certification_parameters(log, {}).dimension == dimension
+    assert certification_parameters(log, {"dimension": 5}).dimension == 5
+
+
+@pytest.mark.parametrize(
+    "more, training",
+    [({}, "Mine-PGD"), ({"base_attack": True}, "vanilla PGD + noise"), ({"noise_sd": 0}, "vanilla PGD")],
+)
+def test_training_by_any_objective_that_records_an_attack_is_named_after_both(tmp_path, more, training):
+    objective = {"name": "Mine", "noise_sd": 0.5, "attack": {"name": "PGD", "epsilon": 1.0, "num_steps": 2}, **more}
+    log = with_manifest(tmp_path, {"settings": {**SETTINGS, "training": {"objective": objective}}})
+    assert certification_parameters(log, {}).get("training") == training
+
+
 def test_another_value_keeps_everything_else(tmp_path):
     parameters = certification_parameters(with_manifest(tmp_path, {"settings": SETTINGS}), {})
     other = parameters.replaced("alpha", 0.5, "guessed")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.bounds import certified_radius, maximum_radius, minimum_successes_to_certify
+from smoothadv.certification import PROCEDURES, Procedure, Voting
 from smoothadv.errors import UserError
 from smoothadv.readers import read_certification_log
 from smoothadv.records import manifest_path, tsv
@@ -109,6 +112,34 @@ def test_columns_of_the_procedures_are_read_as_whole_numbers():
     assert aware.label_aware.tolist() == [0, 0, 0, 1, 1] and "label_aware" not in grid
     assert {str(grid[name].dtype) for name in (*ADAPTIVE, "successes", "trials")} == {"int64"}
     assert not {*ADAPTIVE, "label_aware"} & set(read_certification_log(Path("exact/log.tsv")).columns)
+
+
+@dataclass(frozen=True)
+class OnGrid(Procedure):
+    """A procedure on a grid with columns of its own."""
+
+    on_grid: ClassVar[bool] = True
+    largest_radius: ClassVar[float] = 1.0
+
+    def votes(self, label: int) -> Voting:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Cautious(OnGrid):
+    """Radii that are smaller than those of the counts."""
+
+    on_grid: ClassVar[bool] = False
+
+
+def test_radii_are_judged_by_the_procedure_that_the_manifest_names(monkeypatch):
+    monkeypatch.setitem(PROCEDURES._components, "on-grid", OnGrid)
+    monkeypatch.setitem(PROCEDURES._components, "cautious", Cautious)
+    rows = [{**entry, "radius": entry["radius"] / 2} for entry in EXACT]
+    assert "its radii were decided on a grid" in notes_of(str(put("mine.tsv", rows, "on-grid")))
+    assert "on a grid" not in notes_of(str(put("mine.tsv", rows, "cautious")))
+    assert "on a grid" not in notes_of(str(put("mine.tsv", rows, "a plug-in that is not there")))
+    assert "counts do not certify" in refusal(put("mine.tsv", rows, "exact"))
 
 
 @pytest.mark.parametrize("column", [*ADAPTIVE, "label_aware", "trials"])

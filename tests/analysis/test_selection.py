@@ -205,7 +205,7 @@ def test_linf_radii_of_the_paper_are_these_l2_radii():
 
 
 def test_linf_radii_need_the_number_of_pixels():
-    with pytest.raises(UserError, match="^lost does not say how many pixels .* --dimension"):
+    with pytest.raises(UserError, match="^lost does not say how many coordinates .* --dimension"):
         AtRadii(norm="linf").accuracies(log("lost"), [0.1])
     assert AtRadii(norm="linf").per_l2(log("stated", dimension=100)) == 0.1
 

@@ -144,7 +144,7 @@ def test_every_architecture_trains_on_a_dataset_that_it_fits(arch):
 
 
 def fitting(arch: str):
-    """The architecture for the first of the datasets, small images first, that it does not refuse."""
+    """The architecture for the first dataset, in order of image size, that it accepts."""
     for dataset in ("cifar10", "digits", "imagenet"):
         description = describe_dataset(dataset)
         try:

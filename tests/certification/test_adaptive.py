@@ -1,4 +1,4 @@
-"""Adaptive certification, driven as the coroutine it is: against a plain loop, with and without its options.
+"""Adaptive certification, run as a coroutine, against a plain loop, with and without its options.
 
 The error of the whole procedure is simulated in test_adaptive_error.py.
 """

@@ -1,8 +1,8 @@
-"""How often adaptive certification states what is false, by simulation of the whole procedure.
+"""How often adaptive certification makes a false statement, by simulation of the whole procedure.
 
-The simulation is the procedure's loop for many runs at once, over the tables that the procedure itself uses; that it
-is the same procedure is tested run by run against the coroutine. Every check on random outcomes rejects what is true
-with probability at most 1e-6 (``FALSE_ALARM``), and each is shown to reject a procedure that is wrong.
+The simulation is the procedure's loop for many runs at once, over the procedure's own tables; one test compares it
+with the coroutine run by run. Every check on random outcomes rejects a correct procedure with probability at most 1e-6
+(``FALSE_ALARM``), and is shown to reject a wrong one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Runs:
 
 
 def simulate(procedure: Adaptive, p: float, number: int, seed: int, tables: Tables | None = None) -> Runs:
-    """``number`` runs on a class of probability ``p``, which is taken for the one that the selection finds."""
+    """``number`` runs on a class of probability ``p``, which the selection is assumed to find."""
     tables, decisions = tables or procedure._tables, procedure._decisions
     generator, n_max, last = np.random.default_rng(seed), tables.looks[-1], len(tables.looks) - 1
     upper = np.array([success_upper_bound(s, N0, 0.01) for s in range(N0 + 1)])
@@ -73,7 +73,7 @@ def false_statements(procedure: Adaptive, p: float, number: int, seed: int, tabl
 
 
 class RecordedVotes:
-    """Answers the coroutine's requests with what a simulated run has seen."""
+    """Answers the coroutine's requests with the votes of a simulated run."""
 
     def __init__(self, runs: Runs, run: int) -> None:
         steps = np.diff(runs.successes[run], prepend=0)
@@ -82,7 +82,7 @@ class RecordedVotes:
     def answer(self, request: Draws) -> np.ndarray:
         successes = next(self.answers)
         others = request.count - successes
-        # Split, so that the class is the one selected even where it has less than half.
+        # The other votes are split, so that the class is selected even with less than half of the votes.
         return np.array([others // 3, others // 3, successes, others - 2 * (others // 3)])
 
 
@@ -107,7 +107,7 @@ def test_true_radius_is_exceeded_no_more_often_than_alpha(ladder):
 
 
 def test_error_stays_below_alpha_where_it_is_largest(plain):
-    """At the hypotheses themselves, and without giving up early, which hides errors."""
+    """It is largest at the null hypotheses themselves, and without giving up early, which hides errors."""
     number = 20_000
     patient = dataclasses.replace(plain._tables, futility=np.full_like(plain._tables.futility, -1))
     counts = [false_statements(plain, t, number, 1, patient) for t in plain._tables.nulls[:8]]

@@ -36,7 +36,7 @@ many = settings(deadline=None, derandomize=True, max_examples=150)
 
 
 def paper_tables(sigma: float, alpha: float = 1e-3, between: int = 0) -> Tables:
-    """The tables that decide the paper's radii; with ``between`` more rows between neighbours, which decide nothing."""
+    """The tables for the paper's radii, with ``between`` additional rows between neighbours that decide nothing."""
     decisions = [radius_probability(radius, sigma) for radius in RADII]
     steps = (len(RADII) - 1) * (between + 1)
     rows = [radius_probability(RADII[-1] * step / steps, sigma) for step in range(steps + 1)]
@@ -65,7 +65,7 @@ def exact_spending(t: Fraction, looks: Sequence[int], row: Sequence[int]) -> lis
 
 
 def convolved_level(t: float, looks: np.ndarray, row: np.ndarray) -> float:
-    """P[the row is crossed], never below it but for rounding: what is cut off in the tails counts as crossed."""
+    """An upper bound, up to rounding, on P[the row is crossed]: tails that are cut off count as crossed."""
     alive, start, crossed, before = np.ones(1), 0, 0.0, 0
     for n, boundary in zip(looks.tolist(), row.tolist()):
         pmf = stats.binom.pmf(np.arange(n - before + 1), n - before, t)
@@ -82,7 +82,7 @@ def convolved_level(t: float, looks: np.ndarray, row: np.ndarray) -> float:
 
 
 def trimmed(mass: np.ndarray) -> tuple[int, np.ndarray]:
-    """Where the entries above 1e-24 begin, and these: all others together weigh less than 1e-18."""
+    """Index of the first entry above 1e-24, entries up to the last such one: the rest sums to under 1e-18."""
     kept = np.flatnonzero(mass > 1e-24)
     return (int(kept[0]), mass[kept[0] : kept[-1] + 1]) if len(kept) else (0, mass[:0])
 
@@ -167,7 +167,7 @@ def test_no_boundary_is_above_that_of_the_union_bound(tables, sigma):
 
 
 def test_fine_rows_hardly_move_the_boundaries_of_the_decisions(tables):
-    # Where a rung's boundary happens to be one above that of the next decision, nesting raises the latter.
+    # Where the boundary of a fine row is one above that of the next decision, nesting raises the latter.
     raised = paper_tables(0.12, between=9).efficacy[::10] - tables[0.12].efficacy
     assert raised.min() >= 0 and raised.max() <= 1 and raised.sum() <= 3
 

@@ -1,4 +1,4 @@
-"""CERTIFY's coroutine with early abstention: nothing it states differs from what the full counts say."""
+"""CERTIFY's coroutine with early abstention: its statements are those of the full counts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def runs(draw) -> tuple[Smoothing, np.ndarray]:
 
 
 def from_full_counts(smoothing: Smoothing, classes: np.ndarray) -> tuple[int, float, int]:
-    """Class, radius and number of successes by the book: every draw is counted."""
+    """Class, radius and number of successes where every draw is counted."""
     selected = np.bincount(classes[: smoothing.n0], minlength=4).argmax()
     successes = int((classes[smoothing.n0 :] == selected).sum())
     radius = certified_radius(successes, smoothing.n, smoothing.sigma, smoothing.alpha, smoothing.noise_distance)
@@ -83,7 +83,7 @@ def test_fewest_successes_certify_and_one_less_does_not(successes, certifies):
 
 
 def test_votes_that_decide_late_leave_counts_that_look_whole():
-    # The last draw of all is the miss too many: nothing was cut off, and the answer is an abstention.
+    # The very last draw is one miss too many: all draws were counted, and the answer is an abstention.
     classes = np.full(20, 2)
     classes[-1] = 0
     certificate = certify(Exact(Smoothing(0.25, 10, 10, 1e-3)), ListedVotes(classes))

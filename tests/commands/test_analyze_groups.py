@@ -189,7 +189,7 @@ def test_linf_radii_are_l2_radii_over_the_root_of_the_pixels(analyze):
 def test_dimension_is_stated_where_no_path_tells(analyze):
     certification("plain.tsv", ORACLE)
     options = ["summary", "plain.tsv", "--norm", "linf", "--radii", 0.05, "--format", "json"]
-    assert "plain.tsv does not say how many pixels" in refusal(analyze(*options), 1)
+    assert "plain.tsv does not say how many coordinates" in refusal(analyze(*options), 1)
     assert records(analyze(*options, "--dimension", 100))[0]["0.05"] == 0.4, "l2 0.5"
     assert records(analyze(*options, "--dimension", 400))[0]["0.05"] == 0.2, "l2 1"
 
@@ -341,7 +341,7 @@ FAILURES = [
     (["compare", "cohen", "--high-probability", "0.01"], "compare takes no --high-probability"),
     (["plot_envelope", "cohen", "-o", "x", "--baseline", "X"], "no group is called 'X'; there are cohen"),
     (["plot_envelope", "cohen", "-o", "x", "--baseline", "cohen"], "nothing but the baseline"),
-    (["heat_map", "cohen", "-o", "x", "--rows", "target", "--columns", "restarts"], "no log tells its target or its"),
+    (["heat_map", "cohen", "-o", "x", "--rows", "target", "--columns", "restarts"], "no log states its target or its"),
     (["heat_map", "cohen", "-o", "x", "--title", r"$\nonsense$"], "title"),
     (["plot_empirical", "cohen", "-o", "x"], "needs prediction logs"),
     (["plot_training", "trained", "-o", "x", "--where", "sigma=0.5"], "sigma=0.5"),
@@ -387,7 +387,7 @@ def test_analysis_takes_a_folder_with_all_kinds_of_logs(analyze, workplace, anal
 
 @pytest.mark.parametrize("analysis", ANALYSES)
 def test_analysis_takes_one_log_of_its_kind(analyze, analysis):
-    kinds = getattr(ANALYSES[analysis], "kinds", ("certification",))
+    kinds = ANALYSES[analysis].kinds
     for kind, log in [("certification", COHEN.format("0.25")), ("training", "trained/log.txt"),
                       ("prediction", "attacked/N100/PGD_0.250/num_1/predictions")]:  # fmt: skip
         outcome = analyze(analysis, log, *([] if analysis in TABLES else ["-o", "result"]))
@@ -401,7 +401,7 @@ def test_analysis_takes_logs_in_which_nothing_is_certified(analyze, analysis, ro
     for name in "ab":
         certification(f"poor/{name}/sigma_0.50", rows)
     outcome = analyze(analysis, "poor", *([] if analysis in TABLES else ["-o", "result"]))
-    kinds = getattr(ANALYSES[analysis], "kinds", ("certification",))
+    kinds = ANALYSES[analysis].kinds
     assert ends_well_or_in_one_line(outcome) == (
         "certification" in kinds and analysis not in ("plot_empirical", "gap")
     ), "those need attacks as well"

@@ -1,4 +1,4 @@
-"""What a sweep will cost: counted by hand and by a slow, obvious loop, with known times; and once really measured."""
+"""Cost of a sweep: computed by hand and by a slow, obvious loop with known times, and once measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD = '[fixed]\ndataset = "digits"\narch = "digits_resnet8"\nnoise = 0.25\n'
 
 @pytest.fixture
 def known(monkeypatch, workplace) -> costs._CostMeter:
-    """A machine on which a noisy copy takes UPDATE seconds and STEP more per step of attack, and a vote VOTE."""
+    """A meter for which a noisy copy takes UPDATE seconds, a step of attack STEP more, and a vote VOTE."""
     machine = costs._CostMeter(torch.device("cpu"))
     monkeypatch.setattr(machine, "_measure_update", lambda training: (UPDATE, STEP))
     monkeypatch.setattr(machine, "_measure_vote", lambda training, evaluation: VOTE)
@@ -33,7 +33,7 @@ def plans(text: str) -> list:
 
 
 def obvious_training_seconds(plan) -> float:
-    """Epoch by epoch, image by image: copies trained on and attacked, then the test images that are looked at."""
+    """Epoch by epoch and batch by batch: trained and attacked copies, then the test images of the epoch."""
     training, seconds = plan.training, 0.0
     images = len(get_dataset("digits", "train"))
     for epoch in range(training.schedule.epochs):
@@ -101,13 +101,13 @@ def test_total_is_that_of_all_jobs_and_reads_well(known, monkeypatch):
     grid = read_grid(Path("grid.toml"))
     each = (2 * 1438 + 2 * 359) * UPDATE
     total = 3 * (each + 10 * 1000 * VOTE + 2 * START)
-    said = costs.cost_table(grid, all_plans, "cpu")
-    assert f"about {total / 3600:.3g} hours on cpu" in said and f"training {3 * each / 3600:.3g} hours" in said
-    assert "certifying 5 minutes" in said
+    text = costs.cost_table(grid, all_plans, "cpu")
+    assert f"about {total / 3600:.3g} hours on cpu" in text and f"training {3 * each / 3600:.3g} hours" in text
+    assert "certifying 5 minutes" in text
 
 
 def test_step_of_an_attack_is_measured(workplace):
-    """Really measured: an update takes time, and so does a step of its attack."""
+    """With real measurements: an update takes time, and so does a step of its attack."""
     (plan,) = plans('attack = "PGD"\nepsilon = 0.5\nnum-steps = 4\nbatch = 64\n[[sweep]]\nseed = 0\n')
     machine = costs._CostMeter(torch.device("cpu"))
     update, step = machine._measure_update(plan.training)
@@ -119,7 +119,7 @@ def test_step_of_an_attack_is_measured(workplace):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "text"),
     [
         (0.5, "0.5 seconds"),
         (119, "119 seconds"),
@@ -128,5 +128,5 @@ def test_step_of_an_attack_is_measured(workplace):
         (864_000_000, "10,000 days"),
     ],
 )
-def test_durations_read_well(seconds, said):
-    assert costs._duration(seconds) == said
+def test_durations_read_well(seconds, text):
+    assert costs._duration(seconds) == text

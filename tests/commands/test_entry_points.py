@@ -47,7 +47,7 @@ FIRST_STEPS = {
     "predict": "predict.prepare",
     "attack": "attack.attack_all",
     "analyze": "analyze.read_logs",
-    "sweep": "sweep.read_grid",
+    "sweep": "sweep.command.read_grid",
 }
 
 

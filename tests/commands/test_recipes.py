@@ -11,7 +11,7 @@ import pytest
 
 from smoothadv.commands.options.recipes import RELEASED, recipe_names, recipe_words
 from smoothadv.objectives import Objective
-from smoothadv.training import Evaluation, Execution, Schedule
+from smoothadv.training import EvaluationSchedule, Execution, Schedule
 from support.commands import Outcome, call, succeed
 from support.weights import read
 
@@ -32,7 +32,7 @@ class Composed:
     schedule: Schedule
     objective: Objective
     execution: Execution
-    evaluation: Evaluation
+    evaluation: EvaluationSchedule
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def compose(workplace, monkeypatch, capsys):
         def run_epochs(self, report: object, board: bool) -> None:
             pass
 
-    monkeypatch.setattr("smoothadv.training.job.Training", Noted)
+    monkeypatch.setattr("smoothadv.training.job.TrainingRun", Noted)
     monkeypatch.setattr("smoothadv.training.job.provenance", lambda command: {})  # it asks git
 
     def run(kind: str, *options: object) -> Composed | Outcome:

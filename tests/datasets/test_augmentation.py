@@ -189,7 +189,7 @@ def test_row_column_and_mirror_are_drawn_uniformly_and_independently(padding):
     chosen = draw_augmentation(number, padding, True, seeded(padding))
     outcomes = list(zip(*chosen.offsets.tolist(), chosen.mirrored.tolist()))
     assert is_uniform(outcomes, 2 * side**2)
-    # Negative controls: offsets that miss the last, a crop that fixes the mirror, rows that are the columns.
+    # Negative controls: offsets without the last one, a flip that depends on the crop, rows that equal the columns.
     assert not is_uniform([(min(row, side - 2), column, flip) for row, column, flip in outcomes], 2 * side**2)
     assert not is_uniform([(row, column, row == 0 or flip) for row, column, flip in outcomes], 2 * side**2)
     assert not is_uniform([(row, row, flip) for row, _, flip in outcomes], 2 * side**2)

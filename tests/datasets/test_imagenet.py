@@ -15,7 +15,7 @@ CLASSES = [f"n{number:08d}" for number in range(5000, 7000, 2)]
 
 
 def colour_of(label: int, split: str) -> tuple[int, int, int]:
-    """One colour per label and split, so that an image of one colour tells both at any size."""
+    """One colour per label and split, so that an image of one colour reveals both at any size."""
     return label % 256, label // 256, {"train": 40, "test": 80}[split]
 
 

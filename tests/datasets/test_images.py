@@ -121,7 +121,7 @@ def shuffled(number: int, batch_size: int, seed: int = 0) -> tuple[torch.Tensor,
 
 
 def distinct_images(number: int = 10) -> InMemoryImages:
-    """Images of one grey level each, which no flip changes, so that the level tells the image; no zeros."""
+    """Images of one nonzero grey level each: flips do not change them, and the level identifies the image."""
     images = np.arange(1, number + 1, dtype=np.uint8).repeat(9).reshape(number, 1, 3, 3)
     return in_memory(images, [index % 3 for index in range(number)])
 
@@ -165,7 +165,7 @@ def test_an_epoch_is_a_function_of_the_generator():
 
 
 def test_augmentation_of_an_image_does_not_depend_on_the_batches():
-    """Nor on which of them are asked for: a run that is resumed or shared among processes sees the same images."""
+    """Nor on which batches are requested: a resumed run, and each of several processes, gets the same images."""
     pixels = np.random.default_rng(0).integers(1, 256, (12, 3, 4, 5), dtype=np.uint8)
     dataset = in_memory(pixels, [0] * 12, padding=2)
     (whole, _), *_ = dataset.training_batches([torch.arange(12)], CPU, seeded(4))

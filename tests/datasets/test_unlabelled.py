@@ -1,6 +1,6 @@
-"""Pseudo-labelled images are read from .npz files and pickles in any layout, run no code, and are as any dataset's.
+"""Pseudo-labelled images are read from .npz files and pickles in any layout, without running code from the file.
 
-What cannot be read or does not fit the dataset is one line that names the file.
+A file that cannot be read or does not fit the dataset gives an error of one line that names the file.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def test_labels_may_be_any_whole_numbers(tmp_path, write, dtype):
 
 
 def test_arrays_that_were_read_only_are_read_without_a_warning(tmp_path):
-    """Pickle protocol 5 keeps that property, and torch warns of such arrays."""
+    """Pickle protocol 5 keeps arrays read-only, and torch warns about such arrays."""
     images = pixels()
     images.flags.writeable = False
     path = write_pickle(5)(tmp_path / "extra", {"data": images, "labels": LABELS})

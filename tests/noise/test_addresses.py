@@ -1,6 +1,6 @@
-"""A noisy image is a function of its address (seed, example, purpose, draw): nothing else about a run can change a bit.
+"""A noisy image is a function of its address (seed, example, purpose, draw): nothing else in a run can change a bit.
 
-For the noise that votes are counted with, of both kinds.
+The tests cover both kinds of noise that votes are counted with.
 """
 
 import numpy as np
@@ -23,13 +23,13 @@ cpu = torch.device("cpu")
 
 
 def image_of(shape: tuple[int, ...]) -> torch.Tensor:
-    """Of 8 bits, and no two neighbouring pixels alike."""
+    """A random 8-bit image, whose pixels nearly all differ from their neighbours."""
     grey = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(5))
     return grey.to(torch.float32) / 255
 
 
 def one_by_one(noise: Noise, image: torch.Tensor, example: int, first: int, count: int, purpose: int = 0):
-    """``count`` noisy copies, each asked for by itself."""
+    """``count`` noisy copies, each requested separately."""
     out = torch.zeros(count, *image.shape)
     for row in range(count):
         noise.stream(example, "cpu", purpose).fill(out[row : row + 1], image, first + row)
@@ -37,7 +37,7 @@ def one_by_one(noise: Noise, image: torch.Tensor, example: int, first: int, coun
 
 
 def buffer(rows: int, shape: tuple[int, ...], layout: str) -> torch.Tensor:
-    """Sevens in which rows lie one after the other, colour by colour or pixel by pixel, or only in every second."""
+    """A tensor of sevens: contiguous, channels last, or every second row of a larger tensor."""
     if layout == "every second row":
         return torch.full((2 * rows, *shape), 7.0)[::2]
     memory = torch.channels_last if layout == "channels last" else torch.contiguous_format
@@ -110,7 +110,7 @@ def test_the_image_is_added_as_one_sum_of_float32(shape, example, draw, sigma):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_noisy_copies_and_draws_are_the_same_numbers_of_a_stream(kind):
-    """``draw`` is ``noisy`` on a black image, and each takes up its numbers."""
+    """``draw`` is ``noisy`` on a black image, and both advance the stream."""
     image, noise = image_of((1, 4, 4)), kind(0.25, 0)
     stream = noise.stream(6, "cpu")
     black, whole = torch.zeros(1, 4, 4), noise.stream(6, "cpu").noisy(9, image)
@@ -135,9 +135,9 @@ def test_no_two_addresses_share_their_words():
     numbers = [0, 1, 2, 255, 256, 2**16, 2**16 + 1, 2**31, MOST - 9]
     words = words_at(GaussianNoise(0.25, 0), numbers, Purpose, [0, 20, 2**16, MOST - 8], 8, 16)
     assert len(words) == 9 * len(Purpose) * 4 * 8 * 16
-    # A permutation of the counters: without exception, and not for want of a collision among so few.
+    # Philox is a permutation of the counters, so that no two blocks can be equal, however many there are.
     assert len(words.unique(dim=0)) == len(words)
-    # Nor a word by itself, where a shifted stream would show: as many equal pairs as chance has, within 6 deviations.
+    # Single words, where a shifted stream would show, have as many equal pairs as chance gives, within 6 deviations.
     single = words.flatten()
     pairs = len(single) ** 2 / 2 / MOST
     assert abs(len(single) - len(single.unique()) - pairs) < 6 * pairs**0.5 + 1
@@ -155,7 +155,7 @@ def test_overlapping_streams_would_be_noticed():
     [(-1, 0, 0), (MOST, 0, 0), (0, -1, 0), (0, MOST - 1, 0), (0, MOST, 0), (0, 0, -1), (0, 0, MOST)],
 )
 def test_addresses_outside_of_their_range_are_refused(kind, example, first, purpose):
-    """A word that wrapped around would be another example's."""
+    """A number that wrapped around would be the address of another draw."""
     stream = kind(0.25, 0).stream(example, "cpu", purpose)
     with pytest.raises(ValueError, match="address"):
         stream.fill(torch.zeros(2, 1, 2, 2), torch.zeros(1, 2, 2), first)

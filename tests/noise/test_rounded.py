@@ -1,4 +1,4 @@
-"""Noise in whole grey levels: what is executed is a function of image + noise in integers, of the stated distribution.
+"""Noise in integer grey levels: noisy images are functions of image + noise in integers, and the noise is as stated.
 
 The random checks have a false-alarm probability of 1e-6 over the seeds (``support.statistical_checks``).
 """
@@ -29,7 +29,7 @@ EVERY_GREY = torch.arange(256, dtype=torch.float32).view(1, 16, 16) / 255
 
 @dataclass(frozen=True)
 class ChosenNoise(RoundedGaussianNoise):
-    """Noise that is made from given uniforms [draws, coordinates], an even number of coordinates, not random ones."""
+    """Noise made from given ``uniforms`` [draws, coordinates], not random ones; the number of coordinates is even."""
 
     uniforms: torch.Tensor
 
@@ -65,7 +65,7 @@ def test_every_noisy_grey_level_is_a_float_of_its_own(sigma):
 def test_what_is_executed_depends_on_the_sum_of_image_and_noise_alone(sigma):
     """Exhaustive: every value of a pixel, every integer that noise can be."""
     clip = clip_of(sigma)
-    # The smallest uniform of each integer that any gives: far out, 62 bits are too few for every integer.
+    # The smallest uniform that gives each integer: some integers far out have none, for want of bits.
     smallest = {value: k - 255 - clip for k, value in enumerate([0, *thresholds(sigma)]) if value < 2**62}
     noise = np.array(list(smallest.values()))
     found = executed(sigma, EVERY_GREY, list(smallest)).reshape(len(noise), 256)
@@ -75,7 +75,7 @@ def test_what_is_executed_depends_on_the_sum_of_image_and_noise_alone(sigma):
 
 
 def test_float_noise_on_a_float_image_would_tell_the_image_from_the_sum():
-    """Negative control: most sums have several values then, by which the image's pixel is narrowed down."""
+    """Negative control: most sums then have several float values, which reveal something about the pixel."""
     pixels, several = np.arange(256), 0
     for total in range(-1530, 1786):
         noisy = pixels.astype(np.float32) / np.float32(255) + (total - pixels).astype(np.float32) / np.float32(255)
@@ -160,7 +160,7 @@ def test_draws_and_coordinates_are_uncorrelated(axis):
 
 
 def test_the_two_halves_of_an_image_are_uncorrelated():
-    """They come from the same counters."""
+    """The two halves come from the same counters."""
     first, second = np.split(drawn(0.25, 20), 2, axis=1)
     assert are_uncorrelated(first, second)
     assert not are_uncorrelated(first + 0.1 * second, second)
@@ -173,7 +173,7 @@ def sum_of_rounding_errors(sigma: float) -> mpmath.mpf:
 
 
 def total_variation(sigma: float) -> mpmath.mpf:
-    """Of one coordinate of a black image, from the distribution that it should have: half the l1 distance."""
+    """The distance of one noisy coordinate of a black image from its intended distribution: half the l1 distance."""
     with mpmath.workdps(60):
         edges = [mpmath.mpf(0), *slow_noise.exact_thresholds(sigma), mpmath.mpf(2) ** 62]
         rounded = [0, *thresholds(sigma), 2**62]

@@ -73,7 +73,7 @@ def test_another_seed_example_or_purpose_gives_unrelated_draws(other):
 
 
 def test_each_use_of_randomness_has_a_purpose_of_its_own():
-    """Aliases of an IntEnum would share their streams: a training epoch and a certified image, say."""
+    """Two names of one IntEnum value would share their streams, for example training and certification."""
     assert len(Purpose) == len(Purpose.__members__) == len({int(purpose) for purpose in Purpose})
 
 

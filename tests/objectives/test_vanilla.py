@@ -1,7 +1,8 @@
-"""Training against the base classifier, and what else SmoothAdv tells and can be told.
+"""Training against the base classifier, and the other options and counts of SmoothAdv.
 
-"Vanilla PGD + noise" attacks the base classifier and trains on noisy copies of what results; with no noise at all it is
-"Vanilla PGD". Which model is attacked, what was right before, which copies are trained on, how epsilon grows.
+"Vanilla PGD + noise" attacks the base classifier and trains on noisy copies of the result; without any noise it is
+"Vanilla PGD". The tests cover which model is attacked, which copies were classified correctly before the attack, which
+copies are trained on, and how epsilon grows.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def generator(seed: int = 3) -> torch.Generator:
 
 
 def network(seed: int = 1) -> nn.Sequential:
-    """A classifier whose batch normalization tells train mode from eval mode by its answers."""
+    """A classifier with batch normalization, whose outputs differ between train mode and eval mode."""
     norm = nn.BatchNorm2d(1, momentum=0.0)
     norm.running_mean.fill_(0.7)
     norm.running_var.fill_(0.3)
@@ -179,7 +180,7 @@ def test_warmup_from_the_first_epoch_is_an_epoch_ahead_and_never_zero(warmup, ex
     if warmup:
         default = SmoothAdv(PGD(EPSILON, 1), SIGMA, 1, warmup)
         assert [default.epsilon(epoch + 1) for epoch in range(40)] == [ahead.epsilon(epoch) for epoch in range(40)]
-    # It is also what the attack is given: on a linear classifier it goes as far as it may.
+    # The attack gets the same epsilon: on a linear classifier it moves exactly that far.
     recorder = Recorder(linear_classifier((1.0,) * 16, 1.0, torch.float32))
     images = torch.full((1, 1, 4, 4), 0.5)
     ahead.on_noise(recorder, images, torch.tensor([1]), torch.zeros(1, 1, 1, 4, 4), 0)

@@ -22,14 +22,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 HEAD = -1  # its index; the worker nodes' are 0, 1, ...
-MARK = "SMOOTHADV_TEST_RAY_NODE"  # a variable that names the node a process is on, whatever became of its parents
+MARK = "SMOOTHADV_TEST_RAY_NODE"  # a variable that names the node of a process, even if its parents have died
 
 FAST = dict.fromkeys((f"RAY_health_check_{name}_ms" for name in ("initial_delay", "period", "timeout")), "1000")
-"""Settings by which the head takes a killed node for dead within 6 s instead of 15."""
+"""Settings with which the head notices a killed node within 6 s instead of 15."""
 
 
 def why_not() -> str:
-    """Why no cluster can be started here; "" where one can."""
+    """Why no cluster can be started here; "" if it can."""
     return "" if sys.platform == "linux" and importlib.util.find_spec("ray") else "Ray is not installed, or no Linux"
 
 
@@ -64,7 +64,7 @@ class RayCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a driver's environment must hold, too: no token in the home folder is asked for or made."""
+        """Variables that a driver needs too; with them Ray neither reads nor writes a token in the home folder."""
         fixed = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(self.short)}
         return {**fixed, **self.settings}
 
@@ -109,7 +109,7 @@ class RayCluster:
         return next(pid for pid in self.processes(index) if Path(f"/proc/{pid}/comm").read_text() == "raylet\n")
 
     def stop(self, *_) -> None:
-        """Kill all that is left of the cluster and bring its logs home; harmless when there is nothing left."""
+        """Kill all that is left of the cluster and copy its logs to ``folder``; harmless if nothing is left."""
         for node in reversed(self.nodes):
             self.kill_node(node)
         for process in self.started.values():
@@ -146,5 +146,5 @@ class RayCluster:
 
 
 def _host(index: int) -> str:
-    """A node's address. Not 127.0.0.1, which Ray takes for that of the network interface, where nobody listens."""
+    """A node's address. Ray replaces 127.0.0.1 by the address of the network interface, where nobody listens."""
     return f"127.0.0.{index + 3}"

@@ -1,4 +1,4 @@
-"""A real Slurm of two nodes on this machine, for tests: private to a folder, and gone when its context is left."""
+"""A real Slurm of two nodes on this machine, for tests: it lives in one folder and ends with its context."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.commands import ENVIRONMENT
 NODES = ("n0", "n1")
 _CLIENTS = ("sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
 _DAEMONS = ("slurmctld", "slurmd", "munged")
-# Jobs find this Python first; daemons are not on everybody's path.
+# Jobs find this Python first; Slurm's daemons may not be on the user's path.
 _PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 _SETTINGS = """\
@@ -55,7 +55,7 @@ NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={n1_port} CPUs=2 RealMem
 PartitionName=low Nodes=n0,n1 Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace} MaxTime=INFINITE
 PartitionName=high Nodes=n0,n1 PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE
 """
-# Devices that exist everywhere stand for GPUs: Slurm hands out their numbers.
+# Devices that exist on every machine take the place of GPUs: Slurm assigns their numbers.
 _GPUS = "NodeName=n[0-1] Name=gpu File=/dev/tty[0-1]\n"
 
 
@@ -87,7 +87,7 @@ class Cluster:
         mine = {name: value for name, value in ENVIRONMENT.items() if not name.startswith(("SLURM", "SBATCH", "SRUN"))}
         self._mark = {"SLURM_CONF": str(self._settings)}
         self.environment = {**mine, "PATH": _PATH, **self._mark}
-        """The variables that make the commands of Slurm speak with this cluster."""
+        """The variables that make Slurm's commands use this cluster."""
 
     def __enter__(self) -> Cluster:
         try:
@@ -101,7 +101,7 @@ class Cluster:
         self._stop()
 
     def run(self, *words: object, cwd: Path | None = None) -> str:
-        """What a command of Slurm printed, say ``run("scontrol", "requeue", job)``; it must succeed."""
+        """The output of a command of Slurm, like ``run("scontrol", "requeue", job)``; it must succeed."""
         command = list(map(str, words))
         done = subprocess.run(command, cwd=cwd, env=self.environment, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
@@ -149,7 +149,7 @@ class Cluster:
                 control_port=control_port,
                 n0_port=n0_port,
                 n1_port=n1_port,
-                # Not 1: programs make other numbers of a job's, like the port at which processes meet.
+                # Not 1: programs compute other numbers from a job's number, like the port at which processes meet.
                 first_job=random.SystemRandom().randrange(10_000, 60_000),
             )
         )
@@ -173,9 +173,9 @@ class Cluster:
         return done.stdout.split() == ["idle"] * len(NODES)
 
     def _launch(self, *command: str, cwd: Path) -> None:
-        """Start a daemon in a folder that tells its processes, and those of its jobs' steps, from others."""
-        with (self.folder / f"{command[0]}.said").open("a") as said:
-            streams = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}
+        """Start a daemon in a folder by which its processes, and those of its jobs' steps, can be recognized."""
+        with (self.folder / f"{command[0]}.output").open("a") as output:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
             self._daemons.append(subprocess.Popen(command, env=self.environment, cwd=cwd, **streams))
 
     def _wait_for_daemons(self, condition: Callable[[], bool]) -> None:
@@ -191,7 +191,7 @@ class Cluster:
         return "\n".join(file.read_text(errors="replace").splitlines()[-20:]) if file.exists() else ""
 
     def _stop(self) -> None:
-        """Kill the daemons first, which start nothing any more, then what is left of their jobs."""
+        """Kill the daemons first, so that they start nothing more, then what is left of their jobs."""
         for daemon in self._daemons:
             daemon.kill()
             daemon.wait()
@@ -206,7 +206,7 @@ class Cluster:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
             for daemon in self._daemons:
-                daemon.poll()  # lest it stays as a zombie
+                daemon.poll()  # so that it does not stay as a zombie
             time.sleep(0.05)
 
 
@@ -214,7 +214,7 @@ def _processes(folder: Path, variables: dict[str, str]) -> list[int]:
     wanted = {f"{name}={value}".encode() for name, value in variables.items()}
     found = []
     for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):  # others than processes, and those that have ended meanwhile
+        with contextlib.suppress(OSError, ValueError):  # no process, or one that has ended meanwhile
             place, environment = (entry / "cwd").readlink(), (entry / "environ").read_bytes().split(b"\0")
             if int(entry.name) != os.getpid() and (place.is_relative_to(folder) or wanted <= set(environment)):
                 found.append(int(entry.name))
@@ -222,7 +222,7 @@ def _processes(folder: Path, variables: dict[str, str]) -> list[int]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody uses, below those that Linux gives to whoever does not care."""
+    """Ports that nobody uses, below the range from which Linux chooses ports itself."""
     draws, ports = random.SystemRandom(), set()
     while len(ports) < count:
         port = draws.randrange(10_000, 20_000)

@@ -1,4 +1,4 @@
-"""Sweeps as people run them, by their command: a grid of four small jobs, and what it must have made in the end."""
+"""Runs of the command sweep on a grid of four small jobs, and a check of what it must have made in the end."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def lay_out(folder: Path, **fixed: object) -> Path:
 
 
 class Running:
-    """A command of the sweep in ``folder``, a process group of its own, whose output goes to files there."""
+    """A command of the sweep in ``folder``, in a process group of its own, with its output in files there."""
 
     def __init__(self, folder: Path, action: str, *options: object, environment: Mapping[str, str]) -> None:
         self.folder = folder
-        number = len([*folder.glob("said*.out")])
-        self._out, self._err = folder / f"said{number}.out", folder / f"said{number}.err"
+        number = len([*folder.glob("output*.out")])
+        self._out, self._err = folder / f"output{number}.out", folder / f"output{number}.err"
         with self._out.open("w") as out, self._err.open("w") as err:
             self.process = subprocess.Popen(
                 script("sweep", action, GRID, *options),
@@ -66,14 +66,14 @@ class Running:
         """The exit code, once it ends."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.process.wait(seconds)
-        raise AssertionError(f"it does not end: {self.out}{self.err}{everything_said(self.folder)}")
+        raise AssertionError(f"it does not end: {self.out}{self.err}{all_output(self.folder)}")
 
     def wait_until(self, condition: Callable[[], bool], seconds: float = 90) -> None:
         """Return as soon as ``condition`` holds; fail if the command ends before or it takes too long."""
         deadline = time.monotonic() + seconds
         while not condition():
-            assert self.process.poll() is None, f"ended too early: {self.out}{self.err}{everything_said(self.folder)}"
-            assert time.monotonic() < deadline, f"waited in vain: {self.out}{self.err}{everything_said(self.folder)}"
+            assert self.process.poll() is None, f"ended too early: {self.out}{self.err}{all_output(self.folder)}"
+            assert time.monotonic() < deadline, f"waited in vain: {self.out}{self.err}{all_output(self.folder)}"
             time.sleep(0.02)
 
     def interrupt(self) -> None:
@@ -95,16 +95,16 @@ def started(folder: Path, action: str, *options: object, environment: Mapping[st
 
 
 def ran(folder: Path, action: str, *options: object, environment: Mapping[str, str] = ENVIRONMENT) -> Running:
-    """``sweep ACTION GRID OPTIONS`` after it ended."""
+    """Runs ``sweep ACTION GRID OPTIONS`` until it ends."""
     with started(folder, action, *options, environment=environment) as running:
         running.wait()
     return running
 
 
 def undisturbed(folder: Path) -> Path:
-    """The folder of the same sweep on this machine, which nothing disturbs."""
+    """The folder of the same sweep, run on this machine without any disturbance."""
     running = ran(lay_out(folder), "run", "--device", "cpu", "--jobs", 4)
-    assert running.process.returncode == 0, running.err + everything_said(folder)
+    assert running.process.returncode == 0, running.err + all_output(folder)
     return folder
 
 
@@ -114,13 +114,13 @@ def model(folder: Path, name: str) -> Path:
 
 
 def job_log(folder: Path, name: str) -> str:
-    """What the stages of a job have said."""
+    """The output of the stages of a job."""
     file = folder / "logs/tiny" / name / "job.log"
     return file.read_text() if file.exists() else ""
 
 
-def everything_said(folder: Path) -> str:
-    """All that the jobs have said and, of Slurm's, what their watchers have."""
+def all_output(folder: Path) -> str:
+    """The output of all jobs and, on Slurm, of the processes that watch them."""
     files = [*folder.glob("logs/**/job.log"), *folder.glob("logs/tiny/slurm/*_log.*")]
     return "".join(f"\n--- {file.relative_to(folder)}\n{file.read_text()}" for file in sorted(files))
 
@@ -132,7 +132,7 @@ def trained_epochs(folder: Path, name: str) -> int:
 
 
 def in_training(folder: Path) -> list[str]:
-    """The jobs of which some epochs are there, but by far not all."""
+    """The jobs that have trained at least one epoch, and at most half of them."""
     return [name for name in NAMES if 1 <= trained_epochs(folder, name) <= EPOCHS // 2]
 
 
@@ -155,14 +155,14 @@ def stages(folder: Path, name: str = "") -> list[int]:
 
 
 def artefacts(folder: Path) -> dict[str, int]:
-    """The models and logs with the moments at which they were last written, without what jobs record."""
+    """The models and logs with the times of their last change, without the records of jobs."""
     files = [path for top in ("models", "logs") for path in (folder / top).rglob("*") if path.is_file()]
     files = [path for path in files if path.parent.name not in ("slurm", "tiny") and not path.name.startswith("job.")]
     return {path.relative_to(folder).as_posix(): path.stat().st_mtime_ns for path in sorted(files)}
 
 
 def audit(folder: Path, reference: Path) -> None:
-    """Nothing is lost, nothing is there twice, and all is bit by bit what the undisturbed sweep made.
+    """Check that nothing is lost or doubled, and that all equals bit by bit what the undisturbed sweep made.
 
     Rows are compared without the times in them.
     """

@@ -1,4 +1,4 @@
-"""Small sweeps for tests: their files, their jobs, and stages done in this process or only pretended."""
+"""Small sweeps for tests: their files, their jobs, and stages that run in this process or are only pretended."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ PATIENCE_SECONDS = 60
 def grid_text(
     *sweeps: Table, fixed: Table = FIXED, certify: Sequence[Table] = (), attack: Sequence[Table] = (), **top: Any
 ) -> str:
-    """A grid as TOML: its ``sweeps``, what is ``fixed``, what follows, and keys of the ``top``."""
+    """A grid as TOML: its ``sweeps``, ``fixed`` options, evaluations, and keys of the ``top``."""
     tables = [("", top), ("[fixed]", fixed)]
     tables_by_name = {"sweep": sweeps, "certify": certify, "attack": attack}
     tables += [(f"[[{name}]]", table) for name, several in tables_by_name.items() for table in several]
-    # Texts, numbers, truths and lists of them are written alike in JSON.
+    # JSON writes texts, numbers, true, false and lists of them as TOML does.
     return "\n".join(
         "\n".join([title, *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in table.items())])
         for title, table in tables
@@ -41,7 +41,7 @@ def grid_text(
 
 
 def write_grid(path: Path, *sweeps: Table, **further: Any) -> Path:
-    """``grid_text`` in a file; its path."""
+    """Write ``grid_text`` to a file; returns its path."""
     path.write_text(grid_text(*sweeps, **further) + "\n")
     return path
 
@@ -60,12 +60,12 @@ def jobs_of(path: Path) -> list[Job]:
 
 
 def do(stage: Stage, *further: object) -> None:
-    """Do a stage in this process, with further options, and insist that it ends well."""
+    """Run a stage in this process, with further options; fail unless it succeeds."""
     succeed(*stage.words, *further)
 
 
 def finish(job: Job) -> None:
-    """Do all stages of a job in this process."""
+    """Run all stages of a job in this process."""
     for stage in job.stages:
         do(stage)
 
@@ -94,7 +94,7 @@ def held_by_another(path: Path) -> Iterator[subprocess.Popen]:
 
 
 def commands_in(log: Path) -> int:
-    """How many commands a job's log tells of."""
+    """How many commands a job's log records."""
     return sum(line.startswith("$ ") and " smoothadv " in line for line in log.read_text().splitlines())
 
 
@@ -109,15 +109,15 @@ def is_locked(path: Path) -> bool:
 
 
 def is_alive(process: int) -> bool:
-    """Whether a process runs; one that has ended but was not waited for does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
 
-# Executed by every Python that finds it on its path, before anything else: the words after "pretend" are the program
-# of a pretended stage, but not in the process that becomes it.
+# Every Python that finds this file on its path executes it first. The words after "pretend" are the program of a
+# pretended stage; the process of stop_with_parent, which becomes the stage, does not run it.
 _PRETENDER = """
 import os, sys
 words = sys.orig_argv
@@ -130,7 +130,7 @@ if "pretend" in words and "smoothadv.sweeps.stop_with_parent" not in words:
 
 
 def pretending(folder: Path) -> dict[str, str]:
-    """The environment in which pretended stages work; ``folder`` gets what it takes."""
+    """The environment in which pretended stages work; ``folder`` gets the file that they need."""
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(_PRETENDER)
     return {"PYTHONPATH": os.pathsep.join([str(folder), str(CODE)])}
@@ -138,7 +138,7 @@ def pretending(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Pretended:
-    """A stage that is a program of a few lines, complete when there is a file ``made``; it takes no time to start."""
+    """A stage that is a program of a few lines, complete when the file ``made`` exists; it starts at once."""
 
     program: str
     made: Path
@@ -155,11 +155,11 @@ class Pretended:
 
 
 def pretended_job(folder: Path, *stages: Pretended) -> Job:
-    """A job of pretended stages, whose working folder is ``folder``."""
+    """A job of pretended stages with the working folder ``folder``."""
     return Job("name", "group", folder, Path("logs"), stages[0], tuple(stages[1:]))
 
 
-# Reads a pickled job and executes it, as engines do in processes of their own.
+# Reads a pickled job and executes it, as engines do in separate processes.
 _WATCHER = """
 import json, pickle, sys, threading
 from smoothadv.sweeps.job_execution import execute
@@ -182,5 +182,5 @@ def watcher(job_file: Path, environment: Mapping[str, str]) -> subprocess.Popen[
 
 
 def kill(process: int) -> None:
-    """End a process that a test has started, at once."""
+    """Kill a process that a test has started."""
     os.kill(process, signal.SIGKILL)

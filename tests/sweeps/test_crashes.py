@@ -1,4 +1,4 @@
-"""Stages that bring about their own end, jobs that a missing file blocks, files in the way, and names of GPUs."""
+"""Stages that crash, jobs that a missing file blocks, folders that cannot be made, and names of GPUs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(job, environment) -> str:
 
 @pytest.mark.parametrize(("number", "name"), [(11, "Segmentation fault"), (6, "Aborted"), (7, "Bus error")])
 def test_crash_is_a_failure_that_says_so(pretend, number, name):
-    """It would come again: a scheduler must not repeat it for ever."""
+    """The crash would come again, so a scheduler must not repeat the job for ever."""
     crash = f"import os; print('nearly there', flush=True); os.kill(os.getpid(), {number})"
     job = pretended_job(Path.cwd(), Pretended(crash, Path.cwd() / "made"))
     assert run(job, pretend) == FAILED
@@ -37,14 +37,14 @@ def test_crash_is_a_failure_that_says_so(pretend, number, name):
 
 
 @pytest.mark.parametrize("number", [1, 2, 9, 10, 15])
-def test_end_that_somebody_asked_for_is_none(pretend, number):
+def test_end_that_somebody_asked_for_is_no_failure(pretend, number):
     asked = f"import os, signal; signal.signal({number}, signal.SIG_DFL) if {number} != 9 else 0"
     job = pretended_job(Path.cwd(), Pretended(f"{asked}; os.kill(os.getpid(), {number})", Path.cwd() / "made"))
     assert run(job, pretend) == STOPPED and state_of(job).kind is StateKind.STOPPED
 
 
-def test_stage_whose_file_went_away_since_is_not_begun(pretend):
-    """The state was found before the engine had a machine."""
+def test_stage_does_not_start_if_a_file_it_needs_is_gone(pretend):
+    """The file disappears after the sweep has looked at the job and before the engine starts it."""
     needed, made = Path.cwd() / "needed", Path.cwd() / "made"
     job = pretended_job(Path.cwd(), Pretended(f"open({str(made)!r}, 'w')", made, needs=(needed,)))
     assert run(job, pretend) == BLOCKED and not made.exists()
@@ -53,7 +53,7 @@ def test_stage_whose_file_went_away_since_is_not_begun(pretend):
     assert run(job, pretend) == DONE
 
 
-def test_file_in_the_way_of_a_jobs_folder_fails_this_job(pretend, capsys):
+def test_file_in_place_of_a_jobs_folder_fails_this_job(pretend, capsys):
     job = pretended_job(Path.cwd(), Pretended("pass", Path.cwd() / "made"))
     (Path.cwd() / "stuck").touch()
     job = replace(job, logs=Path.cwd() / "stuck/logs")
@@ -72,5 +72,5 @@ def test_file_in_the_way_of_a_jobs_folder_fails_this_job(pretend, capsys):
         ("GPU-8f,MIG-1/2", 2, ("GPU-8f", "MIG-1/2")),
     ],
 )
-def test_gpus_are_called_as_their_owner_calls_them(named, count, gpus):
+def test_gpus_have_the_names_of_the_environment_variable(named, count, gpus):
     assert visible_gpus(named, count) == gpus

@@ -1,4 +1,4 @@
-"""Engines without clusters: their options, which GPUs jobs get, what schedulers are told, and what is remembered."""
+"""Engines without clusters: their options, the GPUs of jobs, the parameters for schedulers, and job records."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def workplace(tmp_path, monkeypatch) -> Path:
 
 
 def jobs_of(count: int, processes: int = 1, threads: int | None = None) -> list[Job]:
-    """Jobs called 0, 1 and so on."""
+    """Jobs with the names 0, 1 and so on."""
     job = pretended_job(Path.cwd(), Pretended("pass", Path("never")))
     return [
         replace(job, name=str(number), logs=Path("logs", str(number)), processes=processes, threads=threads)
@@ -44,7 +44,7 @@ def jobs_of(count: int, processes: int = 1, threads: int | None = None) -> list[
 
 
 def refused(capsys, *options: object) -> tuple[int, str]:
-    """The exit code and the one line by which a run of a grid is refused, and nothing is left by it."""
+    """The exit code and the error line of a run that is refused; checks that it leaves no files."""
     grid = write_grid(Path("grid.toml"), {"noise": [0.25, 0.5]})
     outcome = call(capsys, "sweep", "run", grid, "--device", "cpu", *options)
     assert outcome.err.startswith("error: ") and outcome.err.count("\n") == 1, outcome.err
@@ -70,8 +70,8 @@ def test_options_are_those_that_are_tested():
 
 @pytest.mark.parametrize(("engine", "flag"), FOREIGN)
 def test_option_of_another_engine_is_refused(capsys, engine, flag):
-    code, said = refused(capsys, "--engine", engine, flag, *VALUES.get(flag, ["2"]))
-    assert code == 2 and f"{flag} is not read by --engine {engine}" in said
+    code, error = refused(capsys, "--engine", engine, flag, *VALUES.get(flag, ["2"]))
+    assert code == 2 and f"{flag} is not read by --engine {engine}" in error
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_option_of_another_engine_is_refused(capsys, engine, flag):
     ],
 )
 def test_what_no_engine_can_read_is_a_usage_error(capsys, options, words):
-    code, said = refused(capsys, *options)
-    assert code == 2 and [word for word in words if word not in said] == [], said
+    code, error = refused(capsys, *options)
+    assert code == 2 and [word for word in words if word not in error] == [], error
 
 
 @pytest.mark.parametrize(
@@ -98,20 +98,20 @@ def test_what_no_engine_can_read_is_a_usage_error(capsys, options, words):
     [("submitit", ["slurm"]), ("ray", ["ray"])],
 )
 def test_engine_without_its_package_says_what_to_install(capsys, monkeypatch, programs, package, options):
-    """None in the place of a module is how Python marks one that cannot be imported."""
+    """A None in sys.modules makes the import of that module fail."""
     for name in ("sbatch", "srun", "squeue"):
         programs(name, "exit 0")
     for name in [name for name in sys.modules if name.split(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    code, said = refused(capsys, "--engine", *options)
-    assert code == 1 and f'pip install "smoothadv[{options[0]}]" or {package}' in said
+    code, error = refused(capsys, "--engine", *options)
+    assert code == 1 and f'pip install "smoothadv[{options[0]}]" or {package}' in error
 
 
 class Watched:
-    """In the place of what executes a job: notes which GPUs each sees, and how many of them run at once.
+    """Replaces the execution of a job: records which GPUs each job sees, and how many jobs run at once.
 
-    Each waits until as many as are to meet have come, so that all that may run at once do.
+    Each job waits until ``meet`` jobs have started, so that as many jobs run at once as the engine allows.
     """
 
     def __init__(self, meet: int) -> None:
@@ -160,7 +160,7 @@ def test_gpus_that_jobs_see_and_how_many_run_at_once(monkeypatch, what):
 
 @pytest.mark.parametrize("cause", ["Ctrl-C at once", "Ctrl-C", "a defect"])
 def test_whatever_ends_the_engine_stops_what_runs_and_begins_nothing_more(monkeypatch, cause):
-    """Of five jobs two run when it happens; at once is while the others are still handed out."""
+    """Two of five jobs run when it happens; "at once" means while the engine is still handing out the others."""
     begun, stopped, ended = [], [], []
     both, handed_out = threading.Barrier(2), threading.Event()
 
@@ -193,7 +193,7 @@ def test_whatever_ends_the_engine_stops_what_runs_and_begins_nothing_more(monkey
         signal.signal(signal.SIGINT, before)
     if cause == "Ctrl-C at once":  # Python joins a thread whose start was interrupted when it exits, not before
         wait_for(lambda: len(stopped) == 2)
-    if cause == "a defect":  # the next job may begin before anybody has heard of it
+    if cause == "a defect":  # the next job may begin before the engine notices the defect
         assert {"0", "1"} <= {*begun} <= {"0", "1", "2"} and {*stopped} == {*begun} - {"0"}
     else:
         assert sorted(begun) == sorted(stopped) == ["0", "1"]
@@ -218,16 +218,16 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize("what", PARAMETERS)
-def test_what_sbatch_is_told(what):
+def test_parameters_for_sbatch(what):
     engine, given, wants_gpus, expected = PARAMETERS[what]
-    told = engine._parameters(jobs_of(3, **given), Site("mine", Path("logs"), wants_gpus=wants_gpus))
-    assert {name: told.get(name) for name in expected} == expected
-    assert (told["job_name"], told["nodes"], told["ntasks_per_node"]) == ("smoothadv-mine", 1, 1)
+    parameters = engine._parameters(jobs_of(3, **given), Site("mine", Path("logs"), wants_gpus=wants_gpus))
+    assert {name: parameters.get(name) for name in expected} == expected
+    assert (parameters["job_name"], parameters["nodes"], parameters["ntasks_per_node"]) == ("smoothadv-mine", 1, 1)
 
 
 @pytest.fixture
 def programs(tmp_path, monkeypatch) -> Callable[[str, str], None]:
-    """Puts programs of a few lines of shell into the path, before all others."""
+    """Puts short shell programs first into the path."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
@@ -240,7 +240,7 @@ def programs(tmp_path, monkeypatch) -> Callable[[str, str], None]:
 
 
 @pytest.mark.parametrize("lines", ["echo 'slurm_load_jobs error: Unable to contact' >&2; exit 1", "kill -9 $$"])
-def test_queue_that_cannot_be_seen_is_said(programs, lines):
+def test_queue_that_cannot_be_read_is_an_error(programs, lines):
     programs("squeue", lines)
     (job,) = jobs_of(1)
     job.record.folder.mkdir(parents=True)
@@ -260,7 +260,7 @@ def test_jobs_that_slurm_still_has_are_known_by_their_records(programs):
     assert Slurm().already_has(jobs) == {jobs[0].key, jobs[2].key}
 
 
-def test_job_that_has_begun_meanwhile_is_not_said_to_wait():
+def test_job_that_has_begun_meanwhile_is_not_recorded_as_queued():
     waiting, begun, held = jobs_of(3)
     slurm._note_queued(waiting, "7_0", {})
     assert waiting.record.read()["id"] == "7_0" and state_of(waiting).kind is StateKind.WAITING
@@ -273,8 +273,8 @@ def test_job_that_has_begun_meanwhile_is_not_said_to_wait():
     assert held.record.read() == {}
 
 
-def test_arrays_that_are_submitted_before_one_is_refused_are_remembered(programs, monkeypatch, capfd):
-    """Of two jobs each; the second is refused. The same again submits what is missing."""
+def test_arrays_that_are_submitted_before_one_is_refused_are_recorded(programs, monkeypatch, capfd):
+    """Each array has two jobs; sbatch refuses the second array. The same command again submits only what is missing."""
     pytest.importorskip("submitit", reason="the slurm engine submits through submitit, which is optional")
     monkeypatch.setattr(slurm, "_LARGEST_ARRAY", 2)
     count = "echo x >> submitted; n=$(wc -l < submitted)"
@@ -296,7 +296,7 @@ def test_arrays_that_are_submitted_before_one_is_refused_are_remembered(programs
 
 
 def test_signal_of_slurm_stops_the_stage_before_the_job_is_given_back(monkeypatch):
-    """What submitit is told to run in the next turn is the same."""
+    """And submitit gets the same job to submit again."""
     submitit = pytest.importorskip("submitit", reason="the slurm engine submits through submitit, which is optional")
     (job,) = jobs_of(1)
     working, saved = threading.Event(), threading.Event()
@@ -343,7 +343,7 @@ def test_cancelled_attempt_is_no_crash_that_ray_would_try_again(monkeypatch, rai
 
 
 def test_engines_are_listed_without_their_packages():
-    """--help and all other engines work where neither is installed."""
+    """--help and all other engines work if neither package is installed."""
     program = "import sys; from smoothadv.sweeps.engines import ENGINES; print(*ENGINES)"
     program += "; print(*{'ray', 'submitit'} & {*sys.modules})"
     path = os.pathsep.join(map(str, sys.path))

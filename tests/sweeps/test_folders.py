@@ -1,4 +1,4 @@
-"""Folders say what made the models in them, as the released ones do: who reads a log needs no manifest."""
+"""The names of folders say what made the models in them, as the released names do, also without a manifest."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ SIZES = st.integers(1, 1023).map(lambda n: f"{n}/255") | st.integers(1, 4000).ma
 
 @st.composite
 def trainings(draw) -> dict:
-    """Options of a training that the paper, or somebody after it, might do."""
+    """Options of a training like those of the paper."""
     datasets = {
         "cifar10": ("cifar_resnet110", "cifar_resnet20"),
         "imagenet": ("resnet50",),
@@ -106,7 +106,7 @@ def trainings(draw) -> dict:
     dataset = draw(st.sampled_from(sorted(datasets)))
     made = {"dataset": dataset, "arch": draw(st.sampled_from(datasets[dataset])), "noise": draw(NOISES)}
     if draw(st.booleans()) or not made["noise"]:
-        # The released names know of no vanilla training but by PGD.
+        # The released names have vanilla trainings with PGD only.
         is_vanilla = not made["noise"] or draw(st.booleans())
         made["attack"] = "PGD" if is_vanilla else draw(st.sampled_from(["PGD", "DDN"]))
         made |= {"epsilon": draw(SIZES), "num-steps": draw(st.integers(1, 20))}
@@ -122,7 +122,7 @@ def trainings(draw) -> dict:
 
 
 def training_name(options: dict) -> str:
-    """How reports call a training, from its options."""
+    """The name of a training in reports, computed from its options."""
     name = "Gaussian"
     if "attack" in options:
         name = f"SmoothAdv-{options['attack']}"
@@ -187,7 +187,7 @@ def test_files_to_start_from_can_be_swept():
     assert len(set(folders({**PGD, "use-unlabelled": ["a.npz", "b.npz"]}))) == 2
 
 
-def test_released_sizes_are_read_back_as_what_they_are():
+def test_released_epsilons_are_read_in_their_unit():
     """The released code counts in 1/256: 64 is a quarter."""
     sweep = {**PGD, "epsilon": [64, 127, 256], "released-behaviour": True}
     jobs = jobs_of(write_grid(Path("grid.toml"), sweep, fixed=CIFAR, certify=[CERTIFY]))
@@ -196,8 +196,8 @@ def test_released_sizes_are_read_back_as_what_they_are():
     assert planned == [0.25, 127 / 256, 1] and read == pytest.approx(planned, rel=5e-4)
 
 
-def test_what_a_recipe_says_is_never_told_otherwise(workplace, capsys):
-    """Either the folder knows of it, or it has no place in a grid."""
+def test_folder_never_contradicts_a_recipe(workplace, capsys):
+    """Either the folder states the recipe's values, or a grid refuses the recipe."""
     (workplace / "mine.txt").write_text("--objective smoothadv --attack PGD --epsilon 0.5 --num-steps 4\n")
     path = write_grid(Path("grid.toml"), {"noise": 0.25, "recipe": "mine.txt"}, fixed=CIFAR, certify=[CERTIFY])
     try:

@@ -1,4 +1,4 @@
-"""Grids read from files: which models they describe, in which order, and what is no grid."""
+"""Grids read from files: which models they describe, in which order, and which files are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read(folder: Path, *sweeps: dict, **further) -> Grid:
 
 
 def options(grid: Grid) -> list[dict]:
-    """What tells the models of a grid apart."""
+    """The options of each model of a grid."""
     return [{key: value for key, value in model.options.items() if key not in BOTH} for model in grid.trained]
 
 
@@ -82,7 +82,7 @@ AXES = st.dictionaries(st.sampled_from("abcdef"), VALUES | st.integers(0, 50), m
 
 
 def every(axes: list[tuple[str, list]]) -> list[dict]:
-    """All combinations, the last axis running fastest."""
+    """All combinations; the last axis changes fastest."""
     if not axes:
         return [{}]
     (key, values), *rest = axes
@@ -150,13 +150,13 @@ def test_what_is_no_grid_is_refused_in_one_line_naming_file_and_key(tmp_path, wh
     path.write_text(text)
     with pytest.raises(UserError) as refused:
         read_grid(path)
-    said = str(refused.value)
-    assert "\n" not in said and str(path) in said
-    assert [word for word in words if word not in said] == [], said
+    message = str(refused.value)
+    assert "\n" not in message and str(path) in message
+    assert [word for word in words if word not in message] == [], message
 
 
 @pytest.mark.parametrize("action", ["plan", "run", "status", "retry", "report"])
-def test_every_action_refuses_alike(tmp_path, capsys, monkeypatch, action):
+def test_every_action_refuses_with_the_same_message(tmp_path, capsys, monkeypatch, action):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\0")
@@ -169,7 +169,7 @@ def test_every_action_refuses_alike(tmp_path, capsys, monkeypatch, action):
 
 
 def test_the_texts_of_these_tests_are_toml(tmp_path):
-    """Else those that are refused above might be so for another reason."""
+    """Else the grids above might be refused for another reason."""
     grid = read(tmp_path, {"noise": [0.25, "1/2"], "random-start": True}, attack=[{"epsilon": [1]}], about='"ü"')
     assert json.dumps(options(grid)[1]) == '{"recipe": "smoke", "noise": "1/2", "random-start": true}'
     assert (grid.about, len(grid.attack)) == ('"ü"', 1)

@@ -1,4 +1,4 @@
-"""The grids that come along: each can be planned here, without its data, and says what it makes."""
+"""The grids of this project: each can be planned here without its data, and its folders say what it makes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_no_two_grids_write_to_one_place(plans):
 
 
 @pytest.mark.parametrize("name", GRIDS)
-def test_no_two_models_of_a_grid_are_alike(plans, name):
+def test_no_two_models_of_a_grid_are_identical(plans, name):
     made = [(str(plan.job.training.recipe), plan.job.training.needs) for plan in plans[name]]
     weights = [plan.training.pseudo_weight for plan in plans[name]]
     assert len(set(zip(made, weights))) == len(made)
@@ -79,7 +79,7 @@ def test_logs_tell_what_made_their_models(plans, name):
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_nothing_is_there_yet_and_others_make_what_is_needed(plans, name):
-    """A model to start from is one that another grid makes, and that of the right architecture family."""
+    """Every model that a training starts from is made by another grid."""
     checkpoints = {plan.job.training.checkpoint for of_grid in plans.values() for plan in of_grid}
     for plan in plans[name]:
         needs = plan.job.training.needs
@@ -98,7 +98,7 @@ def test_smoke_grid_is_small(plans):
 
 @pytest.mark.parametrize("name", [name for name in GRIDS if name.startswith("paper-cifar10")])
 def test_grids_of_the_paper_have_its_values(plans, name):
-    """Salman et al. (2019), appendix A: 150 epochs, and which sigma, epsilon, T and m were tried."""
+    """Salman et al. (2019), appendix A: 150 epochs, and the values of sigma, epsilon, T and m."""
     for recipe in recipes(plans[name]):
         assert recipe["learning_rate"] == 0.1 and recipe["batch"] == 256 and recipe["weight_decay"] == 1e-4
         assert (recipe["learning_rate_step"], recipe["learning_rate_factor"]) == (50, 0.1)

@@ -1,4 +1,4 @@
-"""Jobs brought to their end: in order, once, resumed whatever ended them, and never without somebody who watches."""
+"""Running jobs: stages run in order and once, continue after any interruption, and stop with their watcher."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def pretend(workplace) -> Mapping[str, str]:
 
 
 def making(name: str, *lines: str, title: str = "pretend", before: str = "") -> Pretended:
-    """A stage that notes that it began, does ``lines`` and then makes the file of this name."""
+    """A stage that records that it began, runs ``lines`` and then makes the file ``name``."""
     begin = f"open('begun', 'a').write('{name} ')"
     program = "\n".join([before, begin, *lines, f"open('{name}', 'w').close()"])
     return Pretended(program, Path.cwd() / name, title)
 
 
 def begun() -> list[str]:
-    """The stages that began, in their order."""
+    """The stages that began, in the order in which they did."""
     return Path("begun").read_text().split() if Path("begun").exists() else []
 
 
@@ -77,25 +77,25 @@ def whole_number(path: str) -> int | None:
     return int(text) if text.endswith("\n") else None
 
 
-# Writes down which process it is, and waits.
+# Writes its process id to a file, and waits.
 WAIT = "import time; open('process', 'w').write(f'{os.getpid()}\\n'); time.sleep(300)"
 WHERE_NEEDED = "if not os.path.exists('again'):\n    open('again', 'w').close(); "
 
 
-def test_stages_are_done_in_turn_and_speak_into_the_log(pretend):
+def test_stages_run_in_order_and_write_to_the_log(pretend):
     job = pretended_job(
         Path.cwd(), making("a", "print('first said')"), making("b", "print('second', file=sys.stderr)"), making("c")
     )
     assert state_of(job).kind is StateKind.WAITING
     assert run(job, pretend) == DONE
     assert begun() == ["a", "b", "c"] and state_of(job).kind is StateKind.DONE
-    said = job.record.log.read_text()
-    assert said.index(" smoothadv pretend") < said.index("first said") < said.index("second")
+    log_text = job.record.log.read_text()
+    assert log_text.index(" smoothadv pretend") < log_text.index("first said") < log_text.index("second")
     assert commands_in(job.record.log) == 3
     record = job.record.read()
     assert (record["state"], record["engine"], record["pid"]) == ("done", "test", os.getpid())
     assert run(job, pretend) == DONE
-    assert begun() == ["a", "b", "c"] and job.record.log.read_text() == said, "nothing is done twice"
+    assert begun() == ["a", "b", "c"] and job.record.log.read_text() == log_text, "nothing is done twice"
 
 
 def test_only_what_is_missing_is_done(pretend):
@@ -146,7 +146,7 @@ def test_stage_that_a_signal_ended_is_stopped_and_goes_on(pretend, how):
     assert run(job, pretend) == DONE and begun() == ["a", "a", "b"]
 
 
-def test_nothing_begins_once_it_is_to_stop(pretend):
+def test_no_stage_begins_after_a_request_to_stop(pretend):
     stop = threading.Event()
     stop.set()
     job = pretended_job(Path.cwd(), making("a"))
@@ -218,7 +218,7 @@ def test_stage_ends_with_its_watcher_however_that_ended(pretend):
     assert run(job, pretend) == DONE and begun() == ["a", "a", "b"]
 
 
-# Takes its time when it is asked to stop, as a training does that is in the midst of an update.
+# Stops slowly when it is asked to, like a training that has to finish an update.
 SLOW_TO_STOP = """import signal, time
 def stop(*_):
     time.sleep(1.5)
@@ -244,7 +244,7 @@ def test_stage_that_outlives_its_watcher_to_save_is_waited_for(pretend):
 
 
 @linux
-def test_stage_whose_watcher_was_faster_to_go_does_not_begin(pretend):
+def test_stage_whose_watcher_is_dead_already_does_not_begin(pretend):
     words = [sys.executable, "-m", "smoothadv.sweeps.stop_with_parent", "1", sys.executable, "-c", "print('begun')"]
     done = subprocess.run(words, env={**os.environ, **pretend}, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (143, "")
@@ -279,7 +279,7 @@ def test_last_line(content, line):
 
 
 def several(*programs: str) -> list[Job]:
-    """Jobs of one pretended stage each, called 0, 1 and so on."""
+    """Jobs with one pretended stage each and the names 0, 1 and so on."""
     stages = [making(str(number), program) for number, program in enumerate(programs)]
     return [
         replace(pretended_job(Path.cwd(), stage), name=stage.made.name, logs=Path("logs", stage.made.name))
@@ -289,7 +289,7 @@ def several(*programs: str) -> list[Job]:
 
 @pytest.fixture
 def locally(pretend, monkeypatch):
-    """Runs jobs on the local engine; the names of the jobs in the order in which they ended, with how."""
+    """Runs jobs on the local engine; returns their names and outcomes in the order in which they ended."""
     monkeypatch.setenv("PYTHONPATH", pretend["PYTHONPATH"])
 
     def run_jobs(jobs: list[Job], at_a_time: int | None = None, **site) -> list[tuple[str, str]]:
@@ -319,7 +319,7 @@ def test_one_job_that_fails_stops_no_other_whatever_the_reason(locally):
     assert Path("logs/2").read_text() == "a file where a folder is to be"
 
 
-# Waits until two jobs have begun, for a while.
+# Waits for a limited time until two jobs have begun.
 MEET = """import time
 end = time.time() + 60
 while len(open('begun').read().split()) < 2 and time.time() < end:
@@ -329,14 +329,14 @@ while len(open('begun').read().split()) < 2 and time.time() < end:
 
 @pytest.mark.parametrize(("processes", "seen"), [(1, ["2", "5"]), (2, ["2,5", "6,7"])])
 def test_each_process_has_a_gpu_of_its_own_and_all_gpus_are_used(locally, processes, seen):
-    """Pretended stages are so under torchrun too, which does not even start."""
+    """A pretended stage runs its program even under torchrun, which does not start."""
     note = f"{MEET}open(f'gpus{{os.getpid()}}', 'w').write(os.environ.get('CUDA_VISIBLE_DEVICES', 'none'))"
     jobs = [replace(job, processes=processes) for job in several(note, note)]
     assert sorted(locally(jobs, gpus=("2", "5", "6", "7")[: 2 * processes])) == [("0", DONE), ("1", DONE)]
     assert sorted(path.read_text() for path in Path().glob("gpus*")) == seen
 
 
-def test_too_few_gpus_are_told_of_before_anything_runs(locally):
+def test_too_few_gpus_are_an_error_before_anything_runs(locally):
     jobs = [replace(job, processes=2) for job in several("pass")]
     with pytest.raises(UserError, match="2 processes.* 1 GPUs"):
         locally(jobs, gpus=("0",))
@@ -359,7 +359,7 @@ def test_interrupted_engine_stops_what_runs_and_begins_nothing_more(locally, pre
 
 
 def test_stopped_training_is_saved_within_its_epoch_and_ends_with_the_weights_of_one_that_was_not(one_thread):
-    """Ten seconds, of which most are for two processes to start."""
+    """Ten seconds, mostly for starting two processes."""
     sweep = {"noise": 0.25, "epochs": EPOCHS}
     (job,) = jobs_of(write_grid(Path("grid.toml"), sweep))
     job = replace(job, threads=1)
@@ -394,6 +394,6 @@ def test_two_processes_share_each_stage_of_a_job():
     (run_of_training,) = json.loads((job.training.folder / "args.json").read_text())["runs"]
     assert run_of_training["processes"] == 2
     assert [len(rows(log)) for stage in job.evaluations for log in stage.logs] == [6, 4]
-    said = job.record.log.read_text()
-    assert "2 processes on cpu" in said and state_of(job).kind is StateKind.DONE
-    assert execute(job, {}, threading.Event()) == DONE and job.record.log.read_text() == said
+    log_text = job.record.log.read_text()
+    assert "2 processes on cpu" in log_text and state_of(job).kind is StateKind.DONE
+    assert execute(job, {}, threading.Event()) == DONE and job.record.log.read_text() == log_text

@@ -1,4 +1,4 @@
-"""From a grid to jobs: the commands that they run, what these will record, and what is refused before anything runs."""
+"""From a grid to jobs: the commands of the jobs, the settings they will record, and grids that are refused."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def workplace(tmp_path, monkeypatch) -> Path:
 
 
 def planned(*sweeps: dict, **further):
-    """The jobs of a grid, here."""
+    """The jobs of a grid that is written to the working folder."""
     return jobs_of(write_grid(Path("grid.toml"), *sweeps, **further))
 
 
 def refused(capsys, text: str) -> str:
-    """The one line in which a grid's plan is refused as a usage error or otherwise."""
+    """The exit code and the error line with which planning a grid is refused."""
     Path("grid.toml").write_text(text)
     outcome = call(capsys, "sweep", "plan", "grid.toml", "--no-cost")
     assert outcome.code in (1, 2) and outcome.out == "" and outcome.err.count("\n") == 1, outcome
@@ -55,8 +55,8 @@ def test_words_of_the_commands():
         {"--method adaptive", "--radii 0.25 0.5", "--sound", "--device cpu"},
         {"--epsilon 0.25 64/255", "--restarts 2", "--device cpu"},
     ]
-    said = [{f"--{option}".strip() for option in " ".join(one).split("--")[1:]} for one in words]
-    assert said == expected
+    given = [{f"--{option}".strip() for option in " ".join(one).split("--")[1:]} for one in words]
+    assert given == expected
     assert (job.cwd, job.logs, job.name, job.group) == (Path.cwd(), Path(logs), folder, "grid")
     assert (job.training.folder, job.training.epochs) == (Path.cwd() / model, 2)
 
@@ -181,11 +181,11 @@ def test_logs_may_lie_elsewhere(tmp_path):
 
 
 def test_two_models_in_one_folder_are_refused_naming_what_differs(capsys):
-    said = refused(capsys, grid_text({"noise": 0.25, "lr": 0.1}, {"noise": 0.25, "lr": 0.2}))
-    assert said.startswith("1 ") and f"gaussian/{HERE}" in said
-    assert "[[sweep]] 1" in said and "[[sweep]] 2" in said and "lr is 0.1 and 0.2" in said
-    said = refused(capsys, grid_text({"noise": 0.25}, {"noise": [0.25, 0.5]}))
-    assert "share the folder" in said and "[[sweep]] 2" in said
+    message = refused(capsys, grid_text({"noise": 0.25, "lr": 0.1}, {"noise": 0.25, "lr": 0.2}))
+    assert message.startswith("1 ") and f"gaussian/{HERE}" in message
+    assert "[[sweep]] 1" in message and "[[sweep]] 2" in message and "lr is 0.1 and 0.2" in message
+    message = refused(capsys, grid_text({"noise": 0.25}, {"noise": [0.25, 0.5]}))
+    assert "share the folder" in message and "[[sweep]] 2" in message
 
 
 BAD = {
@@ -222,8 +222,8 @@ BAD = {
 @pytest.mark.parametrize("what", BAD)
 def test_bad_option_is_a_usage_error_that_says_where_in_the_grid(capsys, what):
     text, table, flag = BAD[what]
-    said = refused(capsys, text)
-    assert said.startswith("2 ") and f"grid grid.toml, {table}" in said and flag in said, said
+    message = refused(capsys, text)
+    assert message.startswith("2 ") and f"grid grid.toml, {table}" in message and flag in message, message
 
 
 OTHERWISE = {
@@ -242,25 +242,25 @@ OTHERWISE = {
 @pytest.mark.parametrize("what", OTHERWISE)
 def test_impossible_grid_is_refused_saying_why(capsys, what):
     text, words = OTHERWISE[what]
-    said = refused(capsys, text)
-    assert [word for word in words if word not in said] == [], said
+    message = refused(capsys, text)
+    assert [word for word in words if word not in message] == [], message
 
 
-def test_sigma_can_be_said_for_models_without_noise():
+def test_sigma_can_be_given_for_models_without_noise():
     (job,) = planned({**PGD, "noise": 0}, certify=[{"sigma": [0.25, 0.5]}])
     assert [stage.words[3] for stage in job.evaluations] == ["0.25", "0.5"]
 
 
-def test_machine_goes_into_every_command(tmp_path):
+def test_shared_options_go_into_every_command(tmp_path):
     from smoothadv.commands.sweep.planning import SharedOptions, plan_sweep
     from smoothadv.sweeps.grid import read_grid
 
     path = write_grid(Path("grid.toml"), {"noise": 0.25}, certify=[{}], attack=[{"epsilon": 1}])
-    for machine in (SharedOptions("some/where", "cpu"), SharedOptions()):
-        (plan,) = plan_sweep(read_grid(path), machine)
+    for shared in (SharedOptions("some/where", "cpu"), SharedOptions()):
+        (plan,) = plan_sweep(read_grid(path), shared)
         for stage in plan.job.stages:
-            said = " ".join(stage.words)
-            assert ("--data-dir some/where" in said) == ("--device cpu" in said) == (machine.device == "cpu")
+            text = " ".join(stage.words)
+            assert ("--data-dir some/where" in text) == ("--device cpu" in text) == (shared.device == "cpu")
 
 
 def test_plans_keep_the_order_of_the_grid():

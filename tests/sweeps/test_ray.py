@@ -1,4 +1,4 @@
-"""Sweeps on a real Ray: whichever of its machines is lost, the models and logs are those of an undisturbed sweep."""
+"""Sweeps on a real Ray cluster: whichever machine is lost, models and logs equal those of an undisturbed sweep."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from support.ray_cluster import HEAD, RayCluster, why_not
 from support.sweep_runs import (
     NAMES,
     Running,
+    all_output,
     attempts,
     audit,
-    everything_said,
     in_training,
     job_log,
     lay_out,
@@ -52,7 +52,7 @@ def cluster(tmp_path) -> Iterator[RayCluster]:
 
 @pytest.fixture
 def own_ray() -> Iterator[dict[str, str]]:
-    """The environment in which a sweep that starts Ray itself does so away from all others."""
+    """An environment in which a sweep starts Ray in a temporary folder of its own."""
     place = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # a socket's path has at most 107 characters
     others = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("RAY_")}
     yield {**others, "RAY_TMPDIR": place, "RAY_USAGE_STATS_ENABLED": "0"}
@@ -60,20 +60,20 @@ def own_ray() -> Iterator[dict[str, str]]:
 
 
 def on(cluster: RayCluster) -> tuple[list[str], dict[str, str]]:
-    """What it takes to run a sweep on a cluster: further options and the environment."""
+    """The options and the environment with which a sweep runs on a cluster."""
     return [*RUN, "--address", cluster.address], {**ENVIRONMENT, **cluster.environment}
 
 
 def assert_done(running: Running, reference: Path, count: int = 4) -> None:
-    """All is done, the command says so of each job that it did, and nothing shows of what happened."""
-    assert running.wait() == 0, running.err + everything_said(running.folder)
+    """All jobs are done, the command printed so for each, and the results show no trace of the fault."""
+    assert running.wait() == 0, running.err + all_output(running.folder)
     assert running.out.splitlines()[-2] == "tiny: 4 jobs: 4 done" and running.err == ""
     assert running.out.count("  done    ") == count, running.out
     audit(running.folder, reference)
 
 
 def stages_by_name(folder: Path) -> dict[str, int]:
-    """The process of each job's present stage."""
+    """The process of each job's running stage."""
     return {name: process for name in NAMES for process in stages(folder, name)}
 
 
@@ -96,7 +96,7 @@ def test_jobs_of_a_lost_node_are_done_on_another(cluster, folder, reference):
 
 
 def test_jobs_of_a_lost_raylet_are_done_on_another_node(cluster, folder, reference):
-    """Ray's process on a node dies, and its workers with it: their stages stop by themselves. 70 seconds."""
+    """Ray's process on a node dies, and its workers with it; their stages stop by themselves. 70 seconds."""
     words, environment = on(cluster)
     with started(folder, *words, environment=environment) as running:
         running.wait_until(lambda: trains_everywhere(folder))
@@ -146,8 +146,8 @@ def assert_interrupted(running: Running, at_once: int = 4) -> None:
     assert stages(running.folder) == []
     assert [attempts(running.folder, name) for name in NAMES].count(1) == at_once
     assert sum("stopped by SIGTERM" in job_log(running.folder, name) for name in NAMES) == at_once
-    said = ran(running.folder, "status").out
-    assert f"{at_once} stopped" in said.splitlines()[-1] and "running" not in said, said
+    output = ran(running.folder, "status").out
+    assert f"{at_once} stopped" in output.splitlines()[-1] and "running" not in output, output
 
 
 def test_interrupted_sweep_stops_its_jobs_on_the_cluster(cluster, folder, reference):
@@ -185,7 +185,7 @@ def started_under(place: str) -> list[str]:
 
 
 @pytest.mark.parametrize("way", ["option", "variable"])
-def test_nobody_at_the_address_is_said_at_once(folder, own_ray, way):
+def test_address_without_a_head_is_an_error_at_once(folder, own_ray, way):
     options = ["--address", "127.0.0.1:1"] if way == "option" else []
     environment = {**own_ray, "RAY_ADDRESS": "127.0.0.1:1"} if way == "variable" else own_ray
     done = ran(folder, *RUN, *options, environment=environment)
@@ -195,8 +195,8 @@ def test_nobody_at_the_address_is_said_at_once(folder, own_ray, way):
     assert not (folder / "logs").exists() and not (folder / "models").exists()
 
 
-def test_gpus_that_no_machine_has_are_said_at_once(cluster, folder):
-    """GPUs are wanted unless the CPU is asked for, for this machine need not be one of those that compute."""
+def test_gpus_that_no_machine_has_are_an_error_at_once(cluster, folder):
+    """Without --device cpu a cluster must have GPUs, because this machine may not be one that computes."""
     words, environment = on(cluster)
     done = ran(folder, *[word for word in words if word not in ("--device", "cpu")], environment=environment)
     assert done.process.returncode == 1

@@ -1,4 +1,4 @@
-"""Sweeps on a real Slurm: whatever is done to their jobs, the models and logs are those of an undisturbed sweep."""
+"""Sweeps on a real Slurm: whatever happens to jobs, models and logs equal those of an undisturbed sweep."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from support.slurm import Cluster, why_not
 from support.sweep_runs import (
     NAMES,
     Running,
+    all_output,
     artefacts,
     attempts,
     audit,
-    everything_said,
     in_training,
     job_log,
     lay_out,
@@ -77,21 +77,21 @@ def restarts(cluster: Cluster, folder: Path) -> dict[str, int]:
 
 
 def assert_done(running: Running, reference: Path) -> None:
-    """All is done, the command says so, and nothing shows of what happened."""
-    assert running.wait() == 0, running.err + everything_said(running.folder)
+    """All jobs are done, the command printed so, and the results show no trace of the fault."""
+    assert running.wait() == 0, running.err + all_output(running.folder)
     assert running.out.splitlines()[-2] == "tiny: 4 jobs: 4 done" and running.err == ""
     assert [running.out.count(f"done    {name}\n") for name in NAMES] == [1] * 4
     audit(running.folder, reference)
 
 
 def assert_went_on(folder: Path, name: str) -> None:
-    """A training was stopped by SIGTERM, and later went on from what it had saved."""
+    """A training was stopped by SIGTERM, and later continued from what it had saved."""
     first, _, second = job_log(folder, name).partition("stopped by SIGTERM")
     assert "resuming" not in first and "resuming" in second, job_log(folder, name)
 
 
 def test_preempted_jobs_go_on(cluster, folder, reference):
-    """A job of more right takes both nodes while they train. 60 seconds."""
+    """A job of higher priority takes both nodes while they train. 60 seconds."""
     with started(folder, *RUN, environment=cluster.environment) as running:
         running.wait_until(lambda: in_training(folder))
         command = ["--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]
@@ -112,8 +112,8 @@ def watcher_of(stage: int) -> int:
     return parent
 
 
-def test_killed_job_is_told_of_and_done_by_the_same_command(cluster, folder, reference):
-    """One job's stage and its watcher die at the same moment, without a word. 80 seconds."""
+def test_killed_job_is_reported_and_done_by_the_same_command(cluster, folder, reference):
+    """One job's stage and its watcher are killed at the same moment. 80 seconds."""
     with started(folder, *RUN, environment=cluster.environment) as running:
         running.wait_until(lambda: in_training(folder))
         killed = in_training(folder)[0]
@@ -127,12 +127,12 @@ def test_killed_job_is_told_of_and_done_by_the_same_command(cluster, folder, ref
     assert f"stopped {killed}\n" in running.out and "tiny: 4 jobs: 1 stopped, 3 done" in running.out
     assert [running.out.count(f"done    {name}\n") for name in others] == [1] * 3
     assert running.err.startswith("error: 1 of 4 jobs are not done") and running.err.count("\n") == 1
-    said = ran(folder, "status", environment=cluster.environment).out
-    assert re.search(rf"\| stopped *\| {killed} *\| train: [0-9]+ of 20 epochs", said), said
+    output = ran(folder, "status", environment=cluster.environment).out
+    assert re.search(rf"\| stopped *\| {killed} *\| train: [0-9]+ of 20 epochs", output), output
 
     before = {path: moment for path, moment in artefacts(folder).items() if killed not in path}
     again = ran(folder, *RUN, environment=cluster.environment)
-    assert again.process.returncode == 0, again.err + everything_said(folder)
+    assert again.process.returncode == 0, again.err + all_output(folder)
     assert f"1/1  {again.out.split('1/1  ')[1].split()[0]}  done    {killed}\n" in again.out
     assert {path: moment for path, moment in artefacts(folder).items() if path in before} == before
     assert len(before) == 15 and [attempts(folder, name) for name in NAMES] == [1 + (name == killed) for name in NAMES]
@@ -219,7 +219,7 @@ def without(program: str, folder: Path, cluster: Cluster) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("what", ["no such partition", "no sbatch", "no squeue", "nobody answers"])
-def test_what_cannot_be_submitted_is_said_in_one_line(cluster, folder, tmp_path, what):
+def test_what_cannot_be_submitted_is_an_error_in_one_line(cluster, folder, tmp_path, what):
     options, environment = [], cluster.environment
     if what == "no such partition":
         options, words = ["--partition", "absent"], ["sbatch", "partition"]
@@ -235,7 +235,7 @@ def test_what_cannot_be_submitted_is_said_in_one_line(cluster, folder, tmp_path,
     assert done.err.startswith("error: ") and done.err.count("\n") == 1, done.err
     assert [word for word in words if word not in done.err] == []
     left = {path for path in folder.rglob("*")} - before
-    assert [path for path in left if path.name.startswith("job.")] == [], "nothing is said of any job"
+    assert [path for path in left if path.name.startswith("job.")] == [], "no job has a record"
     assert queue(cluster) == []
     status = ran(folder, "status", environment=cluster.environment)
     assert status.process.returncode == 0 and status.out.endswith("tiny: 4 jobs: 4 waiting\n")

@@ -1,4 +1,4 @@
-"""Training on several nodes of a real Slurm: whatever ends a job too early, it goes on to the same weights."""
+"""Training on several nodes of a real Slurm: whatever ends a job early, it continues to the same weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.weights import read, same_state
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
 CLONE = CODE.parent
 SCRIPT = CLONE / "scripts/slurm/train_multinode.sbatch"
-# Of 12 steps each, of which every tenth is one at which the processes decide whether to save or stop.
+# 12 steps each; at every tenth step the processes decide whether to save or stop.
 EPOCHS = 40
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
 
@@ -27,14 +27,14 @@ def cluster(tmp_path_factory) -> Iterator[Cluster]:
 
 
 def submit(cluster: Cluster, folder: Path, *options: object, epochs: int = EPOCHS, time: int = 10) -> int:
-    """The job that trains in ``folder / "run"`` and writes what is said to ``folder / "said"``."""
+    """Submit a job that trains in ``folder / "run"`` and prints to ``folder / "output.txt"``; returns its number."""
     training = ["train", "digits", "digits_resnet8", folder / "run", "--noise", 0.25, "--device", "cpu"]
-    where = [f"--output={folder / 'said'}", f"--time={time}"]
+    where = [f"--output={folder / 'output.txt'}", f"--time={time}"]
     return cluster.submit(*where, SCRIPT, *training, "--epochs", epochs, *options, cwd=CLONE)
 
 
-def said(folder: Path) -> str:
-    return (folder / "said").read_text() if (folder / "said").exists() else ""
+def output_of(folder: Path) -> str:
+    return (folder / "output.txt").read_text() if (folder / "output.txt").exists() else ""
 
 
 def has_epochs(folder: Path, count: int) -> bool:
@@ -49,10 +49,10 @@ def final_state(cluster: Cluster, job: int) -> str:
 
 @pytest.fixture(scope="module")
 def whole(cluster, tmp_path_factory) -> Path:
-    """The run that nothing disturbed."""
+    """The run without any disturbance."""
     folder = tmp_path_factory.mktemp("whole")
-    assert final_state(cluster, submit(cluster, folder)) == "COMPLETED", said(folder)
-    assert "2 processes on cpu" in said(folder) and len(read(folder / "run")["runs"]) == 1
+    assert final_state(cluster, submit(cluster, folder)) == "COMPLETED", output_of(folder)
+    assert "2 processes on cpu" in output_of(folder) and len(read(folder / "run")["runs"]) == 1
     return folder / "run"
 
 
@@ -83,20 +83,20 @@ def test_disturbed_job_ends_with_the_weights_of_one_that_was_not(cluster, whole,
     job = submit(cluster, tmp_path)
     cluster.wait_until(lambda: has_epochs(tmp_path, 2), 90)
     FAULTS[fault](cluster, job)
-    assert final_state(cluster, job) == "COMPLETED", said(tmp_path)
+    assert final_state(cluster, job) == "COMPLETED", output_of(tmp_path)
     assert cluster.job(job)["Restarts"] == "1"
     assert same_state(tmp_path / "run", whole)
     assert timeless(tmp_path / "run/log.txt") == timeless(whole / "log.txt")
     first, second = read(tmp_path / "run")["runs"]
     assert (second["first_epoch"], second["first_step"]) >= (2, 0) > (first["first_epoch"], first["first_step"])
     if fault != "node lost":
-        assert "stopped by SIGTERM" in said(tmp_path)
+        assert "stopped by SIGTERM" in output_of(tmp_path)
         step = second["first_step"]
         assert step in (0, 12) or (12 * second["first_epoch"] + step) % 10 == 0, "where the processes agree to stop"
 
 
 def processes(folder: Path) -> dict[str, int]:
-    """How many processes of the job that works in ``folder`` stand for torchrun, and how many train."""
+    """For the job that works in ``folder``: how many processes are torchrun, and how many train."""
     counts = {"torchrun": 0, "training": 0}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -113,18 +113,18 @@ def test_job_that_is_stopped_before_the_first_update_starts_anew(cluster, tmp_pa
     cluster.wait_until(lambda: processes(tmp_path)[started] == 2)
     assert not (tmp_path / "run").exists()
     cluster.run("scancel", "--signal=TERM", job)
-    assert final_state(cluster, job) == "COMPLETED" and cluster.job(job)["Restarts"] == "1", said(tmp_path)
+    assert final_state(cluster, job) == "COMPLETED" and cluster.job(job)["Restarts"] == "1", output_of(tmp_path)
     assert len(read(tmp_path / "run")["runs"]) == 1
 
 
 def test_job_is_stopped_before_its_time_is_over_and_goes_on(cluster, tmp_path):
-    """Its last two minutes begin with its only one; Slurm looks twice a minute. About 50 seconds."""
+    """Its limit is one minute, so the signal two minutes before the end is due at once; Slurm checks twice a minute."""
     job = submit(cluster, tmp_path, epochs=100_000, time=1)
     try:
-        cluster.wait_until(lambda: "resuming after epoch" in said(tmp_path), 150)
+        cluster.wait_until(lambda: "resuming after epoch" in output_of(tmp_path), 150)
     finally:
         cluster.run("scancel", job)
-    assert "stopped by SIGTERM" in said(tmp_path) and "TIME LIMIT" not in said(tmp_path)
+    assert "stopped by SIGTERM" in output_of(tmp_path) and "TIME LIMIT" not in output_of(tmp_path)
 
 
 def test_cancelled_job_does_not_come_back(cluster, tmp_path):
@@ -133,18 +133,18 @@ def test_cancelled_job_does_not_come_back(cluster, tmp_path):
     cluster.wait_until(lambda: has_epochs(tmp_path, 1), 90)
     cluster.run("scancel", job)
     assert final_state(cluster, job) == "CANCELLED" and cluster.job(job)["Restarts"] == "0"
-    assert "stopped by SIGTERM" in said(tmp_path) and "to be continued" not in said(tmp_path)
+    assert "stopped by SIGTERM" in output_of(tmp_path) and "to be continued" not in output_of(tmp_path)
 
 
 def test_refused_option_ends_the_job(cluster, tmp_path):
     """Ten seconds."""
     job = submit(cluster, tmp_path, "--no-such-option")
     assert final_state(cluster, job) == "FAILED" and cluster.job(job)["Restarts"] == "0"
-    assert "error: unrecognized arguments: --no-such-option" in said(tmp_path)
+    assert "error: unrecognized arguments: --no-such-option" in output_of(tmp_path)
 
 
 @pytest.mark.parametrize("arguments", [[], ["train", "digits"], ["no_such_command", "digits", "digits_resnet8", "run"]])
 def test_script_says_how_it_is_used(cluster, tmp_path, arguments):
-    job = cluster.submit(f"--output={tmp_path / 'said'}", SCRIPT, *arguments, cwd=CLONE)
+    job = cluster.submit(f"--output={tmp_path / 'output.txt'}", SCRIPT, *arguments, cwd=CLONE)
     assert final_state(cluster, job) == "FAILED" and cluster.job(job)["ExitCode"] == "2:0"
-    assert said(tmp_path).startswith("usage: sbatch ") and said(tmp_path).count("\n") == 1
+    assert output_of(tmp_path).startswith("usage: sbatch ") and output_of(tmp_path).count("\n") == 1

@@ -1,4 +1,4 @@
-"""What state a job is in, by its files alone; and what was made otherwise is neither taken for done nor replaced."""
+"""The state of a job, judged by its files; files made with other settings neither count as done nor are replaced."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def next_progress(job: Job) -> StageProgress:
 
 
 def the_job(fixed: dict = FIXED, certify: dict = CERTIFY, **further) -> Job:
-    """The job of a grid of one model, here."""
+    """The job of a grid of one model, in the working folder."""
     (job,) = jobs_of(write_grid(Path("grid.toml"), NOISE, fixed=fixed, certify=[certify], **further))
     return job
 
@@ -56,7 +56,7 @@ def workplace(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def done(finished, workplace) -> Job:
-    """The finished job, in a folder of one's own."""
+    """The finished job, in a folder of its own."""
     shutil.copytree(finished, workplace, dirs_exist_ok=True)
     return the_job()
 
@@ -66,12 +66,12 @@ def kind(job: Job) -> StateKind:
 
 
 def artefacts() -> dict:
-    """Models and logs, without what jobs record."""
+    """Models and logs, without the records of jobs."""
     everything = snapshot(Path.cwd())
     return {path: content for path, content in everything.items() if "/" in path and "job." not in path}
 
 
-def test_job_of_which_nothing_is_there_waits():
+def test_job_without_files_waits():
     job = the_job()
     assert state_of(job).kind is StateKind.WAITING and state_of(job).detail == ""
     assert (next_progress(job).done, next_progress(job).total) == (0, 2)
@@ -80,8 +80,8 @@ def test_job_of_which_nothing_is_there_waits():
 
 def test_job_is_done_by_its_artefacts_whatever_the_record_says(done):
     assert kind(done) is StateKind.DONE
-    for said in ("failed", "running", "stopped", "queued", "done"):
-        done.record.write(said, line="no", stage="train")
+    for state in ("failed", "running", "stopped", "queued", "done"):
+        done.record.write(state, line="no", stage="train")
         assert kind(done) is StateKind.DONE
 
 
@@ -166,7 +166,7 @@ def test_no_checkpoint_is_no_model(done):
 
 
 def changed_file() -> None:
-    """Other weights in the place of those that were certified."""
+    """Replace the certified weights by others."""
     path = MODEL / "checkpoint.pth.tar"
     content = torch.load(path, weights_only=True)
     torch.save({**content, "runs": []}, path)
@@ -195,7 +195,7 @@ CONFLICTS = {
 
 
 @pytest.mark.parametrize("what", CONFLICTS)
-def test_what_was_made_otherwise_is_neither_done_nor_replaced(done, capsys, what):
+def test_files_of_other_settings_are_neither_done_nor_replaced(done, capsys, what):
     change, fixed, certify, words = CONFLICTS[what]
     if change is not None:
         change()
@@ -204,15 +204,15 @@ def test_what_was_made_otherwise_is_neither_done_nor_replaced(done, capsys, what
     assert state.kind is StateKind.FAILED, state
     assert [word for word in words if word not in state.detail] == [], state.detail
     before = artefacts()
-    for action, said in (("run", "nothing to do"), ("retry", "failed")):
+    for action, output in (("run", "nothing to do"), ("retry", "failed")):
         outcome = call(capsys, "sweep", action, "grid.toml", "--device", "cpu")
-        assert outcome.code == 1 and said in outcome.out and words[-1] in outcome.err
+        assert outcome.code == 1 and output in outcome.out and words[-1] in outcome.err
         assert artefacts() == before
     assert not job.record.log.exists(), "no command was started for nothing"
 
 
 def test_smaller_steps_through_the_images_add_what_is_missing(capsys):
-    """From every sixth image to every third: the log is then that of every third, made at once, but for the order."""
+    """From every sixth image to every third: except for the order, the log equals one made at once."""
     finish(the_job(certify={"skip": 6, "N": 100}))
     first = LOG.read_bytes()
     job = the_job(certify={"skip": 3, "N": 100})
@@ -280,7 +280,7 @@ def test_other_weights_to_start_from_make_another_model(done):
 
 @pytest.fixture
 def begun() -> Job:
-    """A job with a record of another's work, which has a lock file."""
+    """A job with a lock file and a record that says that another process works on it."""
     job = the_job()
     with job.record.claim(0):
         job.record.write("running", stage="train")
@@ -288,7 +288,7 @@ def begun() -> Job:
 
 
 def say_host(job: Job, host: str, seconds_ago: float) -> None:
-    """As if the job was worked on at ``host``, which gave its last sign of life so long ago."""
+    """Write the record and the sign of life of a ``host`` that touched the job ``seconds_ago``."""
     file = job.record.folder / "job.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "host": host}))
     moment = time.time() - seconds_ago
@@ -315,7 +315,7 @@ def test_holder_of_the_lock_works_on_the_job_whatever_the_record_says(state):
     assert job.record.holder() == "" and kind(job) is not StateKind.RUNNING
 
 
-def test_those_who_look_do_not_see_each_other(begun):
+def test_readers_of_the_lock_do_not_see_each_other(begun):
     assert not is_locked(begun.record.folder / "job.lock")
     with begun.record.claim(0):
         assert is_locked(begun.record.folder / "job.lock")
@@ -339,7 +339,7 @@ def test_sign_of_life_of_another_machine_counts_for_a_while(begun):
         wait_for(lambda: time.time() - file.stat().st_mtime < 1800)  # a sign of life of its own
 
 
-def test_other_machines_that_are_through_do_not_count(begun):
+def test_other_machines_that_have_finished_do_not_count(begun):
     begun.record.write("failed", stage="train", line="x")
     say_host(begun, "elsewhere", seconds_ago=1)
     assert begun.record.holder() == "" and kind(begun) is StateKind.FAILED
@@ -347,15 +347,15 @@ def test_other_machines_that_are_through_do_not_count(begun):
 
 @pytest.mark.parametrize("selection", [{"max": 5, "skip": 1}, {"max": 3}, {"skip": 2, "max": 3}])
 def test_log_is_whole_by_its_rows_if_it_holds_no_others(done, selection):
-    """Not by how the run that wrote it selected them."""
+    """How the run that wrote it selected its images does not matter."""
     job = the_job(certify={**CERTIFY, **selection})
-    # What else it holds is told, but never taken for what is wanted.
+    # Other images in it are reported, and never count as the selected ones.
     assert kind(job) is (StateKind.DONE if selection == {"max": 5, "skip": 1} else StateKind.FAILED)
     assert kind(the_job(certify={**CERTIFY, "max": 6})) is StateKind.STOPPED
 
 
-def test_log_of_which_nothing_tells_how_many_images_there_were_is_asked_for_once(done):
-    """As logs from before manifests told that."""
+def test_log_whose_manifest_lacks_the_number_of_images_is_asked_for_once(done):
+    """Like logs from before manifests recorded that number."""
     manifest = json.loads(Path(f"{LOG}.manifest.json").read_text())
     del manifest["runs"][-1]["images"]
     Path(f"{LOG}.manifest.json").write_text(json.dumps(manifest))
@@ -366,7 +366,7 @@ def test_log_of_which_nothing_tells_how_many_images_there_were_is_asked_for_once
 
 
 def test_log_without_a_byte_is_none(done):
-    """A full disk may leave one, without a manifest; the command begins it anew."""
+    """A full disk may leave an empty log without a manifest; the command begins it anew."""
     LOG.write_bytes(b"")
     Path(f"{LOG}.manifest.json").unlink()
     assert kind(done) is StateKind.STOPPED
@@ -380,8 +380,8 @@ def test_logs_whose_checkpoint_is_gone_are_not_trained_for_again(done):
     assert state.kind is StateKind.FAILED and "is gone: put it back, or remove the log" in state.detail
 
 
-def test_model_that_is_still_trained_is_none_to_start_from(done):
-    """Its checkpoint is there, but another epoch is to come."""
+def test_training_does_not_start_from_an_unfinished_model(done):
+    """Its checkpoint exists, but lacks an epoch."""
     start = {**FIXED, "pretrained-model": str(MODEL / "checkpoint.pth.tar"), "seed": 1}
     assert kind(the_job(start)) is StateKind.WAITING
     log = MODEL / "log.txt"

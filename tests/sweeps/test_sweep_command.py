@@ -1,4 +1,4 @@
-"""`sweep` as people run it: all that is missing is done, nothing twice, and one failure is no other job's."""
+"""The command sweep: it does all that is missing, nothing twice, and the failure of a job affects no other."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ CPU = ["--device", "cpu"]
 
 
 def the_grid(*further: dict, name: str = "grid.toml", **others) -> Path:
-    """The grid of two models, and ``further`` ones before them, in the working folder."""
+    """The grid of two models, preceded by the ``further`` ones, in the working folder."""
     given = {"threads": 1, "certify": [CERTIFY], **others}
     return write_grid(Path(name), *further, GAUSSIAN, SMOOTHADV, **given)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
-    """A folder in which the sweep was run, with what was said in a file."""
+    """A folder in which the sweep was run, with its output in a file."""
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         the_grid()
     done = run_process(script("sweep", "run", "grid.toml", "--jobs", 2, *CPU), folder)
-    (folder / "said.json").write_text(json.dumps([done.returncode, done.stdout, done.stderr]))
+    (folder / "output.json").write_text(json.dumps([done.returncode, done.stdout, done.stderr]))
     return folder
 
 
@@ -50,13 +50,13 @@ def workplace(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def done(finished, workplace) -> Path:
-    """A copy of it, which is the working folder."""
+    """A copy of that folder, as the working folder."""
     shutil.copytree(finished, workplace, dirs_exist_ok=True)
     return workplace
 
 
 def moments(folder: Path) -> dict[str, int]:
-    """When every file was last changed; locks only tell who looked."""
+    """When every file was last changed; without locks, which reading may change."""
     return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != "job.lock"}
 
 
@@ -65,7 +65,7 @@ def log_of(folder: str) -> Path:
 
 
 def test_sweep_trains_and_certifies_every_model(done):
-    code, out, err = json.loads(Path("said.json").read_text())
+    code, out, err = json.loads(Path("output.json").read_text())
     assert (code, err.replace("\n", "")) == (0, ""), err
     first, *jobs, last, advice = out.splitlines()
     assert first == "grid: 2 jobs: 2 waiting" and last == "grid: 2 jobs: 2 done"
@@ -76,8 +76,8 @@ def test_sweep_trains_and_certifies_every_model(done):
         assert sorted(path.name for path in model.iterdir()) == ["args.json", "checkpoint.pth.tar", "log.txt"]
         assert len(rows(model / "log.txt")) == 2 and [row["idx"] for row in rows(log)] == list("01234")
         job_log = Path("logs/grid", folder, "job.log")
-        said = job_log.read_text()
-        assert "saved models/grid/" in said and "certified accuracy" in said and commands_in(job_log) == 2
+        text = job_log.read_text()
+        assert "saved models/grid/" in text and "certified accuracy" in text and commands_in(job_log) == 2
     manifest = log_of(FOLDERS[1]).with_name("sigma_0.25.tsv.manifest.json")
     settings = json.loads(manifest.read_text())["settings"]
     assert settings["training"]["objective"]["attack"]["epsilon"] == 0.5 and settings["N"] == 200
@@ -138,7 +138,7 @@ def status(capsys, *options: object) -> list[dict]:
     return json.loads(outcome.out)
 
 
-def test_status_tells_of_every_job(done, capsys):
+def test_status_lists_every_job(done, capsys):
     assert [(row["state"], row["folder"]) for row in status(capsys)] == [("done", folder) for folder in FOLDERS]
     lines = log_of(FOLDERS[0]).read_bytes().splitlines(keepends=True)
     log_of(FOLDERS[0]).write_bytes(b"".join(lines[:3]))
@@ -162,7 +162,7 @@ def test_only_some_jobs(done, capsys):
     assert refused.code == 1 and "none*" in refused.err and refused.err.count("\n") == 1
 
 
-def test_plan_tells_what_would_be_done_and_does_nothing(workplace, capsys):
+def test_plan_prints_what_would_be_done_and_does_nothing(workplace, capsys):
     the_grid(about="Two models", models="m", logs="l")
     outcome = call(capsys, "sweep", "plan", "grid.toml", "--no-cost")
     assert outcome.code == 0 and "Two models" in outcome.out and "2 jobs" in outcome.out
@@ -199,7 +199,7 @@ RUN = script("sweep", "run", "grid.toml", *CPU)
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory) -> Path:
-    """A folder in which a longer sweep was run from its beginning to its end."""
+    """A folder in which a longer sweep was run without an interruption."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -209,14 +209,14 @@ def uninterrupted(tmp_path_factory) -> Path:
 
 
 def check_audit(folder: Path, whole: Path) -> None:
-    """The same weights, bit by bit, and the same logs but for times."""
+    """Both have identical weights, and identical logs except for times."""
     for name in FOLDERS:
         model, log = Path("models/grid", name), log_of(name)
         assert same_state(folder / model, whole / model)
         assert timeless(folder / model / "log.txt") == timeless(whole / model / "log.txt")
         assert timeless(folder / log) == timeless(whole / log) and len(rows(folder / log)) == 60
         manifests = [json.loads((one / f"{log}.manifest.json").read_text())["settings"] for one in (folder, whole)]
-        # The file of the weights says when they were made.
+        # The checkpoint file also contains times.
         assert [manifest.pop("checkpoint_sha256") for manifest in manifests] and manifests[0] == manifests[1]
     names = [set(map(str, (path.relative_to(one) for path in one.rglob("*")))) for one in (folder, whole)]
     assert names[0] == names[1], "nothing is left behind"
@@ -251,7 +251,7 @@ def test_sweep_killed_in_all_of_its_phases_is_completed_by_the_same_command(work
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code", "jobs"), [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2)])
-def test_interrupted_sweep_saves_tells_and_goes_on(workplace, uninterrupted, number, code, jobs):
+def test_interrupted_sweep_saves_reports_and_continues(workplace, uninterrupted, number, code, jobs):
     """Half a minute each."""
     the_grid(**LONG)
     command = [*RUN, "--jobs", str(jobs)]
@@ -268,7 +268,7 @@ def test_interrupted_sweep_saves_tells_and_goes_on(workplace, uninterrupted, num
 
 
 def processes_in(folder: Path) -> list[int]:
-    """The processes that work in a folder, where that can be told; this one is among them."""
+    """The processes that work in a folder, as far as that can be found out; this process is one of them."""
     links = [path for path in Path("/proc").glob("[0-9]*/cwd") if is_link_to(path, folder)]
     return [int(link.parent.name) for link in links] or [os.getpid()]
 

@@ -19,7 +19,7 @@ from support.networks import Network, settle_batch_norms
 
 
 class NoStatistics(Network):
-    """Normalizes by the batch's own statistics in eval mode, too."""
+    """Normalizes by the statistics of the batch, also in eval mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ LARGE: dict[str, Callable[[], nn.Module]] = {
     "bottlenecks": lambda: nn.Sequential(Normalize((0.5,) * 3, (0.25,) * 3), network_with_bottlenecks()),
     "grouped bottlenecks without input layer": lambda: network_with_bottlenecks(groups=8, width_per_group=4),
 }
-# With the number of normalizations that remain.
+# Each with the number of normalization layers that are not folded.
 SMALL = [
     (networks.Network, 0),
     (networks.Grouped, 0),
@@ -140,7 +140,7 @@ DEPENDENT_ON_MODE = [FunctionalDropout, BranchOnTraining, FunctionalNorm]
 
 
 def large(name: str) -> tuple[nn.Module, torch.Tensor]:
-    """In float64 and train mode, as if trained; and images."""
+    """A large network in float64 and train mode, with statistics as if trained; and images."""
     torch.manual_seed(0)
     model = LARGE[name]().double()
     shape = (1, 8, 8) if name.startswith("digits") else (3, 32, 32)
@@ -158,7 +158,7 @@ def small(kind: type[nn.Module]) -> tuple[nn.Module, torch.Tensor]:
 
 @torch.no_grad()
 def change(model: nn.Module) -> None:
-    """Other weights and statistics, as after some updates."""
+    """Change weights and statistics, as some updates would."""
     for parameter in model.parameters():
         parameter += 0.1 * torch.randn_like(parameter)
     for layer in model.modules():
@@ -186,7 +186,7 @@ def norms_in(model: nn.Module) -> int:
 
 
 def assert_follows(model: nn.Module, form: AttackedModel | None, images: torch.Tensor, folds: bool = True) -> None:
-    """The form is the model, at first and, after ``refresh``, when it has changed."""
+    """The form computes the same function as the model: at first, and after ``refresh`` when the model has changed."""
     assert form is not None
     assert deviation(model, form, images) < 1e-10
     for _ in range(2):
@@ -215,7 +215,7 @@ def test_logits_and_gradients_of_small_networks_are_those_of_the_model(kind, lef
 
 @pytest.mark.parametrize("kind", KEPT_FOR_THE_GRADIENT)
 def test_nothing_that_the_gradient_needs_is_overwritten(kind):
-    """There may be no form of them; where there is one, it has gradients."""
+    """Such a model may have no form to attack; if it has one, its gradients are computed."""
     model, images = small(kind)
     form = attacked_form(model, images[:2], torch.float64)
     if form is not None:
@@ -235,7 +235,7 @@ def test_networks_that_look_at_their_mode_are_attacked_in_eval_mode_or_have_no_f
 
 @torch.no_grad()
 def answers(model: nn.Module, images: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """The label that gets most votes of the noisy copies, the smaller one of two: then there is something to attack."""
+    """The class with most votes of the noisy copies, the smaller one of a tie: a label that attacks can change."""
     votes = model.eval()((images[:, None] + noise).flatten(0, 1)).argmax(1).unflatten(0, noise.shape[:2])
     return votes.mode(1).values
 

@@ -1,4 +1,4 @@
-"""Making the form that is attacked leaves the live model as it is; what it has of its own is cheap and in its dtype."""
+"""Making the attacked form leaves the model unchanged; its own parameters need no gradients and are in its dtype."""
 
 from __future__ import annotations
 
@@ -99,6 +99,6 @@ def test_bfloat16_works_under_autocast():
     expected_logits, expected_gradient = image_gradient(model, images)
     assert gradient.dtype == torch.float32
     error = (logits.float() - expected_logits).abs().max() / expected_logits.std()
-    # It was computed in bfloat16, which has 8 bits.
+    # The error is that of bfloat16, which has 8 bits.
     assert 1e-4 < error < 0.1
     assert F.cosine_similarity(gradient.flatten(), expected_gradient.flatten(), dim=0) > 0.95

@@ -1,4 +1,4 @@
-"""The look at the test set is that of a slow obvious loop, at evenly spaced images, and changes nothing."""
+"""Evaluation during training agrees with a slow loop, is on evenly spaced images, and changes nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from smoothadv.noise import Purpose, derive_generator
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training.attacked import attacked_form
-from smoothadv.training.evaluate import COLUMNS, NOT_EVALUATED, Evaluation, evaluate
+from smoothadv.training.evaluate import COLUMNS, NOT_EVALUATED, EvaluationSchedule, evaluate
 from smoothadv.training.processes import Processes
 from smoothadv.training.update import Address
 from support.models import Recorder
@@ -47,7 +47,7 @@ def network() -> nn.Module:
 
 
 def answers_of(model: nn.Module, images: InMemoryImages, indices: torch.Tensor) -> None:
-    """Label the images as the model does, so that there is something to be right about."""
+    """Label four of five images as the model does, so that many are classified correctly."""
     with torch.no_grad():
         labels = copy.deepcopy(model).eval()(images.images.float() / 255).argmax(1)
     images.labels = torch.where(torch.arange(len(images)) % 5 == 0, images.labels, labels)
@@ -92,7 +92,7 @@ def test_everything_is_that_of_a_slow_obvious_loop(objective, form):
     attacked = model if form == "model" else attacked_form(model, images[0][0][None])
     ours = looked_at(model, attacked, objective, images, indices)
     assert ours == pytest.approx(expected, abs=2e-6, nan_ok=True)
-    # The columns are different things.
+    # The columns have different values.
     assert expected["test_clean_accuracy"] > expected["test_accuracy"] > 0
     if objective.full_epsilon:
         assert expected["test_adversarial_accuracy"] < expected["test_accuracy"]
@@ -155,7 +155,7 @@ class CountedAutocast(torch.autocast):
 
 
 def test_precision_is_used_throughout():
-    """Within the context the logits are coarse; the loss is of float32 all the same."""
+    """In the context logits are computed in bfloat16, but the loss in float32."""
     model, images = network(), random_digits()
     arguments = torch.arange(23), 8, ADDRESS, Processes(), CPU
     coarsely = CountedAutocast("cpu", dtype=torch.bfloat16)
@@ -177,13 +177,13 @@ def test_what_was_not_looked_at_has_the_same_columns():
     [(1, 3, [0, 1, 2]), (2, 5, [1, 3, 4]), (2, 4, [1, 3]), (5, 3, [2]), (3, 7, [2, 5, 6]), (1, 1, [0])],
 )
 def test_a_look_is_due_every_so_many_epochs_and_after_the_last(every, epochs, due):
-    assert [epoch for epoch in range(epochs) if Evaluation(every).is_due(epoch, epochs)] == due
+    assert [epoch for epoch in range(epochs) if EvaluationSchedule(every).is_due(epoch, epochs)] == due
 
 
 @pytest.mark.parametrize("images", [None, 1, 7, 100, 1000])
 @pytest.mark.parametrize("available", [1, 6, 7, 8, 100, 359, 10_000, 50_000])
 def test_chosen_images_are_evenly_spaced(images, available):
-    chosen = Evaluation(images=images).chosen(available)
+    chosen = EvaluationSchedule(images=images).chosen(available)
     assert chosen.dtype == torch.int64
     assert len(chosen) == (available if images is None else min(images, available))
     assert chosen[0] == 0 and chosen[-1] < available
@@ -192,7 +192,7 @@ def test_chosen_images_are_evenly_spaced(images, available):
 
 
 def test_the_usual_thousand_are_every_tenth_of_cifar10():
-    assert Evaluation().chosen(10_000).tolist() == list(range(0, 10_000, 10))
+    assert EvaluationSchedule().chosen(10_000).tolist() == list(range(0, 10_000, 10))
 
 
 def test_the_loss_is_the_mean_cross_entropy():

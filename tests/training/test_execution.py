@@ -33,7 +33,7 @@ needs_compiler = pytest.mark.skipif(
 
 @pytest.fixture
 def own_compiler_cache(tmp_path, monkeypatch) -> Iterator[Path]:
-    """What is compiled stays in one test."""
+    """A compiler cache for one test only."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
     yield tmp_path
@@ -68,20 +68,20 @@ def updater(execution: Execution, arch: str | None = None) -> Update:
 
 
 def channels_last(images: torch.Tensor) -> torch.Tensor:
-    """As the datasets give them."""
+    """The images in the memory format of the datasets."""
     return images.contiguous(memory_format=torch.channels_last)
 
 
 def train(update: Update, steps: int = 2) -> list[float]:
-    """So many updates; the loss of each."""
+    """The loss of each of ``steps`` updates."""
     sums = [
-        update(channels_last(IMAGES), LABELS, 6, slice(0, 6), Address(1, 0, step), 1.0).sums for step in range(steps)
+        update(channels_last(IMAGES), LABELS, 6, slice(0, 6), Address(1, 0, step), 1.0).tensor for step in range(steps)
     ]
     return [float(each[0] / each[2]) for each in sums]
 
 
 def largest_difference(model: nn.Module, other: nn.Module) -> float:
-    """Of any weight or statistic."""
+    """The largest difference of any weight or statistic."""
     pairs = zip(model.state_dict().values(), other.state_dict().values())
     return max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
 
@@ -107,7 +107,7 @@ def test_compiled_training_is_eager_training(own_compiler_cache):
     torch.testing.assert_close(ours.gradient, theirs.gradient, rtol=0, atol=1e-4)
     assert theirs.gradient.abs().max() > 1e-3
 
-    # A rest of an epoch runs as it is, with the same weights.
+    # The smaller last batch of an epoch runs uncompiled, with the same weights.
     for update in (compiled, eager):
         update(channels_last(IMAGES[:5]), LABELS[:5], 5, slice(0, 5), Address(1, 0, 9), 1.0)
     assert largest_difference(compiled.model, eager.model) < 1e-4
@@ -127,7 +127,7 @@ class Calls(nn.Module):
 
 
 def test_other_sizes_than_those_of_batches_run_uncompiled(monkeypatch):
-    """With a stand-in for the compiler, which notes what reaches it."""
+    """With a stand-in for the compiler, which records the shapes that reach it."""
     reached = []
 
     def compile(module: nn.Module, dynamic: bool):
@@ -137,7 +137,7 @@ def test_other_sizes_than_those_of_batches_run_uncompiled(monkeypatch):
     monkeypatch.setattr(torch, "compile", compile)
     module = Calls()
     compiled = Execution(compile=True).compiled(module, {4, 8})
-    # Whichever comes first: a resumed run may begin with the rest of an epoch.
+    # In whatever order: a resumed run may begin with the smaller last batch of an epoch.
     shapes = [(3, 2), (4, 2), (4, 2), (3, 2), (8, 2), (5, 2), (4, 2)]
     for shape in shapes:
         assert torch.equal(compiled(torch.ones(shape)), torch.full(shape, 2.0))
@@ -145,7 +145,7 @@ def test_other_sizes_than_those_of_batches_run_uncompiled(monkeypatch):
 
 
 def test_a_compiled_model_has_the_weights_of_the_model():
-    """Once, and not again as those of what the compiler made."""
+    """Each weight is listed once: the compiled module does not list it again."""
     module = Calls()
     compiled = CompiledForSizes(module, None)
     assert [parameter is module.scale for parameter in compiled.parameters()] == [True]
@@ -171,7 +171,7 @@ def test_bfloat16_trains_nearly_the_same_with_weights_in_float32(arch):
     assert {each.grad.dtype for each in coarse.model.parameters()} == {torch.float32}
     momenta = [each["momentum_buffer"] for each in coarse.optimizer.state.values()]
     assert {momentum.dtype for momentum in momenta} == {torch.float32}
-    # It is another precision that computes, and the deviation is small beside what is learnt.
+    # The precision makes a difference, but a small one compared to what training changed.
     moved = sum((theirs - ours).square().sum() for ours, theirs in zip(start.parameters(), fine.model.parameters()))
     apart = sum(
         (theirs - ours).square().sum() for ours, theirs in zip(coarse.model.parameters(), fine.model.parameters())
@@ -193,7 +193,7 @@ def test_convolutions_compute_in_the_precision_and_the_loss_in_float32(precision
 def test_weights_are_channels_last_and_stay_so(precision):
     update = updater(Execution(precision), "digits_resnet8")
     train(update)
-    # A kernel of one pixel or one channel lies both ways.
+    # A kernel of one pixel or one channel has both memory formats at once.
     weights = [each for each in update.model.parameters() if each.dim() == 4 and each[0, 0].numel() > 1 < each.shape[1]]
     assert len(weights) >= 5
     assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)

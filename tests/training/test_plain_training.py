@@ -42,11 +42,11 @@ def our_losses(attack: str, steps: int, copies: int, model: torch.nn.Module) -> 
     objective = SmoothAdv(ATTACKS[attack](EPSILON, steps), SIGMA, copies, warmup=0)
     update = Update(model, objective, sgd(model), Execution(), Processes(), CPU, torch.rand(2, 1, 8, 8))
     whole = slice(0, BATCH)
-    tallies = [
+    sums = [
         update(images, labels, BATCH, whole, Address(SEED, 0, step), 1.0)
         for step, (images, labels) in enumerate(batches())
     ]
-    return [means(tally.sums.tolist())["loss"] for tally in tallies]
+    return [means(each.tensor.tolist())["loss"] for each in sums]
 
 
 def plain_losses(attack, copies: int, model: torch.nn.Module) -> list[float]:

@@ -1,6 +1,6 @@
-"""Two real processes compute the updates of one, and agree on what the first one has and decides.
+"""Two real processes compute the updates of one process, and take over the first one's state and decisions.
 
-This file is also the program of those processes: all of its checks take one launch.
+This file is also the program of those processes, which are launched once for all checks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ UPDATES = [(7, 1.0), (2, 1.0), (7, 0.5), (5, 1.0), (8, 1.0)]
 
 
 class SameHalf(Processes):
-    """Negative control: all take the first one's part."""
+    """Negative control: all processes train on the first one's part."""
 
     def share(self, indices: torch.Tensor) -> tuple[torch.Tensor, slice]:
         part = indices.tensor_split(self.size)[0]
@@ -48,14 +48,14 @@ class SameHalf(Processes):
 
 
 class NotAveraged(Processes):
-    """Negative control: each goes its own way."""
+    """Negative control: the processes do not exchange gradients."""
 
     def average_gradients(self, model: nn.Module) -> None:
         pass
 
 
 class Opaque(nn.Module):
-    """A network that has no form of its own to attack: the model itself is attacked."""
+    """A network that cannot be folded: the model itself is attacked."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def updater(model: nn.Module, objective: str, micro_batch: int | None, processes
 
 
 def do_update(update: Update, processes: Processes, step: int) -> torch.Tensor:
-    """On this process's part of a batch; the sums of all processes."""
+    """An update on this process's part of a batch; returns the sums over all processes."""
     size, weight = UPDATES[step]
     generator = torch.Generator().manual_seed(step)
     dtype = next(update.model.parameters()).dtype
@@ -97,11 +97,11 @@ def do_update(update: Update, processes: Processes, step: int) -> torch.Tensor:
     labels = torch.randint(3, (size,), generator=generator)
     indices, part = processes.share(torch.arange(size))
     seen = update(images[indices], labels[indices], size, part, Address(3, 0, step), weight)
-    return processes.total(seen.sums)
+    return processes.total(seen.tensor)
 
 
 def trained(processes: Processes, objective: str, micro_batch: int | None, build: Callable[[], nn.Module]):
-    """For each update the weights after it, and what was seen."""
+    """For each update the weights after it, and its sums."""
     model = build().double()
     update = updater(model, objective, micro_batch, processes)
     history = []
@@ -112,7 +112,7 @@ def trained(processes: Processes, objective: str, micro_batch: int | None, build
 
 
 def evaluated(processes: Processes) -> dict[str, float]:
-    """Without noise, which is each process's own."""
+    """An evaluation without noise."""
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(256, (21, 1, 8, 8), dtype=torch.uint8, generator=generator)
     model = network(normalized=True)
@@ -128,7 +128,7 @@ def evaluated(processes: Processes) -> dict[str, float]:
 
 
 def statistics(processes: Processes) -> dict[str, Any]:
-    """Of batch normalization, after two updates, before and after they are shared, and what the attack then sees."""
+    """Batch normalization statistics after two updates, before and after sharing, and those that the attack uses."""
     model = network(normalized=True)
     update = updater(model, "smoothadv", None, processes)
     for step in range(2):
@@ -141,7 +141,7 @@ def statistics(processes: Processes) -> dict[str, Any]:
 
 
 def everything(processes: Processes, folder: Path) -> dict[str, Any]:
-    """What one of the processes finds."""
+    """All results of one of the processes."""
     found: dict[str, Any] = {name: trained(processes, *run) for name, run in RUNS.items()}
     found["evaluated"], found["statistics"] = evaluated(processes), statistics(processes)
     for control in (SameHalf, NotAveraged):
@@ -174,7 +174,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> list[dict[str, Any]]:
-    """What each of two processes found."""
+    """The results of each of two processes."""
     folder = tmp_path_factory.mktemp("processes")
     path = os.pathsep.join([str(CODE), str(CODE.parent / "tests")])
     address = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": path}

@@ -46,7 +46,7 @@ def test_one_cycle_is_positive_and_at_most_the_learning_rate(epochs, steps):
 
 @pytest.mark.parametrize(("epochs", "steps"), [(10, 100), (1, 1000), (1000, 1)])
 def test_one_cycle_rises_over_a_fifth_and_falls_to_nearly_zero_linearly(epochs, steps):
-    """A thousand updates: as a straight line in each of the two parts, sampled in the middle of each update."""
+    """Over a thousand updates: each of the two parts is a straight line, sampled in the middle of each update."""
     rates = one_cycle(epochs, steps)
     rise, fall = rates[:200], rates[200:]
     assert rise == pytest.approx([0.1 * (update + 0.5) / 200 for update in range(200)])
@@ -123,19 +123,19 @@ def test_all_orders_are_as_likely():
 
 @pytest.mark.parametrize("pseudo", [1, 5, 8, 20, 55, 56, 57, 500])
 def test_there_are_as_many_pseudo_labelled_batches_as_labelled_ones(pseudo):
-    """Fifty labelled images are seven batches of eight; 56 pseudo-labelled ones are asked for."""
+    """Fifty labelled images make seven batches of at most eight, so that 56 pseudo-labelled images are drawn."""
     steps = plan(50, pseudo)
     assert sum(step.source == 0 for step in steps) == sum(step.source == 1 for step in steps) == 7
     assert sorted(indices(steps, 0)) == list(range(50)), "as without"
     drawn = indices(steps, 1)
     assert all(len(step.indices) == 8 for step in steps if step.source == 1) and len(drawn) == 56
-    # Without replacement as long as there are any, and then again: no image more than once more often than another.
+    # Images are drawn without replacement, round after round: the numbers of times differ by one at most.
     counts = [drawn.count(index) for index in range(pseudo)]
     assert max(counts) == -(-56 // pseudo) and min(counts) == 56 // pseudo
 
 
 def test_pseudo_labelled_images_come_in_rounds():
-    """Mixing the batches hides it: each round is in the batches that were next to each other before."""
+    """Two batches make a round of all images; later the order of batches is shuffled, which hides the rounds."""
     steps = plan(160, 16)
     drawn = [step.indices.tolist() for step in steps if step.source == 1]
     assert len(drawn) == 20 and all(len(set(part)) == 8 for part in drawn)

@@ -1,4 +1,4 @@
-"""An update is what a slow obvious one is, in micro-batches as in one, and counts what a look at the model counts."""
+"""An update agrees with a slow implementation, also in micro-batches, and counts what evaluating the model counts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOSS, CORRECT, EXAMPLES, UNATTACKED_CORRECT, UNATTACKED_EXAMPLES = range(5)
 
 
 def network(normalization: type[nn.Module] | None = None, seed: int = 0) -> nn.Module:
-    """A small smooth one in float64: rectifications would make a rounding a leap now and then."""
+    """A small smooth network in float64: at the kinks of ReLU a rounding error could become a large difference."""
     torch.manual_seed(seed)
     layers = [nn.Conv2d(3, 4, 3, bias=False), *([normalization(4)] if normalization else []), nn.Softplus()]
     layers += [nn.Conv2d(4, 4, 2, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)]
@@ -49,7 +49,7 @@ def updater(model: nn.Module, objective, micro_batch: int | None = None) -> Upda
 
 
 def sums_of(update: Update, address: Address = ADDRESS, weight: float = 1.0, seed: int = 0) -> list[float]:
-    return update(*batch(seed), 7, EVERYTHING, address, weight).sums.tolist()
+    return update(*batch(seed), 7, EVERYTHING, address, weight).tensor.tolist()
 
 
 def state(model: nn.Module) -> torch.Tensor:
@@ -88,7 +88,7 @@ def test_micro_batches_have_statistics_of_their_own(objective):
 
 @pytest.mark.parametrize("micro_batch", [None, 3])
 def test_micro_batches_are_counted_alike(micro_batch):
-    """What is seen is the same: losses and hits of the model before the update."""
+    """Micro-batches count the same: losses and correct classifications before the update."""
     expected, ours = (sums_of(updater(network(), smoothadv(4), size)) for size in (None, micro_batch))
     assert ours == pytest.approx(expected, rel=1e-12)
     assert ours[EXAMPLES] == ours[UNATTACKED_EXAMPLES] == 28
@@ -202,7 +202,7 @@ def test_without_an_attack_nothing_is_counted_before_it():
 
 
 def test_the_attack_hits_harder_than_noise():
-    """So that the two counts are not mixed up: of copies learnt by heart some are lost."""
+    """This shows that the two counts are not exchanged: the attack changes the class of some memorized copies."""
     model = network()
     update = updater(model, smoothadv(4))
     for step in range(60):

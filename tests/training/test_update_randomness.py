@@ -92,7 +92,7 @@ def test_without_epsilon_nothing_is_attacked(objective, epoch):
     watched = Watched(objective)
     watched(Address(3, epoch, 0))
     assert watched.attack.batches == [] and len(watched.training.batches) == 1
-    # Negative control: an epoch later there is one to see.
+    # Negative control: an epoch later there is an attack.
     watched = Watched(smoothadv())
     watched(Address(3, 1, 0))
     assert len(watched.attack.batches) == 3
@@ -112,7 +112,7 @@ def leaves(graph) -> list[torch.Tensor]:
 
 
 class Differentiated(nn.Module):
-    """A model, remembering for each pass towards which tensors it can be differentiated."""
+    """A model that records, for each pass, the tensors that its output can be differentiated by."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -178,14 +178,14 @@ def test_dropout_is_on_in_training_and_off_in_the_attack():
         gradients = [
             torch.cat([each.grad.flatten() for each in watched.model.parameters()]) for watched in (one, other)
         ]
-    # Halves for the mean over two processes: without dropout one would be twice the other.
+    # Each process computes half of the mean: without dropout one gradient would be twice the other.
     assert not torch.allclose(2 * gradients[0], gradients[1], rtol=1e-3)
 
 
 @pytest.mark.parametrize("copies", [1, 4])
 @pytest.mark.parametrize("micro", [None, 2])
 def test_the_noise_of_a_part_is_that_part_of_the_noise(copies, micro):
-    objective = smoothadv(copies, warmup=10**9)  # an attack of no size
+    objective = smoothadv(copies, warmup=10**9)  # an attack with epsilon near 0
     whole = Watched(objective)
     whole()
     noise = whole.trained_on.unflatten(0, (7, copies)) - IMAGES[:, None]
@@ -244,7 +244,7 @@ def test_train_first_copy_attacks_on_all_copies_and_trains_on_the_first():
     ("from_first", "epoch", "share"), [(True, 0, 0.1), (True, 1, 0.2), (True, 9, 1), (False, 1, 0.1), (False, 10, 1)]
 )
 def test_epsilon_of_the_warmup_is_how_far_images_are_moved(from_first, epoch, share):
-    """Two steps of length epsilon from the middle of the box end at the border of the ball, nearly all."""
+    """Two steps of length epsilon from the middle of the box nearly always end on the border of the ball."""
     watched = Watched(smoothadv(2, 2, warmup_from_first_epoch=from_first))
     watched(Address(3, epoch, 0))
     plain = Watched(smoothadv(2, warmup=10**9))

@@ -1,16 +1,35 @@
 """From logs to numbers, tables and figures; one table or figure per file. Reads records, never imports torch.
 
-An analysis is a frozen dataclass registered in ``ANALYSES``; its settings become options of
-``analyze NAME``. Calling it with ``shared.logs.Logs`` returns what its class attribute ``makes`` names: a
-``shared.table_formats.Table`` ("table", the default), a matplotlib Figure ("figure") or HTML ("page"). The class
-attribute ``kinds`` names the kinds of logs that it reads, by default certification logs alone. ``shared`` holds what
-several analyses use.
+An analysis is a frozen dataclass derived from ``Analysis`` and registered in ``ANALYSES``; its settings become options
+of ``analyze NAME``, and its docstring is the help text. ``shared`` holds what several analyses use.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+from smoothadv.analysis.shared.logs import Logs
+from smoothadv.analysis.shared.table_formats import Table
 from smoothadv.registry import Registry, discover
 
-ANALYSES: Registry[type] = Registry("analysis")
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Analysis(ABC):
+    """Makes a table, a figure or a page from logs."""
+
+    makes: ClassVar[str] = "table"
+    """What a call returns: "table" for a ``Table``, "figure" for a matplotlib Figure, "page" for the text of HTML."""
+    kinds: ClassVar[tuple[str, ...]] = ("certification",)
+    """The kinds of logs that it reads: "certification", "prediction", "training"."""
+
+    @abstractmethod
+    def __call__(self, logs: Logs) -> Table | Figure | str:
+        """The result for these logs; UserError where they are not the logs that it needs."""
+
+
+ANALYSES: Registry[type[Analysis]] = Registry("analysis")
 
 discover(__name__, __path__)

@@ -10,11 +10,10 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from smoothadv.analysis import ANALYSES
-from smoothadv.analysis.shared.log_statistics import is_on_grid
+from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import AtRadii, radius_text
-from smoothadv.analysis.shared.table_formats import Annotated, Column, Table, Value
+from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table
 from smoothadv.errors import UserError
 from smoothadv.settings import non_negative_int, probability, setting
 
@@ -23,9 +22,9 @@ _RESAMPLES = 4_000
 
 @ANALYSES.register("compare")
 @dataclass(frozen=True)
-class Comparison(AtRadii):
-    """two logs on the examples that both hold: differences with intervals and exact tests; of certified accuracy, or of
-    the accuracy of predictions, as under two attacks"""
+class Comparison(AtRadii, Analysis):
+    """two logs on the examples that are in both: differences with intervals and exact tests; of certified accuracy,
+    or of the accuracy of predictions, as under two attacks"""
 
     kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
     confidence: float = setting(0.95, parse=probability, help="LEVEL of the intervals")
@@ -44,15 +43,17 @@ class Comparison(AtRadii):
         radii = self.radii or [0.0, *self.chosen_radii(logs.certification)]
         columns = self._columns(f"certified accuracy at {self.heading}", first, second)
         lengths = zip(self.l2_lengths(first, radii), self.l2_lengths(second, radii))
-        rows = [
+        rows: list[list[Cell]] = [
             [radius_text(radius), len(pairs), *self._at_radius(pairs, *length)]
             for radius, length in zip(radii, lengths)
         ]
         average = self._average_radius(pairs)
         kinds = ("number", "number", "signed", "signed", "signed")
-        shown = [Annotated(value, kind=kind) for value, kind in zip(average, kinds)] + [None] * 3
-        row = [_average_title(first, second), len(pairs)]
-        return Table(columns, [*rows, [*row, *average]], Table(columns, [*rows, [*row, *shown]]))
+        shown = [Annotated(value, kind=kind) for value, kind in zip(average, kinds)]
+        row: list[Cell] = [_average_title(first, second), len(pairs)]
+        no_test = [None] * 3
+        full = [*rows, [*row, *average, *no_test]]
+        return Table(columns, full, Table(columns, [*rows, [*row, *shown, *no_test]]))
 
     def _columns(self, quantity: str, first: Log, second: Log) -> list[Column]:
         return [
@@ -75,14 +76,14 @@ class Comparison(AtRadii):
         shares = self._shares(pairs.correct_first.eq(1).to_numpy(), pairs.correct_second.eq(1).to_numpy())
         return Table(self._columns("predictions", first, second), [["accuracy", len(pairs), *shares]])
 
-    def _at_radius(self, pairs: pd.DataFrame, first_length: float, second_length: float) -> list[Value]:
+    def _at_radius(self, pairs: pd.DataFrame, first_length: float, second_length: float) -> list[Cell]:
         return self._shares(
             (pairs.correct_first.eq(1) & pairs.radius_first.ge(first_length)).to_numpy(),
             (pairs.correct_second.eq(1) & pairs.radius_second.ge(second_length)).to_numpy(),
         )
 
-    def _shares(self, first: np.ndarray, second: np.ndarray) -> list[Value]:
-        """The columns after the number of examples, from whether each example counts for the first and the second."""
+    def _shares(self, first: np.ndarray, second: np.ndarray) -> list[Cell]:
+        """The columns after the number of examples; bool [examples] say which ones count for each log."""
         only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
         low, high = paired_difference_interval(only_first, only_second, len(first), self.confidence)
         return [
@@ -96,7 +97,7 @@ class Comparison(AtRadii):
             mcnemar_p_value(only_first, only_second),
         ]
 
-    def _average_radius(self, pairs: pd.DataFrame) -> list[Value]:
+    def _average_radius(self, pairs: pd.DataFrame) -> list[float]:
         """Means of R * [correct] and a percentile bootstrap interval of their paired difference; no test."""
         first = (pairs.radius_first * pairs.correct_first).to_numpy()
         second = (pairs.radius_second * pairs.correct_second).to_numpy()
@@ -118,15 +119,12 @@ class Comparison(AtRadii):
             float(difference.mean()),
             float(low),
             float(high),
-            None,
-            None,
-            None,
         ]
 
 
 def _average_title(first: Log, second: Log) -> str:
-    """Which average radii are compared: those on a grid are smaller for that alone."""
-    on_grids = is_on_grid(first.table), is_on_grid(second.table)
+    """The name of the row of average radii; it says which are on a grid, since these are smaller for that reason."""
+    on_grids = first.is_on_grid, second.is_on_grid
     if not any(on_grids):
         return "average certified radius (l2)"
     whose = "" if all(on_grids) else ", the first" if on_grids[0] else ", the second"
@@ -134,7 +132,7 @@ def _average_title(first: Log, second: Log) -> str:
 
 
 def pair_up(first: Log, second: Log) -> pd.DataFrame:
-    """The examples that both logs hold, side by side; UserError where they are none, or are different images."""
+    """The examples that are in both logs, side by side; UserError if there are none, or their labels differ."""
     pairs = first.table.merge(second.table, on="idx", suffixes=("_first", "_second"))
     if pairs.empty:
         raise UserError(f"{first.path} and {second.path} have no example in common")

@@ -1,4 +1,4 @@
-"""empirical: accuracy under attack from prediction logs: the strongest attack on each model, the best model."""
+"""empirical: accuracy under attack, from prediction logs: the strongest attack on each model, the best model."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from smoothadv.analysis import ANALYSES
+from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.hyper_parameters import path_without_attack
 from smoothadv.analysis.shared.log_statistics import empirical_accuracy
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import radius_column
 from smoothadv.analysis.shared.selection import groups_of, hyper_parameter
-from smoothadv.analysis.shared.table_formats import Annotated, Column, Table
+from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table
 from smoothadv.bounds import binomial_interval
 from smoothadv.errors import UserError
 from smoothadv.settings import probability, setting
@@ -20,7 +20,7 @@ from smoothadv.settings import probability, setting
 
 @ANALYSES.register("empirical")
 @dataclass(frozen=True)
-class Empirical:
+class Empirical(Analysis):
     """a row per group: accuracy under the strongest attack at each radius, of the best of its attacked models"""
 
     kinds: ClassVar[tuple[str, ...]] = ("prediction",)
@@ -28,13 +28,13 @@ class Empirical:
         None,
         many=True,
         parse=hyper_parameter,
-        help="hyper-parameters that make a group of their own, like num_noise_vec, N or gradient",
+        help="hyper-parameters whose values separate the groups, like num_noise_vec, N or gradient",
     )
     confidence: float | None = setting(
         None,
         parse=probability,
         help="LEVEL of intervals (Clopper-Pearson) over the choice of images, like 0.95; they are those of the log "
-        "shown and do not cover its selection among several (default: none)",
+        "shown and do not allow for its selection from several (default: none)",
     )
 
     def __call__(self, logs: Logs) -> Table:
@@ -49,10 +49,12 @@ class Empirical:
             Column("attacks", "attacks on it", "count"),
             Column("examples", "examples", "count"),
         ]
-        rows = [
-            [name, radius, empirical_accuracy(best.log.table), best.log.name, best.models, best.attacks]
-            + [len(best.log.table)]
-            + ([] if self.confidence is None else list(best.interval(self.confidence)))
+        rows: list[list[Cell]] = [
+            [
+                *(name, radius, empirical_accuracy(best.log.table), best.log.name, best.models, best.attacks),
+                len(best.log.table),
+                *(() if self.confidence is None else best.interval(self.confidence)),
+            ]
             for name, curve in curves.items()
             for radius, best in curve.items()
         ]
@@ -75,37 +77,36 @@ class Attacked:
 
 
 def empirical_curve(logs: Sequence[Log]) -> dict[float, Attacked]:
-    """Per attack radius, ascending, the largest accuracy over models of the smallest over attacks on the model.
+    """By attack radius, ascending: the largest accuracy of all models, each under the strongest attack on it.
 
-    Of one model only the logs with its largest n count, since fewer draws abstain more often, which is no
-    attack. A log without an attack counts at radius 0. UserError where an attack's radius is unknown.
+    Of each model only the logs with its largest n count: with fewer draws PREDICT abstains more often, which is not
+    the attack's success. A log without an attack counts at radius 0. UserError where an attack's radius is unknown.
     """
-    at_radius: dict[float, dict[tuple, list[Log]]] = {}
+    at_radius: dict[float, dict[tuple[object, ...], list[Log]]] = {}
     for log in logs:
         at_radius.setdefault(attack_radius(log), {}).setdefault(model_of(log), []).append(log)
     return {radius: _most_accurate(list(at_radius[radius].values())) for radius in sorted(at_radius)}
 
 
 def attack_radius(log: Log) -> float:
-    """The l2 norm that the attack of a prediction log was allowed, 0 without one; UserError where nothing says it."""
-    radius = log.parameters.get("epsilon")
+    """The l2 norm allowed to the attack of a prediction log, 0 without an attack; UserError if it is unknown."""
+    radius = log.parameters.number("epsilon")
     if radius is None and log.parameters.get("attack") is not None:
-        raise UserError(f"{log.path} was made under an attack of unknown radius: neither manifest nor path says it")
+        raise UserError(f"{log.path} was made under an attack of unknown radius: neither manifest nor path states it")
     return float(radius or 0.0)
 
 
-def model_of(log: Log) -> tuple:
-    """What tells attacked models apart: the checkpoint, or the part of the path that does not describe the attack."""
-    settings = (log.parameters.manifest or {}).get("settings", {})
-    known = settings.get("checkpoint_sha256")
-    return (str(known), log.parameters.get("sigma")) if known else path_without_attack(log.path)
+def model_of(log: Log) -> tuple[object, ...]:
+    """What identifies an attacked model: checkpoint and sigma, or the part of the path that describes no attack."""
+    digest = log.parameters.settings.get("checkpoint_sha256")
+    return (str(digest), log.parameters.get("sigma")) if digest else path_without_attack(log.path)
 
 
 def _most_accurate(models: list[list[Log]]) -> Attacked:
     strongest = []
     for logs in models:
-        draws = max(float(log.parameters.get("N") or 0) for log in logs)
-        precise = [log for log in logs if float(log.parameters.get("N") or 0) == draws]
+        draws = max(log.parameters.number("N") or 0 for log in logs)
+        precise = [log for log in logs if (log.parameters.number("N") or 0) == draws]
         attacked = min(precise, key=lambda log: empirical_accuracy(log.table))
         strongest.append(Attacked(attacked, len(models), len(precise)))
     return max(strongest, key=lambda attacked: empirical_accuracy(attacked.log.table))
@@ -121,7 +122,7 @@ def _for_people(curves: dict[str, dict[float, Attacked]], confidence: float | No
     return Table(columns, rows)
 
 
-def _shown(attacked: Attacked | None, confidence: float | None) -> Annotated | float | None:
+def _shown(attacked: Attacked | None, confidence: float | None) -> Cell:
     if attacked is None or confidence is None:
         return None if attacked is None else empirical_accuracy(attacked.log.table)
     return Annotated(empirical_accuracy(attacked.log.table), interval=attacked.interval(confidence))

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smoothadv.analysis import ANALYSES
+from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.log_statistics import abstention_rate, clean_accuracy
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import AtRadii, radius_column
 from smoothadv.analysis.shared.selection import Selected, groups_of, hyper_parameter, one_of, upper_envelope
-from smoothadv.analysis.shared.table_formats import Annotated, Column, Table
+from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table
 from smoothadv.settings import setting
 
 _SHOWN = ("certified_accuracy", "abstention_rate", "clean_accuracy", "model")
@@ -20,14 +20,14 @@ _SHOWN = ("certified_accuracy", "abstention_rate", "clean_accuracy", "model")
 
 @ANALYSES.register("envelope")
 @dataclass(frozen=True)
-class Envelope(AtRadii):
+class Envelope(AtRadii, Analysis):
     """a row per group: at each radius the best of its logs, with the clean accuracy of that log raised"""
 
     group_by: list[str] | None = setting(
         None,
         many=True,
         parse=hyper_parameter,
-        help="hyper-parameters that make a group of their own, like sigma or epsilon (default: the groups of the "
+        help="hyper-parameters whose values separate the groups, like sigma or epsilon (default: the groups of the "
         "command line: NAME=LOG, or each folder)",
     )
     show: str = setting(
@@ -50,7 +50,7 @@ class Envelope(AtRadii):
             Column("models", "models", "count"),
             Column("examples", "examples", "count"),
         ]
-        rows = [
+        rows: list[list[Cell]] = [
             [name, float(radius), *_facts(best), best.log.name, len(groups[name]), len(best.log.table)]
             for name, winners in selected.items()
             for radius, best in zip(radii, winners)
@@ -71,17 +71,18 @@ class Envelope(AtRadii):
         for radius in radii:
             column = radius_column(radius)
             columns.append(Column(column.key, column.title, column.kind, compared=self.show == "certified_accuracy"))
-        rows = [
+        rows: list[list[Cell]] = [
             [name, len(groups[name]), *(self._shown(best) for best in winners)] for name, winners in selected.items()
         ]
         return Table(columns, rows)
 
-    def _shown(self, best: Selected) -> float | Annotated:
+    def _shown(self, best: Selected) -> Cell:
         accuracy, abstention, clean = _facts(best)
         if self.show == "certified_accuracy":
             return Annotated(accuracy, raised=clean)
         return abstention if self.show == "abstention_rate" else clean
 
 
-def _facts(best: Selected) -> tuple[float, float, float]:
+def _facts(best: Selected) -> tuple[float, float | None, float]:
+    """Certified accuracy, abstention rate and clean accuracy of the selected log."""
     return best.certified_accuracy, abstention_rate(best.log.table), clean_accuracy(best.log.table)

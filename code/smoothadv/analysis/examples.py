@@ -1,4 +1,4 @@
-"""examples: one row per test image, over all logs: which images are easy, which no model gets right."""
+"""examples: one row per test image, over all logs: which images are easy, and which ones no model gets right."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from smoothadv.analysis import ANALYSES
+from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.table_formats import Column, Table
 from smoothadv.errors import UserError
@@ -16,8 +16,8 @@ from smoothadv.settings import positive_int, setting
 
 @ANALYSES.register("examples")
 @dataclass(frozen=True)
-class Examples:
-    """a row per test image, worst first: how many logs certify it, its radii, and what it is taken for"""
+class Examples(Analysis):
+    """a row per test image, worst first: how many logs certify it, its radii, and the class it is mistaken for"""
 
     worst: int | None = setting(None, parse=positive_int, help="show only the K worst images")
     best: int | None = setting(None, parse=positive_int, help="show only the K best images, best first")
@@ -51,7 +51,7 @@ class Examples:
 
 
 def example_statistics(logs: Sequence[Log]) -> pd.DataFrame:
-    """Per idx: label, logs, certified, abstained, mean_radius and largest_radius of R * [correct], best_log, taken_for.
+    """By idx: label, logs, certified, abstained, mean_radius and largest_radius of R * [correct], best_log, taken_for.
 
     Worst first: by mean radius, then by the number of logs that certify it. UserError if two logs give
     an example different labels.

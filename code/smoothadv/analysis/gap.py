@@ -1,4 +1,4 @@
-"""gap: certified accuracy below, accuracy under attack above, on the same images, and whether the two contradict."""
+"""gap: certified accuracy and accuracy under attack on the same images, and whether the two contradict each other."""
 
 from __future__ import annotations
 
@@ -8,25 +8,35 @@ from typing import ClassVar
 
 import pandas as pd
 
-from smoothadv.analysis import ANALYSES
+from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.compare import pair_up
 from smoothadv.analysis.empirical import attack_radius, model_of
 from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.table_formats import Annotated, Column, Table
+from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table
 from smoothadv.bounds import binomial_interval, tolerated_false_statements
 from smoothadv.errors import UserError
 from smoothadv.settings import probability, setting
 
 _FALSE_ALARM = 0.001
-_PUBLISHED_ALPHA = 0.001
 _SHARED = ("dataset", "split", "sigma")
 _ROUNDING = 1e-6  # relative, of a float32 norm
 
 
+@dataclass(frozen=True)
+class _Row:
+    """The accuracy under an attack with its interval, and the cells before and after them."""
+
+    before: list[Cell]
+    accuracy: float
+    interval: tuple[float, float]
+    after: list[Cell]
+
+
 @ANALYSES.register("gap")
 @dataclass(frozen=True)
-class Gap:
-    """a row per attack: certified accuracy at its radius, accuracy under it, and images on which the two contradict"""
+class Gap(Analysis):
+    """a row per attack: certified accuracy at its radius, accuracy under it, and images whose class it changed within
+    their certified radius, beside the number of them that chance explains"""
 
     kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
     confidence: float = setting(0.95, parse=probability, help="LEVEL of the intervals of accuracy under attack")
@@ -50,34 +60,35 @@ class Gap:
         attacks = sorted(attacks, key=attack_radius)
         rows = [self._row(log, certificates_for(log, logs.certification)) for log in attacks]
         kept = [column for column in columns if column.key not in ("low", "high")]
-        shown = [[*row[:4], Annotated(row[4], interval=(row[5], row[6])), *row[7:]] for row in rows]
-        return Table(columns, rows, Table(kept, shown))
+        shown = [[*row.before, Annotated(row.accuracy, interval=row.interval), *row.after] for row in rows]
+        full = [[*row.before, row.accuracy, *row.interval, *row.after] for row in rows]
+        return Table(columns, full, Table(kept, shown))
 
-    def _row(self, attacked: Log, certified: Log) -> list:
+    def _row(self, attacked: Log, certified: Log) -> _Row:
         radius = attack_radius(attacked)
         pairs = pair_up(certified, attacked)
         hits = int(pairs.correct_second.sum())
-        interval = binomial_interval(hits, len(pairs), self.confidence)
-        alphas = [float(log.parameters.get("alpha") or _PUBLISHED_ALPHA) for log in (attacked, certified)]
-        return [
-            attacked.name,
-            radius,
-            len(pairs),
-            float((pairs.correct_first.eq(1) & pairs.radius.ge(radius)).mean()),
+        certified_accuracy = float((pairs.correct_first.eq(1) & pairs.radius.ge(radius)).mean())
+        alphas = attacked.parameters.alpha + certified.parameters.alpha
+        return _Row(
+            [attacked.name, radius, len(pairs), certified_accuracy],
             hits / len(pairs),
-            *interval,
-            float(pairs.predict_second.eq(-1).mean()),
-            contradictions(pairs, radius),
-            tolerated_false_statements(len(pairs), sum(alphas), _FALSE_ALARM),
-        ]
+            binomial_interval(hits, len(pairs), self.confidence),
+            [
+                float(pairs.predict_second.eq(-1).mean()),
+                contradictions(pairs, radius),
+                tolerated_false_statements(len(pairs), alphas, _FALSE_ALARM),
+            ],
+        )
 
 
 def contradictions(pairs: pd.DataFrame, epsilon: float) -> int:
-    """How many images got another class within their certified radius.
+    """The number of attacked images that PREDICT gave another class although they lie within their certified radius.
 
     ``pairs`` holds predict_first and radius of the certificates, predict_second of the attacked images and, where it is
-    known, their attack_norm. Each is a false certificate or a wrong prediction, which an image gets with a probability
-    of at most the sum of their alphas: more than that explains, among all images, contradict one of the logs.
+    known, their attack_norm. Such an image has a false certificate or a wrong prediction. The probability of that is at
+    most the sum of the two alphas per image; if there are more such images than ``bounds.tolerated_false_statements``
+    allows, one of the logs must be wrong.
     """
     norm = pairs.attack_norm if "attack_norm" in pairs else epsilon
     claimed = pairs.predict_first.ge(0) & pairs.radius.gt(norm * (1 + _ROUNDING))
@@ -86,7 +97,7 @@ def contradictions(pairs: pd.DataFrame, epsilon: float) -> int:
 
 
 def certificates_for(attacked: Log, certified: Sequence[Log]) -> Log:
-    """The certification log of the model that was attacked; UserError where that is none or not clear."""
+    """The certification log of the model that was attacked; UserError unless there is exactly one."""
     same = [log for log in certified if model_of(log) == model_of(attacked) and not _differ(attacked, log)]
     if not same and len(certified) == 1 and None in (attacked.parameters.manifest, certified[0].parameters.manifest):
         same = [log for log in certified if not _differ(attacked, log)]
@@ -97,8 +108,8 @@ def certificates_for(attacked: Log, certified: Sequence[Log]) -> Log:
 
 
 def _differ(first: Log, second: Log) -> bool:
-    """Whether two logs are known to be of different images, or of another arithmetic."""
-    known = [(log.parameters.manifest or {}).get("settings", {}) for log in (first, second)]
-    said = [(first.parameters.get(name), second.parameters.get(name)) for name in _SHARED]
-    said += [(known[0].get(name), known[1].get(name)) for name in ("dataset_fingerprint", "precision")]
-    return any(None not in pair and pair[0] != pair[1] for pair in said)
+    """Whether two logs are known to be of different images, or computed in different precision."""
+    settings = first.parameters.settings, second.parameters.settings
+    pairs = [(first.parameters.get(name), second.parameters.get(name)) for name in _SHARED]
+    pairs += [(settings[0].get(name), settings[1].get(name)) for name in ("dataset_fingerprint", "precision")]
+    return any(None not in pair and pair[0] != pair[1] for pair in pairs)

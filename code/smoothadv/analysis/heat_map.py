@@ -14,10 +14,10 @@ from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from smoothadv.analysis import ANALYSES
+from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.figure_style import SYMBOLS, add_title
-from smoothadv.analysis.shared.hyper_parameters import FIELDS, Value, display
-from smoothadv.analysis.shared.log_statistics import average_certified_radius, is_on_grid
+from smoothadv.analysis.shared.hyper_parameters import FIELDS, ParameterValue, display
+from smoothadv.analysis.shared.log_statistics import average_certified_radius
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import AtRadii, radius_text
 from smoothadv.analysis.shared.selection import hyper_parameter, one_of
@@ -25,7 +25,7 @@ from smoothadv.errors import UserError
 from smoothadv.settings import setting
 
 _CERTIFIED, _CLEAN, _AVERAGE = MEASURES = ("certified_accuracy", "clean_accuracy", "average_certified_radius")
-_COLOURS = "cividis"  # perceptually uniform, and its lightness rises throughout: it survives grey printing
+_COLOURS = "cividis"  # perceptually uniform, of rising lightness: legible also when printed grey
 # In inches; texts are of _POINTS points.
 _CELL_WIDTH, _CELL_HEIGHT = 0.5, 0.36
 _SMALLEST_PANEL = 1.5, 1.2
@@ -41,14 +41,14 @@ _MOST_PANELS_BESIDE = 3
 class Cells:
     """The ``logs`` by their values of two hyper-parameters, which are listed ascending, None for unknown first."""
 
-    rows: list[Value]
-    columns: list[Value]
-    logs: dict[tuple[Value, Value], list[Log]]
+    rows: list[ParameterValue]
+    columns: list[ParameterValue]
+    logs: dict[tuple[ParameterValue, ParameterValue], list[Log]]
 
 
 @ANALYSES.register("heat_map")
 @dataclass(frozen=True)
-class HeatMap(AtRadii):
+class HeatMap(AtRadii, Analysis):
     """the best log for each pair of values of two hyper-parameters, a panel per radius, written as PNG and PDF"""
 
     makes: ClassVar[str] = "figure"
@@ -84,11 +84,11 @@ class HeatMap(AtRadii):
 
         A log that belongs to several groups counts once.
         """
-        found: dict[tuple[Value, Value], list[Log]] = {}
+        found: dict[tuple[ParameterValue, ParameterValue], list[Log]] = {}
         for log in {log.path.resolve(): log for log in logs}.values():
             found.setdefault((log.parameters.get(self.rows), log.parameters.get(self.columns)), []).append(log)
         if found.keys() <= {(None, None)}:
-            raise UserError(f"no log tells its {self.rows} or its {self.columns}: there is nothing to draw over them")
+            raise UserError(f"no log states its {self.rows} or its {self.columns}: there is nothing to draw over them")
         return Cells(_ascending(row for row, _ in found), _ascending(column for _, column in found), found)
 
     def best(self, group: Sequence[Log], radii: Sequence[float]) -> np.ndarray:
@@ -98,14 +98,13 @@ class HeatMap(AtRadii):
         return np.max([self.accuracies(log, radii, models=len(group)) for log in group], axis=0)
 
     def _panel_radii(self, logs: Sequence[Log]) -> list[float]:
-        """A radius per panel; that of clean accuracy is 0, and an average has a panel without a radius."""
+        """A radius per panel; that of clean accuracy is 0, and the panel of an average has none."""
         return self.chosen_radii(logs) if self.measure == _CERTIFIED else [0.0]
 
     def _draw(self, cells: Cells, values: np.ndarray, radii: Sequence[float]) -> Figure:
         rows = [display(self.rows, value) for value in cells.rows]
         columns = [display(self.columns, value) for value in cells.columns]
-        figure, panels = _panels(rows, columns, len(radii))
-        beside = len({panel.get_subplotspec().colspan.start for panel in panels})
+        figure, panels, beside = _panels(rows, columns, len(radii))
         largest = float(np.nanmax(values)) or 1.0
         for position, (panel, of_panel, radius) in enumerate(zip(panels, values, radii)):
             mesh = self._draw_panel(panel, of_panel, largest)
@@ -133,8 +132,8 @@ class HeatMap(AtRadii):
         )
         for (row, column), value in np.ndenumerate(values):
             if math.isnan(value):
-                empty = {"facecolor": "white", "edgecolor": "0.75", "hatch": "////", "linewidth": 0}
-                panel.add_patch(Rectangle((column, row), 1, 1, **empty))
+                cell = Rectangle((column, row), 1, 1, facecolor="white", edgecolor="0.75", hatch="////", linewidth=0)
+                panel.add_patch(cell)
                 continue
             text = f"{value:#.3g}" if self.measure == _AVERAGE else f"{value:.1f}"
             colour = _legible_on(mesh.cmap(mesh.norm(value)))
@@ -152,21 +151,21 @@ class HeatMap(AtRadii):
         """What the cells show, as the title of the colour bar."""
         if self.measure != _AVERAGE:
             return f"{self.measure.replace('_', ' ')} (%)"
-        on_grid = any(is_on_grid(log.table) for group in cells.logs.values() for log in group)
+        on_grid = any(log.is_on_grid for group in cells.logs.values() for log in group)
         return f"average certified\nradius ({self._norm_symbol}){' on the grid' if on_grid else ''}"
 
     def _add_note(self, figure: Figure, cells: Cells) -> None:
-        """Below the panels, what the cells are selected from and how to read the special ones."""
+        """A note below the panels: from how many logs a cell is selected, and how to read special cells."""
         most = max(map(len, cells.logs.values()))
-        said = ["one log per cell" if most == 1 else f"best of up to {most} logs per cell"]
+        notes = ["one log per cell" if most == 1 else f"best of up to {most} logs per cell"]
         if self.high_probability is not None:
-            said.append(self.heading.partition(", ")[2])
+            notes.append(self.heading.partition(", ")[2])
         if len(cells.logs) < len(cells.rows) * len(cells.columns):
-            said.append("hatched: no log")
+            notes.append("hatched: no log")
         for name, values in ((self.rows, cells.rows), (self.columns, cells.columns)):
             if None in values:
-                said.append(f"–: no {_symbol(name)} stated")
-        unbroken = "; ".join(words.replace(" ", "\u00a0") for words in said)
+                notes.append(f"–: no {_symbol(name)} stated")
+        unbroken = "; ".join(words.replace(" ", "\u00a0") for words in notes)
         lines = textwrap.wrap(unbroken, int(figure.get_figwidth() / _CHARACTER))
         figure.set_figheight(figure.get_figheight() + _LINE * (len(lines) + (2 if self.title else 0)))
         figure.supxlabel("\n".join(lines).replace("\u00a0", " "), fontsize=_POINTS, color="0.35")
@@ -177,13 +176,13 @@ def _symbol(name: str) -> str:
     return SYMBOLS.get(name, FIELDS[name])
 
 
-def _ascending(values: Iterable[Value]) -> list[Value]:
+def _ascending(values: Iterable[ParameterValue]) -> list[ParameterValue]:
     """Each value once, numbers or texts ascending, None first."""
     return sorted(set(values), key=lambda value: (value is not None, 0 if value is None else value))
 
 
-def _panels(rows: Sequence[str], columns: Sequence[str], count: int) -> tuple[Figure, list[Axes]]:
-    """A figure with ``count`` panels in rows of equal length, large enough for the texts in and around their cells."""
+def _panels(rows: Sequence[str], columns: Sequence[str], count: int) -> tuple[Figure, list[Axes], int]:
+    """A figure large enough for the texts in and around the cells, its ``count`` panels, and their number in a row."""
     width = max(len(columns) * _CELL_WIDTH, _SMALLEST_PANEL[0]) + 0.15
     height = max(len(rows) * _CELL_HEIGHT, _SMALLEST_PANEL[1]) + _AROUND_PANEL
     height += _longest(columns) * _CHARACTER if _rotation(columns) else 0
@@ -193,7 +192,7 @@ def _panels(rows: Sequence[str], columns: Sequence[str], count: int) -> tuple[Fi
     beside = math.ceil(count / lines)
     size = (max(_NARROWEST, beside_panels + beside * width), _BELOW_PANELS + lines * height)
     figure = Figure(figsize=size, layout="constrained")
-    return figure, [figure.add_subplot(lines, beside, position + 1) for position in range(count)]
+    return figure, [figure.add_subplot(lines, beside, position + 1) for position in range(count)], beside
 
 
 def _longest(labels: Sequence[str]) -> int:
@@ -205,7 +204,7 @@ def _rotation(labels: Sequence[str]) -> int:
     return 90 if _longest(labels) * _CHARACTER > _CELL_WIDTH else 0
 
 
-def _legible_on(colour: Sequence[float]) -> str:
+def _legible_on(colour: Sequence[float] | np.ndarray) -> str:
     """Black or white, whichever has the larger contrast to an sRGB colour (WCAG 2.1, relative luminance)."""
     linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in colour[:3]]
     luminance = float(np.dot((0.2126, 0.7152, 0.0722), linear))

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from smoothadv.analysis import ANALYSES
+from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.hyper_parameters import FIELDS, display
 from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.table_formats import Column, Table
+from smoothadv.analysis.shared.table_formats import Cell, Column, Table
 
 
 @ANALYSES.register("parameters")
 @dataclass(frozen=True)
-class ParametersTable:
-    """a row per log: dataset, training, sigma and other hyper-parameters, and where each was found"""
+class ParametersTable(Analysis):
+    """a row per log: dataset, training, sigma and other hyper-parameters, and the source of each"""
 
     kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
 
@@ -27,11 +27,11 @@ class ParametersTable:
             *(Column(name, FIELDS[name], "text") for name in known),
             Column("sources", "known from", "text"),
         ]
-        values = [
+        values: list[list[Cell]] = [
             [log.name, len(log.table), *(log.parameters.get(name) for name in known), _sources(log)]
             for log in everything
         ]
-        shown = [
+        shown: list[list[Cell]] = [
             [log.name, len(log.table), *(display(name, log.parameters.get(name)) for name in known), _sources(log)]
             for log in everything
         ]

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from matplotlib.figure import Figure
 
-from smoothadv.analysis import ANALYSES
+from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.figure_style import (
     accuracy_axes,
     add_legend,
@@ -26,7 +26,7 @@ from smoothadv.settings import probability, setting
 
 @ANALYSES.register("plot")
 @dataclass(frozen=True)
-class CertifiedAccuracyPlot(Norm):
+class CertifiedAccuracyPlot(Norm, Analysis):
     """certified-accuracy curves, one per log, written as PNG and PDF"""
 
     makes: ClassVar[str] = "figure"
@@ -60,7 +60,7 @@ class CertifiedAccuracyPlot(Norm):
     def _curve(self, log: Log) -> tuple[np.ndarray, np.ndarray]:
         radii, accuracies = accuracy_curve(log.table)
         if self.high_probability is not None:
-            alpha = float(log.parameters.get("alpha") or 0.001)
+            alpha = log.parameters.alpha
             accuracies = high_probability_accuracies(log.table, radii, alpha, self.high_probability)
             accuracies[-1] = 0.0
         return radii * self.per_l2(log), accuracies

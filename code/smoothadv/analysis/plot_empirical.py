@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from matplotlib.figure import Figure
 
-from smoothadv.analysis import ANALYSES
+from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.empirical import empirical_curve
 from smoothadv.analysis.plot_envelope import EnvelopePlot
 from smoothadv.analysis.shared.figure_style import accuracy_axes, add_legend, add_title, draw_steps, looks, new_figure
@@ -22,8 +22,8 @@ _BESIDE = 0.005
 
 @ANALYSES.register("plot_empirical")
 @dataclass(frozen=True)
-class EmpiricalPlot:
-    """accuracy under attack of each group (dashed) and, of certification logs, the envelope (solid), as PNG and PDF"""
+class EmpiricalPlot(Analysis):
+    """accuracy under attack of each group (dashed) and the envelope of certification logs (solid), as PNG and PDF"""
 
     makes: ClassVar[str] = "figure"
     kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
@@ -31,7 +31,7 @@ class EmpiricalPlot:
         None,
         many=True,
         parse=hyper_parameter,
-        help="hyper-parameters that make a dashed curve of their own: num_noise_vec, N or gradient",
+        help="hyper-parameters whose values separate the dashed curves: num_noise_vec, N or gradient",
     )
     confidence: float | None = setting(
         None, parse=probability, help="LEVEL of intervals over images, as vertical bars, like 0.95 (default: none)"
@@ -62,7 +62,8 @@ class EmpiricalPlot:
                 ends = [best.interval(self.confidence) for best in curve.values()]
                 # Side by side, where one curve's bars would cover another's.
                 beside = [radius + _BESIDE * largest * (position - (len(curves) - 1) / 2) for radius in curve]
-                axes.vlines(beside, *([100 * end for end in side] for side in zip(*ends)), color=look["color"])
+                lower, upper = ([100 * end for end in side] for side in zip(*ends))
+                axes.vlines(beside, lower, upper, color=look["color"])
         accuracy_axes(axes, r"$\ell_2$ radius (images in [0, 1])", "accuracy (%)", 1.02 * largest or 1.0)
         add_legend(figure, axes, drawn)
         add_title(axes, self.title)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from matplotlib.figure import Figure
 
-from smoothadv.analysis import ANALYSES
+from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.figure_style import (
     accuracy_axes,
     add_legend,
@@ -30,19 +30,19 @@ _POINTS = 1500
 
 @ANALYSES.register("plot_envelope")
 @dataclass(frozen=True)
-class EnvelopePlot(Norm):
-    """the best certified accuracy of each group at every radius, a baseline dashed, written as PNG and PDF"""
+class EnvelopePlot(Norm, Analysis):
+    """the best certified accuracy of each group at every radius, with a dashed baseline, written as PNG and PDF"""
 
     makes: ClassVar[str] = "figure"
     group_by: list[str] | None = setting(
-        None, many=True, parse=hyper_parameter, help="hyper-parameters that make a curve of their own, like sigma"
+        None, many=True, parse=hyper_parameter, help="hyper-parameters whose values separate the curves, like sigma"
     )
     baseline: str | None = setting(
         None,
         parse=str,
-        help="group to draw dashed: in the colours of the others where --group-by splits both, else as one curve",
+        help="group to draw dashed: in the colours of the others with --split-baseline, else as one curve",
     )
-    split_baseline: bool = setting(False, help="let --group-by split the baseline as well, as for one curve per sigma")
+    split_baseline: bool = setting(False, help="let --group-by split the baseline too, for one curve per sigma")
     title: str | None = setting(None, parse=str, help="title of the plot (default: none)")
 
     def __post_init__(self) -> None:
@@ -86,12 +86,12 @@ class EnvelopePlot(Norm):
         return figure
 
     def envelope_curve(self, group: Sequence[Log]) -> tuple[np.ndarray, np.ndarray]:
-        """Radii and the largest accuracy of the group's logs there, on a fine grid that has the cliff of every log."""
+        """A fine grid of radii, with the largest one of each log, and the largest accuracy of the logs there."""
         ends = np.array([log.table.radius.max() * self.per_l2(log) for log in group])
         grid = np.unique(np.concatenate([np.linspace(0, ends.max(), _POINTS), ends, np.nextafter(ends, np.inf)]))
         best = np.max([self.accuracies(log, grid, models=len(group)) for log in group], axis=0)
         return grid, best
 
 
-def _key(group: Sequence[Log], by: Sequence[str]) -> tuple:
+def _key(group: Sequence[Log], by: Sequence[str]) -> tuple[object, ...]:
     return tuple(group[0].parameters.get(name) for name in by)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from smoothadv.analysis import ANALYSES
+from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.figure_style import add_grid, add_legend, add_title, looks, mark_every, new_figure
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.settings import setting
@@ -18,7 +18,7 @@ from smoothadv.settings import setting
 
 @ANALYSES.register("plot_training")
 @dataclass(frozen=True)
-class TrainingPlot:
+class TrainingPlot(Analysis):
     """training curves from log.txt: loss and accuracy by epoch, training solid and test dashed, as PNG and PDF"""
 
     makes: ClassVar[str] = "figure"
@@ -34,7 +34,7 @@ class TrainingPlot:
         ]
         panels[0].set_ylim(0, 1.05 * panels[0].dataLim.ymax)
         panels[1].set_ylim(0, 100)
-        # The panels have the same curves.
+        # Both panels show the same curves.
         lines = [line for pair in entries[: len(logs.training)] for line in pair]
         add_legend(figure, panels[0], lines, inside=False)
         add_title(panels[0], self.title)

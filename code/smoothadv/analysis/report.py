@@ -1,4 +1,4 @@
-"""report: one self-contained HTML page with the tables, the figures and what they rest on."""
+"""report: one self-contained HTML page with the tables, the figures and the sources of their logs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import matplotlib
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
-from smoothadv.version import __version__
-from smoothadv.analysis import ANALYSES
+from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.compare import Comparison
 from smoothadv.analysis.empirical import Empirical
 from smoothadv.analysis.envelope import Envelope
@@ -36,10 +35,14 @@ from smoothadv.analysis.shared.table_formats import Column, Markup, Table, displ
 from smoothadv.analysis.summary import Summary
 from smoothadv.errors import UserError
 from smoothadv.settings import setting
+from smoothadv.version import __version__
 
 _MOST_CURVES = 8
 _EXAMPLES_SHOWN = 15
 _MOST_MAPS = 6
+
+Part = dict[str, Any]
+"""A table or a figure in the form that the template takes."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,12 @@ class Section:
 
     title: str
     text: str
-    parts: list[dict] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
 
 
 @ANALYSES.register("report")
 @dataclass(frozen=True)
-class Report(AtRadii):
+class Report(AtRadii, Analysis):
     """one HTML page to send to a co-author: summary, tables, figures, examples, provenance and warnings"""
 
     makes: ClassVar[str] = "page"
@@ -97,14 +100,13 @@ class Report(AtRadii):
         yield _provenance(logs)
 
     def _certified_accuracy(self, logs: Logs) -> Section:
-        shared = {"norm": self.norm, "high_probability": self.high_probability}
         parts = []
         if len(logs.certification) <= _MOST_CURVES:
             confidence = 0.95 if len(logs.certification) <= 4 and self.high_probability is None else None
-            figure = CertifiedAccuracyPlot(confidence=confidence, **shared)(logs)
+            plot = CertifiedAccuracyPlot(self.norm, self.high_probability, confidence=confidence)
             bands = "; bands: 95 % bootstrap intervals over examples" if confidence else ""
-            parts.append(_figure(f"Certified accuracy of each log{bands}", figure))
-        parts.append(_table("All logs", Summary(radii=self.radii, **shared)(logs)))
+            parts.append(_figure(f"Certified accuracy of each log{bands}", plot(logs)))
+        parts.append(_table("All logs", Summary(self.norm, self.high_probability, self.radii)(logs)))
         if len(logs.certification) == 2 and self.high_probability is None:
             parts.extend(self._comparison(logs))
         return Section(
@@ -114,16 +116,15 @@ class Report(AtRadii):
             parts,
         )
 
-    def _comparison(self, logs: Logs) -> list[dict]:
+    def _comparison(self, logs: Logs) -> list[Part]:
         try:
             return [_table("The two on the same images", Comparison(radii=self.radii, norm=self.norm)(logs))]
         except UserError:  # not on the same images, of which the page warns
             return []
 
     def _best_of_groups(self, logs: Logs) -> Section:
-        shared = {"norm": self.norm, "high_probability": self.high_probability}
-        envelope = Envelope(radii=self.radii, **shared)
-        abstention = Envelope(radii=self.radii, show="abstention_rate", **shared)
+        envelope = Envelope(self.norm, self.high_probability, self.radii)
+        abstention = Envelope(self.norm, self.high_probability, self.radii, show="abstention_rate")
         parts = [
             _table("Best certified accuracy, with the clean accuracy of the selected log raised", envelope(logs)),
             _table("Abstention rate of the selected logs", abstention(logs)),
@@ -134,18 +135,18 @@ class Report(AtRadii):
             # More curves than the figure before, but fewer than one per log, which the first section draws.
             if drawn < count < len(logs.certification) and count <= _MOST_CURVES:
                 drawn = count
-                figure = EnvelopePlot(group_by=by, **shared)(logs)
+                figure = EnvelopePlot(self.norm, self.high_probability, group_by=by)(logs)
                 parts.append(_figure("Upper envelopes" + (" by sigma" if by else " by group"), figure))
         parts += [*self._selected(logs.certification), *self._heat_maps(logs.certification)]
         return Section(
             "Best log by radius",
-            "At each radius the best log of its group. The logs are compared on the images on which their accuracy is "
-            "then stated, so the more there are to select from, the more optimistic it is.",
+            "At each radius the best log of its group. The logs are selected on the same images that measure their "
+            "accuracy: the more logs there are to select from, the more optimistic it is.",
             parts,
         )
 
-    def _selected(self, logs: list[Log]) -> list[dict]:
-        """A table of the logs selected from groups that have several, with the hyper-parameters that differ."""
+    def _selected(self, logs: list[Log]) -> list[Part]:
+        """A table of the logs selected from groups of several logs, with the hyper-parameters that differ."""
         differing = [name for name in FIELDS if len({log.parameters.get(name) for log in logs}) > 1]
         if "noise" in differing and all(log.parameters.get("noise") == log.parameters.get("sigma") for log in logs):
             differing.remove("noise")
@@ -159,31 +160,31 @@ class Report(AtRadii):
         envelope = Envelope(norm=self.norm, high_probability=self.high_probability)
         radii = self.chosen_radii(logs)
         rows = [
-            [name, radius_text(radius), best.certified_accuracy, *_said_of(best, differing)]
+            [name, radius_text(radius), best.certified_accuracy, *_described(best, differing)]
             for name, group in groups_of(logs, []).items()
             if len(group) > 1
             for radius, best in zip(radii, envelope.select(group, radii))
         ]
         return [_table("Selected log at each radius", Table(columns, rows))] if rows else []
 
-    def _heat_maps(self, logs: list[Log]) -> list[dict]:
-        """Certified accuracy over sigma and epsilon where both vary: of all logs of a dataset, whatever their group."""
+    def _heat_maps(self, logs: list[Log]) -> list[Part]:
+        """Certified accuracy over sigma and epsilon where both vary, of all logs of a dataset, whatever their group."""
         radii = self.chosen_radii(logs)
-        # The smaller ones: at the largest, little is certified.
+        # Without the largest radii, at which little is certified.
         some = radii[:: max(1, len(radii) // _MOST_MAPS)][:_MOST_MAPS]
         datasets = dict.fromkeys(log.parameters.get("dataset") for log in logs)
         parts = []
         for dataset in datasets:
-            alike = [log for log in logs if log.parameters.get("dataset") == dataset]
-            if any(len({log.parameters.get(name) for log in alike}) < 2 for name in ("sigma", "epsilon")):
+            of_dataset = [log for log in logs if log.parameters.get("dataset") == dataset]
+            if any(len({log.parameters.get(name) for log in of_dataset}) < 2 for name in ("sigma", "epsilon")):
                 continue
-            figure = HeatMap(radii=some, norm=self.norm, high_probability=self.high_probability)(Logs(alike))
+            figure = HeatMap(radii=some, norm=self.norm, high_probability=self.high_probability)(Logs(of_dataset))
             whose = f", {display('dataset', dataset)}" if len(datasets) > 1 else ""
             parts.append(_figure(f"Best certified accuracy by sigma and epsilon, of all logs{whose}", figure))
         return parts
 
 
-def _said_of(best: Selected, names: list[str]) -> list[str | None]:
+def _described(best: Selected, names: list[str]) -> list[str | None]:
     """Hyper-parameters of the selected log as tables show them, and its name; None where nothing is certified."""
     if best.certified_accuracy == 0:
         return [None] * (len(names) + 1)
@@ -192,7 +193,7 @@ def _said_of(best: Selected, names: list[str]) -> list[str | None]:
 
 
 def _facts(logs: Logs) -> list[tuple[str, str]]:
-    """What the page rests on, in a few numbers."""
+    """The logs of the page in a few numbers."""
     facts = []
     for kind in ("certification", "prediction", "training"):
         if getattr(logs, kind):
@@ -207,7 +208,7 @@ def _facts(logs: Logs) -> list[tuple[str, str]]:
     return facts
 
 
-def _beside_certificates(logs: Logs) -> list[dict]:
+def _beside_certificates(logs: Logs) -> list[Part]:
     try:
         return [_table("Certified and attacked, on the same images", Gap()(logs))]
     except UserError:  # the models attacked are not those certified, or nothing is attacked
@@ -247,9 +248,9 @@ def _notes(log: Log) -> list[str]:
 
 
 def _made_by(log: Log) -> str | None:
-    """Command, version, commit and device of each run that wrote the log, if its manifest tells."""
-    said = []
-    for run in (log.parameters.manifest or {}).get("runs", []):
+    """Command, version, commit and device of each run that wrote the log, if it has a manifest."""
+    descriptions = []
+    for run in log.parameters.runs:
         packages = run.get("packages") or {}
         facts = {
             "smoothadv": run.get("smoothadv"),
@@ -259,12 +260,12 @@ def _made_by(log: Log) -> str | None:
             "started": run.get("started"),
         }
         known = ", ".join(f"{name} {value}" for name, value in facts.items() if value)
-        said.append(f"{' '.join(map(str, run.get('command', [])))} ({known})")
-    return "; then ".join(said) or None
+        descriptions.append(f"{' '.join(map(str, run.get('command', [])))} ({known})")
+    return "; then ".join(descriptions) or None
 
 
-def _table(caption: str, table: Table) -> dict:
-    """A table as the template wants it: every cell as HTML beside the value to sort by."""
+def _table(caption: str, table: Table) -> Part:
+    """A table for the template: every cell as HTML, with the value by which it is sorted."""
     shown = table.shown or table
     markup = Markup(lambda text: f"<b>{text}</b>", lambda text: f"<sup>({text})</sup>", _escape)
     cells = display_cells(shown, 1, markup)
@@ -280,7 +281,7 @@ def _table(caption: str, table: Table) -> dict:
 
 
 def _escape(text: str) -> str:
-    """Text as HTML, in which a long path may be broken after each folder."""
+    """Text as HTML, which may break a long path after each folder."""
     return html.escape(text).replace("/", "/<wbr>")
 
 
@@ -289,8 +290,8 @@ def _sortable(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _figure(caption: str, figure: Figure) -> dict:
-    """A figure as a picture inside the page. The salt makes equal figures equal files."""
+def _figure(caption: str, figure: Figure) -> Part:
+    """A figure as a picture inside the page. With the salt, equal figures give equal files."""
     content = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "smoothadv"}):
         figure.savefig(content, format="svg", metadata={"Date": None})

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from smoothadv.analysis import ANALYSES
+from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.log_statistics import (
     abstention_rate,
     average_certified_radius,
     clean_accuracy,
-    is_on_grid,
 )
 from smoothadv.analysis.shared.logs import Logs
 from smoothadv.analysis.shared.radii import AtRadii, radius_column
-from smoothadv.analysis.shared.table_formats import Column, Table
+from smoothadv.analysis.shared.table_formats import Cell, Column, Table
 
 _ON_GRID = Column("average_certified_radius_on_the_grid", "average certified radius (l2) on the grid", "number")
 
 
 @ANALYSES.register("summary")
 @dataclass(frozen=True)
-class Summary(AtRadii):
+class Summary(AtRadii, Analysis):
     """a row per log: examples, clean accuracy, average certified radius, abstention rate, certified accuracies"""
 
     def __call__(self, logs: Logs) -> Table:
         radii = self.chosen_radii(logs.certification)
-        grids = any(is_on_grid(log.table) for log in logs.certification)
+        grids = any(log.is_on_grid for log in logs.certification)
         columns = [
             Column("log", "log" if self.heading == "l2 radius" else f"log (at {self.heading})", "text"),
             Column("examples", "examples", "count"),
@@ -35,13 +34,13 @@ class Summary(AtRadii):
             Column("abstention_rate", "abstention rate", "fraction"),
             *map(radius_column, radii),
         ]
-        rows = [
+        rows: list[list[Cell]] = [
             [
                 log.name,
                 len(log.table),
                 clean_accuracy(log.table),
-                None if is_on_grid(log.table) else average_certified_radius(log.table),
-                *([average_certified_radius(log.table) if is_on_grid(log.table) else None] if grids else []),
+                None if log.is_on_grid else average_certified_radius(log.table),
+                *([average_certified_radius(log.table) if log.is_on_grid else None] if grids else []),
                 abstention_rate(log.table),
                 *self.accuracies(log, radii).tolist(),
             ]

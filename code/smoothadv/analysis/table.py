@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from smoothadv.analysis import ANALYSES
+from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.log_statistics import bootstrap_interval
 from smoothadv.analysis.shared.logs import Logs
 from smoothadv.analysis.shared.radii import AtRadii, radius_column, radius_key, radius_text
@@ -14,7 +14,7 @@ from smoothadv.settings import probability, setting
 
 @ANALYSES.register("table")
 @dataclass(frozen=True)
-class CertifiedAccuracyTable(AtRadii):
+class CertifiedAccuracyTable(AtRadii, Analysis):
     """a row per log: certified accuracy at each radius, the best of a column in bold"""
 
     confidence: float | None = setting(

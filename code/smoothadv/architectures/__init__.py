@@ -1,4 +1,4 @@
-"""Base classifiers: an input layer, then a network; one family per file.
+"""Base classifiers: an input layer, followed by a network; one family per file.
 
 ``get_architecture`` returns ``Sequential(input layer, network)``: it takes images in [0, 1] (plus noise) and
 returns logits, and its state dict has the released checkpoints' keys (``1.conv1.weight``, ...; the

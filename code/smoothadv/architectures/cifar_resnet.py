@@ -22,7 +22,7 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(out_channels)
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(out_channels)
-        self.downsample = None
+        self.downsample: nn.Sequential | None = None
         if stride != 1 or in_channels != out_channels:
             self.downsample = nn.Sequential(
                 nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
@@ -35,10 +35,10 @@ class BasicBlock(nn.Module):
 
 
 class SmallImageResNet(nn.Module):
-    """A 3x3 stem, stages of basic blocks that halve the resolution from the second stage on, mean, linear.
+    """A 3x3 stem, stages of basic blocks, a mean over positions and a linear layer.
 
-    ``widths`` holds a stage's channels each, ``blocks`` is the number of blocks per stage. Maps
-    [B, C, H, W] to [B, num_classes] for any H and W.
+    ``widths`` holds the channels of each stage, ``blocks`` is the number of blocks per stage; every stage but the first
+    halves the resolution. Maps [B, C, H, W] to [B, num_classes] for any H and W.
     """
 
     def __init__(self, in_channels: int, widths: tuple[int, ...], blocks: int, num_classes: int) -> None:
@@ -48,7 +48,7 @@ class SmallImageResNet(nn.Module):
         channels = widths[0]
         self._stages = []
         for stage, width in enumerate(widths, start=1):
-            layers = OrderedDict()
+            layers: OrderedDict[str, nn.Module] = OrderedDict()
             for block in range(blocks):
                 layers[str(block)] = BasicBlock(channels, width, stride=2 if stage > 1 and block == 0 else 1)
                 channels = width
@@ -75,5 +75,5 @@ def _cifar_resnet(depth: int, description: DatasetDescription) -> nn.Module:
 
 for _depth in range(20, 111, 6):
     ARCHITECTURES.register(f"cifar_resnet{_depth}")(partial(_cifar_resnet, _depth))
-# The same network; the paper's name for the one with 1,000 classes.
+# The same network, under the paper's name for the one with 1,000 classes.
 ARCHITECTURES.register("imagenet32_resnet110")(partial(_cifar_resnet, 110))

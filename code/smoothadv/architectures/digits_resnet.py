@@ -1,4 +1,4 @@
-"""A small residual network for 8x8 digits: seconds to train, with the parts of its large relatives."""
+"""A small residual network for 8x8 digits: it has all parts of the large ones and trains in seconds."""
 
 from __future__ import annotations
 

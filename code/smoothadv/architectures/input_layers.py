@@ -1,6 +1,8 @@
-"""The first layer of every base classifier: noise and attacks live on [0, 1] images, before it."""
+"""The first layer of every base classifier. Noise and perturbations are added before it, to images in [0, 1]."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -12,6 +14,9 @@ from smoothadv.registry import Registry
 
 class Normalize(nn.Module):
     """(x - mean) / std per channel; both are buffers that a state dict leaves out, as the released files do."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
 
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         super().__init__()
@@ -25,6 +30,8 @@ class Normalize(nn.Module):
 class Center(nn.Module):
     """x - mean per channel; a buffer that a state dict leaves out."""
 
+    mean: torch.Tensor
+
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         super().__init__()
         self.register_buffer("mean", torch.tensor(mean)[:, None, None], persistent=False)
@@ -33,7 +40,7 @@ class Center(nn.Module):
         return images - self.mean
 
 
-INPUT_LAYERS: Registry[type[nn.Module]] = Registry("input layer")
+INPUT_LAYERS: Registry[Callable[[tuple[float, ...], tuple[float, ...]], nn.Module]] = Registry("input layer")
 INPUT_LAYERS.register("normalize")(Normalize)
 INPUT_LAYERS.register("center")(Center)
 
@@ -44,6 +51,6 @@ def build_input_layer(name: str, description: DatasetDescription) -> nn.Module:
     if description.mean is None or description.std is None:
         raise UserError(
             f"dataset '{description.name}' has no mean and standard deviation, because its train/ folder is "
-            "missing; a checkpoint of ours brings its own, another one needs that folder"
+            "missing; a checkpoint of smoothadv records them, any other checkpoint needs that folder"
         )
     return layer(description.mean, description.std)

@@ -24,11 +24,11 @@ class DDN(GradientAttack):
 
     The direction follows the gradient with cosine-annealed steps; the norm shrinks by ``gamma`` while the
     example is adversarial and grows while it is not. Adversarial means that the majority of the m noisy
-    copies is not classified as the label (``targeted``: is). Where no iterate was adversarial the
-    clean input is returned. ``quantization_levels`` rounds every iterate to that many grey levels; nothing is rounded
-    after the final projection, so that ||v|| <= epsilon holds, unless ``result_levels`` says so.
+    copies is not classified as the label (``targeted``: is). Where no iterate was adversarial, the result is the
+    clean input. ``quantization_levels`` rounds every iterate to that many grey levels; after the final projection
+    nothing is rounded, so that ||v|| <= epsilon holds, except with ``result_levels``.
 
-    An example that is adversarial before the first step is its own closest one: no more work is done on it.
+    An input that is adversarial before the first step is returned unchanged.
     """
 
     initial_norm: float = setting(1.0, flag="--init-norm-DDN", parse=positive_float, help="l2 norm at DDN's first step")
@@ -38,7 +38,9 @@ class DDN(GradientAttack):
     quantization_levels: int | None = setting(
         None, flag="--levels-DDN", parse=_levels, help="round DDN's iterates to this many grey levels (default: none)"
     )
-    evaluate_last: bool = setting(False, flag="--evaluate-last-DDN", help="let DDN's last update compete as well")
+    evaluate_last: bool = setting(
+        False, flag="--evaluate-last-DDN", help="let the result of DDN's last update compete too"
+    )
     initial_norm_is_epsilon: bool = setting(
         False, flag="--init-norm-is-epsilon-DDN", help="start DDN at norm epsilon, as the released training code does"
     )
@@ -68,11 +70,11 @@ class DDN(GradientAttack):
 
     @property
     def _updates(self) -> int:
-        """How many updates are ever looked at."""
+        """The number of updates whose results are evaluated."""
         return self.num_steps - 1 + self.evaluate_last
 
     def _search(self, problem: Problem, direction: torch.Tensor) -> torch.Tensor:
-        """The shortest adversarial iterate [B, ...], 0 if none, for inputs that are not adversarial themselves.
+        """The shortest adversarial iterate [B, ...], 0 if there is none, for inputs that are not adversarial.
 
         ``direction`` [B, ...] is the unit gradient at the inputs.
         """
@@ -95,7 +97,7 @@ class DDN(GradientAttack):
                 estimate = problem.estimate(v)
                 direction, logits = unit(estimate.gradient), estimate.logits
             else:
-                logits = problem.logits(v)  # nothing follows that would need a gradient
+                logits = problem.logits(v)  # no step follows that needs a gradient
             adversarial = self._adversarial(logits, labels)
             best, best_norm = _keep_shorter(adversarial, v, best, best_norm)
         return best
@@ -110,9 +112,9 @@ class DDN(GradientAttack):
         return 0.01 + 0.495 * (1 + math.cos(math.pi * k / max(1, last)))
 
     def _adversarial(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Whether the majority of copies errs (or, targeted, obeys): [B, m, K] and [B] give bool [B].
+        """Whether most copies get another class than the label (targeted: the label): [B, m, K] and [B] give bool [B].
 
-        Ties go to the smaller class.
+        Of classes with equally many copies, the smallest counts.
         """
         votes = F.one_hot(logits.argmax(-1), logits.shape[-1]).sum(1)
         return (votes.argmax(-1) == labels) if self.targeted else (votes.argmax(-1) != labels)

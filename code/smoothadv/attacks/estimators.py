@@ -1,7 +1,7 @@
-"""Gradient estimators: the one thing in which attacks on a smoothed classifier differ.
+"""Gradient estimators: functions from which an attack on a smoothed classifier gets its directions.
 
-An estimator maps (model, points [B, ...], labels [B], noise [B, m, ...]) to an ``Estimate``: a direction
-of steepest ascent of the attacker's objective at each point, and the logits it saw on the way. ``ESTIMATORS`` has
+An estimator maps (model, points [B, ...], labels [B], noise [B, m, ...]) to an ``Estimate``: the direction
+of steepest ascent of the attacker's objective at each point, and the logits that it computed. ``ESTIMATORS`` lists
 those that a command line can name.
 """
 
@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn import functional as F
@@ -20,8 +21,9 @@ from torch.nn import functional as F
 class Estimate:
     """``gradient`` [B, ...] of the objective to ascend; ``logits`` [B, m, K], detached.
 
-    Where the m copies are divided into parts, the gradient of the whole is the mean of the parts' gradients weighted
-    by exp(``log_weight`` [B]). None, for an objective that is an average over copies: by their numbers of copies.
+    Where the m copies are divided into parts, the gradient over all copies is the mean of the parts' gradients with
+    weights exp(``log_weight`` [B]). None is for objectives that are means over copies: the weights of the parts are
+    then their numbers of copies.
     """
 
     gradient: torch.Tensor
@@ -29,12 +31,21 @@ class Estimate:
     log_weight: torch.Tensor | None = None
 
 
-GradientEstimator = Callable[..., Estimate]
+Model = Callable[[torch.Tensor], torch.Tensor]
+"""Maps inputs [B, ...] to logits [B, K]; often a ``torch.nn.Module``."""
+
+
+class GradientEstimator(Protocol):
+    """The interface: a function, or a frozen dataclass whose fields decide the estimate."""
+
+    def __call__(
+        self, model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor, /
+    ) -> Estimate: ...
 
 
 @contextmanager
-def frozen(model: Callable) -> Iterator[None]:
-    """Eval mode and no parameter gradients while inside; every submodule's own mode and flags afterwards."""
+def frozen(model: Model) -> Iterator[None]:
+    """Inside, the model is in eval mode and its parameters need no gradients; all modes and flags are restored then."""
     if not isinstance(model, torch.nn.Module):
         yield
         return
@@ -57,7 +68,7 @@ def no_noise(inputs: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(inputs).unsqueeze(1)
 
 
-def noisy_logits(model: Callable, points: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+def noisy_logits(model: Model, points: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """Logits [B, m, K] of all m noisy copies of each point, in one batch, sample-major."""
     copies = (points.unsqueeze(1) + noise).flatten(0, 1)
     return model(copies).unflatten(0, noise.shape[:2])
@@ -71,21 +82,21 @@ def log_true_probability(logits: torch.Tensor, labels: torch.Tensor) -> torch.Te
 def smoothed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """J = -log of the mean over copies of softmax(logits)[label]: [B, m, K] and [B] give [B] (SmoothAdv eq. 6).
 
-    In log-sum-exp form, so that it has a gradient however improbable the label is.
+    In log-sum-exp form, so that its gradient does not vanish however improbable the label is.
     """
     return math.log(logits.shape[1]) - torch.logsumexp(log_true_probability(logits, labels), dim=1)
 
 
-def plug_in(model: Callable, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
+def plug_in(model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
     """The gradient of the plug-in loss J over the given noise (SmoothAdv, eq. 6); m = 1 is cross-entropy."""
     gradient, logits = _gradient(smoothed_loss, model, points, labels, noise)
     return Estimate(gradient, logits, torch.logsumexp(log_true_probability(logits, labels), dim=1))
 
 
-def expected_loss(model: Callable, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
+def expected_loss(model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
     """The gradient of the mean over copies of their cross-entropies (Cohen et al., 2019, appendix G.3).
 
-    The expectation of the loss instead of the loss of the expectation: SmoothAdv, section 2.2, argues for the latter.
+    It is the expectation of the loss; SmoothAdv, section 2.2, argues for the loss of the expectation.
     """
     return Estimate(*_gradient(mean_cross_entropy, model, points, labels, noise))
 
@@ -96,7 +107,11 @@ def mean_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tens
 
 
 def _gradient(
-    loss: Callable, model: Callable, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    model: Model,
+    points: torch.Tensor,
+    labels: torch.Tensor,
+    noise: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradient [B, ...] of ``loss(logits, labels)`` [B] with respect to the points, and the logits, detached."""
     with torch.enable_grad():
@@ -118,7 +133,7 @@ class Stein:
     hard: bool = False
 
     @torch.no_grad()
-    def __call__(self, model: Callable, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
+    def __call__(self, model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
         logits = noisy_logits(model, points, noise)
         if self.hard:
             scores = (logits.argmax(-1) == labels[:, None]).to(noise.dtype)
@@ -129,13 +144,13 @@ class Stein:
 
 def stein_gradient(scores: torch.Tensor, noise: torch.Tensor, sigma: float) -> torch.Tensor:
     """(1 / (m sigma^2)) sum_i scores_i d_i: scores [B, m] of the noisy copies and noise [B, m, ...] give [B, ...]."""
-    with torch.autocast(noise.device.type, enabled=False):  # a sum over draws is no convolution
+    with torch.autocast(noise.device.type, enabled=False):  # low precision would spoil a sum over draws
         return torch.einsum("bm,bm...->b...", scores, noise) / (noise.shape[1] * sigma**2)
 
 
 @dataclass(frozen=True)
 class EstimatorKind:
-    """What a command line can choose: ``make`` gives the estimator for noise of a standard deviation."""
+    """An estimator that a command line can name: ``make(sigma)`` returns it for noise of that standard deviation."""
 
     make: Callable[[float], GradientEstimator]
     description: str

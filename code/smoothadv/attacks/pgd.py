@@ -25,8 +25,8 @@ from smoothadv.settings import positive_float, setting
 class PGD(GradientAttack):
     """T steps of length ``step_size`` along the unit gradient, each followed by clipping to [0, 1] and the ball.
 
-    v <- ball(box(v + step unit(grad J))), v = 0 at first; the step is 2 epsilon / T. ``targeted`` descends
-    J instead, towards the labels given. A zero gradient leaves the example where it is.
+    v <- ball(box(v + step unit(grad J))), v = 0 at first; the step is 2 epsilon / T. ``targeted`` decreases
+    J instead. Where the gradient is zero, the example does not move.
     """
 
     step_size: float | None = setting(
@@ -61,6 +61,6 @@ class PGD(GradientAttack):
 
 
 def _random_where_flat(direction: torch.Tensor, generator: Randomness) -> torch.Tensor:
-    """Directions [B, ...] with Gaussian vectors, not brought to length 1, in the place of those that are 0."""
+    """Directions [B, ...] in which Gaussian vectors, not of length 1, replace those that are 0."""
     gaussian = gaussian_like(direction, generator)
     return torch.where(per_example((direction == 0).flatten(1).all(1), direction), gaussian, direction)

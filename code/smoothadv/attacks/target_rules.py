@@ -1,4 +1,4 @@
-"""Which class a targeted attack wants, where it is told by a rule."""
+"""Rules that choose the class at which a targeted attack aims."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from collections.abc import Callable, Sequence
 import torch
 
 TargetRule = Callable[[torch.Tensor, torch.Tensor, Sequence[torch.Generator]], torch.Tensor]
+"""Probabilities [B, K], labels int64 [B] and a generator for each example give the targets, int64 [B]."""
 
 
 def runner_up(probabilities: torch.Tensor, labels: torch.Tensor, generators: Sequence[torch.Generator]) -> torch.Tensor:
-    """The most probable class but the label: probabilities [B, K] and labels [B] give int64 [B]."""
+    """The most probable class other than the label."""
     return probabilities.scatter(1, labels[:, None], -1.0).argmax(1)
 
 
 def least_likely(
     probabilities: torch.Tensor, labels: torch.Tensor, generators: Sequence[torch.Generator]
 ) -> torch.Tensor:
-    """The least probable class but the label."""
+    """The least probable class other than the label."""
     return probabilities.scatter(1, labels[:, None], 2.0).argmin(1)
 
 
 def random_class(
     probabilities: torch.Tensor, labels: torch.Tensor, generators: Sequence[torch.Generator]
 ) -> torch.Tensor:
-    """Any class but the label, equally probably, from each example's own generator."""
+    """A class other than the label, uniformly distributed, from the generator of each example."""
     classes = probabilities.shape[1]
     shifts = [int(torch.randint(1, classes, (1,), generator=generator, device="cpu")) for generator in generators]
     return (labels + torch.tensor(shifts, device=labels.device)) % classes
@@ -36,5 +37,5 @@ TARGET_RULES: dict[str, TargetRule] = {
     "random": random_class,
 }
 EVERY = "every"
-"""Each class in turn: the attack that goes furthest from the label is kept."""
+"""Aim at each class in turn, and keep the attack after which the label is least probable."""
 KNOWN_TARGETS = (*TARGET_RULES, EVERY)

@@ -24,6 +24,10 @@ SMALLEST_ALPHA = 1e-9
 """Each look reserves an error of 1e-12 against rounding, which would use up a smaller alpha."""
 LADDER = 100
 """Steps of the fine grid per sigma."""
+GRID_COLUMNS = ("samples", "level", "looks")
+LABEL_AWARE = "label_aware"
+"""Columns of a log. samples counts the draws of selection and estimation, level is the number of the largest radius
+that was certified (-1: none), looks counts the looks; LABEL_AWARE is 1 where the class selected was not the label."""
 _EARLY, _GAMMA = 0.5, 0.01
 _TABLES_VERSION = 1
 
@@ -75,7 +79,7 @@ class Adaptive(Procedure):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return ("samples", "level", "looks", *(("label_aware",) if self.label_aware else ()))
+        return (*GRID_COLUMNS, *((LABEL_AWARE,) if self.label_aware else ()))
 
     @cached_property
     def largest_radius(self) -> float | None:
@@ -128,9 +132,9 @@ class Adaptive(Procedure):
         self, candidate: int, successes: int, trials: int, looks: int, best: int, skipped: bool = False
     ) -> Certificate:
         level = int((self._decisions <= best).sum()) - 1
-        details = {"samples": self.smoothing.n0 + trials, "level": level, "looks": looks}
+        details = dict(zip(GRID_COLUMNS, (self.smoothing.n0 + trials, level, looks)))
         if self.label_aware:
-            details["label_aware"] = int(skipped)
+            details[LABEL_AWARE] = int(skipped)
         if best < 0:
             return Certificate(ABSTAIN, 0.0, successes, trials, details)
         return Certificate(candidate, float(self._grid[best]), successes, trials, details)

@@ -110,14 +110,13 @@ def _condition(text: str) -> tuple[str, str]:
 def _analyze(parser: Parser, options: argparse.Namespace) -> None:
     component = ANALYSES[options.analysis]
     analysis = compose(parser, component, options, options.analysis)
-    makes = getattr(component, "makes", "table")
-    _check_output(parser, options, makes)
+    _check_output(parser, options, component.makes)
     stated = {name: getattr(options, name) for name in ("sigma", "N", "alpha", "dimension")}
-    logs = read_logs(options.logs, getattr(component, "kinds", ("certification",)), stated, warn)
+    logs = read_logs(options.logs, component.kinds, stated, warn)
     logs = restrict(logs, options.where)
     for note in doubts(logs):
         warn(note)
-    write = {"table": _write_table, "figure": _write_figure, "page": _write_page}[makes]
+    write = {"table": _write_table, "figure": _write_figure, "page": _write_page}[component.makes]
     write(analysis(logs), options)
 
 

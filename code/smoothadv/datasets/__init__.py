@@ -1,7 +1,7 @@
 """Datasets: [0, 1] images and integer labels, one source per file.
 
-A name is ``cifar10``, ``digits``, ..., or ``imagefolder:PATH`` where a source takes a location after the
-colon. A source registers two functions in ``DATASETS``; see ``Source``.
+A name is ``cifar10``, ``digits``, ..., or ``imagefolder:PATH`` for a source that takes a location after the
+colon. Each source registers a ``Source``, which holds two functions, in ``DATASETS``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SPLITS = ("train", "test")
 class Source:
     """Where a dataset comes from.
 
-    ``describe(location, data_dir)`` gives its DatasetDescription without reading all images;
-    ``load(split, location, data_dir)`` reads a split ("train" or "test"). ``location`` is what follows the
-    colon of the name, "" if nothing; a source with ``takes_location`` refuses to be without one.
+    ``describe(location, data_dir)`` returns its DatasetDescription without reading all images;
+    ``load(split, location, data_dir)`` reads a split ("train" or "test"). ``location`` is the text after the
+    colon of the name, "" if there is none; a source with ``takes_location`` requires one.
     ``data_dir`` is None where the user named none: the source then uses its default.
     """
 
@@ -49,14 +49,14 @@ def _source(name: str) -> tuple[Source, str]:
 
 
 def check_dataset_name(name: str) -> None:
-    """UserError unless ``name`` is that of a registered dataset, with a location where it takes one."""
+    """UserError unless ``name`` names a registered dataset, with a location if the dataset takes one."""
     _source(name)
 
 
 def describe_dataset(name: str, data_dir: str | Path | None = None) -> DatasetDescription:
     """Classes, image shape, normalization constants and training defaults of a dataset.
 
-    ``data_dir`` is where the files are or are downloaded to (default: ``data`` in the working folder; for
+    ``data_dir`` is the folder of the files, also of downloaded ones (default: ``data`` in the working folder; for
     imagenet the IMAGENET_DIR variable). UserError on an unknown name or missing files.
     """
     source, location = _source(name)

@@ -1,4 +1,4 @@
-"""Random crops and mirror images of whole batches, where the images are."""
+"""Random crops and mirror images of whole batches, on the device that holds the images."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 
 @dataclass(frozen=True)
 class Augmentation:
-    """For each of N images whether it is mirrored, and where its crop starts: bool [N] and int64 [2, N], rows first.
+    """How to augment N images: ``mirrored`` bool [N], and where each crop starts, ``offsets`` int64 [2, N], rows first.
 
-    None leaves that out. Offsets count from the corner of the image padded by ``crop_padding`` on all sides.
+    None stands for no mirroring or no crop. Offsets count from the corner of the image after padding by
+    ``crop_padding`` on all sides.
     """
 
     crop_padding: int
@@ -19,7 +20,7 @@ class Augmentation:
     offsets: torch.Tensor | None
 
     def of(self, indices: torch.Tensor) -> Augmentation:
-        """That of the images ``indices`` int64 [B], in their order."""
+        """The augmentation of the images ``indices`` int64 [B], in that order."""
         return Augmentation(
             self.crop_padding,
             None if self.mirrored is None else self.mirrored[indices],
@@ -37,7 +38,7 @@ class Augmentation:
 def draw_augmentation(
     images: int, crop_padding: int, horizontal_flip: bool, generator: torch.Generator
 ) -> Augmentation:
-    """One for each of so many images, from a CPU generator."""
+    """A random augmentation of ``images`` images, drawn from a CPU generator."""
     mirrored = torch.rand(images, generator=generator) < 0.5 if horizontal_flip else None
     offsets = torch.randint(2 * crop_padding + 1, (2, images), generator=generator) if crop_padding else None
     return Augmentation(crop_padding, mirrored, offsets)
@@ -46,10 +47,10 @@ def draw_augmentation(
 def augmented(
     pixels: torch.Tensor, shape: tuple[int, int], indices: torch.Tensor, chosen: Augmentation
 ) -> torch.Tensor:
-    """Images ``indices`` int64 [B], cropped and mirrored as ``chosen`` for those: [B, C, H, W], channels last.
+    """The images ``indices`` int64 [B], cropped and mirrored as ``chosen`` says: [B, C, H, W], channels last.
 
-    ``pixels`` [N * H * W + 1, C] holds the pixels of all images, row by row, and then one of the colour of the padding;
-    ``shape`` is (H, W).
+    ``pixels`` [N * H * W + 1, C] holds the pixels of all N images, row by row, and last one pixel in the colour of the
+    padding; ``shape`` is (H, W); ``chosen`` holds one entry for each of the B images.
     """
     height, width = shape
     device = indices.device
@@ -70,7 +71,7 @@ def augmented(
 
 
 def pixels_of(images: torch.Tensor) -> torch.Tensor:
-    """Images [N, C, H, W] as their pixels [N * H * W + 1, C], a black one last."""
+    """The pixels [N * H * W + 1, C] of images [N, C, H, W], and a black one last."""
     channels = images.shape[1]
     pixels = images.new_zeros((len(images) * images.shape[2] * images.shape[3] + 1, channels))
     pixels[:-1].view(len(images), *images.shape[2:], channels).copy_(images.permute(0, 2, 3, 1))

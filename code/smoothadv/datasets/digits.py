@@ -28,8 +28,8 @@ _DESCRIPTION = DatasetDescription(
 def _arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Images uint8 [1797, 1, 8, 8], labels int64 [1797], and which of them are test images, bool [1797].
 
-    The pixels' 17 grey levels 0..16 become the nearest of 0..255. The last fifth of every class, in the
-    order of the file, is for testing: stratified, fixed, and mostly of writers that training has not seen.
+    The 17 grey levels 0..16 of the pixels become the nearest of 0..255. The last fifth of every class, in the
+    order of the file, is for testing: a stratified, fixed split, whose test images are mostly by other writers.
     """
     from sklearn.datasets import load_digits
 

@@ -1,4 +1,4 @@
-"""Anyone's own images: PATH/train/CLASS/* and PATH/test/CLASS/*, all of one size."""
+"""The user's images: PATH/train/CLASS/* and PATH/test/CLASS/*, all of one size."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def _files(root: Path, split: str) -> list[tuple[Path, int]]:
 
 
 def _read(path: Path, shape: tuple[int, int, int] | None = None) -> np.ndarray:
-    """An image file as uint8 [C, H, W], of the given ``shape`` or refused."""
+    """An image file as uint8 [C, H, W]; UserError if it is damaged or not of the given ``shape``."""
     try:
         with Image.open(path) as image:
             array = np.asarray(_eight_bit(image, path, None if shape is None else shape[0]))
     except UserError:
         raise
-    except Exception as error:  # Pillow meets a damaged file with nearly any exception
+    except Exception as error:  # for a damaged file Pillow raises nearly any exception
         reason = " ".join(str(error).split())
         raise UserError(f"imagefolder: {path} cannot be read as an image: {reason}") from error
     array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
@@ -77,7 +77,7 @@ def _read(path: Path, shape: tuple[int, int, int] | None = None) -> np.ndarray:
 
 
 def _eight_bit(image: Image.Image, path: Path, channels: int | None) -> Image.Image:
-    """The image with 8 bits per channel; grey becomes RGB among RGB images, never the other way round."""
+    """The image with 8 bits per channel. Among RGB images grey becomes RGB; colour never becomes grey."""
     if image.mode.startswith(("I", "F")):
         raise UserError(
             f"imagefolder: {path} has more than 8 bits per channel (mode {image.mode}); convert it to 8 bits"
@@ -105,7 +105,7 @@ def _constants(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]
     levels = np.arange(256) / 255
     means, deviations = [], []
     for channel in images.swapaxes(0, 1):
-        # From counts of the 256 levels: the images as floats would need eight times their memory.
+        # Computed from counts of the 256 levels: as float64 the images would need eight times their memory.
         weights = sum(np.bincount(image.ravel(), minlength=256) for image in channel) / channel.size
         mean = weights @ levels
         means.append(round(float(mean), 4))
@@ -128,7 +128,7 @@ def _describe_folder(root: Path) -> DatasetDescription:
     shape = _read(files[0][0]).shape
     mean = std = None
     if split == "train":
-        # Evenly spaced, so that every class counts; enough for 4 decimals.
+        # Evenly spaced images, so that every class contributes, and enough of them for 4 decimals.
         mean, std = _constants(_read_all(files[:: -(-len(files) // _IMAGES_FOR_CONSTANTS)], shape))
     return DatasetDescription(
         name=f"imagefolder:{root}",

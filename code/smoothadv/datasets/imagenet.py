@@ -27,7 +27,7 @@ _DESCRIPTION = DatasetDescription(
 
 @cache
 def _files(folder: Path) -> list[tuple[str, int]]:
-    """(path, label) of all images; labels number the class folders in sorted order, as torchvision does."""
+    """(path, label) of all images; labels number the sorted class folders, as in torchvision."""
     from torchvision.datasets import ImageFolder
 
     if not folder.is_dir():

@@ -25,7 +25,7 @@ _FILES = {"train": [f"train_data_batch_{part}" for part in range(1, 11)], "test"
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """One batch: images uint8 [N, 3, 32, 32] and labels 0..999, which the files number from 1."""
+    """One file: images uint8 [N, 3, 32, 32] and labels 0..999, which the files count from 1."""
     if not path.is_file():
         raise UserError(f"imagenet32 needs the file {path}: name the folder of the published batches with --data-dir")
     try:

@@ -1,12 +1,12 @@
-"""What every dataset provides: a description, single images, and batches for training and evaluation."""
+"""The interface of datasets: a description, single images, and batches for training and evaluation."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
@@ -15,6 +15,10 @@ from smoothadv.datasets.augmentation import augmented, draw_augmentation, pixels
 from smoothadv.errors import UserError
 from smoothadv.noise import Purpose, derive_generator
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Item = tuple[torch.Tensor, int]
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 """Per-channel constants of the paper's code for CIFAR-10 and ImageNet32."""
@@ -22,7 +26,7 @@ CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
 @dataclass(frozen=True)
 class TrainingDefaults:
-    """What a training run uses where its command line says nothing."""
+    """The training settings of a dataset where the command line names no others."""
 
     batch: int
     epochs: int
@@ -43,9 +47,9 @@ class DatasetDescription:
     """Facts about a dataset.
 
     ``image_shape`` is (C, H, W); ``mean`` and ``std`` are per channel on images in [0, 1], None where
-    they cannot be known (an image folder without training images). Augmentation is a random crop after
-    zero padding by ``crop_padding`` pixels and, if ``horizontal_flip``, a coin toss. ``radii`` are the columns of
-    the tables in which it is reported.
+    they cannot be known (an image folder without training images). Augmentation is a random crop after zero padding
+    by ``crop_padding`` pixels and, if ``horizontal_flip``, a mirror image with probability 1/2. ``radii`` are the
+    columns of tables of certified accuracy.
     """
 
     name: str
@@ -67,35 +71,35 @@ class ImageDataset(Protocol):
     """The interface that training, certification and prediction rely on.
 
     Items are (float32 image [C, H, W] in [0, 1], int label) without augmentation. Batches are
-    (images [B, C, H, W], labels int64 [B]) on the device asked for.
+    (images [B, C, H, W], labels int64 [B]) on the requested device.
     """
 
     description: DatasetDescription
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]: ...
+    def __getitem__(self, index: int) -> Item: ...
 
     def training_batches(
         self, batches: Sequence[torch.Tensor], device: torch.device, generator: torch.Generator
     ) -> Batches:
         """The images of each of ``batches``, tensors of indices int64 [B] on the CPU, augmented.
 
-        How an image is augmented is a function of the state of ``generator`` (a CPU generator) and of its index: in
-        which batch it is, and what other batches are asked for, does not matter.
+        The augmentation of an image is a function of its index and of the state of ``generator`` (a CPU generator),
+        whatever batch it is in and whatever other batches are requested.
         """
 
     def evaluation_batches(self, batches: Sequence[torch.Tensor], device: torch.device) -> Batches:
-        """The images of each of ``batches``, as above, unaugmented."""
+        """The images of each of ``batches``, as in ``training_batches``, but unaugmented."""
 
     def fingerprint(self) -> str:
         """A hash that changes whenever an image, a label or their order does."""
 
 
-class InMemoryImages(Dataset):
+class InMemoryImages(Dataset[Item]):
     """Small images, uint8 [N, C, H, W]; augmented in batches on the device.
 
-    ``images`` is a view of the pixels, which lie channels last, followed by one black pixel for the padding of crops.
+    ``images`` is a view of the pixels, which are stored channels last and followed by a black one that pads crops.
     """
 
     def __init__(self, images: torch.Tensor, labels: torch.Tensor, description: DatasetDescription) -> None:
@@ -111,7 +115,7 @@ class InMemoryImages(Dataset):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, index: int) -> Item:
         return self.images[index].contiguous().float() / 255, int(self.labels[index])
 
     def training_batches(
@@ -133,91 +137,96 @@ class InMemoryImages(Dataset):
 
     def _move_to(self, device: torch.device) -> None:
         """Keep the whole set on the device: CIFAR-10 is 150 MB there, and no batch waits for a copy."""
-        # The evaluation that asks first may run in inference mode, whose tensors training cannot use.
+        # The first caller may be an evaluation in inference mode, whose tensors training cannot use.
         with torch.inference_mode(False):
             self._pixels, self.labels = self._pixels.to(device), self.labels.to(device)
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(repr(tuple(self.images.shape)).encode())
-        digest.update(self.images.cpu().contiguous().numpy())
-        digest.update(self.labels.cpu().contiguous().numpy())
+        digest.update(self.images.cpu().contiguous().numpy().data)
+        digest.update(self.labels.cpu().contiguous().numpy().data)
         return digest.hexdigest()
 
 
-class _WithTransform(Dataset):
-    """The files of an image folder seen through one transform."""
+class _WithTransform(Dataset[Item]):
+    """The files of an image folder, passed through one transform."""
 
-    def __init__(self, files: list[tuple[str, int]], load, transform) -> None:
+    def __init__(
+        self,
+        files: list[tuple[str, int]],
+        load: Callable[[str], Image],
+        transform: Callable[[Image], torch.Tensor],
+    ) -> None:
         self.files, self.load, self.transform = files, load, transform
 
     def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, index: int) -> Item:
         path, label = self.files[index]
         try:
             image = self.load(path)
-        except Exception as error:  # Pillow meets a damaged file with nearly any exception
+        except Exception as error:  # for a damaged file Pillow raises nearly any exception
             reason = " ".join(str(error).split())
             raise UserError(f"{path} cannot be read as an image: {reason}") from error
         return self.transform(image), label
 
 
 class _Augmented(_WithTransform):
-    """As above, for a transform that draws from torch's global generator: each image of each epoch has its seed.
+    """``images`` with a transform that draws from torch's global generator: each image of each epoch has a seed.
 
-    A worker's own seed would let the images depend on how many workers this machine has.
+    With a seed for each worker the images would depend on how many workers this machine has.
     """
 
     def __init__(self, images: _WithTransform, epoch_seed: int) -> None:
         super().__init__(images.files, images.load, images.transform)
         self.epoch_seed = epoch_seed
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, index: int) -> Item:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_generator("cpu", self.epoch_seed, index, Purpose.AUGMENTATION).initial_seed())
             return super().__getitem__(index)
 
 
-class _ErrorsAsValues(Dataset):
-    """Items, or the UserError in their place: a DataLoader would bury an exception in a worker's traceback."""
+class _ErrorsAsValues(Dataset[Item | UserError]):
+    """Items, or a UserError as a value: if it was raised, a DataLoader would hide it in a worker's traceback."""
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: _WithTransform) -> None:
         self.dataset = dataset
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int] | UserError:
+    def __getitem__(self, index: int) -> Item | UserError:
         try:
             return self.dataset[index]
         except UserError as error:
             return error
 
 
-def _collate(items: list) -> list[torch.Tensor] | UserError:
+def _collate(items: list[Item | UserError]) -> list[torch.Tensor] | UserError:
     """A batch, or the first error among its items."""
     return next((item for item in items if isinstance(item, UserError)), None) or default_collate(items)
 
 
 def _workers() -> int:
-    """Processes that read files: one for each usable core, at most 8, shared by the processes that train here."""
+    """How many workers read files: one per usable core, at most 8, divided among this machine's training processes."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(8, max(1, usable // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
 
 
-class StreamedImages(Dataset):
+class StreamedImages(Dataset[Item]):
     """Images read from files by worker processes, for datasets that do not fit in memory.
 
-    ``files`` are (path, label) pairs; ``load`` reads a path as a PIL image; the two transforms give uint8 [C, H, W].
+    ``files`` are (path, label) pairs; ``load`` reads a path as a PIL image; the two transforms return uint8 [C, H, W].
     """
 
     def __init__(
         self,
         files: list[tuple[str, int]],
-        load,
-        training_transform,
-        evaluation_transform,
+        load: Callable[[str], Image],
+        training_transform: Callable[[Image], torch.Tensor],
+        evaluation_transform: Callable[[Image], torch.Tensor],
         description: DatasetDescription,
     ) -> None:
         self.description = description
@@ -227,7 +236,7 @@ class StreamedImages(Dataset):
     def __len__(self) -> int:
         return len(self._evaluation)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, index: int) -> Item:
         pixels, label = self._evaluation[index]
         return pixels.float() / 255, label
 
@@ -241,24 +250,24 @@ class StreamedImages(Dataset):
         return self._batches(self._evaluation, batches, device)
 
     @staticmethod
-    def _batches(images: Dataset, batches: Sequence[torch.Tensor], device: torch.device) -> Batches:
+    def _batches(images: _WithTransform, batches: Sequence[torch.Tensor], device: torch.device) -> Batches:
         loader = DataLoader(
             _ErrorsAsValues(images),
             batch_sampler=[indices.tolist() for indices in batches],
             num_workers=_workers(),
             pin_memory=device.type == "cuda",
             collate_fn=_collate,
-            generator=torch.Generator(),  # unused seeds of the workers; else the global one would move
+            generator=torch.Generator(),  # for unused seeds of the workers: the global one stays as it is
         )
         for batch in loader:
             if isinstance(batch, UserError):
                 raise batch
-            # As bytes, which take a quarter of the time to the device.
+            # Moved as bytes, which takes a quarter of the time of floats.
             pixels, labels = (part.to(device, non_blocking=True) for part in batch)
             yield pixels.float().div_(255), labels
 
     def fingerprint(self) -> str:
-        """Of the relative names, sizes and labels: reading all of ImageNet to start a job would take hours."""
+        """A hash of relative names, sizes and labels: reading all of ImageNet to start a job would take hours."""
         digest = hashlib.sha256()
         for path, label in self._evaluation.files:
             name = "/".join(path.replace(os.sep, "/").split("/")[-2:])

@@ -22,16 +22,16 @@ class _ArraysOnly(pickle.Unpickler):
         ("numpy._core.numeric", "_frombuffer"),
     }
 
-    def find_class(self, module: str, name: str):
+    def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self._ALLOWED:
             raise pickle.UnpicklingError(f"it asks to load {module}.{name}, which no array needs")
-        # NumPy 2 renamed the module that NumPy 1 pickles name; each reads the other's files through this.
+        # NumPy 2 renamed a module: with its present name, each version reads the pickles of the other.
         old, new = "numpy.core", "numpy._core"
         present = module.replace(old, new) if int(np.__version__.split(".")[0]) >= 2 else module.replace(new, old)
         return super().find_class(present, name)
 
 
 def read_pickled_arrays(path: Path) -> Any:
-    """What a file pickled by Python 2 or 3 holds; it can raise nearly anything where the file is damaged."""
+    """The content of a file pickled by Python 2 or 3; a damaged file can raise nearly any exception."""
     with path.open("rb") as file:
         return _ArraysOnly(file, encoding="latin1").load()

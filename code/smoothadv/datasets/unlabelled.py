@@ -20,7 +20,7 @@ _LABELS = ("extrapolated_targets", "labels")
 
 
 def load_pseudo_labelled(path: Path, description: DatasetDescription) -> InMemoryImages:
-    """The images of a .npz file or a pickled dict of arrays, for training beside those of ``description``.
+    """The images of a .npz file or of a pickled dict of arrays, to train on in addition to the described dataset.
 
     ``data`` (or ``images``) is uint8 [N, H, W, C] or [N, C, H, W], or [N, H, W] for one channel;
     ``extrapolated_targets`` (or ``labels``) holds N class numbers. UserError where the file is missing, damaged or does
@@ -54,7 +54,7 @@ def load_pseudo_labelled(path: Path, description: DatasetDescription) -> InMemor
 
 def _read(path: Path) -> Mapping[str, Any]:
     """The named arrays of the file."""
-    if zipfile.is_zipfile(path):  # whatever its name
+    if zipfile.is_zipfile(path):  # a .npz file, whatever its name
         with np.load(path, allow_pickle=False) as content:
             return dict(content)
     content = read_pickled_arrays(path)
@@ -64,7 +64,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _array(content: Mapping[str, Any], names: tuple[str, ...]) -> np.ndarray:
-    """A writable copy, which PyTorch asks for, of the first of ``names`` that there is."""
+    """A copy of the first of ``names`` that exists; writable, as PyTorch requires."""
     for name in names:
         if content.get(name) is not None:
             return np.array(content[name])
@@ -73,7 +73,7 @@ def _array(content: Mapping[str, Any], names: tuple[str, ...]) -> np.ndarray:
 
 
 def _channels_first(images: np.ndarray, description: DatasetDescription, path: Path) -> np.ndarray:
-    """Images as uint8 [N, C, H, W]; UserError unless they have the shape of the dataset's."""
+    """The images as uint8 [N, C, H, W]; UserError unless they have the dataset's image shape."""
     channels, height, width = description.image_shape
     if images.dtype == np.uint8:
         if images.shape[1:] == (height, width, channels):

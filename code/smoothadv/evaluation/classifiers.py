@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from smoothadv.checkpoints import classifier_from_checkpoint, file_digest, read_checkpoint, recorded_input_layer
 from smoothadv.datasets.images import DatasetDescription
 from smoothadv.errors import UserError, warn
+from smoothadv.smoothing.classifier import logits_in
 
 
 @dataclass(frozen=True)
@@ -95,37 +97,43 @@ class LogitsOf(torch.nn.Module):
         return output["logits"] if self.is_mapping else output.logits
 
 
-@torch.inference_mode()
 def logits_of(network: torch.nn.Module, description: DatasetDescription) -> torch.nn.Module:
     """``network``, in eval mode, as a function from images to logits; UserError where it cannot be used as one.
 
     It is tried on a grey image of the shape in ``description``, whose number of classes it must have.
     """
-    name, shape = type(network).__name__, description.image_shape
-    weight = next((value for value in network.parameters() if value.is_floating_point()), torch.empty(0))
-    image = torch.full((1, *shape), 0.5, device=weight.device)
-    try:
-        output = network(image)
-    except (RuntimeError, ValueError, TypeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+    function, classes = _tried(network, torch.full(description.image_shape, 0.5))
+    if classes != description.num_classes:
         raise UserError(
-            f"{name} cannot be applied to images of shape {list(shape)}, float32 in [0, 1]: {reason}"
-        ) from error
-    if isinstance(output, torch.Tensor):
-        function, logits = network, output
-    elif hasattr(output, "logits"):
-        function, logits = LogitsOf(network, is_mapping=False), output.logits
-    elif isinstance(output, dict) and "logits" in output:
-        function, logits = LogitsOf(network, is_mapping=True), output["logits"]
-    else:
-        raise UserError(
-            f"{name} returns a {type(output).__name__}; it must return logits [B, K], or an object or dict with .logits"
-        )
-    if not isinstance(logits, torch.Tensor) or logits.dim() != 2 or len(logits) != 1:
-        found = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-        raise UserError(f"{name} returns {found} for one image; it must return logits [1, K]")
-    if logits.shape[1] != description.num_classes:
-        raise UserError(
-            f"{name} has {logits.shape[1]} classes, the images of '{description.name}' have {description.num_classes}"
+            f"{type(network).__name__} has {classes} classes, the images of '{description.name}' have "
+            f"{description.num_classes}"
         )
     return function
+
+
+def count_classes(network: torch.nn.Module, image: torch.Tensor) -> int:
+    """K, the number of logits that a network gives for an image [C, H, W]; UserError where it gives none."""
+    modes = {module: module.training for module in network.modules()}
+    try:
+        return _tried(network.eval(), image)[1]
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@torch.inference_mode()
+def _tried(network: torch.nn.Module, image: torch.Tensor) -> tuple[torch.nn.Module, int]:
+    """The network as a function to logits, and their number for an image [C, H, W]."""
+    name, shape = type(network).__name__, list(image.shape)
+    weight = next((value for value in network.parameters() if value.is_floating_point()), image)
+    try:
+        output = network(image.unsqueeze(0).to(weight.device))
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{name} cannot be applied to images of shape {shape}, float32 in [0, 1]: {reason}") from error
+    logits = logits_in(output)
+    if logits.dim() != 2 or len(logits) != 1:
+        raise UserError(f"{name} returns logits of shape {list(logits.shape)} for one image, expected [1, K]")
+    if output is logits:
+        return network, logits.shape[1]
+    return LogitsOf(network, isinstance(output, Mapping)), logits.shape[1]

@@ -6,6 +6,7 @@ A request is complete and frozen: commands make one from words, ``smoothadv.cert
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +18,16 @@ import torch
 from smoothadv import plugins
 from smoothadv.attacks import GradientAttack, SmoothedAttack
 from smoothadv.certification import PROCEDURES, Procedure
+from smoothadv.datasets import SPLITS
 from smoothadv.datasets.images import ImageDataset
+from smoothadv.errors import UserError
 from smoothadv.evaluation.shards import Shard
+from smoothadv.smoothing.classifier import PRECISIONS
 
 PREDICTION_DRAWS = 100_000
 """What PREDICT takes where nothing else is asked for."""
+EXISTING = ("resume", "overwrite", "refuse")
+"""What can be done with a log, or a training run, that is there already."""
 DEFAULT_FRACTION, DEFAULT_FALSE_ALARM = 0.999, 0.001
 
 
@@ -61,6 +67,20 @@ class EvaluationRequest:
     existing: str = "resume"
     command: Sequence[str] | None = None
 
+    def __post_init__(self) -> None:
+        """UserError where a number cannot be what it is given for."""
+        _require(
+            0 < self.sigma <= 10, "sigma", self.sigma, "a standard deviation above 0, up to 10, on images in [0, 1]"
+        )
+        _require(0 < self.alpha < 1, "alpha", self.alpha, "a probability strictly between 0 and 1")
+        _require(self.draws is None or 1 <= self.draws <= 4_000_000_000, "n", self.draws, "1 to 4,000,000,000 draws")
+        for name in ("skip", "maximum", "batch"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, name, value, "a whole number of at least 1")
+        _require(self.seed >= 0, "seed", self.seed, "a whole number of at least 0")
+        for name, known in (("split", SPLITS), ("precision", tuple(PRECISIONS)), ("existing", EXISTING)):
+            _require(getattr(self, name) in known, name, getattr(self, name), f"one of {', '.join(known)}")
+
     @property
     def n(self) -> int:
         """The draws per image."""
@@ -77,6 +97,17 @@ class EvaluationRequest:
         return plugins.digests(plugins.used({"dataset": dataset, "architecture": arch}, self.components))
 
 
+def _require(is_right: bool, name: str, found: Any, expected: str) -> None:
+    if not is_right:
+        raise UserError(f"{name}: found {found!r}, expected {expected}")
+
+
+def check_existing(existing: str) -> str:
+    """``existing``; UserError where it is none of EXISTING."""
+    _require(existing in EXISTING, "existing", existing, f"one of {', '.join(EXISTING)}")
+    return existing
+
+
 @dataclass(frozen=True, kw_only=True)
 class CertifyRequest(EvaluationRequest):
     """Certify images into the log ``outfile``.
@@ -90,6 +121,15 @@ class CertifyRequest(EvaluationRequest):
     method: str = "exact"
     procedure_settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     sound: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.n0 >= 1, "n0", self.n0, "a whole number of at least 1")
+        fields = {field.name for field in dataclasses.fields(self.procedure)} - {"smoothing"}
+        for name in self.procedure_settings:
+            _require(
+                name in fields, f"settings of method '{self.method}'", name, f"{', '.join(sorted(fields)) or 'none'}"
+            )
 
     @property
     def procedure(self) -> type[Procedure]:

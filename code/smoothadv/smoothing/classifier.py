@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
+from smoothadv.errors import UserError
 from smoothadv.graphs import call_compiled
 from smoothadv.memory import batch_that_suits
 from smoothadv.smoothing.folding import fold
@@ -28,6 +31,19 @@ class Arrangement:
 
     precision: str = "fp32"
     compile: bool = False
+
+
+def logits_in(output: Any) -> torch.Tensor:
+    """The logits in what a network returned: a tensor, or the ``logits`` of an object or mapping; else UserError."""
+    if isinstance(output, torch.Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if isinstance(logits, torch.Tensor):
+        return logits
+    raise UserError(
+        f"the classifier returns a {type(output).__name__}; it must return logits [B, K], or an object or dict with "
+        ".logits"
+    )
 
 
 class VotingClassifier(nn.Module):

@@ -1,4 +1,4 @@
-"""How the base classifier does on some of the test images while it is trained: for the log, not for selection."""
+"""Evaluates the base classifier on test images during training: for the log, not for model selection."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ COLUMNS = ("test_loss", "test_accuracy", "test_clean_accuracy", "test_adversaria
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """Look after every ``every``-th epoch and the last one, on ``images`` test images, evenly spaced (None: on all)."""
+class EvaluationSchedule:
+    """Evaluate after every ``every``-th epoch and the last one, on ``images`` evenly spaced test images (None: all)."""
 
     every: int = 1
     images: int | None = 1000
@@ -31,7 +31,7 @@ class Evaluation:
         return (epoch + 1) % self.every == 0 or epoch + 1 == epochs
 
     def chosen(self, available: int) -> torch.Tensor:
-        """Indices int64 of the images."""
+        """The indices, int64, of the images to evaluate on."""
         count = min(available, self.images or available)
         return torch.arange(count) * available // count
 
@@ -39,7 +39,7 @@ class Evaluation:
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    attacked: Callable,
+    attacked: Callable[[torch.Tensor], torch.Tensor],
     objective: Objective,
     test_set: ImageDataset,
     indices: torch.Tensor,
@@ -47,23 +47,23 @@ def evaluate(
     address: Address,
     processes: Processes,
     device: torch.device,
-    precision: AbstractContextManager,
+    precision: AbstractContextManager[object],
 ) -> dict[str, float]:
     """Loss and accuracy under one draw of noise, without noise, and under noise and the objective's attack: COLUMNS.
 
-    The attack has its full epsilon from the first epoch on; nan where there is none. ``attacked`` gives the attack's
-    logits. All randomness is a function of ``address``. Everything runs within the context ``precision``.
+    The attack has its full epsilon from the first epoch on; nan where the objective has none. It attacks ``attacked``,
+    the same classifier as ``model``. All randomness is a function of ``address``. Networks run within ``precision``.
     """
     model.eval()
     batches = [(len(whole), *processes.share(whole)) for whole in indices.split(batch)]
     epsilon = objective.full_epsilon
     sums = torch.zeros(4, dtype=torch.float64, device=device)
-    numbers = [number for number, (_, own, _) in enumerate(batches) if len(own)]
+    numbers = [number for number, (_, local, _) in enumerate(batches) if len(local)]
     shares = test_set.evaluation_batches([batches[number][1] for number in numbers], device)
     for number, (images, labels) in zip(numbers, shares):
         whole, _, part = batches[number]
         generator = address.generator(device, Purpose.EVALUATION, number)
-        # That of the whole batch: it does not depend on how many processes share it.
+        # Drawn for the whole batch, so that the noise does not depend on how many processes share the batch.
         noise = objective.draw(images[:1].expand(whole, *images.shape[1:]), generator)[part]
         with precision:
             noisy = model(images + noise[:, 0]).float()
@@ -80,4 +80,4 @@ def evaluate(
     return dict(zip(COLUMNS, [*means, len(indices)]))
 
 
-NOT_EVALUATED = dict(zip(COLUMNS, [math.nan] * 4 + [0]))
+NOT_EVALUATED: dict[str, float] = dict(zip(COLUMNS, [math.nan] * 4 + [0]))

@@ -1,4 +1,4 @@
-"""How training is executed: precision, compilation, memory layout. Only rounding depends on it."""
+"""How training is executed: precision, compilation, memory layout. These choices change rounding only."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import nn
 
 from smoothadv.graphs import call_compiled
 
-# The dtype of convolutions; None leaves them as they are, in float32.
-PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
+# None leaves convolutions in float32.
+CONVOLUTION_DTYPES: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Execution:
-    """``precision`` of convolutions, in PRECISIONS; weights, losses and sums stay float32. ``compile``: whether.
+    """How to train: ``precision`` of convolutions, a key of CONVOLUTION_DTYPES; weights, losses and sums stay float32.
 
-    ``synchronized_norm`` computes the statistics of batch normalization over all processes. ``checkpoint_minutes`` pass
-    at most between checkpoints.
+    ``compile`` compiles the network. ``synchronized_norm`` computes the statistics of batch normalization over all
+    processes. A checkpoint is written at least every ``checkpoint_minutes``.
     """
 
     precision: str = "fp32"
@@ -30,7 +30,7 @@ class Execution:
     checkpoint_minutes: float = 10.0
 
     def record(self) -> dict[str, Any]:
-        """What decides the weights, down to rounding."""
+        """The settings that decide the weights, including their rounding."""
         return {name: value for name, value in asdict(self).items() if name != "checkpoint_minutes"}
 
     def prepare(self, model: nn.Module, device: torch.device) -> nn.Module:
@@ -41,27 +41,27 @@ class Execution:
         return model.to(memory_format=torch.channels_last)
 
     def compiled(self, model: nn.Module, sizes: set[int] | None = None) -> nn.Module:
-        """The model, compiled for batches of these sizes (None: all) if that is wanted."""
+        """The model; with ``compile``, compiled for batches of these sizes (None: all)."""
         return CompiledForSizes(model, sizes) if self.compile else model
 
-    def autocast(self, device: torch.device) -> AbstractContextManager:
-        """Within, convolutions compute in the precision."""
+    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
+        """A context within which convolutions compute in ``precision``."""
         if self.precision == "fp32":
             return contextlib.nullcontext()
-        return torch.autocast(device.type, dtype=PRECISIONS[self.precision])
+        return torch.autocast(device.type, dtype=CONVOLUTION_DTYPES[self.precision])
 
 
 class CompiledForSizes(nn.Module):
-    """A module compiled for the sizes that nearly all batches have (None: all); those of other sizes run as they are.
+    """A module compiled for the sizes that nearly all batches have (None: all); other batches run uncompiled.
 
-    Compiling anew for the rest of an epoch's last batch would take longer than it saves. What is compiled must not
-    depend on which batch comes first, or a resumed run would compute otherwise.
+    To compile again for the smaller last batch of an epoch would take longer than it saves. Which sizes are compiled
+    must not depend on which batch comes first: otherwise a resumed run would compute differently.
     """
 
     def __init__(self, module: nn.Module, sizes: set[int] | None) -> None:
         super().__init__()
         self.module, self._sizes = module, sizes
-        self._compiled = (torch.compile(module, dynamic=False),)  # a tuple: its weights are those of ``module``
+        self._compiled = (torch.compile(module, dynamic=False),)  # in a tuple: it has the weights of ``module``
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         if self._sizes is not None and len(images) not in self._sizes:

@@ -1,4 +1,4 @@
-"""Requests to stop: a training run ends after its present step, saved."""
+"""Requests to stop: a training run saves after its present step and ends."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 _SECONDS_OF_ONE_REQUEST = 1.0
+_Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
 
 
 class Interruption:
-    """Within the context Ctrl-C and SIGTERM are only noted in ``signal``; a second Ctrl-C, later, stops at once."""
+    """A context in which Ctrl-C and SIGTERM only set ``signal``; a second Ctrl-C, a second later, stops at once."""
 
     def __init__(self) -> None:
         self.signal = 0
         self._noted = 0.0
         self._process = os.getpid()
-        self._before: dict[int, object] = {}
+        self._before: dict[int, _Handler] = {}
 
     def __enter__(self) -> Interruption:
-        if threading.current_thread() is threading.main_thread():  # others cannot receive signals
+        if threading.current_thread() is threading.main_thread():  # only this thread may set handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._note)
@@ -33,9 +36,9 @@ class Interruption:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a forked process that reads files, which the training process ends
+        if os.getpid() != self._process:  # a forked worker that reads files: the training process ends it
             return
-        # torchrun passes on a Ctrl-C that the terminal has sent to all: two signals, one request.
+        # The terminal sends Ctrl-C to all processes, and torchrun forwards it: two signals for one request.
         is_another = time.monotonic() - self._noted > _SECONDS_OF_ONE_REQUEST
         if number == signal.SIGINT == self.signal and is_another:
             raise KeyboardInterrupt

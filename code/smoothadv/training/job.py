@@ -26,7 +26,7 @@ from smoothadv.errors import UserError, warn
 from smoothadv.noise import derive_generator
 from smoothadv.records import provenance
 from smoothadv.settings import describe
-from smoothadv.training.loop import Data, Training
+from smoothadv.training.loop import Data, TrainingRun
 from smoothadv.training.processes import Processes, join_processes
 from smoothadv.training.request import TrainingRequest
 from smoothadv.training.run_folder import RunFolder
@@ -139,7 +139,7 @@ def _run(job: _Job, report: Callable[[str], None]) -> Trained:
                     raise UserError(f"--batch is {job.schedule.batch} images for {processes.size} processes: take more")
                 stack.enter_context(folder)
                 _announce(job, folder, report)
-        training = Training(
+        training = TrainingRun(
             job.model,
             request.objective,
             job.data,

@@ -1,4 +1,4 @@
-"""Epochs and steps, checkpoints on the way, and the history of a run."""
+"""A training run: its epochs and steps, its checkpoints and its history."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Any
 
 import torch
 
-from smoothadv.datasets.images import ImageDataset
+from smoothadv.datasets.images import Batches, ImageDataset
 from smoothadv.errors import NonFiniteError, Terminated
 from smoothadv.noise import Purpose, derive_generator
 from smoothadv.objectives import Objective
-from smoothadv.training.evaluate import NOT_EVALUATED, Evaluation, evaluate
+from smoothadv.training.evaluate import NOT_EVALUATED, EvaluationSchedule, evaluate
 from smoothadv.training.execution import Execution
 from smoothadv.training.interruption import Interruption
-from smoothadv.training.metrics import Tally, means
+from smoothadv.training.metrics import OutcomeSums, means
 from smoothadv.training.processes import Processes
-from smoothadv.training.progress import Board, Progress
+from smoothadv.training.progress import Board, TrainingProgress
 from smoothadv.training.run_folder import RunFolder
 from smoothadv.training.schedule import Schedule, Step, steps_of_epoch
 from smoothadv.training.update import Address, Update
 
-# Between these steps several processes need not agree on whether to go on.
+# Several processes agree on whether to go on only once in so many steps.
 _STEPS_BETWEEN_DECISIONS = 10
-# Other decisions are to save and then stop, by the number of the signal that asked for it.
+# Any other decision is the number of a signal: to save and then stop.
 _GO_ON, _SAVE = 0, -1
 _ADVICE = "try a smaller --lr or more --warmup epochs"
 
 
 @dataclass(frozen=True)
 class Data:
-    """What is trained on and tested with; ``pseudo_labelled`` images count in the loss by ``pseudo_weight`` (eta)."""
+    """The images to train and to test on; ``pseudo_weight`` (eta) multiplies the loss on ``pseudo_labelled`` images."""
 
     training: ImageDataset
     test: ImageDataset
@@ -45,14 +45,14 @@ class Data:
         return len(self.training), len(self.pseudo_labelled or ())
 
 
-class Training:
+class TrainingRun:
     """Trains ``model`` in place for an objective, from the run's last checkpoint if it is resumed.
 
     Saves a checkpoint after every epoch and every ``execution.checkpoint_minutes``. All random numbers of an update are
     functions of (seed, epoch, step), so that a resumed run ends with the weights of an uninterrupted one on the
-    same hardware. Of several ``processes``, which are connected, the first has entered ``run`` and writes there.
+    same hardware. Several ``processes`` must be connected; the first one has entered ``run`` and writes there.
 
-    Between steps the state is the history, and of the present epoch the tally and the time it has taken.
+    Between steps the state is the history, and the sums and the duration so far of the present epoch.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Training:
         device: torch.device,
         run: RunFolder,
         execution: Execution,
-        evaluation: Evaluation,
+        evaluation: EvaluationSchedule,
         processes: Processes,
     ) -> None:
         self.objective, self.data, self.schedule, self.seed, self.device = objective, data, schedule, seed, device
@@ -78,8 +78,8 @@ class Training:
             weight_decay=schedule.weight_decay,
         )
         self.steps = len(self._plan(0))
-        self.history: list[dict[str, Any]] = []
-        self.first_step, self.tally, self.seconds = 0, Tally(device), 0.0
+        self.history: list[dict[str, float]] = []
+        self.first_step, self.sums, self.seconds = 0, OutcomeSums(device), 0.0
         self._restore()
         processes.share_state(self.model)
         example = torch.stack([data.training[index][0] for index in range(min(2, len(data.training)))])
@@ -91,11 +91,11 @@ class Training:
 
     def _images_at_a_time(self) -> int:
         """How many images this process attacks and trains on at a time."""
-        own, _ = self.processes.share(torch.arange(self.schedule.batch))
-        return min(len(own), self.schedule.micro_batch or len(own))
+        share, _ = self.processes.share(torch.arange(self.schedule.batch))
+        return min(len(share), self.schedule.micro_batch or len(share))
 
     def _restore(self) -> None:
-        """Take over what the run's checkpoint holds, in every process."""
+        """Load the state of the run's checkpoint, in every process."""
         saved = self.processes.received(self.run.take_saved())
         if saved is None:
             return
@@ -103,11 +103,11 @@ class Training:
         self.history = saved["history"]
         self.first_step = saved.get("step", 0)
         if self.first_step:
-            # The sums of all processes: the first one goes on with them.
-            self.tally = Tally(self.device, saved["sums"] if self.processes.is_first else None)
+            # The checkpoint holds the sums over all processes: the first process continues from them.
+            self.sums = OutcomeSums(self.device, saved["sums"] if self.processes.is_first else None)
             self.seconds = saved["seconds"]
 
-    def run_epochs(self, report: Callable[[str], None] = print, board: bool = False) -> list[dict[str, Any]]:
+    def run_epochs(self, report: Callable[[str], None] = print, board: bool = False) -> list[dict[str, float]]:
         """Train up to ``schedule.epochs``; returns the history: one row of TRAINING_COLUMNS per epoch.
 
         ``board`` writes curves for TensorBoard. NonFiniteError if the loss stops being finite; KeyboardInterrupt or
@@ -126,12 +126,15 @@ class Training:
                 step = f", step {self.first_step} of {self.steps}" if self.first_step else ""
                 report(f"resuming after epoch {done} of {epochs}{step}")
         per_epoch = sum(len(step.indices) for step in self._plan(done))
-        total, before = (count * per_epoch for count in (epochs, done + self.first_step / self.steps))
-        with Interruption() as interruption, Progress(total, int(before), epochs, report, not is_first) as progress:
+        before = int((done + self.first_step / self.steps) * per_epoch)
+        with (
+            Interruption() as interruption,
+            TrainingProgress(epochs * per_epoch, before, epochs, report, silent=not is_first) as progress,
+        ):
             for epoch in range(done, epochs):
                 row = self._epoch(epoch, interruption, progress)
                 self.history.append(row)
-                self.first_step, self.tally, self.seconds = 0, Tally(self.device), 0.0
+                self.first_step, self.sums, self.seconds = 0, OutcomeSums(self.device), 0.0
                 self._save(None)
                 progress.finish_epoch(row)
                 if curves:
@@ -142,8 +145,8 @@ class Training:
             curves.close()
         return self.history
 
-    def _epoch(self, epoch: int, interruption: Interruption, progress: Progress) -> dict[str, Any]:
-        """One epoch of updates and the look at the test set: a row of the history."""
+    def _epoch(self, epoch: int, interruption: Interruption, progress: TrainingProgress) -> dict[str, float]:
+        """One epoch of updates, and the evaluation after it: a row of the history."""
         start = time.monotonic()
         images_seen = 0
         plan = self._plan(epoch)
@@ -153,15 +156,15 @@ class Training:
             _, part = self.processes.share(step.indices)
             weight = self.data.pseudo_weight if step.source else 1.0
             address = Address(self.seed, epoch, number)
-            seen = self.update(images, labels, len(step.indices), part, address, weight)
-            self._note_bad_loss(seen, number)
-            self.tally.merge(seen)
+            step_sums = self.update(images, labels, len(step.indices), part, address, weight)
+            self._note_bad_loss(step_sums, number)
+            self.sums.merge(step_sums)
             images_seen += len(step.indices)
             progress.advance(len(step.indices))
             if progress.wants_look():
                 self._require_finite_loss(epoch)
-                so_far = means(self.tally.sums.tolist())
-                progress.show(epoch, self.objective.epsilon(epoch), so_far, self.history)
+                averages = means(self.sums.tensor.tolist())
+                progress.show(epoch, self.objective.epsilon(epoch), averages, self.history)
             self._save_within_epoch(epoch, number + 1, time.monotonic() - start, interruption)
         self._require_finite_loss(epoch)
         self._require_finite_weights(epoch)
@@ -169,23 +172,24 @@ class Training:
         return self._row(epoch, self.seconds + seconds, images_seen / max(seconds, 1e-9))
 
     def _plan(self, epoch: int) -> list[Step]:
-        """The steps of an epoch; a rest with fewer images than processes is left out."""
+        """The steps of an epoch, without a last batch of fewer images than there are processes."""
         return steps_of_epoch(self.schedule, *self.data.sizes, self.seed, epoch, smallest=self.processes.size)
 
     def _batches(self, epoch: int, plan: list[Step]) -> Iterator[tuple[int, Step, tuple[torch.Tensor, torch.Tensor]]]:
-        """The steps yet to do, with their numbers and this process's images and labels."""
+        """The remaining steps, with their numbers and this process's images and labels."""
         to_do = plan[self.first_step :]
-        sources = []
+        sources: list[Batches] = []
         for source, dataset in enumerate((self.data.training, self.data.pseudo_labelled)):
             parts = [self.processes.share(step.indices)[0] for step in to_do if step.source == source]
             generator = derive_generator("cpu", self.seed, epoch, source, Purpose.AUGMENTATION)
-            sources.append(iter(dataset.training_batches(parts, self.device, generator)) if parts else iter(()))
+            batches = dataset.training_batches(parts, self.device, generator) if dataset is not None and parts else ()
+            sources.append(iter(batches))
         for number, step in enumerate(to_do, start=self.first_step):
             yield number, step, next(sources[step.source])
 
-    def _row(self, epoch: int, seconds: float, rate: float) -> dict[str, Any]:
-        seen = means(self.processes.total(self.tally.sums).tolist())
-        tested: dict[str, Any] = dict(NOT_EVALUATED)
+    def _row(self, epoch: int, seconds: float, rate: float) -> dict[str, float]:
+        averages = means(self.processes.total(self.sums.tensor).tolist())
+        tested = dict(NOT_EVALUATED)
         if self.evaluation.is_due(epoch, self.schedule.epochs):
             self.processes.share_buffers(self.model)
             self.update.refresh_attacked()
@@ -195,7 +199,7 @@ class Training:
                 self.objective,
                 self.data.test,
                 self.evaluation.chosen(len(self.data.test)),
-                # Attacked, so many images take the memory of an update.
+                # An attack on so many images takes the memory of an update.
                 min(self.schedule.batch, (self.schedule.micro_batch or self.schedule.batch) * self.processes.size),
                 Address(self.seed, epoch, self.steps),
                 self.processes,
@@ -207,28 +211,28 @@ class Training:
             "time": round(seconds, 3),
             "lr": self.schedule.learning_rate_at(epoch, 0, self.steps),
             "epsilon": self.objective.epsilon(epoch),
-            "train_loss": round(seen["loss"], 6),
-            "train_accuracy": round(seen["accuracy"], 6),
-            "train_unattacked_accuracy": round(seen["unattacked_accuracy"], 6),
+            "train_loss": round(averages["loss"], 6),
+            "train_accuracy": round(averages["accuracy"], 6),
+            "train_unattacked_accuracy": round(averages["unattacked_accuracy"], 6),
             **tested,
             "images_per_second": round(rate, 1),
         }
 
     def _save_within_epoch(self, epoch: int, done: int, seconds: float, interruption: Interruption) -> None:
-        """Save, and perhaps stop, where it is time to: the first process decides for all."""
+        """Save, and perhaps stop, if it is time to: the first process decides for all."""
         if self.processes.size > 1 and (epoch * self.steps + done) % _STEPS_BETWEEN_DECISIONS and done < self.steps:
             return
         decision = self._decision(interruption)
         if decision == _GO_ON:
             return
-        sums = self.processes.total(self.tally.sums).tolist()
+        sums = self.processes.total(self.sums.tensor).tolist()
         self._require_finite_loss(epoch)
         self._require_finite_weights(epoch)
         self._save({"step": done, "sums": sums, "seconds": self.seconds + seconds})
         self._stop_if(decision)
 
     def _decision(self, interruption: Interruption) -> int:
-        """What the first process wants: to go on, to save, or to stop."""
+        """The first process's decision: to go on, to save, or to stop."""
         is_time = time.monotonic() - self.last_save >= 60 * self.execution.checkpoint_minutes
         return self.processes.decision(interruption.signal or (_SAVE if is_time else _GO_ON))
 
@@ -242,9 +246,9 @@ class Training:
             self.run.save(self.model, self.optimizer, self.history, within_epoch)
         self.last_save = time.monotonic()
 
-    def _note_bad_loss(self, seen: Tally, number: int) -> None:
-        """Remember, on the device, the first step whose loss was not finite."""
-        is_first_bad = (self.first_bad_step < 0) & ~seen.is_finite()
+    def _note_bad_loss(self, step_sums: OutcomeSums, number: int) -> None:
+        """Store, on the device, the number of the first step whose loss was not finite."""
+        is_first_bad = (self.first_bad_step < 0) & ~step_sums.is_finite()
         self.first_bad_step = torch.where(is_first_bad, number, self.first_bad_step)
 
     def _require_finite_loss(self, epoch: int) -> None:

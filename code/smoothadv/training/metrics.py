@@ -1,4 +1,4 @@
-"""What a training run counts, on the device: reading makes the device wait, and is done now and then."""
+"""Sums over the examples of a training run, on the device: reading them makes the device wait, so it is done rarely."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from smoothadv.objectives import Outcome
 _FIELDS = ("loss", "correct", "examples", "unattacked_correct", "unattacked_examples")
 
 
-class Tally:
-    """Sums over examples: of the loss, of those classified correctly, and the same before the attack."""
+class OutcomeSums:
+    """Sums over the examples of outcomes: the loss, how many were correct, and how many were before the attack."""
 
     def __init__(self, device: torch.device, sums: list[float] | None = None) -> None:
         self._sums = torch.zeros(len(_FIELDS), dtype=torch.float64, device=device)
@@ -18,7 +18,7 @@ class Tally:
             self._sums += torch.tensor(sums, dtype=torch.float64, device=device)
 
     def add(self, outcome: Outcome) -> None:
-        """Count one outcome."""
+        """Add one outcome."""
         loss = outcome.loss.detach().double() * outcome.examples
         before = torch.zeros_like(loss) if outcome.unattacked_correct is None else outcome.unattacked_correct.double()
         counts = (float(outcome.examples), float(outcome.unattacked_examples))
@@ -28,26 +28,26 @@ class Tally:
         self._sums[3] += before
         self._sums[4] += counts[1]
 
-    def merge(self, other: Tally) -> None:
-        """Count what another has counted."""
+    def merge(self, other: OutcomeSums) -> None:
+        """Add the sums of another."""
         self._sums += other._sums
 
     @property
-    def sums(self) -> torch.Tensor:
+    def tensor(self) -> torch.Tensor:
         """The sums, float64 [5], on the device."""
         return self._sums
 
     def is_finite(self) -> torch.Tensor:
-        """Whether the sum of losses is, as a bool on the device."""
+        """Whether the sum of losses is finite, as a bool tensor on the device."""
         return self._sums[0].isfinite()
 
 
 def means(sums: list[float]) -> dict[str, float]:
-    """Loss, accuracy and accuracy before the attack as means over examples; nan where there were none."""
+    """Loss, accuracy and accuracy before the attack as means over examples; nan where there are none."""
     total = dict(zip(_FIELDS, sums))
 
-    def ratio(above: str, below: str) -> float:
-        return total[above] / total[below] if total[below] else float("nan")
+    def ratio(numerator: str, denominator: str) -> float:
+        return total[numerator] / total[denominator] if total[denominator] else float("nan")
 
     return {
         "loss": ratio("loss", "examples"),

@@ -1,4 +1,4 @@
-"""The processes that train one model together: torchrun starts them, one per GPU; mostly there is just this one."""
+"""The processes that train one model together: torchrun starts them, one per GPU. Without it there is only one."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ import contextlib
 import os
 import secrets
 import sys
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import distributed, nn
 
 _PATIENCE = timedelta(days=1)
+_Content = TypeVar("_Content")
 
 
 class Processes:
-    """This process among its equals. ``rank`` counts from 0; the first one writes and decides."""
+    """This process and those that train with it. ``rank`` counts from 0; the first process writes and decides."""
 
     rank, local_rank, size = 0, 0, 1
     launch: str | None = None
-    """What the processes of one torchrun have in common, once connected: also those started in place of others."""
-    # Torchrun starts all processes again after one has failed.
+    """An identifier that all processes of one torchrun share once connected, also after torchrun has restarted them."""
+    # Torchrun restarts all processes after one has failed.
     _attempt = 0
     _blocks = 0
+    _store: distributed.Store
+    _exchange: distributed.Store
 
     def __init__(self, launched: bool = False) -> None:
         if launched:
@@ -36,8 +40,8 @@ class Processes:
         return self.rank == 0
 
     @contextlib.contextmanager
-    def connected(self, device: torch.device):
-        """Within, they can exchange tensors on ``device``, NCCL's if it is a GPU, and on the CPU."""
+    def connected(self, device: torch.device) -> Iterator[Processes]:
+        """A context in which processes can exchange tensors on the CPU and on ``device`` (by NCCL if it is a GPU)."""
         if self.size == 1:
             yield self
             return
@@ -45,7 +49,7 @@ class Processes:
             torch.cuda.set_device(device)
         self._store, *_ = next(iter(distributed.rendezvous("env://")))
         self.launch = self._store.compare_set("launch", "", secrets.token_hex(8)).decode()
-        # torchrun's store outlives a restart, and with it the addresses of processes that are no more.
+        # torchrun's store survives a restart, and still holds the addresses of processes that have ended.
         self._exchange = distributed.PrefixStore(f"attempt {self._attempt}", self._store)
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
@@ -55,17 +59,17 @@ class Processes:
         )
         try:
             yield self
-            self.total(torch.zeros(1))  # none leaves before all are through
+            self.total(torch.zeros(1))  # each process waits here until all have finished
         finally:
             distributed.destroy_process_group()
-            # Their threads must not outlive this: a process that ends before they do is aborted.
+            # Delete the stores to end their threads: a process that ends before its threads is aborted.
             del self._exchange, self._store
 
     @contextlib.contextmanager
-    def first_goes_first(self):
-        """The first one is through with the block before the others enter it: it may download files for all.
+    def first_goes_first(self) -> Iterator[None]:
+        """The first process finishes the block before the others enter it: it may download files for all.
 
-        Where it fails the others end without a word, for it has said what is wrong.
+        If it fails, the others exit without a message, since the first process reports the error.
         """
         self._blocks += 1
         key = f"block {self._blocks}"
@@ -85,16 +89,16 @@ class Processes:
             yield
 
     def share(self, indices: torch.Tensor) -> tuple[torch.Tensor, slice]:
-        """This process's part of a batch of indices [B], and where in the batch it lies."""
+        """This process's part of a batch of indices [B], and the slice of the batch that it is."""
         shares = indices.tensor_split(self.size)
         start = sum(map(len, shares[: self.rank]))
         return shares[self.rank], slice(start, start + len(shares[self.rank]))
 
     def average_gradients(self, model: nn.Module) -> None:
-        """Give all the mean of their gradients, once an update: attacks in between exchange nothing.
+        """Set the gradients of all processes to their mean: once per update, since attacks exchange nothing.
 
-        DistributedDataParallel would hide the exchange behind the backward pass, but it sums in another order from its
-        second update on, so that a resumed run of three processes or more would end with other weights.
+        DistributedDataParallel would overlap the exchange with the backward pass, but it changes the order of summation
+        at its second update, so that a resumed run of three processes or more would end with other weights.
         """
         if self.size > 1:
             gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -103,11 +107,11 @@ class Processes:
             _spread(together / self.size, gradients)
 
     def share_state(self, model: nn.Module) -> None:
-        """Give all the first one's weights and buffers."""
+        """Copy the weights and buffers of the first process to all others."""
         self._share(list(model.state_dict().values()))
 
     def share_buffers(self, model: nn.Module) -> None:
-        """Give all the first one's statistics of batch normalization, as DataParallel does in the paper's code."""
+        """Copy the first process's batch normalization statistics to all, as DataParallel does in the paper's code."""
         self._share([buffer for buffer in model.buffers() if buffer.is_floating_point()])
 
     def _share(self, tensors: list[torch.Tensor]) -> None:
@@ -115,28 +119,28 @@ class Processes:
         if self.size == 1:
             return
         for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
-            alike = [tensor for tensor in tensors if tensor.dtype == dtype]
-            together = torch.cat([tensor.flatten() for tensor in alike])
+            of_dtype = [tensor for tensor in tensors if tensor.dtype == dtype]
+            together = torch.cat([tensor.flatten() for tensor in of_dtype])
             distributed.broadcast(together, 0)
-            _spread(together, alike)
+            _spread(together, of_dtype)
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of the processes' values."""
+        """The sum of ``values`` over all processes."""
         if self.size > 1:
             values = values.clone()
             distributed.all_reduce(values)
         return values
 
     def decision(self, value: int) -> int:
-        """The first one's value."""
+        """The ``value`` of the first process."""
         if self.size == 1:
             return value
         decided = torch.tensor(value)
         distributed.broadcast(decided, 0)
         return int(decided)
 
-    def received(self, content: Any) -> Any:
-        """The first one's content, which may be anything that can be pickled."""
+    def received(self, content: _Content) -> _Content:
+        """The ``content`` of the first process: any object that can be pickled."""
         if self.size == 1:
             return content
         contents = [content]
@@ -145,7 +149,7 @@ class Processes:
 
 
 def _spread(together: torch.Tensor, tensors: list[torch.Tensor]) -> None:
-    """Set the tensors to what stands for them, one after the other, in ``together``."""
+    """Set the tensors to their values, which ``together`` holds one after the other."""
     for tensor, values in zip(tensors, together.split([tensor.numel() for tensor in tensors])):
         tensor.copy_(values.view(tensor.shape))
 
@@ -156,10 +160,10 @@ def join_processes() -> Processes:
 
 
 def ended(code: int) -> int:
-    """The exit code of this process; of several, each ends here with it.
+    """The exit code of this process; where several train together, this ends the process with that code.
 
-    Python's own end may find a thread of gloo still at work, once in some thirty trainings on a busy machine, and would
-    abort a process that has done all there was to do.
+    At Python's regular exit a thread of gloo may still be running (about once in thirty trainings on a busy machine),
+    which would abort a process that has finished its work.
     """
     if join_processes().size > 1:
         sys.stdout.flush()

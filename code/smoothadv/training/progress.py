@@ -1,4 +1,4 @@
-"""What a person sees of a training run: a progress bar, a line per epoch, curves in TensorBoard."""
+"""What a training run shows: a progress bar, a line per epoch, curves in TensorBoard."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -17,8 +16,11 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 _NOT_CURVES = ("epoch", "test_images")
 
 
-class Progress:
-    """The bar counts images; ``report`` takes lines. Quiet where standard error is no terminal, and if ``silent``."""
+class TrainingProgress:
+    """A bar that counts images, and lines that go to ``report``; ``silent`` turns both off.
+
+    Where standard error is no terminal there is no bar.
+    """
 
     def __init__(self, images: int, done: int, epochs: int, report: Callable[[str], None], silent: bool) -> None:
         self._bar = tqdm(
@@ -32,39 +34,39 @@ class Progress:
         self._epochs, self._report, self._silent = epochs, report, silent
         self._printed = self._looked = -math.inf
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> TrainingProgress:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._bar.close()
 
     def advance(self, images: int) -> None:
-        """So many images more."""
+        """Count so many more images."""
         self._bar.update(images)
 
     def wants_look(self) -> bool:
-        """Whether it is time to look at the sums, for which the device has to be waited for."""
+        """Whether it is time to show the sums again, which waits for the device."""
         now = time.monotonic()
         if now - self._looked < _SECONDS_BETWEEN_LOOKS:
             return False
         self._looked = now
         return True
 
-    def show(self, epoch: int, epsilon: float, seen: dict[str, float], history: list[dict[str, Any]]) -> None:
-        """How the present epoch goes, and the accuracy without noise when it was last tested."""
-        parts = [f"epoch {epoch + 1}/{self._epochs}", f"loss {seen['loss']:.3f}"]
+    def show(self, epoch: int, epsilon: float, averages: dict[str, float], history: list[dict[str, float]]) -> None:
+        """Show the means of the present epoch, and the accuracy without noise of the last evaluation."""
+        parts = [f"epoch {epoch + 1}/{self._epochs}", f"loss {averages['loss']:.3f}"]
         clean = [row["test_clean_accuracy"] for row in history if not math.isnan(row["test_clean_accuracy"])]
         if clean:
             parts.append(f"clean {clean[-1]:.1%}")
-        if math.isnan(seen["unattacked_accuracy"]):
-            parts.append(f"noisy {seen['accuracy']:.1%}")
+        if math.isnan(averages["unattacked_accuracy"]):
+            parts.append(f"noisy {averages['accuracy']:.1%}")
         else:
-            parts += [f"noisy {seen['unattacked_accuracy']:.1%}", f"adversarial {seen['accuracy']:.1%}"]
+            parts += [f"noisy {averages['unattacked_accuracy']:.1%}", f"adversarial {averages['accuracy']:.1%}"]
             parts.append(f"epsilon {epsilon:.3g}")
         self._bar.set_postfix_str(", ".join(parts))
 
-    def finish_epoch(self, row: dict[str, Any]) -> None:
-        """A line about an epoch, unless the last one is not long ago."""
+    def finish_epoch(self, row: dict[str, float]) -> None:
+        """Report a line about an epoch, unless the previous line was reported shortly before."""
         if self._silent:
             return
         if time.monotonic() - self._printed >= _SECONDS_BETWEEN_LINES or row["epoch"] + 1 == self._epochs:
@@ -73,8 +75,8 @@ class Progress:
                 self._report(describe_epoch(row, self._epochs))
 
 
-def describe_epoch(row: dict[str, Any], epochs: int) -> str:
-    """One line for a person about a row of the history."""
+def describe_epoch(row: dict[str, float], epochs: int) -> str:
+    """One line of text about a row of the history."""
     parts = [f"epoch {row['epoch'] + 1:3d}/{epochs}", f"lr {row['lr']:.2g}"]
     if row["epsilon"] or not math.isnan(row["test_adversarial_accuracy"]):
         parts.append(f"epsilon {row['epsilon']:.3g}")
@@ -89,18 +91,18 @@ def describe_epoch(row: dict[str, Any], epochs: int) -> str:
 class Board:
     """The history as curves in TensorBoard's format, in ``folder``; UserError where TensorBoard is not installed."""
 
-    def __init__(self, folder: Path, history: list[dict[str, Any]]) -> None:
+    def __init__(self, folder: Path, history: list[dict[str, float]]) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise UserError("--tensorboard needs the package tensorboard: pip install tensorboard") from error
-        # From the start, in the place of what is there: a kill may have left a gap.
+        # Written from the first epoch on, in place of the curves there: a kill may have left a gap in them.
         self._writer = SummaryWriter(str(folder), purge_step=0)
         for row in history:
             self.add(row)
 
-    def add(self, row: dict[str, Any]) -> None:
-        """The values of an epoch; those that there are."""
+    def add(self, row: dict[str, float]) -> None:
+        """Add the values of an epoch that are not nan."""
         for name, value in row.items():
             if name not in _NOT_CURVES and not math.isnan(value):
                 self._writer.add_scalar(name.replace("_", "/", 1), value, row["epoch"])

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from smoothadv import plugins
+from smoothadv.checkpoints import MODULE_PREFIX
 from smoothadv.datasets.images import DatasetDescription, ImageDataset
 from smoothadv.errors import UsageError
 from smoothadv.objectives import Objective
 from smoothadv.plugins import Plugin
 from smoothadv.settings import settings_record
-from smoothadv.training.evaluate import Evaluation
+from smoothadv.training.evaluate import EvaluationSchedule
 from smoothadv.training.execution import Execution
 from smoothadv.training.schedule import Schedule
 
@@ -75,7 +76,7 @@ class TrainingRequest:
     objective: Objective
     schedule: ScheduleChoices = ScheduleChoices()
     execution: Execution = Execution()
-    tests: Evaluation = Evaluation()
+    tests: EvaluationSchedule = EvaluationSchedule()
     seed: int = 0
     device: torch.device | None = None
     data_dir: str | Path | None = None
@@ -95,7 +96,7 @@ class TrainingRequest:
         """What a checkpoint calls the classifier: an architecture, or "module:" and the name of a module's class."""
         if isinstance(self.classifier, str):
             return self.classifier
-        return f"module:{type(self.classifier).__module__}.{type(self.classifier).__qualname__}"
+        return f"{MODULE_PREFIX}{type(self.classifier).__module__}.{type(self.classifier).__qualname__}"
 
     @property
     def dataset(self) -> str:

@@ -1,4 +1,4 @@
-"""The folder of a training run: what it holds, and who may continue it."""
+"""The folder of a training run: its files, and which runs may continue it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from smoothadv.checkpoints import network_keys, read_checkpoint, save_checkpoint
+from smoothadv.checkpoints import is_module, network_keys, read_checkpoint, save_checkpoint
 from smoothadv.errors import UserError
 from smoothadv.files import lock, write_json, write_text
 from smoothadv.records import ARGUMENTS, CHECKPOINT, TRAINING_COLUMNS, TRAINING_LOG, differing_fields, tsv
@@ -18,12 +18,12 @@ from smoothadv.records import ARGUMENTS, CHECKPOINT, TRAINING_COLUMNS, TRAINING_
 class RunFolder:
     """The folder of a training run: its checkpoint, which holds the history, and the log made from it.
 
-    ``facts`` go into every checkpoint beside the state (architecture, dataset, input layer, ...);
-    ``recipe`` is the flat record of all that decides the weights: a run is resumed only under an equal
-    one. ``run`` describes this process (command, versions, ...): checkpoint and arguments file list every
+    ``facts`` go into every checkpoint in addition to the state (architecture, dataset, input layer, ...);
+    ``recipe`` is the flat record of everything that decides the weights: a run is resumed only under an equal
+    recipe. ``run`` describes this process (command, versions, ...): checkpoint and arguments file list every
     run that trained. ``existing`` says what to do with a run that is already there: "refuse", "resume" or
-    "overwrite". It is found out on entering the context, which holds the folder's lock. What the same "launch" of
-    torchrun has saved, as ``run`` says, is always resumed: these processes were started in place of earlier ones.
+    "overwrite". Entering the context locks the folder and looks for such a run. A run with the same "launch" in
+    ``run``, that of the same torchrun, is always resumed: torchrun restarted its processes.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RunFolder:
     def _open_existing(self) -> None:
         launch, saved = self.runs[0].get("launch"), None
         if launch is not None:
-            with contextlib.suppress(UserError):  # one that cannot be read is not of this launch
+            with contextlib.suppress(UserError):  # a checkpoint that cannot be read is not of this launch
                 saved = read_checkpoint(self.checkpoint)
                 if any(run.get("launch") == launch for run in saved.get("runs", [])):
                     self.existing = "resume"
@@ -70,7 +70,7 @@ class RunFolder:
                 "--overwrite to start anew, or name another folder"
             )
         if self.existing == "overwrite":
-            return  # the first checkpoint takes the old one's place: until then nothing is lost
+            return  # the first checkpoint replaces the old one: until then nothing is lost
         saved = saved or read_checkpoint(self.checkpoint)
         if "recipe" not in saved:
             raise UserError(
@@ -87,16 +87,17 @@ class RunFolder:
     @staticmethod
     def restore(saved: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Load the state of a run's checkpoint, ``RunFolder.saved``, into model and optimizer."""
-        model.load_state_dict(network_keys(saved["state_dict"]))
+        weights = saved["state_dict"]
+        model.load_state_dict(weights if is_module(saved) else network_keys(weights))
         optimizer.load_state_dict(saved["optimizer"])
 
     def take_saved(self) -> dict[str, Any] | None:
-        """The checkpoint that the run is resumed from, None for a new run; given away once, for it may be large."""
-        saved, self.saved = self.saved, None
+        """The checkpoint that the run is resumed from, None for a new run; only the first call returns it."""
+        saved, self.saved = self.saved, None  # it may be large
         return saved
 
     def record_arguments(self) -> None:
-        """Write what was asked for, unless there still is a run to be overwritten, which it does not describe."""
+        """Write the arguments file, unless another run that it would not describe is still there, to be overwritten."""
         if self.has_checkpoint or not self.checkpoint.exists():
             self._write_arguments()
 
@@ -107,12 +108,12 @@ class RunFolder:
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        history: list[dict[str, Any]],
+        history: list[dict[str, float]],
         within_epoch: dict[str, Any] | None = None,
     ) -> None:
-        """Write a checkpoint; ``within_epoch`` holds the ``step`` and what else an unfinished epoch has come to.
+        """Write a checkpoint; ``within_epoch`` holds the ``step`` and the sums so far of an unfinished epoch.
 
-        Checkpoint first, log second: a kill between the two loses a line that the next resume writes again.
+        The checkpoint is written before the log: a kill between the two loses a line that the next resume writes again.
         """
         save_checkpoint(
             self.checkpoint,
@@ -134,10 +135,10 @@ class RunFolder:
         self._write_log(history)
 
     def last_good(self) -> str:
-        """What a person whose run failed can go back to, as the end of a sentence."""
+        """Which checkpoint is left after a failure, as the end of a sentence."""
         if self.has_checkpoint:
             return f"; the last good checkpoint is {self.checkpoint}"
         return "; nothing was saved yet"
 
-    def _write_log(self, history: list[dict[str, Any]]) -> None:
+    def _write_log(self, history: list[dict[str, float]]) -> None:
         write_text(self.folder / TRAINING_LOG, tsv(TRAINING_COLUMNS, history))

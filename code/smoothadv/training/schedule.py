@@ -1,4 +1,4 @@
-"""How long, in which order and with which learning rate a classifier is trained."""
+"""The number of epochs, the order of images and the learning rate of training."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _RISE = 0.2
 
 @dataclass(frozen=True)
 class Schedule:
-    """SGD with momentum, and the course of its learning rate.
+    """SGD with momentum, and the schedule of its learning rate.
 
-    ``batch`` counts the images of an update in all processes together, each trained on in all of its noisy copies;
-    ``micro_batch`` those whose gradients a process computes at a time (None: all of its own). ``steps_per_epoch`` ends
-    every epoch after so many updates. With the shape "step" epoch e, from 0, uses
+    ``batch`` is the number of images of an update in all processes together, each trained on with all of its noisy
+    copies; ``micro_batch`` is the number of images whose gradients a process computes at a time (None: all of its
+    share). ``steps_per_epoch`` ends every epoch after so many updates. With the shape "step" epoch e, from 0, uses
     learning_rate * learning_rate_factor^floor(e / learning_rate_step) (SmoothAdv, appendix A); with "one-cycle" the
     rate rises from 0 to learning_rate over the first fifth of the updates and falls back to 0, linearly (Smith and
     Topin, 2018).
@@ -37,14 +37,14 @@ class Schedule:
     steps_per_epoch: int | None = None
 
     def learning_rate_at(self, epoch: int, step: int, steps: int) -> float:
-        """The learning rate of update ``step``, from 0, of the ``steps`` of an epoch."""
+        """The learning rate of update ``step``, counted from 0, in an epoch of ``steps`` updates."""
         if self.learning_rate_shape == "step":
             return self.learning_rate * self.learning_rate_factor ** (epoch // self.learning_rate_step)
         done = (epoch + (step + 0.5) / steps) / self.epochs
         return self.learning_rate * min(done / _RISE, (1 - done) / (1 - _RISE))
 
     def record(self) -> dict[str, Any]:
-        """What decides the weights; the number of epochs may grow between resumes unless the shape depends on it."""
+        """The fields that decide the weights: ``epochs``, which a resumed run may raise, only if the shape uses it."""
         fields = asdict(self)
         return (
             fields
@@ -55,7 +55,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Step:
-    """One update: on images ``indices`` int64 [B] of the labelled set (``source`` 0) or the pseudo-labelled one (1)."""
+    """One update, on images ``indices`` int64 [B] of the labelled set (``source`` 0) or the pseudo-labelled one (1)."""
 
     source: int
     indices: torch.Tensor
@@ -66,8 +66,8 @@ def steps_of_epoch(
 ) -> list[Step]:
     """The updates of an epoch: every labelled image once, in random order, in batches of at least ``smallest`` images.
 
-    With pseudo-labelled images as many batches of theirs, drawn without replacement, are mixed in (self-training; the
-    paper draws the kind of each batch by a coin, its code takes one for one as here).
+    With pseudo-labelled images, equally many batches of those, drawn without replacement, are mixed in. (This is
+    self-training: the paper draws the kind of each batch at random, its code takes one of each as here.)
     """
     generator = derive_generator("cpu", seed, epoch, Purpose.DATA_ORDER)
     steps = [Step(0, indices) for indices in torch.randperm(labelled, generator=generator).split(schedule.batch)]

@@ -10,14 +10,14 @@ from torch import nn
 from smoothadv.noise import Purpose, derive_generator
 from smoothadv.objectives import Objective
 from smoothadv.training.attacked import attacked_form
-from smoothadv.training.execution import PRECISIONS, Execution
-from smoothadv.training.metrics import Tally
+from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution
+from smoothadv.training.metrics import OutcomeSums
 from smoothadv.training.processes import Processes
 
 
 @dataclass(frozen=True)
 class Address:
-    """Which update it is: all its random numbers are functions of this, so that nothing else need be saved."""
+    """Identifies an update. Its random numbers are functions of this, so that no generator state need be saved."""
 
     seed: int
     epoch: int
@@ -30,8 +30,8 @@ class Address:
 class Update:
     """Updates ``model``, already on its device, with ``optimizer``.
 
-    The gradient is computed for ``images_at_a_time`` images in all their copies (None: for all of this process's).
-    ``example`` [B, C, H, W] holds images of the dataset, to check on them that the model attacked is the model.
+    Gradients are computed for ``images_at_a_time`` images with all their copies (None: for all images of this process).
+    ``example`` [B, C, H, W] holds images of the dataset: on them the form of the model that is attacked is checked.
     """
 
     def __init__(
@@ -51,49 +51,49 @@ class Update:
         # An attack may see one copy of each image, or all.
         shapes = None if images_at_a_time is None else {images_at_a_time, images_at_a_time * objective.copies}
         self.forward = execution.compiled(model, shapes)
-        self._form = attacked_form(model, example, PRECISIONS[execution.precision])
-        # Compiled for the shape of a batch, which is not that of a test.
+        self._form = attacked_form(model, example, CONVOLUTION_DTYPES[execution.precision])
+        # For evaluation, whose batches have other shapes than those compiled for.
         self.attacked_uncompiled = model if self._form is None else self._form
         self.attacked = execution.compiled(self.attacked_uncompiled, shapes)
 
     def refresh_attacked(self) -> None:
-        """Let the attack see the model's present weights."""
+        """Copy the model's present weights to the form that is attacked."""
         if self._form is not None:
             self._form.refresh()
 
     def __call__(
         self, images: torch.Tensor, labels: torch.Tensor, whole: int, part: slice, address: Address, weight: float
-    ) -> Tally:
+    ) -> OutcomeSums:
         """Update on images [b, C, H, W], which are ``part`` of a batch of ``whole`` images in all processes.
 
-        ``weight`` multiplies the loss. Returns the sums of what was seen.
+        ``weight`` multiplies the loss. Returns the sums over this process's noisy copies.
         """
         self.model.train()
         self.processes.share_buffers(self.model)
         if self.objective.epsilon(address.epoch) > 0:
             self.refresh_attacked()
-        # For layers that draw, like dropout.
+        # For layers that draw random numbers, like dropout.
         torch.manual_seed(address.generator("cpu", Purpose.LAYERS, self.processes.rank).initial_seed())
         noise = self._noise(images, whole, part, address)
         choices = address.generator(self.device, Purpose.ATTACK_CHOICES, self.processes.rank)
-        tally = Tally(self.device)
+        sums = OutcomeSums(self.device)
         self.optimizer.zero_grad(set_to_none=True)
         starts = range(0, len(images), self.images_at_a_time or len(images))
         for start in starts:
             chosen = slice(start, start + starts.step)
-            # The mean over all images of the batch; the processes' gradients are averaged.
+            # Makes the loss a mean over all images of the batch: later the processes' gradients are averaged.
             share = len(images[chosen]) * self.processes.size / whole
             with self.execution.autocast(self.device):
                 outcome = self.objective.on_noise(
                     self.forward, images[chosen], labels[chosen], noise[chosen], address.epoch, choices, self.attacked
                 )
             (outcome.loss * (weight * share)).backward()
-            tally.add(outcome)
+            sums.add(outcome)
         self.processes.average_gradients(self.model)
         self.optimizer.step()
-        return tally
+        return sums
 
     def _noise(self, images: torch.Tensor, whole: int, part: slice, address: Address) -> torch.Tensor:
-        """The noise [b, m, C, H, W] of this part: that of the whole batch does not depend on how it is shared."""
+        """The noise [b, m, C, H, W] of ``part``: drawn for the whole batch, whatever the number of processes."""
         generator = address.generator(self.device, Purpose.OBJECTIVE)
         return self.objective.draw(images[:1].expand(whole, *images.shape[1:]), generator)[part]

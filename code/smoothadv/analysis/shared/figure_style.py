@@ -1,4 +1,4 @@
-"""One look for all figures: colours that differ in lightness, line styles, markers, and legends out of the way."""
+"""One style for all figures: colours that differ in lightness, line styles, markers, and where legends go."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from matplotlib.mathtext import MathTextParser
 from smoothadv.errors import UserError
 
 SYMBOLS = {"sigma": "σ", "epsilon": "ε"}
-"""The papers' letters for hyper-parameters that tables spell out."""
+"""The letters of the papers for hyper-parameters whose names tables spell out."""
 
-# Distinct to colour-blind readers (Wong, 2011); printed grey, the markers and line styles tell them apart.
+# Distinct to colour-blind readers (Wong, 2011); printed grey, markers and line styles distinguish them.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A5C00")
 # One fewer than colours, so that the pairs differ for 56 curves.
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -41,7 +41,7 @@ def looks(count: int) -> list[dict[str, Any]]:
 
 
 def mark_every(corners: int, position: int, curves: int) -> tuple[int, int]:
-    """Some corners to put markers on, shifted from curve to curve so that they do not cover each other."""
+    """Which corners of a curve get markers, as (first, step); shifted by curve so that markers do not overlap."""
     step = max(1, corners // _MARKS_PER_CURVE)
     return (position * step // max(1, curves), step)
 
@@ -63,21 +63,21 @@ def add_grid(axes: Axes) -> None:
 
 
 def add_title(place: Axes | Figure, title: str | None) -> None:
-    """A title of axes or of a whole figure, in which $...$ is set as mathematics; UserError if that cannot be."""
+    """A title of axes or of a whole figure, in which $...$ is mathematics; UserError if that cannot be parsed."""
     if not title:
         return
     try:
         MathTextParser("path").parse(title)
     except ValueError as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"the title '{title}' is no text that can be set: {reason}") from error
+        raise UserError(f"the title '{title}' cannot be typeset: {reason}") from error
     place.suptitle(title) if isinstance(place, Figure) else place.set_title(title)
 
 
 def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool = True) -> None:
-    """At the upper right, which falling curves leave free, or below the axes if it would cover curves there.
+    """A legend at the upper right, which falling curves leave free, or below the axes if it would cover curves there.
 
-    A label may be any text: nothing in it is taken for mathematics.
+    A label may be any text: nothing in it is parsed as mathematics.
     """
     labels = [_wrapped(_in_symbols(str(handle.get_label()))) for handle in handles]
     blanks = ["-"] * len(labels)  # matplotlib leaves out labels that start with an underscore
@@ -104,7 +104,7 @@ def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool =
 
 
 def _in_symbols(label: str) -> str:
-    """The letters of the papers for hyper-parameters that tables spell out."""
+    """A label with the letters of the papers in place of the names of hyper-parameters."""
     return re.sub(rf"\b({'|'.join(SYMBOLS)})(?= = )", lambda match: SYMBOLS[match[1]], label)
 
 

@@ -1,4 +1,4 @@
-"""What made a log: hyper-parameters from its manifest, else from the parts of its path, with where each is from.
+"""What made a log: hyper-parameters from its manifest or else from its path, each with its source.
 
 The paths understood are those of the released logs, like
 ``PGD_2steps_multiNoiseSamples/8-multitrain/eps_255/cifar10/resnet110/noise_0.25/test/sigma_0.25`` and
@@ -18,7 +18,7 @@ from typing import Any
 from smoothadv.errors import UserError
 from smoothadv.records import manifest_path
 
-Value = str | float | int | bool | None
+ParameterValue = str | float | int | bool | None
 
 FIELDS = {
     "dataset": "dataset",
@@ -38,63 +38,100 @@ FIELDS = {
     "alpha": "alpha",
 }
 """Name and title of every hyper-parameter. In a certification log attack, epsilon, num_steps and num_noise_vec are
-those of the training; in a prediction log, those of the attack under which it predicts."""
+those of the training; in a prediction log, those of the attack on its images."""
 
 _SENSIBLE: dict[str, Callable[[Any], bool]] = {
     "sigma": lambda value: 0 < value < 1e6,
     "N": lambda value: 1 <= value < 2**63 and value == int(value),
     "alpha": lambda value: 0 < value < 1,
 }
-"""What certificates rest on: a manifest must state these."""
+"""What certificates depend on: a manifest must state these."""
 _NUMBERS = {"sigma", "N", "alpha", "noise", "epsilon", "num_steps", "num_noise_vec", "restarts", "dimension"}
 _GRADIENTS = {"plug_in": "plug-in", "expected_loss": "expected loss", "Stein": "gradient-free"}
-_PUBLISHED = {"N": 100_000, "alpha": 0.001}
+_PUBLISHED_N, _PUBLISHED_ALPHA = 100_000, 0.001
+_PUBLISHED: dict[str, ParameterValue] = {"N": _PUBLISHED_N, "alpha": _PUBLISHED_ALPHA}
+# Only for logs whose manifest does not state the shape of the images: the released ones, and older ones of ours.
 _DIMENSIONS = {"cifar10": 3 * 32 * 32, "imagenet32": 3 * 32 * 32, "imagenet": 3 * 224 * 224, "digits": 8 * 8}
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Values by field name, absent where nothing tells, and for each its ``source`` as a person would say it."""
+    """Known values by field name, and the source of each, as text for people."""
 
-    values: dict[str, Value] = field(default_factory=dict)
+    values: dict[str, ParameterValue] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     manifest: dict[str, Any] | None = None
 
-    def get(self, name: str) -> Value:
+    def get(self, name: str) -> ParameterValue:
         return self.values.get(name)
 
-    def replaced(self, name: str, value: Value, source: str) -> Parameters:
-        """The same with another value, known from elsewhere."""
+    def number(self, name: str) -> float | None:
+        """A hyper-parameter that is a number; None where it is unknown."""
+        value = self.values.get(name)
+        return value if isinstance(value, (int, float)) else None
+
+    @property
+    def n(self) -> int:
+        """The number of draws per input, or the largest number: the published one where it is unknown."""
+        return int(self.number("N") or _PUBLISHED_N)
+
+    @property
+    def alpha(self) -> float:
+        """The probability of a false statement per input: the published one where it is unknown."""
+        return self.number("alpha") or _PUBLISHED_ALPHA
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings in the manifest; empty without one."""
+        return _mapping((self.manifest or {}).get("settings"))
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """The runs that wrote the log, as the manifest describes them."""
+        runs = (self.manifest or {}).get("runs")
+        return [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
+
+    def replaced(self, name: str, value: ParameterValue, source: str) -> Parameters:
+        """A copy in which one hyper-parameter has another value, from another source."""
         return Parameters({**self.values, name: value}, {**self.sources, name: source}, self.manifest)
 
     @property
     def dimension(self) -> int | None:
-        """Number of coordinates of an image, which l_inf radii depend on; None if nothing tells."""
-        stated = self.values.get("dimension")
-        return int(stated) if stated else _DIMENSIONS.get(str(self.get("dataset")))
+        """Number of coordinates of an image, on which l_inf radii depend; None if it is unknown."""
+        stated = self.number("dimension")
+        if stated:
+            return int(stated)
+        sizes = [size for run in self.runs if (size := _size(run.get("image_shape")))]
+        return sizes[-1] if sizes else _DIMENSIONS.get(str(self.get("dataset")))
 
 
-def certification_parameters(path: Path, stated: dict[str, Value]) -> Parameters:
-    """Hyper-parameters of a certification log; ``stated`` ones win, the published n and alpha are assumed last."""
+def _size(shape: Any) -> int | None:
+    """The number of coordinates of an image of this shape [C, H, W]; None if a manifest holds something else there."""
+    is_shape = isinstance(shape, list) and shape and all(type(length) is int and length >= 1 for length in shape)
+    return math.prod(shape) if is_shape else None
+
+
+def certification_parameters(path: Path, stated: dict[str, ParameterValue]) -> Parameters:
+    """Hyper-parameters of a certification log. ``stated`` ones win; an unknown n or alpha is the published one."""
     return _collect(path, stated, _CERTIFICATION_PARTS, _from_certification_manifest, _PUBLISHED)
 
 
-def prediction_parameters(path: Path, stated: dict[str, Value]) -> Parameters:
-    """Hyper-parameters of a prediction log: the attack is the one that it was made under."""
+def prediction_parameters(path: Path, stated: dict[str, ParameterValue]) -> Parameters:
+    """Hyper-parameters of a prediction log; its attack is the one on the images that it predicts."""
     return _collect(path, stated, _PREDICTION_PARTS, _from_prediction_manifest, {})
 
 
 def _collect(
     path: Path,
-    stated: dict[str, Value],
-    parts: Iterable[tuple[str, Callable[[re.Match[str]], dict[str, Value]]]],
-    from_manifest: Callable[[dict[str, Any]], dict[str, Value]],
-    assumed: dict[str, Value],
+    stated: dict[str, ParameterValue],
+    parts: Iterable[tuple[str, Callable[[re.Match[str]], dict[str, ParameterValue]]]],
+    from_manifest: Callable[[dict[str, Any]], dict[str, ParameterValue]],
+    assumed: dict[str, ParameterValue],
 ) -> Parameters:
-    values: dict[str, Value] = {}
+    values: dict[str, ParameterValue] = {}
     sources: dict[str, str] = {}
 
-    def enter(found: dict[str, Value], source: str) -> None:
+    def enter(found: dict[str, ParameterValue], source: str) -> None:
         for name, value in found.items():
             if name not in values and _is_sensible(name, value):
                 values[name], sources[name] = value, source
@@ -104,7 +141,7 @@ def _collect(
     if manifest is not None:
         enter(from_manifest(manifest["settings"]), "manifest")
     else:
-        # From the file upwards: the innermost folder that says something is the closest to the log.
+        # From the file upwards: the innermost folder that states a value is the closest to the log.
         for part in reversed(path.parts):
             for pattern, meaning in parts:
                 match = re.search(pattern, part)
@@ -146,7 +183,7 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def _from_certification_manifest(settings: dict[str, Any]) -> dict[str, Value]:
+def _from_certification_manifest(settings: dict[str, Any]) -> dict[str, ParameterValue]:
     recipe = _mapping(settings.get("training"))
     objective = _mapping(recipe.get("objective"))
     attack = _mapping(objective.get("attack"))
@@ -161,21 +198,21 @@ def _from_certification_manifest(settings: dict[str, Any]) -> dict[str, Value]:
     }
 
 
-def _training_of_recipe(recipe: dict[str, Any], objective: dict[str, Any], attack: dict[str, Any]) -> Value:
-    """The name of the training as ``_training`` gives it."""
+def _training_of_recipe(recipe: dict[str, Any], objective: dict[str, Any], attack: dict[str, Any]) -> str | None:
+    """The name of the training in the form of ``_training``; that of the attack is in it if the objective has one."""
     name = objective.get("name")
-    if name == "SmoothAdv" and isinstance(attack.get("name"), str):
+    if isinstance(name, str) and isinstance(attack.get("name"), str):
         noise = objective.get("noise_sd")
         if objective.get("base_attack") or noise == 0:
             known = isinstance(noise, (int, float))
             name = f"vanilla {attack['name']}" + (" + noise" if noise else "") if known else None
         else:
-            name = f"SmoothAdv-{attack['name']}"
+            name = f"{name}-{attack['name']}"
     extras = [("pre-training", "pretrained_sha256"), ("self-training", "pseudo_labelled_fingerprint")]
     return " + ".join([name, *(extra for extra, key in extras if key in recipe)]) if isinstance(name, str) else None
 
 
-def _from_prediction_manifest(settings: dict[str, Any]) -> dict[str, Value]:
+def _from_prediction_manifest(settings: dict[str, Any]) -> dict[str, ParameterValue]:
     attack = _mapping(settings.get("attack"))
     estimator, is_base = attack.get("estimator"), settings.get("base_attack")
     gradient = _GRADIENTS.get(str(_name(estimator)))
@@ -202,7 +239,7 @@ def _name(component: Any) -> Any:
     return component.get("name") if isinstance(component, dict) else component
 
 
-def _shared_settings(settings: dict[str, Any]) -> dict[str, Value]:
+def _shared_settings(settings: dict[str, Any]) -> dict[str, ParameterValue]:
     return {name: settings.get(name) for name in ("dataset", "split", "arch", "sigma", "N", "alpha")}
 
 
@@ -215,7 +252,7 @@ def released_epsilon(text: str) -> float:
     return float(text) if "." in text else int(text) / 256
 
 
-def _one(name: str, convert: Callable[[str], Value]) -> Callable[[re.Match[str]], dict[str, Value]]:
+def _one(name: str, convert: Callable[[str], ParameterValue]) -> Callable[[re.Match[str]], dict[str, ParameterValue]]:
     return lambda match: {name: convert(match[1])}
 
 
@@ -260,15 +297,16 @@ _OF_ATTACKS = re.compile(r"(?:PGD|DDN)_\d.*|num_\d+|base|N_?\d+.*|predictions")
 
 
 def path_without_attack(path: Path) -> tuple[str, ...]:
-    """The parts of a prediction log's path that do not say how it was attacked: they tell models apart."""
+    """The parts of a prediction log's path that do not describe its attack: they identify the model."""
     return tuple(part for part in path.parts if not _OF_ATTACKS.fullmatch(part.removesuffix(".tsv")))
 
 
-def _training(values: dict[str, Value], sources: dict[str, str]) -> dict[str, Value]:
-    """The name of the training from what the path says of it; the parts that only serve this are taken out."""
+def _training(values: dict[str, ParameterValue], sources: dict[str, str]) -> dict[str, ParameterValue]:
+    """The name of the training, from values that the path states; removes those that serve nothing else."""
     attack_noise, unlabelled, pretraining = (
         (values.pop(name, None), sources.pop(name, None))[0] for name in ("attack_noise", "unlabelled", "pretraining")
     )
+    training: str | None
     if attack_noise == "none":
         training = f"vanilla {values.get('attack', 'PGD')}" + (" + noise" if values.get("noise") else "")
     elif values.get("attack") and "noise" in values:
@@ -279,11 +317,11 @@ def _training(values: dict[str, Value], sources: dict[str, str]) -> dict[str, Va
     return {"training": " + ".join([training, *extras])} if training else {}
 
 
-def display(name: str, value: Value) -> str:
+def display(name: str, value: ParameterValue) -> str:
     """A hyper-parameter's value as tables and legends show it."""
     if value is None:
         return "–"
     if isinstance(value, float):
-        # 0.49609375 is what the released code made of 127; four digits tell it from 0.5.
+        # The released code made 0.49609375 of 127; four digits distinguish it from 0.5.
         return f"{value:.4g}" if not math.isclose(value, round(value, 2)) else f"{value:.2f}"
     return f"{value:,}" if isinstance(value, int) and name == "N" else str(value)

@@ -1,4 +1,4 @@
-"""What a log says, as numbers. Tables are those of ``readers``; accuracies and rates are fractions."""
+"""Statistics of a log. Tables are those of ``readers``; accuracies and rates are fractions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from smoothadv.analysis.shared.procedure import is_label_aware
 from smoothadv.bounds import certified_accuracy_deduction
 
 _STEPS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -34,33 +35,23 @@ def clean_accuracy(table: pd.DataFrame) -> float:
     return certified_accuracy(table, 0.0)
 
 
-def is_on_grid(table: pd.DataFrame) -> bool:
-    """Whether the radii are the largest of a grid that were certified, and not the largest that could have been."""
-    return "level" in table
-
-
-def is_label_aware(table: pd.DataFrame) -> bool:
-    """Whether images were skipped because the class selected was not the true one: benchmarks only."""
-    return "label_aware" in table
-
-
 def average_certified_radius(table: pd.DataFrame) -> float:
     """mean(R * [predict = label]) (Zhai et al., 2020): the area under the certified-accuracy curve.
 
-    Of a log ``is_on_grid``, a lower bound that must be called so.
+    Of a log whose radii are on a grid, it is a lower bound and must be called so.
     """
     return float((table["radius"].to_numpy() * table["correct"].to_numpy()).mean())
 
 
 def abstention_rate(table: pd.DataFrame) -> float | None:
-    """The share of examples without a statement (predict = -1); None where wrong selections are among them."""
+    """The share of abstentions (predict = -1); None of a label-aware log, which counts wrong selections as such."""
     if is_label_aware(table):
         return None
     return float((table["predict"].to_numpy() == -1).mean())
 
 
 def empirical_accuracy(table: pd.DataFrame) -> float:
-    """The share of examples that PREDICT classifies correctly, abstentions counting as wrong, of a prediction log."""
+    """Of a prediction log, the share of examples that PREDICT classifies correctly; an abstention counts as wrong."""
     return float(table.correct.mean())
 
 
@@ -70,7 +61,7 @@ def high_probability_accuracies(
     """Certified accuracies that hold with probability 1 - rho over the certification's draws, at each radius.
 
     The measured ones less ``bounds.certified_accuracy_deduction``, at least 0. Where the log is the best of
-    ``models`` at the radius, rho is divided among them (union bound), which makes up for the selection.
+    ``models`` at the radius, rho is divided by their number (union bound), which allows for the selection.
     """
     deduction = certified_accuracy_deduction(len(table), alpha, rho / models)
     return np.maximum(certified_accuracies(table, radii) - deduction, 0.0)
@@ -80,8 +71,8 @@ def bootstrap_interval(accuracies: np.ndarray, examples: int, confidence: float)
     """Percentile bootstrap intervals over examples of shares measured on ``examples``: lower and upper ends.
 
     A resampled share is Binomial(examples, share) / examples exactly, so its quantiles need no resampling
-    (Efron, 1979). What varies is the choice of test images, one radius at a time; the certification's own
-    error probability alpha is not in it. Where none or all of the examples count, the interval has no width.
+    (Efron, 1979). The intervals cover the choice of test images, for one radius at a time; they do not include the
+    error probability alpha of the certificates. Where none or all of the examples count, the interval has no width.
     """
     tail = (1 - confidence) / 2
     lower, upper = (stats.binom.ppf(q, examples, accuracies) / examples for q in (tail, 1 - tail))
@@ -89,7 +80,7 @@ def bootstrap_interval(accuracies: np.ndarray, examples: int, confidence: float)
 
 
 def default_radii(tables: Iterable[pd.DataFrame]) -> list[float]:
-    """Multiples of 0.25, as in the paper's tables, up to the largest certified radius; coarser where that is many."""
+    """Multiples of 0.25, as in the paper's tables, up to the largest certified radius; larger steps if more than 12."""
     largest = max((float(table.radius.max()) for table in tables), default=0.0)
     for step in _STEPS:
         count = max(1, int(largest / step))

@@ -1,4 +1,4 @@
-"""Finding logs: files, folders and globs, named groups among them, become tables with names and hyper-parameters."""
+"""Finds and reads logs: files, folders, globs and named groups become tables with names and hyper-parameters."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from tqdm import tqdm
 
 from smoothadv.analysis.shared.hyper_parameters import (
     Parameters,
-    Value,
+    ParameterValue,
     certification_parameters,
     prediction_parameters,
 )
 from smoothadv.analysis.shared.plausibility import check_certificates
+from smoothadv.analysis.shared.procedure import is_on_grid
 from smoothadv.errors import UserError
 from smoothadv.readers import (
     kind_of_log,
@@ -33,10 +34,10 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Log:
-    """A log's ``table`` (see ``readers``), a ``name`` that is short yet unique, and what is known about it.
+    """A log's ``table`` (see ``readers``), a ``name`` that is short yet unique, and its hyper-parameters.
 
-    ``group`` is the name given on the command line (NAME=LOG), else the folder or glob that led to the log,
-    "" for one named itself. ``notes`` are sentences that a reader of its numbers should know.
+    ``group`` is the name given on the command line (NAME=LOG), else the folder or glob in which the log was found,
+    "" for a log that was named itself. ``notes`` are sentences that a reader of its numbers should know.
     """
 
     name: str
@@ -46,10 +47,15 @@ class Log:
     parameters: Parameters = field(default_factory=Parameters)
     notes: tuple[str, ...] = ()
 
+    @property
+    def is_on_grid(self) -> bool:
+        """Whether its radii are the largest of a grid that were certified, not the largest that could have been."""
+        return is_on_grid(self.table, self.parameters)
+
 
 @dataclass(frozen=True)
 class Logs:
-    """The logs of each kind, in the order in which they were named, and why others were ``left_out``."""
+    """The logs of each kind, in the order in which they were named, and the reasons why others were ``left_out``."""
 
     certification: list[Log] = field(default_factory=list)
     prediction: list[Log] = field(default_factory=list)
@@ -61,20 +67,20 @@ class Logs:
 class _Found:
     path: Path
     group: str
-    named: bool  # by the user, who is told if it is no log; otherwise it is passed over
+    named: bool  # by the user: it is a fault if it is no log; a file that a search found is skipped
     grouped: bool = False  # by the user, as NAME=LOG
 
 
 def read_logs(
     arguments: Sequence[str],
     kinds: Iterable[str] = ("certification",),
-    stated: dict[str, Value] | None = None,
+    stated: dict[str, ParameterValue] | None = None,
     warn: Warn = lambda message: None,
 ) -> Logs:
     """The logs of the given ``kinds`` that files, folders (searched throughout) and globs name.
 
-    ``NAME=LOG`` puts what LOG names into the group NAME. ``stated`` hyper-parameters win over all others.
-    A log that cannot be trusted is left out, which ``warn`` is told with the reason. UserError if none is left.
+    ``NAME=LOG`` puts the logs that LOG names into the group NAME. ``stated`` hyper-parameters win over all others.
+    A log that is damaged or cannot be true is left out; ``warn`` gets the reason. UserError if no log is left.
     """
     found: dict[tuple[Path, str | None], _Found] = {}
     for argument in arguments:
@@ -133,14 +139,14 @@ def _find_in(place: str, group: str) -> list[_Found]:
             continue
         files = _files_below(match) if match.is_dir() else [match]
         found += [_Found(path, group or place, named=False) for path in files if not is_manifest(path)]
-    # What is no log is passed over, but where nothing else matches the first file's fault should be told.
+    # Other files are skipped; but if no match is a log, the fault of the first one must be reported.
     if not any(kind_of_log(entry.path) or resembles_log(entry.path) for entry in found):
         found = [replace(entry, named=True) for entry in found[:1]]
     return found
 
 
 def _files_below(folder: Path) -> list[Path]:
-    """All files that are not hidden, through links too, each folder once; shards are no logs yet."""
+    """All files that are not hidden, also behind links, each folder once; without shards, which are no logs yet."""
     files, visited = [], set()
     for place, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(place)
@@ -159,8 +165,8 @@ def _folder_name(argument: str) -> str:
     return argument.rstrip("/").removeprefix("./") or argument
 
 
-def _read_one(entry: _Found, kinds: set[str], stated: dict[str, Value], logs: Logs) -> None:
-    """Add the log to its kind; UserError if it cannot be trusted. Other kinds are passed over."""
+def _read_one(entry: _Found, kinds: set[str], stated: dict[str, ParameterValue], logs: Logs) -> None:
+    """Add the log to those of its kind, and skip other kinds; UserError if it is damaged or cannot be true."""
     if is_manifest(entry.path):
         if entry.named:
             raise UserError(f"{entry.path} is a manifest, no log")
@@ -177,13 +183,13 @@ def _read_one(entry: _Found, kinds: set[str], stated: dict[str, Value], logs: Lo
         table = read_prediction_log(entry.path)
         notes = table.attrs["notes"]
         if parameters.manifest is None and parameters.get("attack") is None:
-            notes = [*notes, "its path names no attack: it is taken for predictions on clean images"]
+            notes = [*notes, "its path names no attack: it is treated as predictions on clean images"]
         logs.prediction.append(_log(entry, table, parameters, notes))
     elif kind == "training":
         table = read_training_log(entry.path)
         logs.training.append(_log(entry, table, Parameters(), table.attrs["notes"]))
     else:
-        # Also what only looks like a log: the reader says what is wrong with it.
+        # Also a file that only looks like a log: the reader reports its fault.
         table = read_certification_log(entry.path)
         parameters = certification_parameters(entry.path, stated)
         parameters, notes = check_certificates(entry.path, table, parameters)
@@ -195,7 +201,7 @@ def _log(entry: _Found, table: pd.DataFrame, parameters: Parameters, notes: list
 
 
 def _without_training_images(logs: Logs, warn: Warn) -> Logs:
-    """Certificates on training images must not pass for test accuracy: they are used only where there are no others."""
+    """Leaves out certificates of training images unless there are no others: they must not look like test accuracy."""
     training = [log for log in logs.certification if log.parameters.get("split") == "train"]
     others = [log for log in logs.certification if log.parameters.get("split") != "train"]
     if not training or not others:
@@ -207,7 +213,7 @@ def _without_training_images(logs: Logs, warn: Warn) -> Logs:
 
 
 def _with_names(logs: list[Log]) -> list[Log]:
-    """The logs with their names: paths without .tsv and without the folders that all share; alone, the file's name."""
+    """The logs with their names: paths without .tsv and without folders that all share; of one log, the file's name."""
     whole = [log.path.absolute().parts for log in logs]
     brief = [(*parts[:-1], parts[-1].removesuffix(".tsv")) for parts in whole]
     shared = set.intersection(*map(set, brief)) if len(logs) > 1 else set(brief[0][:-1] if brief else ())

@@ -1,4 +1,4 @@
-"""Whether a certification log can be what it claims to be: radii against counts, and against what n allows."""
+"""Whether the radii of a certification log can be true: compared with its counts and with the largest that n allows."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 
 from smoothadv.analysis.shared.hyper_parameters import Parameters
-from smoothadv.analysis.shared.log_statistics import is_label_aware, is_on_grid
+from smoothadv.analysis.shared.procedure import is_label_aware, is_on_grid, radii_follow_from_counts
 from smoothadv.bounds import certified_radius, maximum_radius, minimum_successes_to_certify
+from smoothadv.certification.adaptive import LABEL_AWARE
 from smoothadv.errors import UserError
 
 _OTHER_ALPHA = 0.01
@@ -22,43 +23,42 @@ def check_certificates(path: Path, table: pd.DataFrame, parameters: Parameters) 
     """UserError, naming the log and the fault, if its radii cannot be certificates for its sigma, n and alpha.
 
     ``table`` is that of ``readers.read_certification_log``. Returns the parameters, with another alpha where
-    the radii show that the assumed one was not used, and notes: sentences on what was tolerated and on
+    the radii show that the assumed one was not used, and notes: sentences on tolerated faults and on
     what could not be checked.
     """
-    notes = [*table.attrs.get("notes", []), *_collapse(table), *_of_procedure(table)]
-    if "trials" in table and not is_on_grid(table) and _method(parameters) == "exact":
+    notes = [*table.attrs.get("notes", []), *_collapse(table), *_of_procedure(table, parameters)]
+    if radii_follow_from_counts(table, parameters):
         parameters = _check_counts(path, table, parameters)
-    sigma, n, alpha = (parameters.get(name) for name in ("sigma", "N", "alpha"))
+    sigma, n, alpha = parameters.number("sigma"), parameters.n, parameters.alpha
     if sigma is None:
         notes.append("its sigma is unknown, so its radii could not be checked: --sigma states it")
-    elif _other_alpha(table, parameters):
+    elif _other_alpha(table, parameters, sigma):
         parameters = parameters.replaced("alpha", _OTHER_ALPHA, "inferred from the largest radius")
         notes.append(
             f"its largest radius, {table.radius.max():g}, is impossible for alpha = {alpha:g} at n = {n:,}; it is "
             f"what alpha = {_OTHER_ALPHA:g} gives, so each of its certificates may be false with that probability"
         )
     else:
-        cap = maximum_radius(int(n), float(sigma), float(alpha))
+        cap = maximum_radius(n, sigma, alpha)
         _check_cap(path, table, cap, f"sigma {sigma:g}, n = {n:,} and alpha = {alpha:g} ({_sources(parameters)})")
     return parameters, notes
 
 
-def _other_alpha(table: pd.DataFrame, parameters: Parameters) -> bool:
-    """Whether the radii pile up at the cap of alpha = 0.01 instead of the cap of what was merely assumed.
+def _other_alpha(table: pd.DataFrame, parameters: Parameters, sigma: float) -> bool:
+    """Whether several radii are the largest that alpha = 0.01 allows, where alpha and n were merely assumed.
 
-    Some logs released with Cohen et al. do; a single radius there is a fault like any other.
+    Some logs released with Cohen et al. have such radii; a single one is a fault like any other.
     """
     if not {parameters.sources.get("N"), parameters.sources.get("alpha")} == {"assumed"}:
         return False
-    sigma, n = float(parameters.values["sigma"]), int(parameters.values["N"])
     largest = table.radius.max()
-    usual, other = (maximum_radius(n, sigma, alpha) for alpha in (parameters.values["alpha"], _OTHER_ALPHA))
+    usual, other = (maximum_radius(parameters.n, sigma, alpha) for alpha in (parameters.alpha, _OTHER_ALPHA))
     tolerance = _half_unit(largest)
     return largest > usual + tolerance and abs(largest - other) <= tolerance and (table.radius == largest).sum() > 1
 
 
 def _collapse(table: pd.DataFrame) -> list[str]:
-    """A note on a classifier that ignores its input: its certificates are true, and worth nothing."""
+    """A note on a classifier that ignores its input: its certificates are true but worthless."""
     predict, label = table["predict"].to_numpy(), table["label"].to_numpy()
     if len(table) < _FEWEST_TO_JUDGE or (predict != predict[0]).any() or (label == label[0]).all():
         return []
@@ -68,46 +68,43 @@ def _collapse(table: pd.DataFrame) -> list[str]:
     return [f"it predicts class {predicted} for every example: the model has collapsed"]
 
 
-def _of_procedure(table: pd.DataFrame) -> list[str]:
-    """What the columns say of the procedure that a reader must know."""
+def _of_procedure(table: pd.DataFrame, parameters: Parameters) -> list[str]:
+    """Notes on the procedure that a reader of the numbers must know."""
     notes = []
-    if is_on_grid(table):
+    if is_on_grid(table, parameters):
         notes.append("its radii were decided on a grid: an average certified radius on the grid is a lower bound")
     if is_label_aware(table):
         notes.append(
-            f"{int(table.label_aware.sum())} of its images were given up because the class selected was not the label: "
-            "its accuracies are true, its abstentions mean nothing"
+            f"{int(table[LABEL_AWARE].sum())} of its images were given up because the class selected was not the "
+            "label: its accuracies are true, its abstentions mean nothing"
         )
     return notes
 
 
-def _method(parameters: Parameters) -> str:
-    return (parameters.manifest or {}).get("settings", {}).get("method", "exact")
-
-
 def _check_counts(path: Path, table: pd.DataFrame, parameters: Parameters) -> Parameters:
-    """UserError unless one n and one sigma explain all counts and radii; returns what the counts tell of them."""
-    alpha, n = float(parameters.values["alpha"]), int(table["trials"].max())
+    """UserError unless one n and one sigma explain all counts and radii; returns parameters with both."""
+    alpha, n = parameters.alpha, int(table["trials"].max())
     if n < 1:
         raise UserError(f"{path} holds certificates of no trials at all")
     if parameters.sources.get("N") == "assumed" and (table.predict >= 0).any():
         parameters = parameters.replaced("N", n, "column trials")
-    if n != parameters.get("N") and ((table.predict >= 0).any() or n > parameters.get("N")):
-        stated, source = parameters.get("N"), parameters.sources["N"]
-        raise UserError(f"{path} holds {n} trials per example where n = {stated} ({source})")
+    if n != parameters.n and ((table.predict >= 0).any() or n > parameters.n):
+        source = parameters.sources["N"]
+        raise UserError(f"{path} holds {n} trials per example where n = {parameters.n} ({source})")
     if parameters.sources.get("N") != "assumed":
-        _check_partial_counts(path, table, int(parameters.values["N"]), alpha)
-    if parameters.get("sigma") is None:
+        _check_partial_counts(path, table, parameters.n, alpha)
+    sigma = parameters.number("sigma")
+    if sigma is None:
         sigma = _sigma_of_counts(table, n, alpha)
         if sigma is None:
             return parameters
         parameters = parameters.replaced("sigma", sigma, "column radius and its counts")
-    _check_radii_of_counts(path, table, float(parameters.values["sigma"]), alpha)
+    _check_radii_of_counts(path, table, sigma, alpha)
     return parameters
 
 
 def _check_partial_counts(path: Path, table: pd.DataFrame, n: int, alpha: float) -> None:
-    """UserError unless every row counts n trials, or fewer that already rule out all but an abstention."""
+    """UserError unless every row has n trials, or fewer of which too many failed for anything but an abstention."""
     fewer = table[table.trials < n]
     allowed = n - minimum_successes_to_certify(n, alpha)
     wrong = fewer[(fewer.predict >= 0) | (fewer.trials - fewer.successes <= allowed)]
@@ -119,7 +116,7 @@ def _check_partial_counts(path: Path, table: pd.DataFrame, n: int, alpha: float)
 
 
 def _sigma_of_counts(table: pd.DataFrame, trials: int, alpha: float) -> float | None:
-    """The sigma at which the counts of the largest radius certify it, None if they or all radii are too small."""
+    """The sigma at which the counts of the largest radius certify it; None if they certify nothing or it is 0."""
     largest = table.iloc[int(table["radius"].to_numpy().argmax())]
     unit = certified_radius(int(largest.successes), trials, 1.0, alpha)
     if not unit or not largest.radius:
@@ -130,7 +127,7 @@ def _sigma_of_counts(table: pd.DataFrame, trials: int, alpha: float) -> float | 
 
 
 def _check_radii_of_counts(path: Path, table: pd.DataFrame, sigma: float, alpha: float) -> None:
-    """Each radius must be the one that its successes certify; one computation per distinct count."""
+    """UserError unless each radius is the one that its successes certify; computes one radius per distinct count."""
     certified = table[table.predict >= 0]
     counts, inverse = np.unique(certified.successes.to_numpy(), return_inverse=True)
     if not len(certified):
@@ -149,7 +146,7 @@ def _check_radii_of_counts(path: Path, table: pd.DataFrame, sigma: float, alpha:
 
 
 def _check_cap(path: Path, table: pd.DataFrame, cap: float, given: str) -> None:
-    """No radius above sigma Phi^-1(alpha^(1/n)); published ones may have been rounded up in the last digit."""
+    """UserError if a radius is above sigma Phi^-1(alpha^(1/n)) by more than a published one may be rounded up."""
     radii = table["radius"].to_numpy()
     above = np.flatnonzero(radii > cap)
     for radius, idx in zip(radii[above], table["idx"].to_numpy()[above]):
@@ -177,7 +174,7 @@ def _sources(parameters: Parameters) -> str:
 
 
 def rounded_by(radii: np.ndarray) -> np.ndarray:
-    """By how much each of a log's radii may have been rounded up: released ones were rounded to nearest."""
+    """By how much each of a log's radii may have been rounded up, float64: released ones were rounded to nearest."""
     some = np.unique(radii[radii > 0])
     if len(some) and all(float(f"{radius:.3g}") == radius for radius in some):
         magnitudes = np.floor(np.log10(np.where(radii > 0, radii, 1.0)))
@@ -188,6 +185,6 @@ def rounded_by(radii: np.ndarray) -> np.ndarray:
 
 
 def coarse_digits(table: pd.DataFrame) -> list[str]:
-    """Released radii were rounded to nearest, hence half of them up: say by how much."""
+    """A note on radii that were rounded to nearest, as the released ones, hence about half of them up."""
     largest = rounded_by(table["radius"].to_numpy()).max(initial=0.0)
     return [f"its radii were rounded to nearest, some of them up, by at most {largest:g}"] if largest else []

@@ -1,4 +1,4 @@
-"""The settings of every analysis that evaluates certified accuracy at given radii."""
+"""Radii and their norm: the settings of every analysis that evaluates certified accuracy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _LINF_RADII = ("1/255", "2/255", "4/255", "8/255")
 
 
 class Radius(float):
-    """A radius that remembers how it was written, so that 2/255 heads its column as 2/255."""
+    """A radius that keeps its text, so that the heading of its column is 2/255 if the user wrote 2/255."""
+
+    text: str
 
     def __new__(cls, text: str) -> Radius:
         numerator, slash, denominator = text.partition("/")
@@ -41,7 +43,7 @@ class Radius(float):
 
 @dataclass(frozen=True)
 class Norm:
-    """The norm that radii are measured in, and how sure the accuracies should be."""
+    """The norm of the radii, and the probability with which the accuracies should hold."""
 
     norm: str = setting(
         "l2",
@@ -56,22 +58,21 @@ class Norm:
     )
 
     def per_l2(self, log: Log) -> float:
-        """The radius in this norm that an l2 radius of 1 certifies; UserError if that depends on an unknown d."""
+        """The radius in this norm that an l2 radius of 1 certifies; UserError if it depends on an unknown dimension."""
         if self.norm == "l2":
             return 1.0
         if log.parameters.dimension is None:
             raise UserError(
-                f"{log.path} does not say how many pixels its images have: --dimension states it, like 3072"
+                f"{log.path} does not say how many coordinates its images have: --dimension states it, like 3072"
             )
         return linf_radius(1.0, log.parameters.dimension)
 
     def accuracies(self, log: Log, radii: Iterable[float], models: int = 1) -> np.ndarray:
-        """Certified accuracies of a log at the radii; ``models`` is the number of logs that it is selected from."""
+        """Certified accuracies of a log at the radii; ``models`` is the number of logs from which it is selected."""
         lengths = self.l2_lengths(log, radii)
         if self.high_probability is None:
             return certified_accuracies(log.table, lengths)
-        alpha = float(log.parameters.get("alpha") or 0.001)
-        return high_probability_accuracies(log.table, lengths, alpha, self.high_probability, models)
+        return high_probability_accuracies(log.table, lengths, log.parameters.alpha, self.high_probability, models)
 
     def l2_lengths(self, log: Log, radii: Iterable[float]) -> np.ndarray:
         """The l2 radii that certify the ``radii``: float64."""
@@ -79,7 +80,7 @@ class Norm:
 
     @property
     def heading(self) -> str:
-        """What the radii are, as the heading of the column beside them."""
+        """What the radii are, for the heading of a column."""
         radius = "l2 radius" if self.norm == "l2" else "l_inf radius"
         if self.high_probability is None:
             return radius
@@ -87,7 +88,7 @@ class Norm:
 
     @property
     def axis_title(self) -> str:
-        """The same for an axis."""
+        """What the radii are, for the title of an axis."""
         symbol = r"$\ell_2$" if self.norm == "l2" else r"$\ell_\infty$"
         return f"{symbol} radius (images in [0, 1]){self.heading.partition(' radius')[2]}"
 
@@ -105,12 +106,12 @@ class AtRadii(Norm):
     )
 
     def chosen_radii(self, logs: Sequence[Log]) -> list[float]:
-        """The radii asked for, or the usual ones."""
+        """The radii that the user named, or the default ones."""
         if self.radii:
             return self.radii
-        return (
-            [Radius(text) for text in _LINF_RADII] if self.norm == "linf" else default_radii(log.table for log in logs)
-        )
+        if self.norm == "linf":
+            return [Radius(text) for text in _LINF_RADII]
+        return default_radii(log.table for log in logs)
 
 
 def radius_text(radius: float) -> str:
@@ -122,7 +123,7 @@ def radius_text(radius: float) -> str:
 
 
 def radius_key(radius: float) -> str:
-    """The shortest text that tells a radius from all others."""
+    """The shortest text that identifies a radius."""
     short = f"{float(radius):g}"
     return short if float(short) == radius or "/" in getattr(radius, "text", "") else repr(float(radius))
 

@@ -1,4 +1,4 @@
-"""Choosing among logs: filters and groups by hyper-parameter, and the upper envelope over a group."""
+"""Selects logs: filters and groups by hyper-parameter, and the upper envelope over a group."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 
 import numpy as np
 
-from smoothadv.analysis.shared.hyper_parameters import FIELDS, Value, display
+from smoothadv.analysis.shared.hyper_parameters import FIELDS, ParameterValue, display
 from smoothadv.analysis.shared.log_statistics import clean_accuracy
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.errors import UserError
@@ -32,7 +32,7 @@ def one_of(names: Iterable[str]) -> Callable[[str], str]:
 hyper_parameter = one_of(FIELDS)
 
 
-def matches(value: Value, wanted: str) -> bool:
+def matches(value: ParameterValue, wanted: str) -> bool:
     """Whether a hyper-parameter has the value written: numbers to the digits written, so that 0.5 finds 127/256."""
     if value is None:
         return False
@@ -67,66 +67,70 @@ def restrict(logs: Logs, conditions: Sequence[tuple[str, str]]) -> Logs:
 
 
 def doubts(logs: Logs) -> list[str]:
-    """What should make a person hesitate to compare the logs: sentences."""
-    said = []
+    """Reasons to hesitate before comparing the logs: sentences for people."""
+    sentences = []
     if len(logs.certification) > 1 and different_examples(logs.certification):
         sizes = sorted({len(log.table) for log in logs.certification})
         counts = f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}"
-        said.append(f"the logs are not all on the same test images ({counts} examples): they differ by chance too")
+        sentences.append(f"the logs are not all on the same test images ({counts} examples): they differ by chance too")
     if len(logs.prediction) > 1 and different_examples(logs.prediction):
-        said.append("the prediction logs are not all on the same test images: they differ by chance too")
-    said += _copies(logs.certification)
+        sentences.append("the prediction logs are not all on the same test images: they differ by chance too")
+    sentences += _copies(logs.certification)
     for name in ("dataset", "alpha"):
         values = {log.parameters.get(name) for log in logs.certification} - {None}
         if len(values) > 1:
-            said.append(f"the logs differ in {name}: {', '.join(sorted(display(name, value) for value in values))}")
+            sentences.append(
+                f"the logs differ in {name}: {', '.join(sorted(display(name, value) for value in values))}"
+            )
     noted: dict[str, list[Log]] = {}
     for log in [*logs.certification, *logs.prediction, *logs.training]:
         for note in log.notes:
             noted.setdefault(note, []).append(log)
     for note, some in noted.items():
         more = f" and {len(some) - 1} more" if len(some) > 1 else ""
-        said.append(f"{some[0].path}{more}: {note}")
-    return said
+        sentences.append(f"{some[0].path}{more}: {note}")
+    return sentences
 
 
 def _copies(logs: Sequence[Log]) -> list[str]:
-    """A sentence for each file whose rows another one in its group holds too: it would count as another model."""
-    seen: dict[tuple, Log] = {}
-    said = []
+    """A sentence for each log with the same rows as another one of its group: it would count as another model."""
+    seen: dict[tuple[str | bytes, ...], Log] = {}
+    sentences = []
     for log in logs:
         if len(log.table) < _FEWEST_TO_RECOGNISE:
             continue
         arrays = (log.table[name].to_numpy().tobytes() for name in ("idx", "predict", "radius"))
         first = seen.setdefault((log.group, *arrays), log)
         if first is not log:
-            said.append(f"{first.path} and {log.path} hold the same rows: one model is counted twice")
-    return said
+            sentences.append(f"{first.path} and {log.path} hold the same rows: one model is counted twice")
+    return sentences
 
 
 def groups_of(logs: Sequence[Log], by: Sequence[str], name_group: bool = False) -> dict[str, list[Log]]:
-    """The logs by their group's name and the hyper-parameters ``by``, numbers ascending.
+    """The logs by the name of their group and the hyper-parameters ``by``, numbers ascending.
 
-    A group's name is left out where all logs are of one group and ``by`` tells them apart, but for ``name_group``.
+    The name of the group is left out where all logs are of one group and ``by`` distinguishes them, unless
+    ``name_group``.
     """
     keyed = sorted(logs, key=lambda log: [_sortable(log.parameters.get(name)) for name in by]) if by else logs
     several = name_group or not by or len({log.group for log in logs}) > 1
     groups: dict[str, list[Log]] = {}
     for log in keyed:
-        said = [log.group] if log.group and several else []
-        groups.setdefault(", ".join([*said, *(_said(name, log) for name in by)]) or "all", []).append(log)
+        words = [log.group] if log.group and several else []
+        groups.setdefault(", ".join([*words, *(_equation(name, log) for name in by)]) or "all", []).append(log)
     order = {name: position for position, name in enumerate(dict.fromkeys(log.group for log in logs))}
     return dict(sorted(groups.items(), key=lambda item: order[item[1][0].group]))
 
 
-def _said(name: str, log: Log) -> str:
+def _equation(name: str, log: Log) -> str:
+    """ "sigma = 0.50"."""
     value = log.parameters.get(name)
     if value is None and name == "num_noise_vec" and log.parameters.get("gradient") == "base classifier":
         return "vanilla PGD (base classifier)"
     return f"{FIELDS[name]} = {display(name, value)}"
 
 
-def _sortable(value: Value) -> tuple[bool, float, str]:
+def _sortable(value: ParameterValue) -> tuple[bool, float, str]:
     if isinstance(value, (int, float)):
         return (False, float(value), "")
     return (value is None, 0.0, str(value))
@@ -141,10 +145,10 @@ class Selected:
 
 
 def upper_envelope(logs: Sequence[Log], accuracies: np.ndarray) -> list[Selected]:
-    """The log with the largest accuracy at each radius; ties go to the larger clean accuracy, then to the first.
+    """The log with the largest accuracy at each radius; of equal ones, that of larger clean accuracy, or the first.
 
-    ``accuracies`` is [len(logs), number of radii]. Selected on the images it is measured on, an
-    envelope is optimistic, the more so the more logs it is selected from (SmoothAdv, section 4).
+    ``accuracies`` is [len(logs), number of radii]. The logs are selected on the images that measure their accuracy:
+    an envelope is optimistic, the more so the more logs it is selected from (SmoothAdv, section 4).
     """
     clean = np.array([clean_accuracy(log.table) for log in logs])
     selected = []
@@ -156,6 +160,6 @@ def upper_envelope(logs: Sequence[Log], accuracies: np.ndarray) -> list[Selected
 
 
 def different_examples(logs: Sequence[Log]) -> bool:
-    """Whether the logs are not all on the same examples, so that their accuracies differ by chance too."""
+    """Whether the logs are of different examples, so that their accuracies also differ by chance."""
     first = logs[0].table.idx.to_numpy()
     return any(not np.array_equal(first, log.table.idx.to_numpy()) for log in logs[1:])

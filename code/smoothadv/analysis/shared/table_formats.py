@@ -10,18 +10,20 @@ from dataclasses import dataclass
 
 from smoothadv.registry import Registry
 
-Value = str | int | float | None
+CellValue = str | int | float | None
 
 
 @dataclass(frozen=True)
 class Annotated:
-    """A value for people, with another one raised before it, with the interval that it lies in, or of another kind
-    than its column."""
+    """A number for people: with another one raised before it, with its interval, or of another kind than its column."""
 
     value: float
     raised: float | None = None
     interval: tuple[float, float] | None = None
     kind: str | None = None
+
+
+Cell = CellValue | Annotated
 
 
 @dataclass(frozen=True)
@@ -41,20 +43,20 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """``rows`` hold one value per column, full precision, accuracies as fractions, None for what is not there.
+    """``rows`` hold one value per column, of full precision; accuracies are fractions, None is a missing value.
 
     Markdown, LaTeX and HTML show ``shown`` instead where a layout for people differs from one for programs;
     only there may a value be ``Annotated``.
     """
 
     columns: Sequence[Column]
-    rows: Sequence[Sequence[Value | Annotated]]
+    rows: Sequence[Sequence[Cell]]
     shown: Table | None = None
 
 
 @dataclass(frozen=True)
 class Markup:
-    """How a format writes what is special: bold, a raised number, and characters of its own."""
+    """How a format writes bold text, a raised number, and its special characters."""
 
     bold: Callable[[str], str]
     raise_: Callable[[str], str]
@@ -72,7 +74,7 @@ def _number(value: float, kind: str, decimals: int) -> str:
     return {"difference": f"{100 * value:+.{decimals}f}", "signed": f"{value:+.3f}"}.get(kind, f"{value:.3f}")
 
 
-def _display(value: Value | Annotated, kind: str, decimals: int, markup: Markup) -> str:
+def _display(value: Cell, kind: str, decimals: int, markup: Markup) -> str:
     """A value as a person reads it: fractions in percent."""
     if value is None:
         return "–"
@@ -84,24 +86,24 @@ def _display(value: Value | Annotated, kind: str, decimals: int, markup: Markup)
         return text if value.raised is None else markup.raise_(_number(value.raised, kind, decimals)) + text
     if kind in ("text", "count"):
         return markup.escape(f"{value:,}" if isinstance(value, int) else str(value))
-    return _number(value, kind, decimals)
+    return _number(float(value), kind, decimals)
 
 
 def display_cells(table: Table, decimals: int, markup: Markup) -> list[list[str]]:
-    """All cells as text; the best of a compared column bold, if there is anything to compare it with."""
+    """All cells as text; the best value of a compared column is bold if there is more than one value."""
     cells = [
         [_display(value, column.kind, decimals, markup) for value, column in zip(row, table.columns)]
         for row in table.rows
     ]
     for index, column in enumerate(table.columns):
-        values = [row[index].value if isinstance(row[index], Annotated) else row[index] for row in table.rows]
+        values = [cell.value if isinstance(cell, Annotated) else cell for cell in (row[index] for row in table.rows)]
         rounded = (
-            [None if value is None else _number(value, column.kind, decimals) for value in values]
+            [None if value is None else _number(float(value), column.kind, decimals) for value in values]
             if column.compared
             else []
         )
         numbers = [float(text) for text in rounded if text is not None]
-        # Equal as printed is equal: bold must not claim a difference that nobody sees.
+        # Compared as printed: bold must not claim a difference that nobody sees.
         for row, text in zip(cells, rounded):
             if len(numbers) > 1 and text is not None and float(text) == max(numbers) > 0:
                 row[index] = markup.bold(row[index])
@@ -115,7 +117,7 @@ def titles(table: Table) -> list[str]:
 
 @FORMATS.register("markdown")
 def markdown(table: Table, decimals: int = 1) -> str:
-    """A pipe table, columns padded to equal width so that the source is legible too."""
+    """A pipe table, with columns of equal width so that its source is legible too."""
     table = table.shown or table
     markup = Markup(lambda text: f"**{text}**", lambda text: f"({text}) ", lambda text: text.replace("|", "\\|"))
     cells = [[markup.escape(title) for title in titles(table)], *display_cells(table, decimals, markup)]
@@ -164,7 +166,7 @@ def _latex_escape(text: str) -> str:
 
 @FORMATS.register("csv")
 def comma_separated(table: Table, decimals: int = 1) -> str:
-    """A header and a line per row; fractions, full precision whatever ``decimals``."""
+    """A header and a line per row; fractions of full precision, whatever ``decimals``."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([column.key for column in table.columns])
@@ -174,6 +176,6 @@ def comma_separated(table: Table, decimals: int = 1) -> str:
 
 @FORMATS.register("json")
 def json_records(table: Table, decimals: int = 1) -> str:
-    """A list of objects, one per row; fractions, full precision whatever ``decimals``."""
+    """A list of objects, one per row; fractions of full precision, whatever ``decimals``."""
     keys = [column.key for column in table.columns]
     return json.dumps([dict(zip(keys, row)) for row in table.rows], indent=2) + "\n"

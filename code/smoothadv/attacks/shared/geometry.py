@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 Randomness = torch.Generator | Sequence[torch.Generator] | None
-"""One generator for a batch, or one for each of its examples, which then do not depend on each other."""
+"""One generator for a batch, or one for each of its examples, so that these do not depend on each other."""
 
 
 def per_example(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -16,7 +16,7 @@ def per_example(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def l2_norm(v: torch.Tensor) -> torch.Tensor:
-    """The l2 norm of each example of v [B, ...]: [B]. No overflow or underflow of squares."""
+    """The l2 norm of each example of v [B, ...]: [B]. Squares neither overflow nor underflow."""
     flat = v.flatten(1)
     scale = flat.abs().amax(1)
     safe = torch.where(scale > 0, scale, 1)
@@ -24,8 +24,8 @@ def l2_norm(v: torch.Tensor) -> torch.Tensor:
 
 
 def unit(g: torch.Tensor) -> torch.Tensor:
-    """g / ||g|| per example, and 0 where g = 0: a zero gradient is no reason to move."""
-    # Two divisions: the norm of a gradient of size 1e-30 underflows, that of its scaled copy does not.
+    """g / ||g|| per example, and 0 where g = 0: a zero gradient gives no direction."""
+    # First by the largest entry: the norm of a gradient of size 1e-30 would underflow.
     scale = per_example(g.flatten(1).abs().amax(1), g)
     scaled = g / torch.where(scale > 0, scale, 1)
     norm = per_example(scaled.flatten(1).norm(dim=1), g)
@@ -38,7 +38,7 @@ def project_box(x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def project_ball(v: torch.Tensor, epsilon: float | torch.Tensor) -> torch.Tensor:
-    """v scaled down to norm ``epsilon`` (one, or [B]) where it is longer: v * min(1, epsilon / ||v||)."""
+    """v * min(1, epsilon / ||v||) per example, for one ``epsilon`` or one per example [B]."""
     norm = l2_norm(v)
     return v * per_example(torch.where(norm > epsilon, epsilon / norm.clamp_min(1e-38), 1.0).to(v.dtype), v)
 
@@ -56,7 +56,7 @@ def gaussian_like(x: torch.Tensor, generator: Randomness) -> torch.Tensor:
 
 
 def _draw(x: torch.Tensor, generator: Randomness, fill: Callable[..., torch.Tensor]) -> torch.Tensor:
-    """Random numbers of the shape, dtype and device of x [B, ...], drawn where the generator is."""
+    """Random numbers of the shape, dtype and device of x [B, ...], drawn on the device of the generator."""
     if generator is None or isinstance(generator, torch.Generator):
         device = x.device if generator is None else generator.device
         return fill(torch.empty(x.shape, dtype=x.dtype, device=device), generator=generator).to(x.device)
@@ -67,9 +67,9 @@ def _draw(x: torch.Tensor, generator: Randomness, fill: Callable[..., torch.Tens
 
 
 def in_grey_levels(x: torch.Tensor, adversarial: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
-    """Images of 256 grey levels near ``adversarial``, at a distance below ``epsilon`` [B] from x, of 256 levels too.
+    """Images of 256 grey levels near ``adversarial``, at an l2 distance below ``epsilon`` [B] from x (also of 256).
 
-    Rounding to the nearest level may leave the ball: the perturbation is shortened until it does not.
+    Rounding to the nearest level may leave the ball; the perturbation is then shortened until its rounding does not.
     """
     levels, wanted = (x.double() * 255).round(), (adversarial.double() - x.double()) * 255
     limit = (epsilon.to(x.device) * 255) ** 2

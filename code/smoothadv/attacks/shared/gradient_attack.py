@@ -1,15 +1,14 @@
-"""What all gradient attacks on a smoothed classifier share: checks, the model's state, the final projection."""
+"""The base class of all gradient attacks: it checks, freezes the model, and projects the result to the ball."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
-from smoothadv.attacks.estimators import Estimate, GradientEstimator, frozen, no_noise, noisy_logits, plug_in
+from smoothadv.attacks.estimators import Estimate, GradientEstimator, Model, frozen, no_noise, noisy_logits, plug_in
 from smoothadv.attacks.shared.geometry import Randomness, project_ball, project_box
 from smoothadv.attacks.shared.micro_batches import FixedShape
 from smoothadv.settings import perturbation_size, positive_int, setting
@@ -17,13 +16,13 @@ from smoothadv.settings import perturbation_size, positive_int, setting
 
 @dataclass(frozen=True)
 class Problem:
-    """What an attack is to solve, of B examples with m noise draws each.
+    """The optimization problem of an attack, for B examples with m noise draws each.
 
-    ``inputs`` [B, ...], ``labels`` int64 [B], ``noise`` [B, m, ...], ``epsilon`` float64 [B] and, where the search is
-    not to begin at the inputs, the perturbations ``start`` [B, ...] with inputs + start in [0, 1].
+    ``inputs`` [B, ...], ``labels`` int64 [B], ``noise`` [B, m, ...], ``epsilon`` float64 [B]. The search begins at
+    the perturbations ``start`` [B, ...], with inputs + start in [0, 1]; None: at the inputs.
     """
 
-    model: Callable
+    model: Model
     inputs: torch.Tensor
     labels: torch.Tensor
     noise: torch.Tensor
@@ -33,7 +32,7 @@ class Problem:
     estimator: GradientEstimator
 
     def estimate(self, v: torch.Tensor) -> Estimate:
-        """The estimator's answer at inputs + v."""
+        """The gradient estimate at inputs + v."""
         return self.estimator(self.model, self.inputs + v, self.labels, self.noise)
 
     @torch.no_grad()
@@ -43,11 +42,11 @@ class Problem:
 
     @property
     def keeps_places(self) -> bool:
-        """Whether no example may be left out, as each has its place in a pass, which is as large without it."""
+        """Whether each example has a fixed place in a pass of one size, so that leaving examples out saves nothing."""
         return isinstance(self.model, FixedShape)
 
     def of(self, rows: torch.Tensor) -> Problem:
-        """The same for the examples with the numbers ``rows``."""
+        """The problem of the examples with the numbers ``rows`` alone."""
         generator = self.generator
         if generator is not None and not isinstance(generator, torch.Generator):
             generator = [generator[row] for row in rows.tolist()]
@@ -66,8 +65,8 @@ class Problem:
 class GradientAttack(ABC):
     """``num_steps`` steps of some method within the l2 ball of radius ``epsilon``, on images in [0, 1].
 
-    ``estimator`` supplies gradients; ``targeted`` makes the labels what the attack wants instead of what it
-    wants to leave. A subclass defines ``perturbation``. ValueError unless epsilon >= 0 and num_steps >= 1.
+    ``estimator`` supplies gradients. The labels are the classes that the attack leads away from or, if ``targeted``,
+    those that it aims at. A subclass defines ``perturbation``. ValueError unless epsilon >= 0 and num_steps >= 1.
     """
 
     epsilon: float = setting(
@@ -83,10 +82,10 @@ class GradientAttack(ABC):
         if not 0 <= self.epsilon < math.inf or self.num_steps < 1:
             raise ValueError(f"need epsilon >= 0 and num_steps >= 1, got {self.epsilon} and {self.num_steps}")
 
-    @torch.inference_mode(False)  # as evaluations often are: gradients are needed all the same
+    @torch.inference_mode(False)  # callers are often in inference mode, where there are no gradients
     def __call__(
         self,
-        model: Callable,
+        model: Model,
         inputs: torch.Tensor,
         labels: torch.Tensor,
         noise: torch.Tensor | None = None,
@@ -97,8 +96,8 @@ class GradientAttack(ABC):
     ) -> torch.Tensor:
         """Adversarial inputs [B, ...] for inputs [B, ...] and labels int64 [B]; see the package's docstring.
 
-        ``epsilon`` [B] takes the place of the attack's own; ``start`` [B, ...] holds perturbations to begin from.
-        ValueError unless its entries are at least 0 and finite, one for each example.
+        ``epsilon`` [B] replaces that of the attack; ValueError unless its entries are finite and at least 0, one for
+        each example. ``start`` [B, ...] holds the perturbations with which the search begins.
         """
         if epsilon is None:
             epsilon = torch.full((len(inputs),), self.epsilon, dtype=torch.float64)
@@ -117,18 +116,18 @@ class GradientAttack(ABC):
         return self.finish(inputs, project_ball(v, epsilon)).detach()
 
     def finish(self, inputs: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """The adversarial inputs of perturbations ``v`` that are in the ball."""
-        # The clamp only catches the last rounding of a sum that is in [0, 1] already; what the rounding took further
-        # from the input than v comes back, lest many pixels leave a small ball together.
+        """The adversarial inputs, from perturbations ``v`` in the ball."""
+        # The sum is in [0, 1] but for its rounding, which the clamp corrects. Pixels that were rounded further away
+        # from the input than v are moved back: many of them together could leave a small ball.
         adversarial = (inputs + v).clamp(0, 1)
         too_far = (adversarial - inputs).abs() > v.abs()
         return torch.where(too_far, torch.nextafter(adversarial, inputs), adversarial)
 
     @abstractmethod
     def perturbation(self, problem: Problem) -> torch.Tensor:
-        """The perturbation v [B, ...] with inputs + v in [0, 1]; it is projected to the ball afterwards."""
+        """A perturbation v [B, ...] with inputs + v in [0, 1]; the caller projects it to the ball."""
 
     @property
     def direction(self) -> int:
-        """1 to ascend the loss of the labels, -1 to descend it towards them."""
+        """1 to increase the loss of the labels, -1 to decrease it if ``targeted``."""
         return -1 if self.targeted else 1

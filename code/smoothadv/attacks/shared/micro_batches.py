@@ -1,34 +1,34 @@
-"""Attacks within a memory budget: gradients over many noisy copies from passes of few, all of one shape.
+"""Attacks within a memory budget: gradients over many noisy copies, from passes over a few, all of one shape.
 
-Kernels may round differently with another shape, and in another row of the same shape (matrix products do, on some
-CPUs). Every pass over the model has the same shape, padded where too few copies are left, and each example its place
-in it, so that an adversarial example does not depend on which others are attacked beside it.
+Kernels may round differently for another shape, and in another row of the same shape (matrix products do, on some
+CPUs). Therefore all passes over the model have the same shape, padded where too few copies are left, and each example
+has a fixed place in its pass: an adversarial example does not depend on the examples that are attacked beside it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from smoothadv.attacks.estimators import Estimate, GradientEstimator
+from smoothadv.attacks.estimators import Estimate, GradientEstimator, Model
 
 
 def rows_per_pass(copies: int, batch: int) -> int:
-    """How many noisy copies go into a pass of at most ``batch``, of examples with ``copies`` of them each.
+    """The number of noisy copies in a pass: at most ``batch``, of examples with ``copies`` each.
 
-    Whole examples where at least one fits in; otherwise parts of one that are as equal as can be.
+    A pass holds whole examples where at least one fits; otherwise a part of one example, of parts as equal as possible.
     """
     return batch // copies * copies if copies <= batch else math.ceil(copies / math.ceil(copies / batch))
 
 
 def places_in_pass(waiting: Mapping[int, int], places: int) -> list[int | None]:
-    """Which row of those that wait, {row: index of the example}, goes into each place of a pass.
+    """For each place of a pass, a row of ``waiting``, which is {row: index of the example}.
 
-    The first in line of those whose index has that place; None where there is none.
+    It is the first row whose index has that place; None where there is no such row.
     """
     placed: dict[int, int] = {}
     for row, index in waiting.items():
@@ -37,7 +37,7 @@ def places_in_pass(waiting: Mapping[int, int], places: int) -> list[int | None]:
 
 
 def _place(index: int, places: int) -> int:
-    """A place from 0 to ``places`` - 1, which indices with any common difference fill evenly.
+    """A place from 0 to ``places`` - 1; indices with any common difference are spread evenly over the places.
 
     The fractional part of index / golden ratio, in 64 bits (Knuth, The Art of Computer Programming, section 6.4).
     """
@@ -45,12 +45,12 @@ def _place(index: int, places: int) -> int:
 
 
 class FixedShape(nn.Module):
-    """The function of ``model``, which only ever sees batches of ``rows`` inputs: others are split and padded.
+    """Computes ``model`` in batches of exactly ``rows`` inputs: splits larger batches and pads smaller ones.
 
-    ValueError where it gives logits of fewer than ``classes`` classes.
+    ValueError where the model has fewer than ``classes`` classes.
     """
 
-    def __init__(self, model: Callable, rows: int, classes: int = 1) -> None:
+    def __init__(self, model: Model, rows: int, classes: int = 1) -> None:
         super().__init__()
         self.model, self.rows, self.classes = model, rows, classes
 
@@ -58,7 +58,7 @@ class FixedShape(nn.Module):
         return torch.cat([self._padded(part) for part in inputs.split(self.rows)])
 
     def _padded(self, part: torch.Tensor) -> torch.Tensor:
-        # Contiguous, whatever the inputs were: another memory format may choose other kernels.
+        # Always contiguous: for another memory format other kernels may be chosen.
         missing = self.rows - len(part)
         if missing:
             part = torch.cat([part, part[:1].detach().expand(missing, *part.shape[1:])])
@@ -70,18 +70,18 @@ class FixedShape(nn.Module):
 
 @dataclass(frozen=True)
 class InParts:
-    """The estimate of ``estimator``, computed from at most ``rows`` noisy copies of each example at a time."""
+    """The estimate of ``estimator``, from passes over at most ``rows`` noisy copies of each example."""
 
     estimator: GradientEstimator
     rows: int
 
-    def __call__(self, model: Callable, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
+    def __call__(self, model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
         parts = [self.estimator(model, points, labels, part) for part in noise.split(self.rows, dim=1)]
         return parts[0] if len(parts) == 1 else combined(parts)
 
 
 def combined(parts: list[Estimate]) -> Estimate:
-    """The estimate over all copies from those over disjoint parts of them."""
+    """The estimate over all copies, from the estimates over disjoint parts of them."""
     log_weights = torch.stack([_log_weight(part) for part in parts])
     weights = torch.softmax(log_weights, dim=0)
     gradients = torch.stack([part.gradient for part in parts])

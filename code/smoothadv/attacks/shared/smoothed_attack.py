@@ -1,4 +1,4 @@
-"""An attack on a smoothed classifier as one function of (model, inputs, labels): noise, restarts, targets, memory."""
+"""Attacks on a smoothed classifier as functions of (model, inputs, labels): noise, restarts, targets, memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional as F
 
-from smoothadv.attacks.estimators import Stein, frozen, no_noise, noisy_logits, smoothed_loss
+from smoothadv.attacks.estimators import Model, Stein, frozen, no_noise, noisy_logits, smoothed_loss
 from smoothadv.attacks.shared.geometry import per_example, uniform_in_ball
 from smoothadv.attacks.shared.gradient_attack import GradientAttack
 from smoothadv.attacks.shared.micro_batches import FixedShape, InParts, places_in_pass, rows_per_pass
@@ -26,16 +26,16 @@ class SmoothedAttack:
         adversarial = attack(model, inputs, labels)
 
     ``attack`` is any of ``ATTACKS``; ``sigma`` >= 0 is the standard deviation of the smoothing noise on inputs in
-    [0, 1], 0 for the base classifier itself; ``num_noise_vec`` is m_test, the draws that stand for it. They, and all
-    other randomness, are functions of (``seed``, index of the example) alone: the same example is attacked alike
-    whatever else is in the batch, to the last bit where a call names indices.
+    [0, 1], 0 for the base classifier itself; ``num_noise_vec`` is m_test, the number of noise draws per example. They,
+    and all other randomness, are functions of (``seed``, index of the example) alone: the result for an example does
+    not depend on the other examples of the batch, not even in its last bit where a call names indices.
 
-    Of ``restarts`` runs, the first from where the attack begins, the others from uniform points of the ball, that one
-    is kept whose objective is best on the draws. ``target`` makes it targeted: a class, a name in ``TARGET_RULES``, or
-    ``EVERY``; examples whose label is the target are left alone.
+    Of ``restarts`` runs, the first begins where the attack does, the others at uniform points of the ball; the one with
+    the best objective on the draws is kept. ``target`` makes the attack targeted: a class, a name in
+    ``TARGET_RULES``, or ``EVERY``; examples whose label is the target are returned unchanged.
 
-    ``batch`` bounds the noisy copies per forward and backward pass. It is halved where memory runs out, which
-    ``on_smaller_batch`` is told; it decides nothing but the rounding of sums.
+    ``batch`` is the largest number of noisy copies in a forward and backward pass. Where memory runs out, it is halved
+    and ``on_smaller_batch`` is called with the new value; it affects nothing but the rounding of sums.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SmoothedAttack:
         if sigma == 0 and (num_noise_vec > 1 or isinstance(attack.estimator, Stein)):
             raise ValueError("without noise, sigma = 0, there is one copy and no gradient to be estimated from noise")
         if attack.targeted:
-            raise ValueError("give the target here, and an attack that is not targeted by itself")
+            raise ValueError("give the target here, and an attack that is not targeted itself")
         _check_target(target)
         self.attack, self.sigma, self.num_noise_vec, self.seed = attack, sigma, num_noise_vec, seed
         self.restarts, self.target, self.batch = restarts, target, batch
@@ -63,16 +63,16 @@ class SmoothedAttack:
 
     @property
     def examples_per_pass(self) -> int:
-        """How many examples share a pass over the model.
+        """The number of examples that share a pass over the model.
 
-        Each has a place of its own there, by its index: where calls name indices, several times as many leave fewer
-        places empty.
+        The index of an example decides its place in a pass. A call that names indices should therefore have several
+        times as many examples: fewer places then stay empty.
         """
         return max(1, self.batch // self.num_noise_vec)
 
     def __call__(
         self,
-        model: Callable,
+        model: Model,
         inputs: torch.Tensor,
         labels: torch.Tensor,
         indices: Sequence[int] | None = None,
@@ -83,7 +83,7 @@ class SmoothedAttack:
         """Adversarial inputs for ``inputs`` [B, ...] in [0, 1] and ``labels`` int64 [B]: as inputs, detached.
 
         ``model`` maps [B, ...] to logits [B, K]; ``indices`` are those of the examples in their dataset (default: 0 to
-        B - 1). ``epsilon`` [B] takes the place of the attack's own, ``targets`` int64 [B] that of the target rule.
+        B - 1). ``epsilon`` [B] replaces that of the attack, ``targets`` int64 [B] replace the target rule.
         UserError where not even one noisy copy fits into memory, NonFiniteError where a gradient is NaN or infinite.
         """
         if epsilon is not None:
@@ -99,9 +99,9 @@ class SmoothedAttack:
         return found
 
     def choose_targets(
-        self, model: Callable, inputs: torch.Tensor, labels: torch.Tensor, indices: Sequence[int] | None = None
+        self, model: Model, inputs: torch.Tensor, labels: torch.Tensor, indices: Sequence[int] | None = None
     ) -> torch.Tensor | None:
-        """The classes int64 [B] that the attack would want of these examples; None if it has no single one."""
+        """The classes int64 [B] at which the attack would aim; None if it is untargeted or aims at every class."""
         if self.target is None or self.target == EVERY:
             return None
         self._check(inputs, labels, indices)
@@ -117,9 +117,9 @@ class SmoothedAttack:
         epsilon: torch.Tensor | None = None,
         targets: torch.Tensor | None = None,
     ) -> None:
-        """ValueError where an argument is not one value per example, a class is none, or an input no image."""
-        given = {"labels": labels, "indices": indices, "epsilon": epsilon, "targets": targets}
-        for name, values in given.items():
+        """ValueError unless there is one value per example, no class is negative, and inputs lie in [0, 1]."""
+        arguments = {"labels": labels, "indices": indices, "epsilon": epsilon, "targets": targets}
+        for name, values in arguments.items():
             if values is not None and len(values) != len(inputs):
                 raise ValueError(f"{len(values)} {name} for {len(inputs)} inputs")
         for classes in (labels, targets):
@@ -130,20 +130,20 @@ class SmoothedAttack:
 
     def _in_groups(
         self,
-        work: Callable,
+        work: Callable[..., torch.Tensor],
         classes: int,
-        model: Callable,
+        model: Model,
         inputs: torch.Tensor,
         labels: torch.Tensor,
         indices: Sequence[int] | None,
         *more: torch.Tensor | None,
     ) -> torch.Tensor:
-        """``work`` on as many examples at a time as share a pass; on fewer once memory has run out.
+        """Calls ``work`` for as many examples at a time as share a pass, and for fewer once memory has run out.
 
-        Kernels round alike for the same shape and the same place in it: examples with indices are given both.
+        Kernels round identically for the same shape and the same place in it: examples with indices get both.
         ValueError where the model has fewer than ``classes``.
         """
-        # Without indices a batch stands for itself, and need not be padded to the shape of others.
+        # Without indices, results need not agree with those of other batches: no padding.
         is_padded = indices is not None
         indices = range(len(inputs)) if indices is None else indices
         results: dict[int, torch.Tensor] = {}
@@ -166,13 +166,13 @@ class SmoothedAttack:
                 if not is_out_of_memory(error):
                     raise
                 reason = first_line(error)
-            self._halve(reason, inputs.device)  # here, where the error no longer holds what was allocated
+            self._halve(reason, inputs.device)  # not above: the error there still refers to what was allocated
         return torch.stack([results[row] for row in range(len(inputs))]) if results else inputs.detach()
 
     def _classes_needed(self, labels: torch.Tensor, targets: torch.Tensor | None) -> int:
-        """How many classes the model must have for the labels and targets to be among them."""
+        """The number of classes that a model must have so that all labels and targets are among them."""
         named = [int(classes.max()) for classes in (labels, targets) if classes is not None and len(classes)]
-        # A rule needs another class than the label.
+        # A target rule needs a class other than the label.
         return 1 + max([self.target if isinstance(self.target, int) else int(self.target is not None), *named])
 
     def _halve(self, reason: str, device: torch.device) -> None:
@@ -199,7 +199,7 @@ class SmoothedAttack:
         if targets is not None:
             epsilon = torch.where((targets == labels).cpu(), 0.0, epsilon.cpu())
         attack = dataclasses.replace(self.attack, estimator=InParts(self.attack.estimator, model.rows))
-        best = best_loss = None
+        best: tuple[torch.Tensor, torch.Tensor] | None = None  # the adversarial inputs and their losses [B]
         for goal, (targeted, wanted) in enumerate(self._goals(model, inputs, labels, targets)):
             for run in range(self.restarts):
                 generators = self._generators(indices, Purpose.ATTACK_CHOICES, *(goal, run) * (goal + run > 0))
@@ -210,18 +210,15 @@ class SmoothedAttack:
                 if self.restarts == 1 and self.target != EVERY:
                     return found
                 loss = self._loss(model, found, labels if targets is None else targets, noise, targets is not None)
-                if best is not None:
-                    better = loss > best_loss
-                    found = torch.where(per_example(better, found), found, best)
-                    loss = torch.where(better, loss, best_loss)
-                best, best_loss = found, loss
-        return best
+                best = (found, loss) if best is None else _better(found, loss, *best)
+        assert best is not None  # there is at least one goal and one run
+        return best[0]
 
     @torch.no_grad()
     def _goals(
         self, model: FixedShape, inputs: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor | None
     ) -> list[tuple[bool, torch.Tensor]]:
-        """What to try: (whether it is targeted, the labels of the attack [B]) each."""
+        """The attacks to run: for each, whether it is targeted, and its labels [B]."""
         if targets is not None:
             return [(True, targets)]
         if self.target is None:
@@ -230,7 +227,7 @@ class SmoothedAttack:
         return [(True, (labels + shift) % classes) for shift in range(1, classes)]
 
     def _noise(self, inputs: torch.Tensor, indices: Sequence[int]) -> torch.Tensor | None:
-        """The draws of each example, [B, m, ...], apart from those of any prediction; None for the base classifier."""
+        """The draws of each example, [B, m, ...], which no prediction uses; None for the base classifier."""
         if self.sigma == 0:
             return None
         noise = GaussianNoise(self.sigma, self.seed)
@@ -239,42 +236,41 @@ class SmoothedAttack:
         )
         for index, image, row in zip(indices, inputs, drawn):
             stream = noise.stream(int(index), inputs.device, Purpose.ATTACK_NOISE)
-            for part in row.split(self.batch):  # generating draws takes several times their memory
+            for part in row.split(self.batch):  # drawing takes several times the memory of the draws
                 part.copy_(stream.draw(len(part), image))
         return drawn
 
     def _generators(self, indices: Sequence[int], *purpose: int) -> list[torch.Generator]:
-        """One per example for this purpose, on the CPU, so that all devices choose alike."""
+        """A generator per example for this purpose, on the CPU, so that choices are the same on all devices."""
         return [derive_generator("cpu", self.seed, int(index), *purpose) for index in indices]
 
-    def _choose(
-        self, model: Callable, inputs: torch.Tensor, labels: torch.Tensor, indices: Sequence[int]
-    ) -> torch.Tensor:
+    def _choose(self, model: Model, inputs: torch.Tensor, labels: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
         return self._chosen(model, inputs, labels, indices, self._noise(inputs, indices))
 
     def _chosen(
         self,
-        model: Callable,
+        model: Model,
         inputs: torch.Tensor,
         labels: torch.Tensor,
         indices: Sequence[int],
         noise: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The targets int64 [B], by the rule or all the same."""
+        """The targets int64 [B]: the one class, or those that the rule chooses."""
         if isinstance(self.target, int):
             return torch.full_like(labels, self.target)
+        assert self.target is not None  # an untargeted attack chooses nothing
         probabilities = F.softmax(self._logits(model, inputs, noise), dim=-1).mean(1)
         return TARGET_RULES[self.target](probabilities, labels, self._generators(indices, Purpose.ATTACK_TARGETS))
 
     @torch.no_grad()
-    def _logits(self, model: Callable, inputs: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
+    def _logits(self, model: Model, inputs: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
         """Logits [B, m, K] of the noisy copies."""
         return noisy_logits(model, inputs, no_noise(inputs) if noise is None else noise)
 
     def _loss(
-        self, model: Callable, found: torch.Tensor, wanted: torch.Tensor, noise: torch.Tensor | None, targeted: bool
+        self, model: Model, found: torch.Tensor, wanted: torch.Tensor, noise: torch.Tensor | None, targeted: bool
     ) -> torch.Tensor:
-        """How well an attack did, [B], by what it is allowed to see: the loss J, or of hard decisions the votes."""
+        """The success of an attack, [B]: the loss J or, for an attack that sees decisions only, the share of votes."""
         logits = self._logits(model, found, noise)
         if isinstance(self.attack.estimator, Stein) and self.attack.estimator.hard:
             loss = (logits.argmax(-1) != wanted[:, None]).to(found.dtype).mean(1)
@@ -283,10 +279,18 @@ class SmoothedAttack:
         return -loss if targeted else loss
 
 
+def _better(
+    found: torch.Tensor, loss: torch.Tensor, best: torch.Tensor, best_loss: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each example ``found`` [B, ...] if its loss [B] is larger than that of ``best``, else ``best``; its loss."""
+    better = loss > best_loss
+    return torch.where(per_example(better, found), found, best), torch.where(better, loss, best_loss)
+
+
 def _check_target(target: int | str | None) -> None:
-    """ValueError unless it can be the number of a class, or is a rule."""
-    is_number = isinstance(target, int) and not isinstance(target, bool)
-    if is_number and target < 0:
-        raise ValueError(f"there is no class {target}")
-    if target is not None and not is_number and target not in KNOWN_TARGETS:
+    """ValueError unless it is None, a number that a class can have, or the name of a rule."""
+    if isinstance(target, int) and not isinstance(target, bool):
+        if target < 0:
+            raise ValueError(f"there is no class {target}")
+    elif target is not None and target not in KNOWN_TARGETS:
         raise ValueError(f"unknown target {target!r}; known: {', '.join(KNOWN_TARGETS)}, or the number of a class")

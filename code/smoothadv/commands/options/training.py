@@ -16,8 +16,8 @@ from smoothadv.commands.options.shared import add_input_layer
 from smoothadv.commands.runner import Parser
 from smoothadv.objectives import OBJECTIVES, Objective
 from smoothadv.settings import non_negative_float, non_negative_int, positive_float, positive_int, settings_of
-from smoothadv.training import Evaluation, Execution
-from smoothadv.training.execution import PRECISIONS
+from smoothadv.training import EvaluationSchedule, Execution
+from smoothadv.training.execution import CONVOLUTION_DTYPES
 from smoothadv.training.request import ScheduleChoices, TrainingRequest
 from smoothadv.training.schedule import SHAPES
 
@@ -131,7 +131,7 @@ def add_execution(parser: Parser) -> None:
     group = parser.add_argument_group("execution")
     group.add_argument(
         "--precision",
-        choices=list(PRECISIONS),
+        choices=list(CONVOLUTION_DTYPES),
         help="of convolutions; weights and losses stay float32 (default: fp32, whose convolutions use TF32 on GPUs "
         "that have it, as is PyTorch's default)",
     )
@@ -206,7 +206,7 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
             synchronized_norm=options.sync_bn,
             **_given(precision=options.precision, checkpoint_minutes=options.checkpoint_minutes),
         ),
-        tests=Evaluation(**_given(every=options.evaluate_every, images=options.evaluate_images)),
+        tests=EvaluationSchedule(**_given(every=options.evaluate_every, images=options.evaluate_images)),
         seed=options.seed,
         device=options.device,
         data_dir=options.data_dir,

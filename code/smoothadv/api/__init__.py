@@ -1,0 +1,278 @@
+"""The Python face of the package: certify, predict, attack, falsify and train, as functions.
+
+Each takes a ``model``: the path of a checkpoint, or a ``torch.nn.Module`` that maps images [B, C, H, W], float32 in
+[0, 1], to logits [B, K], or to an object or dict with ``logits``; normalization belongs inside it. And ``images``: the
+name of a dataset; a tensor or NumPy array [N, C, H, W] with ``labels`` [N]; a torch Dataset of (image, label) pairs; or
+a DataLoader, whose images are kept in memory. What the arguments mean is what the options of the commands mean.
+
+All functions that evaluate return the rows of a log as a DataFrame, sorted by ``idx``. Given a path, they write that
+log as the commands do, row by row and with a manifest: the same call again continues it after any interruption, and
+``smoothadv analyze`` reads it. Bad input raises ``errors.UserError`` with one line; what is probably not meant is a
+``errors.DoubtfulWarning``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from smoothadv.api.arguments import (
+    CommonOptions,
+    FilePath,
+    Model,
+    attack_plan,
+    called_from,
+    common_fields,
+    dataset_of,
+    folder_at,
+    log_at,
+    read_if,
+)
+from smoothadv.attacks import GradientAttack
+from smoothadv.datasets.images import ImageDataset
+from smoothadv.devices import usable_device
+from smoothadv.errors import UserError
+from smoothadv.evaluation import attacking, certifying, falsifying, predicting
+from smoothadv.evaluation.requests import (
+    DEFAULT_FALSE_ALARM,
+    DEFAULT_FRACTION,
+    AttackRequest,
+    CertifyRequest,
+    FalsifyRequest,
+    PredictRequest,
+    check_existing,
+)
+from smoothadv.objectives import Objective
+from smoothadv.readers import read_certification_log, read_prediction_log
+from smoothadv.training.job import Trained
+from smoothadv.training.job import train as train_as_requested
+from smoothadv.training.request import ScheduleChoices, TrainingRequest
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from typing_extensions import Unpack
+
+
+def certify(
+    model: Model,
+    images: Any,
+    labels: Any = None,
+    *,
+    sigma: float,
+    n0: int = 100,
+    n: int | None = None,
+    alpha: float = 0.001,
+    method: str = "exact",
+    settings: Mapping[str, Any] | None = None,
+    sound: bool = False,
+    log: FilePath | None = None,
+    **options: Unpack[CommonOptions],
+) -> pd.DataFrame:
+    """Certify images with the smoothed classifier (Cohen et al., 2019): a class and an l2 radius each, or -1 and 0.
+
+        rows = smoothadv.certify(model, images, labels, sigma=0.25, n=10_000, log="logs/mine.tsv")
+
+    ``sigma`` > 0 is the standard deviation of the noise on images in [0, 1]; ``n0`` draws select the class and ``n``
+    (None: 100,000, or the default of the ``method``) estimate its probability; ``alpha`` is the probability of a false
+    statement per image. ``method`` is a certification procedure ("exact", "adaptive", ...) with its own ``settings`` by
+    field. ``sound`` draws noise in whole grey levels, for images of 8 bits: the certificates then hold for the executed
+    arithmetic (docs/guarantee.md).
+
+    ``log`` is the file to write or to continue (None: no file). ``options``: see ``CommonOptions``.
+
+    Returns columns idx, label, predict, correct (int64), radius (float64), successes, trials and those of the method.
+    UserError on bad input, NonFiniteError where a logit is NaN or infinite.
+    """
+    fields = common_fields("certify", model, images, labels, options)
+    with log_at(log) as outfile:
+        request = CertifyRequest(
+            **fields,
+            sigma=sigma,
+            alpha=alpha,
+            draws=n,
+            outfile=outfile,
+            n0=n0,
+            method=method,
+            procedure_settings=dict(settings or {}),
+            sound=sound,
+        )
+        return read_if(certifying.certify(request).is_whole, read_certification_log, outfile)
+
+
+def predict(
+    model: Model,
+    images: Any,
+    labels: Any = None,
+    *,
+    sigma: float,
+    n: int | None = None,
+    alpha: float = 0.001,
+    attack: GradientAttack | None = None,
+    num_noise_vec: int = 1,
+    base_attack: bool = False,
+    restarts: int = 1,
+    target: int | str | None = None,
+    attack_batch: int | None = None,
+    log: FilePath | None = None,
+    **options: Unpack[CommonOptions],
+) -> pd.DataFrame:
+    """The smoothed classifier's classes (-1: it abstains), from ``n`` draws each (None: 100,000), each right but for
+    ``alpha`` (PREDICT of Cohen et al., 2019); after an ``attack`` on the images, where one is given.
+
+        rows = smoothadv.predict(model, images, labels, sigma=0.25, n=10_000, attack=PGD(0.5, 20), num_noise_vec=64)
+
+    The attack averages over ``num_noise_vec`` draws of noise, or attacks the base classifier (``base_attack``);
+    ``restarts`` and ``target`` as in ``attacks.SmoothedAttack``; ``attack_batch`` bounds its noisy images per pass.
+    ``log`` is the file to write or to continue (None: no file). ``options``: see ``CommonOptions``.
+
+    Returns columns idx, label, predict, correct (int64) and, of attacked images, attack_norm, epsilon (float64) and
+    what else the log has. UserError on bad input, NonFiniteError where a logit is NaN or infinite.
+    """
+    fields = common_fields("predict", model, images, labels, options)
+    plan = (
+        attack_plan(attack, num_noise_vec, base_attack, restarts, target, attack_batch) if attack is not None else None
+    )
+    with log_at(log) as outfile:
+        request = PredictRequest(**fields, sigma=sigma, alpha=alpha, draws=n, outfile=outfile, attack=plan)
+        return read_if(predicting.predict(request), read_prediction_log, outfile)
+
+
+def attack(
+    model: Model,
+    images: Any,
+    labels: Any = None,
+    *,
+    sigma: float,
+    attack: GradientAttack,
+    epsilons: Sequence[float] | None = None,
+    num_noise_vec: int = 64,
+    base_attack: bool = False,
+    restarts: int = 1,
+    target: int | str | None = None,
+    attack_batch: int | None = None,
+    n: int | None = None,
+    alpha: float = 0.001,
+    folder: FilePath | None = None,
+    **options: Unpack[CommonOptions],
+) -> pd.DataFrame:
+    """Attack images with each of ``epsilons`` (l2, on images in [0, 1]; None: that of ``attack``), then predict them.
+
+        rows = smoothadv.attack(model, images, labels, sigma=0.25, attack=PGD(0.5, 20), epsilons=[0.25, 0.5, 1.0])
+        rows.groupby("epsilon").correct.mean()  # empirical robust accuracy
+
+    ``attack`` and what follows it as in ``predict``. ``folder`` is where a log for each epsilon is written or
+    continued, with the adversarial images beside it (``evaluation.saved_examples.read_examples``); None: no files.
+    ``options``: see ``CommonOptions``.
+
+    Returns the rows of all logs, one epsilon after the other, with columns idx, label, predict, correct, attack_norm,
+    epsilon and what else the logs have. UserError on bad input, NonFiniteError where a logit is NaN or infinite.
+    """
+    import pandas as pd
+
+    fields = common_fields("attack", model, images, labels, options)
+    sizes = (attack.epsilon,) if epsilons is None else tuple(epsilons)
+    if not sizes or len(set(sizes)) < len(sizes):
+        raise UserError(f"epsilons: found {list(sizes)}, expected one l2 norm or several different ones")
+    plan = attack_plan(attack, num_noise_vec, base_attack, restarts, target, attack_batch)
+    with folder_at(folder) as outdir:
+        request = AttackRequest(**fields, sigma=sigma, alpha=alpha, draws=n, outdir=outdir, attack=plan, epsilons=sizes)
+        tables = [read_if(log.is_whole, read_prediction_log, log.path) for log in attacking.attack(request)]
+        return pd.concat(tables, ignore_index=True)
+
+
+def falsify(
+    model: Model,
+    images: Any,
+    labels: Any = None,
+    *,
+    against: FilePath,
+    sigma: float,
+    attack: GradientAttack,
+    fraction: float = DEFAULT_FRACTION,
+    false_alarm: float = DEFAULT_FALSE_ALARM,
+    num_noise_vec: int = 64,
+    restarts: int = 1,
+    attack_batch: int | None = None,
+    n: int | None = None,
+    alpha: float = 0.001,
+    folder: FilePath | None = None,
+    **options: Unpack[CommonOptions],
+) -> falsifying.Verdict:
+    """Attack each image of the certification log ``against`` within ``fraction`` of its certified radius.
+
+    The other arguments as in ``attack``. Returns the verdict: which certificates fell, how many of them are credible,
+    and whether they refute the log, which happens to a true one with probability at most ``false_alarm``.
+    UserError on bad input and where the log is about another model, other images or another sigma.
+    """
+    fields = common_fields("falsify", model, images, labels, options)
+    with folder_at(folder) as outdir:
+        request = FalsifyRequest(
+            **fields,
+            sigma=sigma,
+            alpha=alpha,
+            draws=n,
+            outdir=outdir,
+            attack=attack_plan(attack, num_noise_vec, False, restarts, None, attack_batch),
+            against=Path(against),
+            fraction=fraction,
+            false_alarm=false_alarm,
+        )
+        _, certificates = falsifying.falsify(request)
+        return falsifying.verdict(request, certificates)
+
+
+def train(
+    model: str | torch.nn.Module,
+    images: Any,
+    labels: Any = None,
+    *,
+    objective: Objective,
+    outdir: FilePath,
+    test: Any = None,
+    test_labels: Any = None,
+    num_classes: int | None = None,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    existing: str = "resume",
+    quiet: bool = False,
+    schedule: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Trained:
+    """Train a classifier for an objective, with checkpoints and a log in the folder ``outdir``.
+
+        objective = SmoothAdv(attack=PGD(0.5, 4), noise_sd=0.25, num_noise_vec=2)
+        smoothadv.train(model, images, labels, objective=objective, outdir="models/mine", schedule={"epochs": 20})
+
+    ``model`` is the name of an architecture, or a module, which is trained in place. ``images`` as above, for training;
+    ``test`` and ``test_labels`` likewise (None: the test split of a named dataset, else the training images). Of
+    arrays, ``num_classes`` is what the module says where it is None.
+
+    ``schedule`` holds fields of ``training.request.ScheduleChoices`` (epochs, batch, learning_rate, ...), and
+    ``options`` further fields of ``training.request.TrainingRequest`` (execution, crop_padding, ...). ``existing`` says
+    what to do with a run that is there: "resume", "overwrite" or "refuse". ``quiet`` prints no lines.
+
+    Returns the model and the history of its training. UserError on bad input, NonFiniteError where the loss or the
+    weights stop being finite.
+    """
+    if isinstance(images, str):
+        sources: str | tuple[ImageDataset, ImageDataset] = images
+    else:
+        training = dataset_of(model, images, labels, num_classes, "images")
+        tested = training if test is None else dataset_of(model, test, test_labels, num_classes, "images")
+        sources = (training, tested)
+    request = TrainingRequest(
+        classifier=model,
+        images=sources,
+        outdir=Path(outdir),
+        objective=objective,
+        schedule=ScheduleChoices(**(schedule or {})),
+        seed=seed,
+        device=None if device is None else usable_device(device),
+        existing=check_existing(existing),
+        command=called_from("train"),
+        **options,
+    )
+    return train_as_requested(request, (lambda line: None) if quiet else print)

@@ -1,0 +1,152 @@
+"""What the functions of the Python face share: their arguments, and the parts of a request that these become."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import torch
+
+from smoothadv.attacks import GradientAttack
+from smoothadv.checkpoints import read_checkpoint
+from smoothadv.datasets.given import checked_image, described, items_of
+from smoothadv.datasets.images import ImageDataset
+from smoothadv.devices import usable_device
+from smoothadv.errors import UserError
+from smoothadv.evaluation.classifiers import count_classes
+from smoothadv.evaluation.requests import AttackPlan
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Model = str | os.PathLike[str] | torch.nn.Module
+FilePath = str | os.PathLike[str]
+
+
+class CommonOptions(TypedDict, total=False):
+    """Keyword arguments that certify, predict, attack and falsify share; all may be left out."""
+
+    seed: int
+    """Of all noise (0)."""
+    skip: int
+    """Take every skip-th image (1)."""
+    maximum: int | None
+    """Take at most so many images (None: all)."""
+    split: str
+    """Of a named dataset: "train" or "test" ("test")."""
+    data_dir: FilePath | None
+    """Where the files of a named dataset lie."""
+    name: str
+    """What a log calls images that are no named dataset ("images")."""
+    input_layer: str | None
+    """ "normalize" or "center", where a checkpoint does not record it."""
+    num_classes: int | None
+    """Where neither the module nor the checkpoint tells it."""
+    batch: int | None
+    """Noisy images per forward pass (None: that of the log to be continued, else what suits the device)."""
+    precision: str
+    """Of weights and activations: "fp32", "bf16" or "fp16" ("fp32")."""
+    compile: bool
+    """Compile the classifier first (False)."""
+    device: str | torch.device | None
+    """Where to compute (None: the first GPU, else the CPU)."""
+    existing: str
+    """ "resume" continues a log that is there, "overwrite" replaces it, "refuse" raises ("resume")."""
+
+
+def common_fields(function: str, model: Model, images: Any, labels: Any, options: CommonOptions) -> dict[str, Any]:
+    """The model, the images and the common options of ``function`` as fields of an ``EvaluationRequest``."""
+    unknown = sorted(options.keys() - CommonOptions.__annotations__.keys())
+    if unknown:
+        raise TypeError(f"{function}() got an unexpected keyword argument '{unknown[0]}'")
+    fields: dict[str, Any] = {**options}
+    name, num_classes = fields.pop("name", "images"), fields.pop("num_classes", None)
+    source = model if isinstance(model, torch.nn.Module) else Path(model)
+    if isinstance(images, str):
+        if labels is not None:
+            raise UserError(f"the dataset '{images}' has labels of its own: leave labels out")
+        fields["images"] = images
+    else:
+        fields["images"] = dataset_of(source, images, labels, num_classes, name)
+    if fields.get("device") is not None:
+        fields["device"] = usable_device(fields["device"])
+    return {**fields, "classifier": source, "command": called_from(function)}
+
+
+def called_from(function: str) -> tuple[str, ...]:
+    """What a manifest records as the command: the function, and the words that started this process."""
+    return (f"smoothadv.{function}", *sys.argv)
+
+
+def attack_plan(
+    attack: GradientAttack,
+    num_noise_vec: int,
+    base_attack: bool,
+    restarts: int,
+    target: int | str | None,
+    batch: int | None,
+) -> AttackPlan:
+    """An attack of a request."""
+    return AttackPlan(
+        attack=attack,
+        num_noise_vec=1 if base_attack else num_noise_vec,
+        is_on_base=base_attack,
+        restarts=restarts,
+        target=target,
+        batch=batch,
+    )
+
+
+def dataset_of(
+    model: str | Path | torch.nn.Module, images: Any, labels: Any, num_classes: int | None, name: str
+) -> ImageDataset:
+    """What the caller handed over, as a dataset with the classes of the model; UserError where it cannot be one."""
+    if hasattr(images, "fingerprint") and hasattr(images, "description"):
+        return images
+    items = items_of(images, labels)
+    if not len(items):
+        raise UserError(f"{name}: there are no images")
+    return described(items, _class_names(model, items, num_classes), name)
+
+
+def _class_names(model: str | Path | torch.nn.Module, items: Any, num_classes: int | None) -> Sequence[str]:
+    if isinstance(model, Path):
+        recorded = read_checkpoint(model).get("classes")
+        if recorded is not None:
+            return [str(name) for name in recorded]
+    if num_classes is None:
+        if not isinstance(model, torch.nn.Module):
+            raise UserError(f"nothing tells how many classes {model} has: give num_classes")
+        num_classes = count_classes(model, checked_image(items[0][0], "image 0"))
+    return [str(number) for number in range(num_classes)]
+
+
+def read_if(is_whole: bool, read: Callable[[Path], pd.DataFrame], path: Path) -> pd.DataFrame:
+    """The rows of a log; none in a process that did only a share of the work, under torchrun."""
+    import pandas as pd
+
+    return read(path) if is_whole else pd.DataFrame()
+
+
+@contextmanager
+def log_at(path: FilePath | None) -> Iterator[Path]:
+    """The log to write, or one in a folder that is removed afterwards."""
+    with folder_at(None if path is None else Path(path).parent) as folder:
+        yield folder / "log.tsv" if path is None else Path(path)
+
+
+@contextmanager
+def folder_at(path: FilePath | None) -> Iterator[Path]:
+    """The folder to write to, or one that is removed afterwards."""
+    if path is not None:
+        yield Path(path)
+        return
+    if torch.distributed.is_available() and torch.distributed.is_torchelastic_launched():
+        raise UserError("under torchrun the processes share a log: name the file or folder to write")
+    with tempfile.TemporaryDirectory(prefix="smoothadv") as folder:
+        yield Path(folder)

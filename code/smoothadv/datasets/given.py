@@ -1,0 +1,190 @@
+"""Images that a caller hands over: tensors, NumPy arrays, a torch Dataset or a DataLoader."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+
+from smoothadv.datasets.augmentation import augmented, draw_augmentation, pixels_of
+from smoothadv.datasets.images import Batches, DatasetDescription, TrainingDefaults
+from smoothadv.errors import UserError
+
+_DEFAULTS = TrainingDefaults(batch=256, epochs=30, learning_rate=0.1, learning_rate_step=10)
+_MOST_HASHED = 256
+
+
+class Items(Protocol):
+    """What a torch Dataset with random access is: item i is an image and its label."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
+
+
+class GivenImages:
+    """Images [C, H, W], float32 in [0, 1], and labels from 0 to K - 1, checked as they are read.
+
+    Crops and mirror images are made if the description asks for them; by default there are none.
+    """
+
+    def __init__(self, items: Items, description: DatasetDescription) -> None:
+        self.items, self.description = items, description
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        image, label = _pair(self.items[index], index)
+        image = checked_image(image, f"image {index}")
+        shape, classes = self.description.image_shape, self.description.num_classes
+        if tuple(image.shape) != shape:
+            raise UserError(f"image {index} has shape {list(image.shape)}, the first one has {list(shape)}")
+        return image, _label(label, classes, f"image {index}")
+
+    def training_batches(
+        self, batches: Sequence[torch.Tensor], device: torch.device, generator: torch.Generator
+    ) -> Batches:
+        """The images of each of ``batches``, augmented: see ``ImageDataset``."""
+        padding, flip = self.description.crop_padding, self.description.horizontal_flip
+        chosen = draw_augmentation(len(self), padding, flip, generator)
+        for indices in batches:
+            images, labels = self._stacked(indices)
+            places = torch.arange(len(indices))
+            images = augmented(pixels_of(images), self.description.image_shape[1:], places, chosen.of(indices))
+            yield images.to(device), labels.to(device)
+
+    def evaluation_batches(self, batches: Sequence[torch.Tensor], device: torch.device) -> Batches:
+        """The images of each of ``batches``, unaugmented."""
+        for indices in batches:
+            images, labels = self._stacked(indices)
+            yield images.to(device), labels.to(device)
+
+    def _stacked(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        images, labels = zip(*(self[int(index)] for index in indices))
+        return torch.stack(images), torch.tensor(labels)
+
+    def fingerprint(self) -> str:
+        """A hash of the number of images and of up to 256 evenly spaced ones: reading a million would take hours."""
+        digest = hashlib.sha256(f"{len(self)} {self.description.image_shape}\n".encode())
+        count = min(len(self), _MOST_HASHED)
+        for number in range(count):
+            image, label = self[number * len(self) // count]
+            digest.update(f"{label}\n".encode())
+            digest.update(image.numpy())
+        return digest.hexdigest()
+
+
+class Arrays:
+    """Images [N, C, H, W] and labels [N] in memory, checked as a whole."""
+
+    def __init__(self, images: torch.Tensor | np.ndarray, labels: Any) -> None:
+        tensor = torch.as_tensor(images)
+        if tensor.dim() != 4:
+            raise UserError(
+                f"images have shape {list(tensor.shape)}: give a batch [N, C, H, W], of one image [1, C, H, W]"
+            )
+        if tensor.shape[1] not in (1, 3) and tensor.shape[3] in (1, 3):
+            raise UserError(
+                f"images have shape {list(tensor.shape)}, with their channels last: permute them to [N, C, H, W]"
+            )
+        self.images = checked_image(tensor, "images")
+        if labels is None:
+            raise UserError("images without labels: give an array of N whole numbers after the images")
+        self.labels = torch.as_tensor(np.asarray(labels.cpu() if isinstance(labels, torch.Tensor) else labels))
+        if self.labels.shape != self.images.shape[:1]:
+            raise UserError(f"labels have shape {list(self.labels.shape)}, there are {len(self.images)} images")
+        if self.labels.is_floating_point() or self.labels.is_complex():
+            raise UserError(f"labels are {self.labels.dtype}: give whole numbers from 0 on")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.images[index], int(self.labels[index])
+
+
+def checked_image(image: Any, name: str) -> torch.Tensor:
+    """An image, or several, as float32 on the CPU; UserError, which calls them ``name``, unless they are in [0, 1]."""
+    tensor = torch.as_tensor(image).detach().cpu()
+    if not tensor.is_floating_point():
+        hint = (
+            "divide them by 255 to get float32 in [0, 1]" if tensor.dtype == torch.uint8 else "give float32 in [0, 1]"
+        )
+        raise UserError(
+            f"{name}: found {str(tensor.dtype).removeprefix('torch.')}, on which no noise can be added; {hint}"
+        )
+    tensor = tensor.float().contiguous()
+    if not bool(((tensor >= 0) & (tensor <= 1)).all()):
+        low, high = float(tensor.min()), float(tensor.max())
+        found = f"values from {low:.4g} to {high:.4g}" if low == low and high == high else "values that are not numbers"
+        raise UserError(
+            f"{name}: found {found}, expected [0, 1]; noise and radii are measured there, so divide grey levels by 255 "
+            "and put normalization into the model"
+        )
+    return tensor
+
+
+def _pair(item: Any, index: int) -> tuple[Any, Any]:
+    try:
+        image, label = item
+    except (TypeError, ValueError):
+        raise UserError(f"item {index} of the dataset is a {type(item).__name__}, expected (image, label)") from None
+    return image, label
+
+
+def _label(label: Any, classes: int, name: str) -> int:
+    try:
+        number = int(label)
+    except (TypeError, ValueError):
+        raise UserError(f"{name} has the label {label!r}, expected a whole number") from None
+    if not 0 <= number < classes:
+        raise UserError(f"{name} has the label {number}, the classes are 0 to {classes - 1}")
+    return number
+
+
+def items_of(images: Any, labels: Any = None) -> Items:
+    """Tensors or arrays with labels, a Dataset, or the content of a DataLoader, which is kept in memory.
+
+    UserError for anything else, and for a DataLoader that shuffles: an image's index would then change with each pass.
+    """
+    if isinstance(images, DataLoader):
+        if isinstance(images.sampler, RandomSampler):
+            raise UserError("the DataLoader shuffles, so images have no fixed index: make it with shuffle=False")
+        batches = [_pair(batch, number) for number, batch in enumerate(images)]
+        if not batches:
+            raise UserError("the DataLoader has no batches")
+        return Arrays(*(torch.cat([torch.as_tensor(part) for part in parts]) for parts in zip(*batches)))
+    if isinstance(images, (torch.Tensor, np.ndarray)):
+        return Arrays(images, labels)
+    if hasattr(images, "__getitem__") and hasattr(images, "__len__") and not isinstance(images, (list, tuple, dict)):
+        if labels is not None:
+            raise UserError("a Dataset has its own labels: leave labels out")
+        return images
+    raise UserError(
+        f"images are a {type(images).__name__}: give a dataset's name, a tensor or array [N, C, H, W], a torch Dataset "
+        "with random access, or a DataLoader"
+    )
+
+
+def described(items: Items, classes: Sequence[str], name: str) -> GivenImages:
+    """``items`` as a dataset called ``name`` with these classes; UserError where the first image is no image."""
+    if not len(items):
+        raise UserError(f"{name}: there are no images")
+    image = checked_image(_pair(items[0], 0)[0], "image 0")
+    if image.dim() != 3:
+        raise UserError(f"image 0 has shape {list(image.shape)}, expected [C, H, W]")
+    channels, height, width = image.shape
+    shape = (channels, height, width)
+    description = DatasetDescription(
+        name, tuple(classes), shape, None, None, _DEFAULTS, crop_padding=0, horizontal_flip=False
+    )
+    given = GivenImages(items, description)
+    if isinstance(items, Arrays):
+        for index in (int(items.labels.argmin()), int(items.labels.argmax())):
+            _label(items.labels[index], len(classes), f"image {index}")
+    return given
