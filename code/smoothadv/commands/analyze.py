@@ -15,7 +15,7 @@ from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.analysis.shared.selection import doubts, restrict
 from smoothadv.analysis.shared.table_formats import FORMATS, Table
 from smoothadv.commands.options.components import add_settings, compose
-from smoothadv.commands.runner import Parser, run
+from smoothadv.commands.runner import Parser, run, with_plugins
 from smoothadv.errors import UserError, warn
 from smoothadv.files import write_atomically, write_text
 from smoothadv.readers import kind_of_log
@@ -38,6 +38,7 @@ _EXAMPLES = """examples:
 """
 
 
+@with_plugins("analyze")
 def main(arguments: list[str] | None = None) -> int:
     """The command ``analyze``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     parser = Parser(

@@ -167,6 +167,7 @@ def _settings(
         "split": request.split if isinstance(request.images, str) else None,
         "dataset_fingerprint": dataset.fingerprint(),
         **base.settings,
+        **request.plugins(base.settings["arch"]),
         "num_classes": dataset.description.num_classes,
         "sigma": request.sigma,
         "alpha": request.alpha,
