@@ -62,6 +62,7 @@ _KEYS = {
 }
 # Options that the sweep itself, or its command line, gives to every command.
 _NEVER = ("outdir", "outfile", "checkpoint", "resume", "overwrite", "data-dir", "device", "shard", "debug", "help")
+_NEVER += ("version",)
 _NEVER_IN_EVALUATIONS = ("dataset", "against", "only", "png")
 
 
