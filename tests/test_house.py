@@ -17,7 +17,7 @@ from support.imports import cycle, forbidden_imports, graph, modules, part, reac
 REPOSITORY = CODE.parent
 SOURCES = modules(CODE)
 # What all the others may import, and what these may: nothing above them.
-FOUNDATION = {"version", "errors", "settings", "registry", "files", "records", "readers", "bounds"}
+FOUNDATION = {"version", "errors", "settings", "registry", "files", "records", "readers", "bounds", "plugins"}
 ALLOWED = {
     "": {"api", "version"},
     "version": set(),
@@ -25,8 +25,9 @@ ALLOWED = {
     "settings": set(),
     "bounds": set(),
     "registry": {"errors"},
+    "plugins": {"errors", "registry"},
     "files": {"errors"},
-    "records": {"version", "errors", "files"},
+    "records": {"version", "errors", "files", "plugins"},
     "readers": {"errors", "records"},
     "noise": FOUNDATION,
     "certification": FOUNDATION,
@@ -65,6 +66,7 @@ WITHOUT_TORCH = {
     "errors",
     "settings",
     "registry",
+    "plugins",
     "files",
     "records",
     "readers",

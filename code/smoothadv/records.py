@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from smoothadv import plugins
 from smoothadv.errors import UserError
 from smoothadv.files import lock, write_json
 from smoothadv.version import __version__
@@ -125,7 +126,7 @@ def read_manifest_file(log: Path) -> dict[str, Any]:
 
 
 def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
-    """Which command (default: the process's), versions and commit make the artefact that is about to be written."""
+    """Which command (default: the process's), versions, plug-ins and commit make the artefact to be written."""
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": list(sys.argv if command is None else command),
@@ -134,6 +135,7 @@ def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _installed_version(name) for name in _PACKAGES},
+        "plugins": [{"name": one.name, "source": one.source, "sha256": one.sha256} for one in plugins.loaded()],
     }
 
 

@@ -6,11 +6,16 @@ import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Generic, TypeVar
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from smoothadv.errors import UserError
 
 Component = TypeVar("Component")
+
+PLUGIN_HINT = "; --plugin FILE adds your own"
+"""How an error message about an unknown name ends."""
 
 
 class UnknownNameError(UserError, KeyError):
@@ -42,9 +47,16 @@ class Registry(Generic[Component]):
             if name in self._components:
                 raise ValueError(f"{self.kind} '{name}' is already registered")
             self._components[name] = component
+            for recorder in _recorders:
+                recorder.append(Registration(self, name, component))
             return component
 
         return add
+
+    def remove(self, name: str) -> None:
+        """Forget the component registered as ``name``; UnknownNameError if there is none."""
+        self[name]
+        del self._components[name]
 
     def __getitem__(self, name: str) -> Component:
         """The component registered as ``name``; UnknownNameError if there is none."""
@@ -69,7 +81,30 @@ class Registry(Generic[Component]):
 
     def _unknown(self, name: str) -> str:
         hint = did_you_mean(name, self._components)
-        return f"unknown {self.kind} '{name}'{hint}; known: {', '.join(self._components)}"
+        return f"unknown {self.kind} '{name}'{hint}; known: {', '.join(self._components)}{PLUGIN_HINT}"
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A ``component`` that was registered as ``name`` in ``registry``."""
+
+    registry: Registry[Any]
+    name: str
+    component: Any
+
+
+_recorders: list[list[Registration]] = []
+
+
+@contextmanager
+def recorded_registrations() -> Iterator[list[Registration]]:
+    """Within, the list gets an entry for each component that is registered, in any registry."""
+    recorder: list[Registration] = []
+    _recorders.append(recorder)
+    try:
+        yield recorder
+    finally:
+        _recorders[:] = [other for other in _recorders if other is not recorder]
 
 
 def discover(package: str, path: list[str], without: Collection[str] = ()) -> None:

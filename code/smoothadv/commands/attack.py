@@ -15,7 +15,7 @@ from smoothadv.commands.merging import finished_shard, merge_main
 from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan
 from smoothadv.commands.options.components import retyped
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
-from smoothadv.commands.runner import Parser, run
+from smoothadv.commands.runner import Parser, run, with_plugins
 from smoothadv.errors import UserError
 from smoothadv.evaluation import attacking
 from smoothadv.evaluation.attacking import AttackedLog
@@ -51,6 +51,7 @@ The same command again continues what was interrupted. docs/attacks.md tells wha
 """
 
 
+@with_plugins("attack")
 def main(arguments: list[str] | None = None) -> int:
     """The command ``attack``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     if arguments and arguments[0] == "merge":

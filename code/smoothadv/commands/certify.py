@@ -10,7 +10,7 @@ from smoothadv.certification import PROCEDURES
 from smoothadv.commands.merging import finished_shard, merge_main
 from smoothadv.commands.options.components import add_settings, given_settings, name_in, refuse_foreign_settings
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
-from smoothadv.commands.runner import Parser, run
+from smoothadv.commands.runner import Parser, run, with_plugins
 from smoothadv.evaluation.requests import CertifyRequest
 from smoothadv.readers import read_certification_log
 from smoothadv.settings import positive_int, settings_of
@@ -32,6 +32,7 @@ The same command again continues what was interrupted. docs/guarantee.md says wh
 """
 
 
+@with_plugins("certify")
 def main(arguments: list[str] | None = None) -> int:
     """The command ``certify``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     if arguments and arguments[0] == "merge":

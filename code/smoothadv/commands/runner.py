@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from smoothadv import plugins
 from smoothadv.errors import DoubtfulWarning, Terminated, UsageError, UserError
 from smoothadv.registry import did_you_mean
 from smoothadv.version import __version__
@@ -38,6 +40,13 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--version", action="version", version=f"smoothadv {__version__}", help="print the version")
         self.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+        )
+        self.add_argument(
+            "--plugin",
+            action="append",
+            default=argparse.SUPPRESS,
+            metavar="FILE_OR_MODULE",
+            help="make the components in it known, like your own dataset; can be given again (docs/plugins.md)",
         )
 
         self._source = ""
@@ -87,6 +96,43 @@ def _invocation(command: str) -> str:
     name, space, subcommand = command.partition(" ")
     is_script = Path(sys.argv[0]).name == f"{name}.py"
     return f"python code/{name}.py{space}{subcommand}" if is_script else f"smoothadv {command}"
+
+
+Main = Callable[[list[str] | None], int]
+"""The ``main`` of a command: runs it with these words (None: the process's) and returns the exit code."""
+
+
+def with_plugins(command: str) -> Callable[[Main], Main]:
+    """Decorator for the ``main`` of a command: first loads the plug-ins, whose components may have options."""
+
+    def decorate(main: Main) -> Main:
+        @functools.wraps(main)
+        def load_and_run(arguments: list[str] | None = None) -> int:
+            try:
+                with _warnings_as_lines():
+                    plugins.load_installed()
+                    for name in _named_plugins(sys.argv[1:] if arguments is None else arguments):
+                        plugins.load(name)
+            except UsageError as error:
+                _failed(f"{error} (see {_invocation(command)} --help)", arguments)
+                return USAGE
+            except UserError as error:
+                return _failed(str(error), arguments)
+            return main(arguments)
+
+        return load_and_run
+
+    return decorate
+
+
+def _named_plugins(words: Sequence[str]) -> list[str]:
+    """The values of --plugin; none if one has no value, which the command's own parser will say."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--plugin", action="append", default=[])
+    try:
+        return parser.parse_known_args(words)[0].plugin
+    except argparse.ArgumentError:
+        return []
 
 
 Body = Callable[[argparse.Namespace, Sequence[str]], None]

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from smoothadv import plugins
 from smoothadv.certification import PROCEDURES, Procedure
 from smoothadv.choices import PRECISION_NAMES
 from smoothadv.datasets import SPLITS
@@ -87,6 +88,16 @@ class EvaluationRequest:
         """The draws per image."""
         return self.draws or PREDICTION_DRAWS
 
+    @property
+    def components(self) -> tuple[Any, ...]:
+        """What decides the numbers besides dataset and classifier: a certification procedure, or an attack."""
+        return ()
+
+    def plugins(self, arch: str) -> dict[str, dict[str, str]]:
+        """What settings record of the plug-ins that take part, with a classifier of the architecture ``arch``."""
+        dataset = self.images if isinstance(self.images, str) else None
+        return plugins.digests(plugins.used({"dataset": dataset, "architecture": arch}, self.components))
+
 
 def _require(is_right: bool, name: str, found: Any, expected: str) -> None:
     if not is_right:
@@ -126,6 +137,10 @@ class CertifyRequest(EvaluationRequest):
     def procedure(self) -> type[Procedure]:
         """The class of the certification procedure."""
         return PROCEDURES[self.method]
+
+    @property
+    def components(self) -> tuple[Any, ...]:
+        return (self.procedure,)
 
     @property
     def n(self) -> int:
@@ -169,6 +184,10 @@ class PredictRequest(EvaluationRequest):
     outfile: Path
     attack: AttackPlan | None = None
 
+    @property
+    def components(self) -> tuple[Any, ...]:
+        return () if self.attack is None else (self.attack.attack,)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttackRequest(EvaluationRequest):
@@ -181,6 +200,10 @@ class AttackRequest(EvaluationRequest):
     attack: AttackPlan
     epsilons: tuple[float, ...] = ()
     only: tuple[int, ...] | None = None
+
+    @property
+    def components(self) -> tuple[Any, ...]:
+        return (self.attack.attack,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,3 +219,7 @@ class FalsifyRequest(EvaluationRequest):
     fraction: float = DEFAULT_FRACTION
     false_alarm: float = DEFAULT_FALSE_ALARM
     only: tuple[int, ...] | None = None
+
+    @property
+    def components(self) -> tuple[Any, ...]:
+        return (self.attack.attack,)

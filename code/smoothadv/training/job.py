@@ -177,6 +177,7 @@ def _recipe(job: _Job) -> dict[str, Any]:
 
 def _facts(job: _Job) -> dict[str, Any]:
     """What a reader of the checkpoint needs to use the model."""
+    plugins = [plugin.record for plugin in job.request.plugins]
     return {
         "arch": job.request.arch,
         "dataset": job.description.name,
@@ -186,6 +187,7 @@ def _facts(job: _Job) -> dict[str, Any]:
         "mean": list(job.description.mean or ()),
         "std": list(job.description.std or ()),
         "noise_sd": job.request.objective.noise_sd,
+        **({"plugins": plugins} if plugins else {}),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,7 +77,7 @@ class _Found:
 def read_logs(
     arguments: Sequence[str],
     kinds: Iterable[str] = ("certification",),
-    stated: dict[str, ParameterValue] | None = None,
+    stated: Mapping[str, ParameterValue] | None = None,
     warn: Warn = lambda message: None,
 ) -> Logs:
     """The logs of the given ``kinds`` that files, folders (searched throughout) and globs name.
@@ -168,7 +168,7 @@ def _folder_name(argument: str) -> str:
     return argument.rstrip("/").removeprefix("./") or argument
 
 
-def _read_one(entry: _Found, kinds: set[str], stated: dict[str, ParameterValue], logs: Logs) -> None:
+def _read_one(entry: _Found, kinds: set[str], stated: Mapping[str, ParameterValue], logs: Logs) -> None:
     """Add the log to those of its kind, and skip other kinds; UserError if it is damaged or cannot be true."""
     if is_manifest(entry.path):
         if entry.named:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from smoothadv.choices import INPUT_LAYER_NAMES
@@ -16,13 +17,13 @@ if TYPE_CHECKING:
     import torch
 
 
-def add_dataset(parser: Parser) -> None:
-    """The positional DATASET."""
+def add_dataset(parser: Parser, check: Callable[[str], object] = check_dataset_name) -> None:
+    """The positional DATASET, whose name ``check`` refuses by a UserError."""
     names = ", ".join(
         f"{name}:PATH" if source.takes_location else name
         for name, source in ((name, DATASETS[name]) for name in DATASETS)
     )
-    parser.add_argument("dataset", metavar="DATASET", type=name_that(check_dataset_name), help=f"one of {names}")
+    parser.add_argument("dataset", metavar="DATASET", type=name_that(check), help=f"one of {names}")
 
 
 def add_running(parser: Parser, existing: str = "refuse") -> None:

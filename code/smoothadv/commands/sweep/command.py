@@ -18,7 +18,7 @@ from tqdm import tqdm
 from smoothadv.analysis.report import Report
 from smoothadv.analysis.shared.table_formats import FORMATS, Column, Table
 from smoothadv.commands.options.components import add_settings, compose, name_in, refuse_foreign_settings
-from smoothadv.commands.runner import Parser, run, terminable
+from smoothadv.commands.runner import Parser, run, terminable, with_plugins
 from smoothadv.commands.sweep.report import write_report
 from smoothadv.errors import UserError, warn
 from smoothadv.settings import settings_of
@@ -59,6 +59,7 @@ class Sweep:
     plans: list[Plan]
 
 
+@with_plugins("sweep")
 def main(arguments: list[str] | None = None) -> int:
     """The command ``sweep``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     parser = Parser(
@@ -137,7 +138,7 @@ def _read(options: argparse.Namespace) -> list[Sweep]:
     # Imports the commands of the jobs, and torch: the help and an error in a grid's file do not wait for these.
     from smoothadv.commands.sweep.planning import SharedOptions, plan_sweep
 
-    shared = SharedOptions(options.data_dir, options.device)
+    shared = SharedOptions(options.data_dir, options.device, tuple(getattr(options, "plugin", ())))
     sweeps = [Sweep(grid, plan_sweep(grid, shared)) for grid in grids]
     _refuse_shared_folders([sweep.grid for sweep in sweeps])
     if options.only is None:
@@ -273,7 +274,7 @@ def _hand_over(engine: Engine, jobs: list[Job], site: Site) -> None:
 
 def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_detached: bool) -> None:
     """Print the state of the sweeps; UserError unless every job is done or, if detached, none has failed."""
-    jobs, grids = _jobs(sweeps), " ".join(map(str, options.grids))
+    jobs, grids = _jobs(sweeps), " ".join([*map(str, options.grids), *_plugin_words(options)])
     states = _states(jobs)
     counted = count_states(states)
     print(_summary(sweeps, states))
@@ -291,6 +292,10 @@ def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_detached:
     if StateKind.FAILED in counted:
         advice += f"; python code/sweep.py retry {grids} runs the failed ones again"
     raise UserError(f"{len(jobs) - counted.get(StateKind.DONE, 0)} of {len(jobs)} jobs are not done: {advice}")
+
+
+def _plugin_words(options: argparse.Namespace) -> list[str]:
+    return [word for plugin in getattr(options, "plugin", ()) for word in ("--plugin", plugin)]
 
 
 def _report(parser: Parser, options: argparse.Namespace) -> None:
