@@ -39,8 +39,8 @@ __path__: list[str] = []
 class Plugin:
     """A plug-in that is loaded.
 
-    ``name`` is that of the file, like "mine.py", or of the module; ``source`` is the file's path as it was given, or the
-    module. ``sha256`` is that of the file; for a module in a package, of all Python files of the package.
+    ``name`` is that of the file, like "mine.py", or of the module; ``source`` is the file's path as it was given, or
+    the module. ``sha256`` is that of the file; for a module in a package, of all Python files of the package.
     ``is_installed`` if an entry point names it. ``provides`` has what it registered, ``modules`` what it imported.
     """
 
@@ -285,7 +285,7 @@ def _imported(spec: ModuleSpec, name: str) -> tuple[tuple[Registration, ...], fr
 
 
 def _is_foreign(one: Registration) -> bool:
-    """Whether a module outside this package registered it: a plug-in may be the first to import parts of the package."""
+    """Whether a plug-in registered it, not a part of this package that the plug-in was the first to import."""
     package = __name__.partition(".")[0]
     return one.module.startswith(f"{__name__}.") or one.module.partition(".")[0] != package
 
