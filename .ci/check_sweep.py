@@ -1,4 +1,4 @@
-"""Checks the page that scripts/reproduce_paper.sh digits wrote, and that another run of its sweep finds nothing to do."""
+"""Checks the page that scripts/reproduce_paper.sh digits wrote, and that its sweep finds nothing to do again."""
 
 import os
 import subprocess

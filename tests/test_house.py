@@ -17,13 +17,25 @@ from support.imports import cycle, forbidden_imports, graph, modules, part, reac
 REPOSITORY = CODE.parent
 SOURCES = modules(CODE)
 # What all the others may import, and what these may: nothing above them.
-FOUNDATION = {"version", "errors", "settings", "registry", "files", "records", "readers", "bounds", "plugins"}
+FOUNDATION = {
+    "version",
+    "errors",
+    "settings",
+    "registry",
+    "files",
+    "records",
+    "readers",
+    "bounds",
+    "choices",
+    "plugins",
+}
 ALLOWED = {
     "": {"api", "version"},
     "version": set(),
     "errors": set(),
     "settings": set(),
     "bounds": set(),
+    "choices": set(),
     "registry": {"errors"},
     "plugins": {"errors", "registry"},
     "files": {"errors"},
@@ -50,22 +62,14 @@ ALLOWED["evaluation"] = FOUNDATION | {"analysis", "attacks", "certification", "c
 ALLOWED["evaluation"] |= {"noise", "smoothing"}
 ALLOWED["training"] = FOUNDATION | {"architectures", "attacks", "checkpoints", "datasets", "devices", "graphs", "noise"}
 ALLOWED["training"] |= {"objectives", "smoothing"}
-ALLOWED["api"] = FOUNDATION | {
-    "checkpoints",
-    "datasets",
-    "evaluation",
-    "objectives",
-    "training",
-    "attacks",
-    "devices",
-    "smoothing",
-}
+ALLOWED["api"] = FOUNDATION | {"attacks", "checkpoints", "datasets", "devices", "evaluation", "objectives", "training"}
 ALLOWED["commands"] = set(ALLOWED) - {"", "scripts", "__main__"}
 WITHOUT_TORCH = {
     "version",
     "errors",
     "settings",
     "registry",
+    "choices",
     "plugins",
     "files",
     "records",
@@ -286,7 +290,7 @@ def test_installation_requires_what_requirements_lists(built):
 def test_requirements_list_what_the_code_imports(built):
     """Directly, and not by the grace of another requirement; what is optional, as an extra."""
     imported = {name for names in graph(SOURCES).values() for name in names} - SOURCES.keys() - sys.stdlib_module_names
-    distributions = {"sklearn": "scikit-learn", "PIL": "pillow"}
+    distributions = {"sklearn": "scikit-learn", "PIL": "pillow", "typing_extensions": "typing-extensions"}
     listed = set(re.findall(r"^[\w-]+", (REPOSITORY / "requirements.txt").read_text().lower(), re.MULTILINE))
     optional = {"submitit", "ray"}
     extras = metadata.Distribution.at(built).metadata.get_all("Provides-Extra")

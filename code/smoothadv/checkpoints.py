@@ -20,7 +20,7 @@ import torch
 from smoothadv import plugins
 from smoothadv.architectures import ARCHITECTURES, INPUT_LAYERS, get_architecture
 from smoothadv.datasets import describe_dataset
-from smoothadv.datasets.images import DatasetDescription
+from smoothadv.datasets.description import DatasetDescription
 from smoothadv.errors import UserError, warn
 from smoothadv.files import write_atomically
 from smoothadv.registry import UnknownNameError

@@ -39,8 +39,8 @@ __path__: list[str] = []
 class Plugin:
     """A plug-in that is loaded.
 
-    ``name`` is that of the file, like "mine.py", or of the module; ``source`` is the file's path as it was given, or
-    the module. ``sha256`` is that of the file; for a module in a package, of all Python files of the package.
+    ``name`` is that of the file, like "mine.py", or of the module; ``source`` is the path of the file as given, or the
+    module. ``sha256`` is that of the file; for a module in a package, of all Python files of the package.
     ``is_installed`` if an entry point names it. ``provides`` has what it registered, ``modules`` what it imported.
     """
 

@@ -6,7 +6,7 @@ import difflib
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -105,10 +105,12 @@ def recorded_registrations() -> Iterator[list[Registration]]:
         _recorders[:] = [other for other in _recorders if other is not recorder]
 
 
-def discover(package: str, path: list[str]) -> None:
+def discover(package: str, path: list[str], without: Collection[str] = ()) -> None:
     """Import every module of a package, so that each file's registrations take effect.
 
     A package calls ``discover(__name__, __path__)`` at the end of its ``__init__``: to add a component, add one file.
+    The modules ``without`` are not imported: they register nothing and take long to load.
     """
     for module in pkgutil.iter_modules(path):
-        importlib.import_module(f"{package}.{module.name}")
+        if module.name not in without:
+            importlib.import_module(f"{package}.{module.name}")

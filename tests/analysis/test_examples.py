@@ -46,7 +46,7 @@ WORST_FIRST = [
 
 
 def test_images_are_counted_over_all_logs_worst_first():
-    """Radii of wrong answers count as 0; of equally common mistakes the smaller class is told, of equal logs the
+    """Radii of wrong answers count as 0; of equally common mistakes the smaller class is shown, of equal logs the
     first."""
     assert rows_of([A, B, C]) == WORST_FIRST
 

@@ -134,8 +134,8 @@ def test_title_is_drawn_where_asked_for():
     logs = Logs([ONE], [prediction("p", 5, 0.25)], [training("t")])
     for plot in (CertifiedAccuracyPlot, EnvelopePlot, EmpiricalPlot, TrainingPlot):
         drawn = [plot(title=title)(logs) for title in ("Digits", None)]
-        said = [figure.axes[0].get_title() or figure.get_suptitle() for figure in drawn]
-        assert said == ["Digits", ""], plot
+        titles = [figure.axes[0].get_title() or figure.get_suptitle() for figure in drawn]
+        assert titles == ["Digits", ""], plot
 
 
 def test_envelope_is_the_maximum_over_its_group_at_every_radius():

@@ -92,7 +92,7 @@ def test_contradiction_is_another_class_within_the_certified_radius(predictions,
 
 @pytest.mark.parametrize(("norm", "count"), [(0.0, 1), (0.999, 1), (1 - 1e-9, 0), (1.0, 0), (1.001, 0)])
 def test_certificate_reaches_as_far_as_its_open_ball(norm, count):
-    """By the norm that the attack used, not what it was allowed; a norm in float32 is not told from the radius."""
+    """The norm of the perturbation counts, not the allowed one; in float32 it may equal the radius but for rounding."""
     log = attacked([(0, 1, 0, norm)], 5.0)
     assert rows_of([CERTIFICATES], [log])[0]["contradictions"] == count
     assert rows_of([CERTIFICATES], [attacked([(0, 1, 0)], norm or 1e-9)])[0]["contradictions"] == count

@@ -233,9 +233,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "said"), REFUSED, ids=[said for _, said in REFUSED])
-def test_settings_that_contradict_are_refused(settings, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
+@pytest.mark.parametrize(("settings", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_settings_that_contradict_are_refused(settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         HeatMap(**settings)
 
 
@@ -283,7 +283,7 @@ def unreadable(figure: Figure) -> list[str]:
     figure.draw_without_rendering()
     width, height = figure.bbox.size
     boxes = [(text.get_text(), text.get_window_extent()) for text in texts_of(figure)]
-    said = [
+    faults = [
         f"{text} is cut off"
         for text, box in boxes
         if box.x0 < -0.5 or box.y0 < -0.5 or box.x1 > width + 0.5 or box.y1 > height + 0.5
@@ -291,22 +291,29 @@ def unreadable(figure: Figure) -> list[str]:
     for (one, first), (other, second) in combinations(boxes, 2):
         if min(first.x1, second.x1) - max(first.x0, second.x0) > 0.5:
             if min(first.y1, second.y1) - max(first.y0, second.y0) > 0.5:
-                said.append(f"{one} touches {other}")
+                faults.append(f"{one} touches {other}")
     for panel in panels_of(figure):
         for text in panel.texts:
             x, y = text.get_position()
             cell = panel.transData.transform([(math.floor(x), math.floor(y)), (math.ceil(x), math.ceil(y))])
             box = text.get_window_extent()
             if box.width > 0.95 * np.ptp(cell[:, 0]) or box.height > 0.95 * np.ptp(cell[:, 1]):
-                said.append(f"{text.get_text()} is wider than its cell")
-    return said
+                faults.append(f"{text.get_text()} is wider than its cell")
+    return faults
 
 
+# Every size with one panel, every measure in a small and a large grid, several panels in grids of every shape.
 @pytest.mark.parametrize(
-    ("measure", "panels"),
-    [*((measure, 1) for measure in MEASURES), ("certified_accuracy", 3), ("certified_accuracy", 8)],
+    ("size", "measure", "panels"),
+    [
+        *((size, "certified_accuracy", 1) for size in [(1, 1), (1, 10), (6, 1), (4, 5), (6, 10), (12, 16)]),
+        *((size, measure, 1) for size in [(1, 1), (6, 10)] for measure in MEASURES if measure != "certified_accuracy"),
+        *((size, "certified_accuracy", 3) for size in [(1, 10), (6, 1), (4, 5)]),
+        *((size, "certified_accuracy", 8) for size in [(1, 1), (6, 10)]),
+        pytest.param((12, 16), "certified_accuracy", 8, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("size", [(1, 1), (1, 10), (6, 1), (4, 5), (6, 10), (12, 16)], ids=str)
 def test_everything_can_be_read(size, measure, panels):
     settings = {"radii": [0.25 * number for number in range(panels)]} if measure == "certified_accuracy" else {}
     figure = HeatMap(measure=measure, title="Digits", **settings)(Logs(grid_of_logs(*size, missing=min(size) > 1)))
@@ -349,5 +356,5 @@ def test_what_cannot_be_read_would_be_noticed():
     panel = panels_of(figure)[0]
     panel.texts[0].set_text("100.0000000000")
     panel.set_ylabel("certified accuracy of the smoothed classifier on the test images " * 2)
-    said = " ".join(unreadable(figure))
-    assert all(fault in said for fault in ("is cut off", "touches", "is wider than its cell"))
+    faults = " ".join(unreadable(figure))
+    assert all(fault in faults for fault in ("is cut off", "touches", "is wider than its cell"))

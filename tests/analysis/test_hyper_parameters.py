@@ -248,11 +248,13 @@ def test_manifest_of_a_prediction_log_tells_its_attack(tmp_path, name, estimator
     assert parameters.values == {**shared, **more, **draws, **values}
 
 
-@pytest.mark.parametrize(("target", "told"), [(None, {}), (3, {"target": "3"}), ("runner-up", {"target": "runner-up"})])
-def test_manifest_of_a_prediction_log_tells_restarts_and_target(tmp_path, target, told):
+@pytest.mark.parametrize(
+    ("target", "known"), [(None, {}), (3, {"target": "3"}), ("runner-up", {"target": "runner-up"})]
+)
+def test_manifest_of_a_prediction_log_states_restarts_and_target(tmp_path, target, known):
     content = {**SETTINGS, "attack": {"name": "PGD", "estimator": "plug_in"}, "restarts": 4, "target": target}
     values = prediction_parameters(with_manifest(tmp_path, {"settings": content}), {}).values
-    assert {name: values[name] for name in ("restarts", "target") if name in values} == {"restarts": 4, **told}
+    assert {name: values[name] for name in ("restarts", "target") if name in values} == {"restarts": 4, **known}
 
 
 BROKEN = {

@@ -199,7 +199,7 @@ def test_counts_tell_the_sigma_of_a_log_that_nothing_else_tells(sigma):
 @pytest.mark.parametrize("successes", [(400, 900), (900, 400), (900, 990)])
 def test_counts_that_certify_while_all_radii_are_zero_tell_no_sigma(successes):
     table = counted(*successes).assign(radius=0.0)
-    for predict in (-1, 0):  # whatever is said of such a log, nothing may break
+    for predict in (-1, 0):  # whatever the verdict on such a log, nothing may break
         if accepted(table.assign(predict=predict), parameters_of(None)):
             parameters, _ = check_certificates(LOG, table.assign(predict=predict), parameters_of(None))
             assert parameters.get("sigma") is None

@@ -1,4 +1,4 @@
-"""Logs of every procedure are analysed as what they are: radii on a grid are called so, images given up are told."""
+"""Logs of every procedure are analysed as what they are: radii on a grid are called so, images given up are counted."""
 
 from __future__ import annotations
 

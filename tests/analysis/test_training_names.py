@@ -20,11 +20,11 @@ from smoothadv.analysis.shared.hyper_parameters import FIELDS, certification_par
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.pgd import PGD
-from smoothadv.commands.options.components import settings_record
 from smoothadv.errors import UserError
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.records import manifest_path
+from smoothadv.settings import settings_record
 
 CERTIFIED = {"sigma": 0.25, "N": 100_000, "alpha": 0.001}
 PGD_2, DDN_4 = PGD(0.25, 2), DDN(0.25, 4)

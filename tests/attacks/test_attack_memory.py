@@ -32,9 +32,9 @@ def problem(examples: int = 7) -> tuple[torch.nn.Module, torch.Tensor, torch.Ten
     return model, inputs, model(inputs).argmax(1)
 
 
-def smoothed(name: str, batch: int, told: list[int] | None = None, **options) -> SmoothedAttack:
-    told = [] if told is None else told
-    return SmoothedAttack(ATTACKS[name], SIGMA, COPIES, seed=3, batch=batch, on_smaller_batch=told.append, **options)
+def smoothed(name: str, batch: int, batches: list[int] | None = None, **options) -> SmoothedAttack:
+    batches = [] if batches is None else batches
+    return SmoothedAttack(ATTACKS[name], SIGMA, COPIES, seed=3, batch=batch, on_smaller_batch=batches.append, **options)
 
 
 @pytest.mark.parametrize("name, error", list(zip(ATTACKS, [*OUT_OF_MEMORY, "host"])))
@@ -44,16 +44,16 @@ def test_batch_is_halved_until_it_fits_and_nothing_else_changes(name, error, opt
     model, inputs, labels = problem()
     indices = list(range(10, 17)) if named else None
     expected = smoothed(name, 64, **options)(model, inputs, labels, indices)
-    told: list[int] = []
-    attack, fragile = smoothed(name, 64, told, **options), Forgetful(model, 5, OUT_OF_MEMORY[error])
+    batches: list[int] = []
+    attack, fragile = smoothed(name, 64, batches, **options), Forgetful(model, 5, OUT_OF_MEMORY[error])
     result = attack(fragile, inputs, labels, indices)
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-9)
     assert (result != inputs).any()
     # 7 examples of 6 copies: with indices, passes of 60, 30, 12 and 6 rows do not fit, nor do 42 of them without.
-    assert told == [32, 16, 8, 4] and attack.batch == 4
+    assert batches == [32, 16, 8, 4] and attack.batch == 4
     sizes = fragile.sizes.copy()
     torch.testing.assert_close(attack(fragile, inputs, labels, indices), expected, rtol=0, atol=1e-9)
-    assert told == [32, 16, 8, 4] and max(fragile.sizes[len(sizes) :]) <= 4, "it is not tried again"
+    assert batches == [32, 16, 8, 4] and max(fragile.sizes[len(sizes) :]) <= 4, "it is not tried again"
 
 
 @each_attack
@@ -62,21 +62,21 @@ def test_memory_that_runs_out_once_halves_once(name, pass_number):
     """At any pass, among them those after examples that are done already; which are not attacked again."""
     model, inputs, labels = problem()
     expected = smoothed(name, 13)(model, inputs, labels, range(7))
-    told: list[int] = []
+    batches: list[int] = []
     fragile = Forgetful(model, fails={pass_number})
-    result = smoothed(name, 13, told)(fragile, inputs, labels, range(7))
+    result = smoothed(name, 13, batches)(fragile, inputs, labels, range(7))
     torch.testing.assert_close(result, expected, rtol=0, atol=1e-9)
-    assert told == [6]
+    assert batches == [6]
     assert fragile.sizes[:pass_number] == [12] * pass_number and set(fragile.sizes[pass_number:]) == {6}
 
 
 def test_memory_that_runs_out_while_targets_are_chosen_halves_the_batch_too():
     model, inputs, labels = problem()
     expected = smoothed("PGD", 64, target="runner-up").choose_targets(model, inputs, labels)
-    told: list[int] = []
+    batches: list[int] = []
     fragile = Forgetful(model, 11)
-    result = smoothed("PGD", 64, told, target="runner-up").choose_targets(fragile, inputs, labels)
-    assert torch.equal(result, expected) and told == [32, 16, 8]
+    result = smoothed("PGD", 64, batches, target="runner-up").choose_targets(fragile, inputs, labels)
+    assert torch.equal(result, expected) and batches == [32, 16, 8]
 
 
 @pytest.mark.parametrize(
@@ -86,28 +86,28 @@ def test_memory_that_runs_out_while_targets_are_chosen_halves_the_batch_too():
 )
 def test_other_errors_come_through_unchanged(error):
     model, inputs, labels = problem()
-    told: list[int] = []
+    batches: list[int] = []
 
     def make() -> BaseException:
         return error
 
     model.train()
-    attack = smoothed("PGD", 64, told)
+    attack = smoothed("PGD", 64, batches)
     with pytest.raises(type(error)) as caught:
         attack(Forgetful(model, 0, make), inputs, labels)
     assert caught.value is error
-    assert told == [] and attack.batch == 64
+    assert batches == [] and attack.batch == 64
     assert model.training and all(parameter.requires_grad for parameter in model.parameters())
 
 
 @every_error
 def test_one_copy_that_does_not_fit_is_told_in_one_line(error):
     model, inputs, labels = problem()
-    told: list[int] = []
+    batches: list[int] = []
     model.train()
     with pytest.raises(UserError) as caught:
-        smoothed("PGD", 5, told)(Forgetful(model, 0, OUT_OF_MEMORY[error]), inputs, labels)
-    assert told == [2, 1]
+        smoothed("PGD", 5, batches)(Forgetful(model, 0, OUT_OF_MEMORY[error]), inputs, labels)
+    assert batches == [2, 1]
     message = str(caught.value)
     assert "memory" in message and len(message.splitlines()) == 1
     assert model.training and all(parameter.requires_grad for parameter in model.parameters())
@@ -123,7 +123,6 @@ def test_nothing_of_a_failed_attempt_is_kept_when_the_next_begins(name, error, f
     attack = SmoothedAttack(
         ATTACKS[name], SIGMA, COPIES, batch=64, restarts=2, on_smaller_batch=lambda batch: alive.append(fragile.alive())
     )
-    gc.collect()
     gc.disable()
     try:
         attack(fragile, inputs, labels, range(7))

@@ -95,18 +95,18 @@ def attacks(draw):
 
 @reproducible
 @given(situations(), attacks(), st.booleans(), st.integers(1, 5), st.booleans(), st.booleans())
-def test_direct_attack_stays_in_the_ball_and_the_box(situation, attack, targeted, copies, begins, own):
+def test_direct_attack_stays_in_the_ball_and_the_box(situation, attack, targeted, copies, begins, sized):
     inputs, labels, epsilon, model = situation
     source = torch.Generator().manual_seed(0)
     noise = 0.3 * torch.randn(len(inputs), copies, *inputs.shape[1:], generator=source).to(inputs.dtype)
     # Where to begin may lie anywhere: it is brought back first.
     start = 3 * torch.randn(inputs.shape, generator=source).to(inputs.dtype) if begins else None
     attack = dataclasses.replace(attack, targeted=targeted)
-    result = attack(model, inputs, labels, noise, source, epsilon=epsilon if own else None, start=start)
-    assert faults(result, inputs, epsilon if own else torch.full_like(epsilon, attack.epsilon)) == []
+    result = attack(model, inputs, labels, noise, source, epsilon=epsilon if sized else None, start=start)
+    assert faults(result, inputs, epsilon if sized else torch.full_like(epsilon, attack.epsilon)) == []
 
 
-@reproducible
+@settings(reproducible, max_examples=150)
 @given(
     situations(),
     attacks(),
@@ -116,11 +116,11 @@ def test_direct_attack_stays_in_the_ball_and_the_box(situation, attack, targeted
     st.sampled_from([1, 3, 8, 256]),
     st.booleans(),
 )
-def test_attack_on_a_smoothed_classifier_stays_there_too(situation, attack, target, copies, restarts, batch, own):
+def test_attack_on_a_smoothed_classifier_stays_there_too(situation, attack, target, copies, restarts, batch, sized):
     inputs, labels, epsilon, model = situation
     smoothed = SmoothedAttack(attack, 0.3, copies, restarts=restarts, target=target, batch=batch)
-    result = smoothed(model, inputs, labels, epsilon=epsilon if own else None)
-    assert faults(result, inputs, epsilon if own else torch.full_like(epsilon, attack.epsilon)) == []
+    result = smoothed(model, inputs, labels, epsilon=epsilon if sized else None)
+    assert faults(result, inputs, epsilon if sized else torch.full_like(epsilon, attack.epsilon)) == []
 
 
 @settings(reproducible, max_examples=60)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from smoothadv.analysis import ANALYSES
 from smoothadv.analysis.shared.hyper_parameters import FIELDS
@@ -20,6 +20,9 @@ from smoothadv.errors import UserError, warn
 from smoothadv.files import write_atomically, write_text
 from smoothadv.readers import kind_of_log
 from smoothadv.settings import non_negative_int, positive_int, positive_noise_level, probability, settings_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _EXAMPLES = """examples:
   python code/analyze.py summary logs/quickstart
@@ -46,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     subparsers = parser.add_subparsers(dest="analysis", required=True, metavar="ANALYSIS")
     for name in ANALYSES:
-        what = ANALYSES[name].__doc__
+        what = ANALYSES[name].__doc__ or name
         command = subparsers.add_parser(
             name, prog=f"analyze {name}", help=what, description=what[0].upper() + what[1:] + "."
         )
@@ -116,8 +119,9 @@ def _analyze(parser: Parser, options: argparse.Namespace) -> None:
     logs = restrict(logs, options.where)
     for note in doubts(logs):
         warn(note)
-    write = {"table": _write_table, "figure": _write_figure, "page": _write_page}[component.makes]
-    write(analysis(logs), options)
+    writers: dict[str, Callable[[Any, argparse.Namespace], None]]
+    writers = {"table": _write_table, "figure": _write_figure, "page": _write_page}
+    writers[component.makes](analysis(logs), options)
 
 
 def _check_output(parser: Parser, options: argparse.Namespace, makes: str) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from smoothadv.analysis.shared.log_statistics import average_certified_radius, certified_accuracy, default_radii
 from smoothadv.certification import PROCEDURES
 from smoothadv.commands.merging import finished_shard, merge_main
 from smoothadv.commands.options.components import add_settings, given_settings, name_in, refuse_foreign_settings
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser, run, with_plugins
-from smoothadv.evaluation.certifying import CertifiedLog, certify
 from smoothadv.evaluation.requests import CertifyRequest
 from smoothadv.readers import read_certification_log
 from smoothadv.settings import positive_int, settings_of
+
+if TYPE_CHECKING:
+    from smoothadv.evaluation.certifying import CertifiedLog
 
 _EXAMPLES = """examples:
   python code/certify.py digits models/digits_gaussian/checkpoint.pth.tar 0.25 logs/digits.tsv --N 10000
@@ -94,6 +96,8 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
 
 
 def _certify(request: CertifyRequest) -> None:
+    from smoothadv.evaluation.certifying import certify  # imports torch, for which a usage error need not wait
+
     log = certify(request)
     if log.is_whole:
         _summarise(log)
@@ -103,6 +107,8 @@ def _certify(request: CertifyRequest) -> None:
 
 def _summarise(log: CertifiedLog) -> None:
     """Print in a line what the log shows; of radii on a grid, at those of the grid."""
+    from smoothadv.analysis.shared.log_statistics import average_certified_radius, certified_accuracy, default_radii
+
     table = read_certification_log(log.path)
     grid = [radius for radius in getattr(log.procedure, "radii", ()) if radius > 0]
     radii = grid or default_radii([table])

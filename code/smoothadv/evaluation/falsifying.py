@@ -137,7 +137,7 @@ def read_certificates(request: FalsifyRequest) -> Certificates:
         path,
         log.table.idx.tolist(),
         claims,
-        float(log.parameters.get("alpha")),
+        log.parameters.alpha,
         request.fraction,
         None if manifest is None else manifest["settings"],
     )

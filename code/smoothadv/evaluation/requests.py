@@ -11,18 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from smoothadv import plugins
-from smoothadv.attacks import GradientAttack, SmoothedAttack
 from smoothadv.certification import PROCEDURES, Procedure
+from smoothadv.choices import PRECISION_NAMES
 from smoothadv.datasets import SPLITS
-from smoothadv.datasets.images import ImageDataset
 from smoothadv.errors import UserError
 from smoothadv.evaluation.shards import Shard
-from smoothadv.smoothing.classifier import PRECISIONS
+
+if TYPE_CHECKING:
+    import torch
+
+    from smoothadv.attacks import GradientAttack, SmoothedAttack
+    from smoothadv.datasets.images import ImageDataset
 
 PREDICTION_DRAWS = 100_000
 """What PREDICT takes where nothing else is asked for."""
@@ -42,7 +44,7 @@ class EvaluationRequest:
     - ``sigma`` > 0 on images in [0, 1]; ``alpha`` is the probability of a false statement per image; ``seed`` that of
       all noise; ``draws`` (n) per image, None for the default of what is asked.
     - ``batch`` noisy images per forward pass (None: that of a log to be continued, else what suits the device),
-      ``precision`` a name in PRECISIONS, ``compile``, ``device`` (None: the first GPU, else the CPU).
+      ``precision`` a name in PRECISION_NAMES, ``compile``, ``device`` (None: the first GPU, else the CPU).
     - ``shard``: the share of the images to do (None: all); ``existing`` says what to do with a log that is there:
       "resume", "overwrite" or "refuse".
     - ``command``: the words that the manifest records (None: the process's own).
@@ -78,7 +80,7 @@ class EvaluationRequest:
             value = getattr(self, name)
             _require(value is None or value >= 1, name, value, "a whole number of at least 1")
         _require(self.seed >= 0, "seed", self.seed, "a whole number of at least 0")
-        for name, known in (("split", SPLITS), ("precision", tuple(PRECISIONS)), ("existing", EXISTING)):
+        for name, known in (("split", SPLITS), ("precision", PRECISION_NAMES), ("existing", EXISTING)):
             _require(getattr(self, name) in known, name, getattr(self, name), f"one of {', '.join(known)}")
 
     @property
@@ -163,6 +165,8 @@ class AttackPlan:
 
     def smoothed(self, sigma: float, seed: int) -> SmoothedAttack:
         """The attack at work on a classifier that is smoothed with ``sigma``; its batch is yet to be chosen."""
+        from smoothadv.attacks import SmoothedAttack
+
         return SmoothedAttack(
             self.attack,
             0.0 if self.is_on_base else sigma,

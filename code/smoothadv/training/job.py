@@ -19,7 +19,7 @@ from smoothadv.checkpoints import (
     with_recorded_constants,
 )
 from smoothadv.datasets import get_dataset
-from smoothadv.datasets.images import DatasetDescription
+from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
 from smoothadv.devices import default_device, device_name, device_of_process
 from smoothadv.errors import UserError, warn

@@ -13,7 +13,8 @@ import torch
 
 from smoothadv import plugins
 from smoothadv.checkpoints import MODULE_PREFIX
-from smoothadv.datasets.images import DatasetDescription, ImageDataset
+from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets.images import ImageDataset
 from smoothadv.errors import UsageError
 from smoothadv.objectives import Objective
 from smoothadv.plugins import Plugin

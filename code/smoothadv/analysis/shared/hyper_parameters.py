@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,27 +111,27 @@ def _size(shape: Any) -> int | None:
     return math.prod(shape) if is_shape else None
 
 
-def certification_parameters(path: Path, stated: dict[str, ParameterValue]) -> Parameters:
+def certification_parameters(path: Path, stated: Mapping[str, ParameterValue]) -> Parameters:
     """Hyper-parameters of a certification log. ``stated`` ones win; an unknown n or alpha is the published one."""
     return _collect(path, stated, _CERTIFICATION_PARTS, _from_certification_manifest, _PUBLISHED)
 
 
-def prediction_parameters(path: Path, stated: dict[str, ParameterValue]) -> Parameters:
+def prediction_parameters(path: Path, stated: Mapping[str, ParameterValue]) -> Parameters:
     """Hyper-parameters of a prediction log; its attack is the one on the images that it predicts."""
     return _collect(path, stated, _PREDICTION_PARTS, _from_prediction_manifest, {})
 
 
 def _collect(
     path: Path,
-    stated: dict[str, ParameterValue],
+    stated: Mapping[str, ParameterValue],
     parts: Iterable[tuple[str, Callable[[re.Match[str]], dict[str, ParameterValue]]]],
     from_manifest: Callable[[dict[str, Any]], dict[str, ParameterValue]],
-    assumed: dict[str, ParameterValue],
+    assumed: Mapping[str, ParameterValue],
 ) -> Parameters:
     values: dict[str, ParameterValue] = {}
     sources: dict[str, str] = {}
 
-    def enter(found: dict[str, ParameterValue], source: str) -> None:
+    def enter(found: Mapping[str, ParameterValue], source: str) -> None:
         for name, value in found.items():
             if name not in values and _is_sensible(name, value):
                 values[name], sources[name] = value, source

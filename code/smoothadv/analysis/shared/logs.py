@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pandas as pd
 from tqdm import tqdm
 
 from smoothadv.analysis.shared.hyper_parameters import (
@@ -28,6 +28,9 @@ from smoothadv.readers import (
     resembles_log,
 )
 from smoothadv.records import is_manifest, is_shard_folder
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Warn = Callable[[str], None]
 
@@ -74,7 +77,7 @@ class _Found:
 def read_logs(
     arguments: Sequence[str],
     kinds: Iterable[str] = ("certification",),
-    stated: dict[str, ParameterValue] | None = None,
+    stated: Mapping[str, ParameterValue] | None = None,
     warn: Warn = lambda message: None,
 ) -> Logs:
     """The logs of the given ``kinds`` that files, folders (searched throughout) and globs name.
@@ -165,7 +168,7 @@ def _folder_name(argument: str) -> str:
     return argument.rstrip("/").removeprefix("./") or argument
 
 
-def _read_one(entry: _Found, kinds: set[str], stated: dict[str, ParameterValue], logs: Logs) -> None:
+def _read_one(entry: _Found, kinds: set[str], stated: Mapping[str, ParameterValue], logs: Logs) -> None:
     """Add the log to those of its kind, and skip other kinds; UserError if it is damaged or cannot be true."""
     if is_manifest(entry.path):
         if entry.named:

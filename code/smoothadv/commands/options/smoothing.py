@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from smoothadv.choices import PRECISION_NAMES
 from smoothadv.commands.options.shared import add_dataset, add_examples, add_input_layer, add_running
 from smoothadv.commands.runner import Parser
 from smoothadv.datasets import check_dataset_name
 from smoothadv.errors import UsageError, UserError
 from smoothadv.evaluation.shards import Shard
 from smoothadv.settings import batch_size, number, positive_noise_level, probability
-from smoothadv.smoothing.classifier import PRECISIONS
 
 _draws = number(int, "a whole number from 1 to 4,000,000,000", lambda v: 1 <= v <= 4_000_000_000)
 
@@ -67,7 +67,7 @@ def _add_speed(parser: Parser) -> None:
     )
     group.add_argument(
         "--precision",
-        choices=list(PRECISIONS),
+        choices=PRECISION_NAMES,
         default="fp32",
         help="of weights and activations; less is a different base classifier (default: fp32, whose convolutions "
         "use TF32 on GPUs that have it, as is PyTorch's default)",

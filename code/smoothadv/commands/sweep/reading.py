@@ -13,7 +13,7 @@ from smoothadv.commands import attack, certify, train, train_pgd
 from smoothadv.commands.options.training import request_of, with_recipes
 from smoothadv.commands.runner import Parser
 from smoothadv.datasets import describe_dataset
-from smoothadv.datasets.images import DatasetDescription
+from smoothadv.datasets.description import DatasetDescription
 from smoothadv.evaluation.attacked_images import attack_record
 from smoothadv.evaluation.attacking import attacks_of
 from smoothadv.evaluation.certifying import procedure_of, procedure_record
