@@ -232,7 +232,7 @@ def _found(name: str) -> tuple[ModuleSpec, str, str]:
             hint = f"; for the file write {name}.py" if Path(f"{name}.py").is_file() else ""
             raise UsageError(f"--plugin: there is no module '{name}' on Python's path{hint}")
         return spec, name, name
-    path = Path(name).absolute()
+    path = Path(name).resolve()
     if path.is_dir():
         raise UsageError(f"--plugin: {name} is a folder: name a file in it, or a module")
     stem = re.sub(r"\W", "_", path.stem)
@@ -273,15 +273,21 @@ def _imported(spec: ModuleSpec, name: str) -> tuple[tuple[Registration, ...], fr
                 spec.loader.exec_module(module)
             else:
                 importlib.import_module(spec.name)
-            if not provides:
+            if not any(map(_is_foreign, provides)):
                 reason = ": it was imported before" if spec.name in before else ""
                 raise UserError(f"plug-in {name} registers nothing{reason}; docs/plugins.md shows what it must hold")
         except BaseException as error:
-            _withdraw(provides, _of_package(package, before))
+            _withdraw(filter(_is_foreign, provides), _of_package(package, before))
             if isinstance(error, (Exception, SystemExit)):
                 raise _failure(name, error) from error
             raise
-    return tuple(provides), _of_package(package, before)
+    return tuple(filter(_is_foreign, provides)), _of_package(package, before)
+
+
+def _is_foreign(one: Registration) -> bool:
+    """Whether a plug-in registered it, not a part of this package that the plug-in was the first to import."""
+    package = __name__.partition(".")[0]
+    return one.module.startswith(f"{__name__}.") or one.module.partition(".")[0] != package
 
 
 def _of_package(package: str, before: set[str]) -> frozenset[str]:

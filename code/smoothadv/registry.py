@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,13 +43,14 @@ class Registry(Generic[Component]):
 
     def register(self, name: str) -> Callable[[Component], Component]:
         """Decorator that adds a component under ``name``; ValueError if the name is taken."""
+        module = sys._getframe(1).f_globals.get("__name__", "")
 
         def add(component: Component) -> Component:
             if name in self._components:
                 raise ValueError(f"{self.kind} '{name}' is already registered")
             self._components[name] = component
             for recorder in _recorders:
-                recorder.append(Registration(self, name, component))
+                recorder.append(Registration(self, name, component, module))
             return component
 
         return add
@@ -86,11 +88,12 @@ class Registry(Generic[Component]):
 
 @dataclass(frozen=True)
 class Registration:
-    """A ``component`` that was registered as ``name`` in ``registry``."""
+    """A ``component`` that a ``module`` registered as ``name`` in ``registry``."""
 
     registry: Registry[Any]
     name: str
     component: Any
+    module: str
 
 
 _recorders: list[list[Registration]] = []
