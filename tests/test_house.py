@@ -301,3 +301,10 @@ def test_installation_has_the_console_command_and_every_module(built):
     assert distribution.version == version
     folders = {path.parent for path in (CODE / "smoothadv").rglob("*.py")}
     assert all((folder / "__init__.py").is_file() for folder in folders), "find_packages sees only packages"
+
+
+def test_installation_tells_type_checkers_that_it_has_types(built):
+    """PEP 561: without py.typed, a type checker ignores the annotations of an installed package."""
+    packed = (built.parent.parent / "code/smoothadv.egg-info/SOURCES.txt").read_text().splitlines()
+    assert "code/smoothadv/py.typed" in packed
+    assert "code/smoothadv/recipes/fast.txt" in packed, "other data too"

@@ -20,7 +20,7 @@ SUCCESS, FAILURE, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 class Parser(argparse.ArgumentParser):
     """An argument parser that keeps help text as written, refuses abbreviations and answers errors in one line."""
 
-    def __init__(self, *, epilog: str | None = None, **options) -> None:
+    def __init__(self, *, epilog: str | None = None, **options: Any) -> None:
         super().__init__(
             formatter_class=argparse.RawDescriptionHelpFormatter, epilog=epilog, allow_abbrev=False, **options
         )
