@@ -64,8 +64,10 @@ _KEYS = {
     "attack": "list of tables",
 }
 # Options that the sweep itself, or its command line, gives to every command.
-_NEVER = ("outdir", "outfile", "checkpoint", "resume", "overwrite", "data-dir", "device", "shard", "debug", "help")
-_NEVER += ("plugin", "version")
+_NEVER = (
+    *("outdir", "outfile", "checkpoint", "resume", "overwrite", "data-dir", "device", "shard", "debug", "help"),
+    *("plugin", "version"),
+)
 _NEVER_IN_EVALUATIONS = ("dataset", "against", "only", "png")
 
 
