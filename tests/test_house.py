@@ -30,7 +30,7 @@ FOUNDATION = {
     "plugins",
 }
 ALLOWED = {
-    "": {"api", "version"},
+    "": {"api", "plugins", "version"},
     "version": set(),
     "errors": set(),
     "settings": set(),
