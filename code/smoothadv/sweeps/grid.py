@@ -64,8 +64,8 @@ _KEYS = {
     "attack": "list of tables",
 }
 # Options that the sweep itself, or its command line, gives to every command.
-_NEVER = ("outdir", "outfile", "checkpoint", "resume", "overwrite", "data-dir", "device", "shard", "debug", "help")
-_NEVER += ("plugin",)
+_NEVER: tuple[str, ...] = ("outdir", "outfile", "checkpoint", "resume", "overwrite", "data-dir", "device", "shard")
+_NEVER += ("debug", "help", "plugin")
 _NEVER_IN_EVALUATIONS = ("dataset", "against", "only", "png")
 
 

@@ -13,8 +13,17 @@ from smoothadv.errors import UserError
 _FOLDER = Path(__file__).parents[2] / "recipes"
 RELEASED = "released-behaviour"
 # A recipe says how to train: neither on what, nor where.
-_NEVER = ("--recipe", "--released-behaviour", "--data-dir", "--device", "--seed", "--resume", "--overwrite", "--debug")
-_NEVER += ("--help", "-h")
+_NEVER: tuple[str, ...] = (
+    "--recipe",
+    "--released-behaviour",
+    "--data-dir",
+    "--device",
+    "--seed",
+    "--resume",
+    "--overwrite",
+    "--debug",
+)
+_NEVER += ("--help", "-h", "--plugin")
 
 
 def recipe_names() -> list[str]:
