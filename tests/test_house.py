@@ -31,7 +31,7 @@ FOUNDATION = {
     "plugins",
 }
 ALLOWED = {
-    "": {"api", "version"},
+    "": {"api", "plugins", "version"},
     "version": set(),
     "errors": set(),
     "settings": set(),

@@ -199,6 +199,13 @@ class Numbers:
 """
 
 
+def test_package_has_the_plugins_without_an_import_of_their_own(workplace):
+    written("mine.py")
+    program = "import smoothadv; print(smoothadv.plugins.load('mine.py').name)"
+    done = run_process([sys.executable, "-c", program], workplace, PYTHONPATH=str(CODE))
+    assert (done.returncode, done.stdout) == (0, "mine.py\n"), done.stderr
+
+
 def test_worker_process_that_is_spawned_can_unpickle_what_a_plugin_file_defines(workplace):
     written("images.py", IMAGES)
     written("program.py", SPAWNING)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 from pathlib import Path
 
 import pytest
 
+from smoothadv import plugins
 from smoothadv.checkpoints import read_checkpoint
 from smoothadv.registry import UnknownNameError
 from support.commands import CODE, ENVIRONMENT, Outcome, call, header, rows, run_process, succeed, timeless
 from support.plugin_page import COMMANDS, GRID, SHAPES, without_plugins, words
 from support.sharding import manifest_of
+from support.sweeping import jobs_of
 
 CHECKPOINT = "models/shapes/checkpoint.pth.tar"
 FAST = ["--device", "cpu", "--max", 12]
@@ -133,6 +136,18 @@ def test_sweep_takes_plugins_on_its_command_line_too(workplace, capsys):
     outcome = call(capsys, "sweep", *plan)
     assert refused(outcome, 2, "tiny.toml, [[sweep]] 1", "unknown dataset 'shapes'", "--plugin FILE")
     assert "2 jobs" in call(capsys, "sweep", *plan, "--plugin", "shapes.py").out
+
+
+def test_jobs_reach_other_machines_without_the_plugin_and_have_its_name_in_each_command(workplace):
+    """Slurm and Ray get pickled jobs, in processes that have not loaded the plug-in."""
+    Path("tiny.toml").write_text(GRID)
+    jobs = jobs_of(Path("tiny.toml"))
+    for plugin in plugins.loaded():
+        plugins.unload(plugin)
+    arrived = pickle.loads(pickle.dumps(jobs))
+    assert arrived == jobs and len(jobs) == 2
+    for stage in [stage for job in arrived for stage in job.stages]:
+        assert stage.words[stage.words.index("--plugin") + 1] == "shapes.py"
 
 
 @pytest.mark.parametrize("value, text", [("['gone.py']", "gone.py cannot be read"), ("'shapes.py'", "list of texts")])
