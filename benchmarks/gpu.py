@@ -50,7 +50,7 @@ MODES = ("eager", "compiled", "graph")
 TRAINING_PRECISIONS = ("fp32", "tf32", "bf16")
 CERTIFICATION_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 PLAIN_BATCH = {"cifar_resnet110": 1000, "resnet50": 200}
-# What --smoke makes of the options. Without AVX-512 a CPU emulates bf16, ten times slower than float32: hence so little.
+# What --smoke makes of the options. So little, because a CPU without AVX-512 emulates bf16 ten times slower than fp32.
 SMOKE = {
     "archs": ["digits_resnet8"],
     "training_arch": "digits_resnet8",
@@ -223,7 +223,10 @@ def updates(name: str, options: argparse.Namespace) -> list[Variant]:
 
 
 def measured(variants: list[Variant], options: argparse.Namespace) -> list[Measurement]:
-    """All variants in turns, ``rounds`` times after ``warm_ups`` ones that do not count; one that fails says why and is left out."""
+    """All variants in turns, ``rounds`` times after ``warm_ups`` that do not count.
+
+    A variant that fails says why and is left out.
+    """
     times: dict[int, list[float]] = {}
     for number, variant in enumerate(variants):
         try:
