@@ -35,12 +35,13 @@ setup(
     python_requires=">=3.10",
     package_dir={"": "code"},
     packages=find_packages("code"),
-    package_data={"smoothadv": ["recipes/*.txt"], "smoothadv.analysis": ["*.jinja"]},
+    package_data={"smoothadv": ["py.typed", "recipes/*.txt"], "smoothadv.analysis": ["*.jinja"]},
     install_requires=requirements(),
     extras_require={
         **OPTIONAL,
         "test": [
             *["pytest>=7.4", "pytest-timeout>=2.2", "pytest-xdist>=3.5", "hypothesis>=6.90"],
+            *["mypy>=1.18,<2.5", "ruff>=0.15,<0.18"],
             *(requirement for requirements in OPTIONAL.values() for requirement in requirements),
         ],
     },

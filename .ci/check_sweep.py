@@ -1,4 +1,4 @@
-"""Checks the page that scripts/reproduce_paper.sh digits wrote, and that its sweep finds nothing to do again."""
+"""Checks the page that scripts/reproduce_paper.sh digits wrote, and that its sweep, run again, finds nothing to do."""
 
 import os
 import subprocess
@@ -15,8 +15,8 @@ def artefacts() -> dict[str, int]:
 
 
 page = Path(sys.argv[1]).read_text()
-for said in ("Upper envelopes by group", "Best certified accuracy by sigma and epsilon", "Selected log at each radius"):
-    assert said in page, f"the report has no '{said}'"
+for part in ("Upper envelopes by group", "Best certified accuracy by sigma and epsilon", "Selected log at each radius"):
+    assert part in page, f"the report has no '{part}'"
 before = artefacts()
 assert sum(name.endswith("checkpoint.pth.tar") for name in before) == MODELS
 done = subprocess.run([sys.executable, "code/sweep.py", "run", GRID], capture_output=True, text=True)

@@ -6,7 +6,7 @@ What the counts mean is decided in ``certification`` and ``bounds``; how votes a
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from smoothadv.noise import GaussianNoise, NoiseStream
 from smoothadv.smoothing.classifier import logits_in
 from smoothadv.smoothing.voting import Poll, VoteCounter
 
+Outcome = TypeVar("Outcome")
 _NO_LABEL = -2
 _LARGEST_VALUE = 16.0
 """Beyond it, x holds grey levels of 0 to 255: noise and radii are measured on [0, 1]."""
@@ -103,7 +104,9 @@ class Smooth:
 
         return self._run(x, ask(), batch_size, stream)
 
-    def _run(self, x: torch.Tensor, voting: Generator, batch_size: int, stream: NoiseStream) -> Any:
+    def _run(
+        self, x: torch.Tensor, voting: Generator[Draws, np.ndarray, Outcome], batch_size: int, stream: NoiseStream
+    ) -> Outcome:
         if isinstance(self.base_classifier, torch.nn.Module):
             self.base_classifier.eval()
         counter = VoteCounter(

@@ -13,7 +13,7 @@ from typing import IO, Any
 from smoothadv.errors import UserError
 
 
-def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Let ``write`` fill a temporary file, then put it in the place of ``path``: readers see the old or the new one.
 
     Creates missing folders; on any failure the old file is untouched and the temporary one removed.

@@ -6,7 +6,7 @@ import difflib
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -23,6 +23,12 @@ class UnknownNameError(UserError, KeyError):
     """A name that is not registered; the message lists the registered names."""
 
     __str__ = Exception.__str__  # KeyError would print the message's repr
+
+
+def did_you_mean(name: str, known: Iterable[str], shown: str = "'{}'") -> str:
+    """A hint like " (did you mean 'PGD'?)" if ``name`` resembles a known one; else ""."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {shown.format(close[0])}?)" if close else ""
 
 
 class Registry(Generic[Component]):
@@ -76,8 +82,7 @@ class Registry(Generic[Component]):
         return len(self._components)
 
     def _unknown(self, name: str) -> str:
-        close = difflib.get_close_matches(name, self._components, n=1)
-        hint = f" (did you mean '{close[0]}'?)" if close else ""
+        hint = did_you_mean(name, self._components)
         return f"unknown {self.kind} '{name}'{hint}; known: {', '.join(self._components)}{PLUGIN_HINT}"
 
 

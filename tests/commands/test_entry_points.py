@@ -135,7 +135,7 @@ def test_invalid_documented_command_is_noticed(line, validate):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_console_command_dispatches(name, capsys):
     assert smoothadv.commands.main([name, "--help"]) == 0
-    assert capsys.readouterr().out.startswith(f"usage: {name} ")
+    assert capsys.readouterr().out.startswith(f"usage: smoothadv {name} ")
 
 
 @pytest.mark.parametrize("arguments", [["tarin"], []], ids=["misspelt", "nothing"])

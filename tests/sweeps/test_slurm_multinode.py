@@ -140,7 +140,7 @@ def test_refused_option_ends_the_job(cluster, tmp_path):
     """Ten seconds."""
     job = submit(cluster, tmp_path, "--no-such-option")
     assert final_state(cluster, job) == "FAILED" and cluster.job(job)["Restarts"] == "0"
-    assert "error: unrecognized arguments: --no-such-option" in output_of(tmp_path)
+    assert "error: unknown option --no-such-option" in output_of(tmp_path)
 
 
 @pytest.mark.parametrize("arguments", [[], ["train", "digits"], ["no_such_command", "digits", "digits_resnet8", "run"]])

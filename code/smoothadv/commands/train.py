@@ -10,7 +10,7 @@ from pathlib import Path
 
 from smoothadv import plugins
 from smoothadv.architectures import ARCHITECTURES
-from smoothadv.commands.options.attack import add_attack, in_256ths
+from smoothadv.commands.options.attack import add_attack, in_256ths, unchanged
 from smoothadv.commands.options.components import name_in
 from smoothadv.commands.options.shared import add_dataset, add_running
 from smoothadv.commands.options.training import (
@@ -61,7 +61,7 @@ def training_parser(
     )
     add_recipe(parser)
     add_objective(parser, objective)
-    add_attack(parser, *[in_256ths] * ("--released-behaviour" in words))
+    add_attack(parser, in_256ths if "--released-behaviour" in words else unchanged)
     add_schedule(parser)
     add_data(parser)
     add_execution(parser)

@@ -76,7 +76,7 @@ class GivenImages:
         for number in range(count):
             image, label = self[number * len(self) // count]
             digest.update(f"{label}\n".encode())
-            digest.update(image.numpy())
+            digest.update(image.contiguous().numpy().data)
         return digest.hexdigest()
 
 

@@ -12,6 +12,7 @@ import math
 import os
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -96,18 +97,24 @@ def _record_type(shape: Sequence[int]) -> np.dtype:
     return np.dtype([("idx", "<i8"), ("image", *image), ("adversarial", *image)])
 
 
+def _type_in(header: bytes) -> np.dtype | None:
+    """The type of the records that follow a spool's header line; None if the line is no such header."""
+    try:
+        return _record_type(json.loads(header)["shape"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
 class _Records:
     """The whole records of a spool, left on the disk; UserError if they are of another type than ``dtype``."""
 
     def __init__(self, path: Path, dtype: np.dtype | None = None) -> None:
         with path.open("rb") as file:
             header = file.readline(_LONGEST_HEADER)
-        try:
-            self.dtype = _record_type(json.loads(header)["shape"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            self.dtype = None
-        if self.dtype is None or (dtype is not None and self.dtype != dtype):
+        found = _type_in(header)
+        if found is None or (dtype is not None and found != dtype):
             raise UserError(f"{path} holds no adversarial examples of this log: remove it and use --overwrite")
+        self.dtype = found
         count = (path.stat().st_size - len(header)) // self.dtype.itemsize
         # NumPy maps no empty file.
         self._mapped = np.memmap(path, self.dtype, "r", len(header), (count,)) if count else np.empty(0, self.dtype)
@@ -241,7 +248,7 @@ def write_pictures(log: Path, count: int) -> list[Path]:
         values = {name: array[row] for name, array in arrays.items()}
         picture = _picture(values)
         path = pictures_folder(log) / f"{int(values['idx']):05d}.png"
-        write_atomically(path, lambda file, picture=picture: picture.save(file, format="PNG"))
+        write_atomically(path, partial(picture.save, format="PNG"))
         written.append(path)
     for other in set(pictures_folder(log).glob("*.png")).difference(written):
         if other.stem.isdigit():  # of an earlier attack

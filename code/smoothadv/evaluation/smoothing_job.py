@@ -42,7 +42,7 @@ class SmoothingJob:
     """
 
     classifier: torch.nn.Module
-    voter: torch.nn.Module
+    voter: VotingClassifier
     attacked: VotingClassifier
     noise: Noise
     dataset: ImageDataset
@@ -114,7 +114,7 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
     if workers is not None and request.shard is not None:
         raise UserError("--shard is not read under torchrun, which shares the examples out by itself: leave it out")
     is_first = workers is None or workers.rank == 0
-    device = device_of_process(request.device or default_device(), workers and workers.local_rank)
+    device = device_of_process(request.device or default_device(), None if workers is None else workers.local_rank)
     classifier = base.module.to(device)
     if is_first:
         base.warn_about_mismatch(request.images if isinstance(request.images, str) else None, request.sigma)

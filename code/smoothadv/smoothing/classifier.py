@@ -63,7 +63,7 @@ class VotingClassifier(nn.Module):
 
 def arrange(
     classifier: nn.Module, arrangement: Arrangement, device: torch.device, example: torch.Tensor | None = None
-) -> nn.Module:
+) -> VotingClassifier:
     """A copy of ``classifier`` (images [B, C, H, W] in, logits out) on ``device``, in eval mode, arranged for speed.
 
     ``example`` is one image [C, H, W] on which the copy must agree with the original up to rounding.
@@ -80,24 +80,23 @@ def arrange(
     return compiled(voting) if arrangement.compile else voting
 
 
-def compiled(classifier: VotingClassifier) -> nn.Module:
+def compiled(classifier: VotingClassifier) -> VotingClassifier:
     """The classifier, compiled at its first batch: UserError there, where no compiler can be found."""
     return _Compiled(classifier)
 
 
-class _Compiled(nn.Module):
+class _Compiled(VotingClassifier):
     """A classifier compiled, at its first batch, for the shape of that batch, with its weights as constants."""
 
-    def __init__(self, classifier: nn.Module) -> None:
+    def __init__(self, voting: VotingClassifier) -> None:
         import torch._inductor.config as inductor
 
-        super().__init__()
-        self.is_folded = classifier.is_folded
+        super().__init__(voting.classifier, voting.dtype, voting.is_folded)
         inductor.freezing = True
-        self._compiled = torch.compile(classifier, dynamic=False)
+        self._compiled = (torch.compile(voting, dynamic=False),)  # in a tuple: it has the weights of ``classifier``
 
     def forward(self, noisy_images: torch.Tensor) -> torch.Tensor:
-        return call_compiled(self._compiled, noisy_images)
+        return call_compiled(self._compiled[0], noisy_images)
 
 
 def default_batch(
@@ -141,6 +140,7 @@ def make_deterministic() -> None:
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads what it has not written
+    # Nothing here reads what it has not written. (The module makes this attribute when it is imported.)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True

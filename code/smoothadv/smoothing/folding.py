@@ -17,13 +17,15 @@ from smoothadv.architectures.input_layers import Center, Normalize
 from smoothadv.graphs import overwrite_in_place, traced_plainly
 
 _ROUNDING = 1e-6
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 _NORMS: dict[type[nn.Module], tuple[type[nn.Module], ...]] = {
     nn.Conv1d: (nn.BatchNorm1d, nn.SyncBatchNorm),
     nn.Conv2d: (nn.BatchNorm2d, nn.SyncBatchNorm),
     nn.Conv3d: (nn.BatchNorm3d, nn.SyncBatchNorm),
 }
 _GEOMETRY = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
-Folded = tuple[nn.Module, nn.Module, nn.Module]
+Folded = tuple[Convolution, Convolution, BatchNorm]
 """A folded convolution, and the convolution and the batch normalization that it replaces."""
 
 
@@ -72,13 +74,15 @@ def replace_norms(graph: torch.fx.GraphModule, dtype: torch.dtype | None = None)
 
     The new convolutions have ``dtype`` (None: that of the old ones) and need no gradients.
     """
-    replaced = []
+    replaced: list[Folded] = []
     for node in list(graph.graph.nodes):
         before = node.args[0] if node.args else None
         if not isinstance(before, torch.fx.Node) or len(before.users) > 1:
             continue
         norm, convolution = _layer(graph, node), _layer(graph, before)
-        if type(norm) not in _NORMS.get(type(convolution), ()) or norm.running_var is None:
+        if not isinstance(convolution, Convolution) or not isinstance(norm, BatchNorm) or norm.running_var is None:
+            continue
+        if type(norm) not in _NORMS.get(type(convolution), ()):
             continue
         folded = _convolution_like(convolution, dtype or convolution.weight.dtype)
         replaced.append((folded, convolution, norm))
@@ -120,10 +124,10 @@ def _layer(graph: torch.fx.GraphModule, node: torch.fx.Node) -> nn.Module | None
     return graph.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
-def _convolution_like(layer: nn.Module, dtype: torch.dtype) -> nn.Module:
+def _convolution_like(layer: Convolution, dtype: torch.dtype) -> Convolution:
     """A convolution of the same geometry with a bias, whose parameters need no gradients."""
     geometry = {name: getattr(layer, name) for name in _GEOMETRY}
-    new: nn.Module = type(layer)(**geometry, bias=True, device=layer.weight.device, dtype=dtype)
+    new = type(layer)(**geometry, bias=True, device=layer.weight.device, dtype=dtype)
     if isinstance(new, nn.Conv2d):
         new = new.to(memory_format=torch.channels_last)
     return new.requires_grad_(False)

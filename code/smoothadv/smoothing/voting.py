@@ -135,7 +135,8 @@ class VoteCounter:
         NonFiniteError if a logit is NaN or infinite; ValueError if the classifier's number of classes is not
         num_classes.
         """
-        waiting, open_polls = iter(polls), deque()
+        waiting: Iterator[Poll] = iter(polls)
+        open_polls: deque[_OpenPoll] = deque()
         in_flight: deque[tuple[list[_Share], torch.Tensor]] = deque()
         last = time.perf_counter()
         while True:
@@ -144,9 +145,9 @@ class VoteCounter:
             idle = not in_flight
             if in_flight:
                 shares, votes = in_flight.popleft()
-                votes = votes.cpu().numpy()
+                counted = votes.cpu().numpy()  # waits for the device
                 now = time.perf_counter()
-                self._distribute(shares, votes, now - last)
+                self._distribute(shares, counted, now - last)
                 last = now
             while open_polls and open_polls[0].closed:
                 done = open_polls.popleft()

@@ -65,7 +65,7 @@ _KEYS = {
 }
 # Options that the sweep itself, or its command line, gives to every command.
 _NEVER: tuple[str, ...] = ("outdir", "outfile", "checkpoint", "resume", "overwrite", "data-dir", "device", "shard")
-_NEVER += ("debug", "help", "plugin")
+_NEVER += ("debug", "help", "plugin", "version")
 _NEVER_IN_EVALUATIONS = ("dataset", "against", "only", "png")
 
 

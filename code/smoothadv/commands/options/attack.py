@@ -23,9 +23,14 @@ _NO_GRADIENT = {
 }
 
 
+def unchanged(setting: Setting) -> Setting:
+    """The setting as its attack declares it."""
+    return setting
+
+
 def add_attack(
     parser: Parser,
-    adapt: Callable[[Setting], Setting] = lambda setting: setting,
+    adapt: Callable[[Setting], Setting] = unchanged,
     default: str | None = None,
     same_as: Mapping[str, str] = MappingProxyType({}),
 ) -> argparse._ArgumentGroup:
@@ -96,7 +101,7 @@ def given_attack_flags(options: argparse.Namespace) -> list[str]:
 
 def add_evaluation_attack(
     parser: Parser,
-    adapt: Callable[[Setting], Setting] = lambda setting: setting,
+    adapt: Callable[[Setting], Setting] = unchanged,
     default: str | None = None,
     default_draws: int = 1,
 ) -> None:

@@ -13,17 +13,10 @@ from smoothadv.errors import UserError
 _FOLDER = Path(__file__).parents[2] / "recipes"
 RELEASED = "released-behaviour"
 # A recipe says how to train: neither on what, nor where.
-_NEVER: tuple[str, ...] = (
-    "--recipe",
-    "--released-behaviour",
-    "--data-dir",
-    "--device",
-    "--seed",
-    "--resume",
-    "--overwrite",
-    "--debug",
+_NEVER = (
+    *("--recipe", "--released-behaviour", "--data-dir", "--device", "--seed", "--resume", "--overwrite", "--debug"),
+    *("--help", "-h", "--version", "--plugin"),
 )
-_NEVER += ("--help", "-h", "--plugin")
 
 
 def recipe_names() -> list[str]:

@@ -169,9 +169,10 @@ def with_recipes(parser: Parser, options: argparse.Namespace) -> argparse.Namesp
 
 def _readable(options: argparse.Namespace) -> set[str]:
     """The flags of settings that the objective, and the attack if it makes one, read."""
-    chosen = [OBJECTIVES[options.objective or options.default_objective]]
-    if _makes_attack(chosen[0]):
-        chosen += [ATTACKS[options.attack]] if options.attack else []
+    objective = OBJECTIVES[options.objective or options.default_objective]
+    chosen: list[type] = [objective]
+    if _makes_attack(objective) and options.attack:
+        chosen.append(ATTACKS[options.attack])
     return {setting.flag for component in chosen for setting in settings_of(component)}
 
 
