@@ -359,7 +359,7 @@ def test_no_other_file_is_replaced_by_a_merged_log(log):
 def test_foreign_rows_are_told_from_missing_ones(log):
     path = shards_of(log)[0]
     path.write_text(path.read_text().replace("15\t5", "16\t6"))
-    assert "example 16 is none of its own" in refusal(log)
+    assert "example 16 does not belong to it" in refusal(log)
 
 
 @exhaustive
