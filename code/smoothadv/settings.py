@@ -150,12 +150,12 @@ def describe(component: Any) -> str:
     def text(record: Any) -> str:
         if not isinstance(record, dict):
             return str(record)
-        said = [
+        fields = [
             f"{field}={text(value)}"
             for field, value in record.items()
             if field != "name" and value is not None and value is not False
         ]
-        return f"{record['name']}({', '.join(said)})"
+        return f"{record['name']}({', '.join(fields)})"
 
     return text(settings_record(component))
 

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smoothadv.commands.options.smoothing import shard
 from smoothadv.errors import UserError
 from smoothadv.evaluation import shards
-from smoothadv.evaluation.shards import Shard, merge, shard, shard_count, shards_of
+from smoothadv.evaluation.shards import Shard, merge, shard_count, shards_of
 from smoothadv.records import ExampleLog, manifest_path
 from support.commands import snapshot
 

@@ -25,7 +25,7 @@ def usage() -> str:
     return (
         "usage: smoothadv COMMAND ...\n\ncommands:\n"
         + "\n".join(lines)
-        + "\n\n`smoothadv COMMAND --help` tells a command's options."
+        + "\n\n`smoothadv COMMAND --help` shows a command's options."
     )
 
 

@@ -34,7 +34,7 @@ class Arrangement:
 
 
 def logits_in(output: Any) -> torch.Tensor:
-    """The logits in a network's output, a tensor or an object or mapping with ``logits``; UserError for anything else."""
+    """The logits in a network's output: a tensor, or the ``logits`` of an object or mapping; UserError for others."""
     if isinstance(output, torch.Tensor):
         return output
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)

@@ -131,7 +131,7 @@ class VoteCounter:
         self._depth = 1 if device.type == "cpu" else 2
 
     def run(self, polls: Iterable[Poll]) -> Iterator[Result]:
-        """The results of ``polls``, in their order. Draws of earlier polls come first in a batch, later ones fill it up.
+        """The results of ``polls``, in their order. A batch takes draws of earlier polls first, then of later ones.
 
         NonFiniteError if a logit is NaN or infinite; ValueError if the classifier's number of classes is not
         num_classes.
