@@ -30,7 +30,7 @@ def device_name(device: torch.device) -> str:
 
 
 def device_of_process(device: torch.device, local_rank: int | None) -> torch.device:
-    """``device``; for "cuda" without a number, the GPU of process ``local_rank`` of this machine (None: the only one)."""
+    """``device``; for "cuda" without a number, the GPU of process ``local_rank`` of this machine (None: one)."""
     if local_rank is None or device.type != "cuda" or device.index is not None:
         return device
     return torch.device("cuda", local_rank % torch.cuda.device_count())
