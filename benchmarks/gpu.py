@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py                               # everything; about 15 minutes on one GPU
     python benchmarks/gpu.py --only certify --archs cifar_resnet110 --precision bf16 fp16 --modes compiled
-    python benchmarks/gpu.py --smoke --device cpu          # seconds: whether it runs
+    python benchmarks/gpu.py --smoke --device cpu          # whether it runs; a minute, 50 s of it to compile
 
 "Plain" means Cohen et al.'s sampling loop and the released SmoothAdv update, eager in float32 (convolutions in TF32,
 which is PyTorch's default, unless the line says fp32). All variants of a case alternate in this process; ratios and
@@ -51,6 +51,17 @@ MODES = ("eager", "compiled", "graph")
 TRAINING_PRECISIONS = ("fp32", "tf32", "bf16")
 CERTIFICATION_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 PLAIN_BATCH = {"cifar_resnet110": 1000, "resnet50": 200}
+# What --smoke makes of the options: little, since a CPU without AVX-512 emulates bf16, ten times slower than float32.
+SMOKE = {
+    "archs": ["digits_resnet8"],
+    "training_arch": "digits_resnet8",
+    "batches": [2],
+    "draws": 4,
+    "training_batch": 4,
+    "rounds": 1,
+    "warm_ups": 1,
+    "matrix_size": 64,
+}
 
 
 @dataclass(frozen=True)
@@ -133,6 +144,22 @@ class Replayed(torch.nn.Module):
         return self._output
 
 
+def ways(
+    options: argparse.Namespace, precisions: tuple[str, ...], modes: tuple[str, ...], is_first: bool
+) -> list[tuple[str, str]]:
+    """The chosen ones of the given precisions and modes in which a case is measured: every pair of them.
+
+    With --smoke the first case is measured in every precision in the first mode and in every mode in the first
+    precision, the other cases in the first pair: the other pairs run the same code again.
+    """
+    chosen = [precision for precision in options.precision if precision in precisions]
+    pairs = [(precision, mode) for precision in chosen for mode in options.modes if mode in modes]
+    if options.smoke and pairs:
+        precision, mode = pairs[0]
+        pairs = [pair for pair in pairs if pair[0] == precision or pair[1] == mode] if is_first else pairs[:1]
+    return pairs
+
+
 def certifications(arch: str, options: argparse.Namespace) -> list[Variant]:
     """The plain loop, then this package in every precision, mode and batch."""
     dataset, device = DATASETS.get(arch, "cifar10"), options.device
@@ -148,19 +175,18 @@ def certifications(arch: str, options: argparse.Namespace) -> list[Variant]:
         )
         for precision in ("tf32", "fp32")[: 1 + (device.type == "cuda")]
     ]
-    for precision in options.precision:
-        for mode in options.modes:
-            voter = arrange(network, Arrangement(product_precision(precision), mode == "compiled"), device)
-            for batch in options.batches:
-                chosen = voter
-                if mode == "graph":
-                    example = torch.rand(batch, *shape, device=device).contiguous(memory_format=torch.channels_last)
-                    with matrix_precision(precision):
-                        chosen = Replayed(voter, example)
-                counter = VoteCounter(chosen, classes, batch, device)
-                draws = -(-options.draws // batch) * batch
-                run = counting(counter, GaussianNoise(SIGMA, 0), image, draws)
-                variants.append(Variant(Measurement(case, precision, mode, batch), run, draws))
+    for precision, mode in ways(options, CERTIFICATION_PRECISIONS, MODES, arch == options.archs[0]):
+        voter = arrange(network, Arrangement(product_precision(precision), mode == "compiled"), device)
+        for batch in options.batches:
+            chosen = voter
+            if mode == "graph":
+                example = torch.rand(batch, *shape, device=device).contiguous(memory_format=torch.channels_last)
+                with matrix_precision(precision):
+                    chosen = Replayed(voter, example)
+            counter = VoteCounter(chosen, classes, batch, device)
+            draws = -(-options.draws // batch) * batch
+            run = counting(counter, GaussianNoise(SIGMA, 0), image, draws)
+            variants.append(Variant(Measurement(case, precision, mode, batch), run, draws))
     return variants
 
 
@@ -172,7 +198,8 @@ def updates(name: str, options: argparse.Namespace) -> list[Variant]:
     network = get_architecture(arch, "cifar10").to(device)
     with torch.no_grad():  # normalization gets the statistics of noisy images
         for _ in range(10):
-            network(torch.rand(64, 3, 32, 32, device=device) + SIGMA * torch.randn(64, 3, 32, 32, device=device))
+            noise = SIGMA * torch.randn(min(64, size), 3, 32, 32, device=device)
+            network(torch.rand_like(noise) + noise)
     images, labels = batch_of(network, size, device)
     plain, attack = copy.deepcopy(network), PLAIN[method](EPSILON, steps)
     optimizer = sgd(plain)
@@ -186,30 +213,25 @@ def updates(name: str, options: argparse.Namespace) -> list[Variant]:
 
     case = f"train {arch} {name}"
     variants = [Variant(Measurement(case, "tf32", "plain", size), update_plainly, size)]
-    for precision in options.precision:
-        if precision not in TRAINING_PRECISIONS:
-            continue
-        for mode in options.modes:
-            if mode == "graph":
-                continue
-            execution = Execution(product_precision(precision), mode == "compiled")
-            model = execution.prepare(copy.deepcopy(network), device)
-            objective = OBJECTIVES["smoothadv"](ATTACKS[method](EPSILON, steps), SIGMA, copies, warmup=0)
-            update = Update(model, objective, sgd(model), execution, Processes(), device, images[:2])
-            run = updating(update, images, labels)
-            variants.append(Variant(Measurement(case, precision, mode, size), run, size))
+    for precision, mode in ways(options, TRAINING_PRECISIONS, ("eager", "compiled"), name == options.cases[0]):
+        execution = Execution(product_precision(precision), mode == "compiled")
+        model = execution.prepare(copy.deepcopy(network), device)
+        objective = OBJECTIVES["smoothadv"](ATTACKS[method](EPSILON, steps), SIGMA, copies, warmup=0)
+        update = Update(model, objective, sgd(model), execution, Processes(), device, images[:2])
+        run = updating(update, images, labels)
+        variants.append(Variant(Measurement(case, precision, mode, size), run, size))
     return variants
 
 
 def measured(variants: list[Variant], options: argparse.Namespace) -> list[Measurement]:
-    """Time all variants in turns, ``rounds`` times after warming up; one that fails records why and is left out."""
+    """Time all variants in turns: ``warm_ups`` times without counting, then ``rounds`` times; a failure is recorded."""
     times: dict[int, list[float]] = {}
     for number, variant in enumerate(variants):
         try:
             if options.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-            seconds(variant, options.device)
-            seconds(variant, options.device)
+            for _ in range(options.warm_ups):
+                seconds(variant, options.device)
             times[number] = []
             if options.device.type == "cuda":
                 variant.measurement.memory = torch.cuda.max_memory_allocated() / 2**20
@@ -315,10 +337,11 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder for JSON and Markdown")
+    parser.set_defaults(warm_ups=2, matrix_size=8192)
     options = parser.parse_args(arguments)
     if options.smoke:
-        options.archs, options.training_arch = ["cifar_resnet20"], "cifar_resnet20"
-        options.batches, options.draws, options.training_batch, options.rounds = [4], 8, 8, 1
+        vars(options).update(SMOKE)
+        options.cases = [case for case in options.cases if UPDATES[case][2] <= options.training_batch]
     if options.device.type == "cuda" and not torch.cuda.is_available():
         parser.error("there is no GPU here: --smoke --device cpu shows whether the benchmark runs")
     if options.device.type == "cpu":
@@ -333,7 +356,7 @@ def main(arguments: list[str] | None = None) -> None:
     name = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
     facts = {"device": name, "date": date.today().isoformat(), "PyTorch": torch.__version__}
     facts |= {"CUDA": torch.version.cuda, "Python": platform.python_version(), "rounds": options.rounds}
-    found = ceilings(device, 256 if options.smoke else 8192)
+    found = ceilings(device, options.matrix_size)
     measurements: list[Measurement] = []
     stem = options.out / f"gpu_{facts['date']}_{name.replace(' ', '_')}"
     options.out.mkdir(parents=True, exist_ok=True)

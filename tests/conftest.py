@@ -48,3 +48,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("SMOOTHADV_CACHE", str(folder))
         patch.setitem(ENVIRONMENT, "SMOOTHADV_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session")
+def warm(own_cache: Path) -> Iterator[object]:
+    """A ``support.warm.WarmProcesses``, of all tests."""
+    from support.warm import WarmProcesses
+
+    processes = WarmProcesses()
+    yield processes
+    processes.close()

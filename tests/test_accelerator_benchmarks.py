@@ -9,7 +9,7 @@ import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -23,7 +23,8 @@ CLASSES = ("airplane", "cat", "ship")
 
 
 def run_benchmark(name: str, folder: Path, *words: object):
-    return run_process([sys.executable, str(BENCHMARKS / f"{name}.py"), *map(str, words)], folder)
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *map(str, words)]
+    return run_process(command, folder, PYTHONPATH=str(CODE))
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def imported(monkeypatch) -> Callable[[str], ModuleType]:
 @pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler")
 def test_speed_of_what_is_compiled_is_measured(tmp_path):
-    """A minute."""
+    """A minute of processor time, for two compilations."""
     words = ["--smoke", "--device", "cpu", "--precision", "fp32", "--modes", "compiled", "--cases", "PGD T=2 m=1"]
     done = run_benchmark("gpu", tmp_path, *words, "--out", "out")
     assert done.returncode == 0, done.stderr
@@ -44,20 +45,20 @@ def test_speed_of_what_is_compiled_is_measured(tmp_path):
     assert len(compiled) == 2 and all(float(cells[4].replace(",", "")) > 0 for cells in compiled)
 
 
-def test_speed_of_everything_is_measured_and_written(tmp_path):
-    """Twenty seconds."""
-    words = ["--smoke", "--device", "cpu", "--precision", "fp32", "bf16", "--modes", "eager", "--out", "out"]
-    done = run_benchmark("gpu", tmp_path, *words)
-    assert done.returncode == 0, done.stderr
-    written, page = sorted((tmp_path / "out").iterdir())
-    assert written.suffix == ".json" and page.suffix == ".md" and done.stdout == page.read_text()
+def test_speed_of_everything_is_measured_and_written(imported, tmp_path, capsys):
+    """Seconds, also where a CPU emulates bf16."""
+    words = ["--smoke", "--device", "cpu", "--precision", "fp32", "bf16", "--modes", "eager"]
+    imported("gpu").main([*words, "--out", str(tmp_path)])
+    written, page = sorted(tmp_path.iterdir())
+    assert written.suffix == ".json" and page.suffix == ".md" and capsys.readouterr().out == page.read_text()
     content = json.loads(written.read_text())
     assert {"device", "date", "PyTorch", "Python"} <= content["facts"].keys()
     assert min(content["ceilings"].values()) > 0
     seen = {(each["case"].split()[0], each["precision"], each["mode"]) for each in content["measurements"]}
     assert {("certify", "tf32", "plain"), ("certify", "bf16", "eager"), ("train", "bf16", "eager")} <= seen
     trained = [each for each in content["measurements"] if each["case"].startswith("train")]
-    assert len({each["case"] for each in trained}) == 4 and all(each["batch"] == 8 for each in trained)
+    assert {each["case"].split(" ", 2)[2] for each in trained} == {"PGD T=2 m=1", "PGD T=4 m=4", "DDN T=4 m=1"}
+    assert all(each["batch"] == 4 for each in trained)
     for each in content["measurements"]:
         assert each["trouble"] == "" and each["rate"] > 0 and each["ratio"] > 0
         assert each["mode"] != "plain" or each["ratio"] == pytest.approx(1) or each["precision"] == "fp32"
@@ -78,6 +79,21 @@ def test_variant_that_fails_is_named_and_the_others_are_measured(imported):
     assert failed.trouble == "RuntimeError: no such kernel" and failed.rate == 0
     assert plain.ratio == 1 and other.rate > 0 and other.ratio > 1
     assert "| RuntimeError: no such kernel |" in gpu.page({"device": "x"}, {"copy": 1.0}, [failed])
+
+
+def test_small_run_has_every_precision_mode_and_attack_but_not_their_product(imported):
+    """The whole run has all pairs in all cases."""
+    gpu = imported("gpu")
+    whole, small = gpu.parsed(["--device", "cpu"]), gpu.parsed(["--smoke", "--device", "cpu"])
+    precisions, modes = ("tf32", "bf16", "fp16"), ("eager", "compiled")
+    for is_first in (True, False):
+        assert len(gpu.ways(whole, precisions, modes, is_first)) == 6
+    first = gpu.ways(small, precisions, modes, is_first=True)
+    assert first == [("tf32", "eager"), ("tf32", "compiled"), ("bf16", "eager"), ("fp16", "eager")]
+    assert gpu.ways(small, precisions, modes, is_first=False) == first[:1]
+    assert {gpu.UPDATES[case][0] for case in small.cases} == {"PGD", "DDN"}
+    assert small.training_batch % max(gpu.UPDATES[case][2] for case in small.cases) == 0
+    assert whole.cases == list(gpu.UPDATES) and whole.rounds > small.rounds and whole.warm_ups > small.warm_ups
 
 
 def test_share_of_the_ceiling_is_that_of_whichever_is_lower(imported):
@@ -122,14 +138,19 @@ def test_agreement_counts_classes_and_radii(imported):
         agreement(reference, certificates([1], [0.5]))
 
 
-def test_certificates_of_precisions_are_compared(tmp_path):
-    """Twenty seconds. The second time nothing is certified again."""
+def test_certificates_of_precisions_are_compared(imported, warm, tmp_path, monkeypatch, capsys):
+    """By the command, in processes as the benchmark starts them."""
     succeed("train", "digits", "digits_resnet8", tmp_path / "model", "--epochs", 1, "--noise", 0.25, "--device", "cpu")
     words = ["digits", "model/checkpoint.pth.tar", 0.25, "logs", "--precisions", "bf16", "--device", "cpu"]
-    done = run_benchmark("precision_agreement", tmp_path, *words, "--N", 100, "--skip", 30)
-    assert done.returncode == 0, done.stderr
+    benchmark = imported("precision_agreement")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["precision_agreement.py", *map(str, words), "--N", "100", "--skip", "30"])
+    started = SimpleNamespace(run=lambda command: warm.run(list(map(str, command)), tmp_path))
+    monkeypatch.setattr(benchmark, "subprocess", started)
+    benchmark.main()
     assert [len(rows(tmp_path / f"logs/{name}.tsv")) for name in ("fp32", "bf16")] == [12, 12]
-    assert (tmp_path / "logs/agreement.md").read_text() in done.stdout and "| bf16 | 12 | " in done.stdout
+    assert (tmp_path / "logs/agreement.md").read_text() in capsys.readouterr().out
+    assert "| bf16 | 12 | " in (tmp_path / "logs/agreement.md").read_text()
 
 
 @pytest.fixture(scope="module")

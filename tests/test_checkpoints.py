@@ -10,7 +10,7 @@ from torchvision.models import resnet50
 from smoothadv.architectures import get_architecture
 from smoothadv.checkpoints import load_classifier, save_checkpoint
 from smoothadv.datasets import describe_dataset
-from smoothadv.datasets.images import CIFAR_TRAINING, DatasetDescription
+from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
 from smoothadv.errors import UserError
 from support.released import (
     CIFAR_MEAN,

@@ -4,9 +4,11 @@ import re
 import sys
 from pathlib import Path
 
-from support.commands import CODE, run_process
+import pytest
 
-PAGE = CODE.parent / "docs" / "extending.md"
+from support.commands import CODE
+
+DOCS = CODE.parent / "docs"
 
 
 def program(text: str) -> str:
@@ -14,17 +16,20 @@ def program(text: str) -> str:
     return "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
 
 
-def run_program(source: str, folder: Path):
-    return run_process([sys.executable, "-W", "error", "-c", source], folder, PYTHONPATH=str(CODE))
+def run_program(warm, source: str, folder: Path):
+    """Every warning is an error."""
+    strict = f"import warnings\nwarnings.simplefilter('error')\n{source}"
+    return warm.run([sys.executable, "-c", strict], folder)
 
 
-def test_examples_of_extending_are_one_program_that_runs(tmp_path):
-    source = program(PAGE.read_text())
-    assert source.count("import") > 8 and "SmoothedAttack" in source
-    done = run_program(source, tmp_path)
+@pytest.mark.parametrize(("page", "word"), [("extending", "SmoothedAttack("), ("python", "smoothadv.falsify(")])
+def test_examples_of_a_page_are_one_program_that_runs(warm, page, word, tmp_path):
+    source = program((DOCS / f"{page}.md").read_text())
+    assert source.count("import") > 5 and word in source
+    done = run_program(warm, source, tmp_path)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
-def test_a_program_that_fails_is_noticed(tmp_path):
-    done = run_program(program("```python\nfrom smoothadv.attacks.pgd import Nothing\n```\n"), tmp_path)
+def test_a_program_that_fails_is_noticed(warm, tmp_path):
+    done = run_program(warm, program("```python\nfrom smoothadv.attacks.pgd import Nothing\n```\n"), tmp_path)
     assert done.returncode == 1 and "Nothing" in done.stderr

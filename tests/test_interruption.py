@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import call, rows, run_process, script, start_process, succeed, timeless, wait_until
+from support.commands import call, rows, run_process, script, succeed, timeless, wait_until
 from support.weights import read, same_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,37 +40,28 @@ def checkpoint(one_epoch: Path) -> Path:
     return one_epoch / "checkpoint.pth.tar"
 
 
-@pytest.fixture
-def interruptible():
-    """Processes started meanwhile obey Ctrl-C, even where the tests run in the background, which ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def lines(file: Path) -> int:
     """Whole lines, the header included."""
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-def kill_at(command: list[str], cwd: Path, log: Path, row: int) -> None:
+def kill_at(warm, command: list[str], cwd: Path, log: Path, row: int) -> None:
     """Start a command and kill it once the log has more than ``row`` rows: somewhere in the next one."""
-    with start_process(command, cwd) as process:
+    with warm.start(command, cwd) as process:
         try:
             wait_until(lambda: lines(log) > 1 + row, process)
         finally:
             process.kill()
-        process.communicate()
     assert process.returncode == KILLED, "it must not have finished before"
 
 
-def interrupt_at(command: list[str], cwd: Path, log: Path, row: int) -> tuple[int, str]:
+def interrupt_at(warm, command: list[str], cwd: Path, log: Path, row: int) -> tuple[int, str]:
     """As ``kill_at``, but by Ctrl-C; the exit code and what the process said about it."""
-    with start_process(command, cwd) as process:
+    with warm.start(command, cwd) as process:
         try:
             wait_until(lambda: lines(log) > 1 + row, process)
             process.send_signal(signal.SIGINT)
-            said = process.communicate(timeout=60)[1]
+            said = process.communicate()[1]
         finally:
             process.kill()
     return process.returncode, said
@@ -80,14 +71,14 @@ def certification(checkpoint: Path, log: Path, *options: object) -> list[object]
     return ["digits", checkpoint, 0.25, log, "--N", 300, "--device", "cpu", *options]
 
 
-def test_killed_certification_is_finished_by_resuming(checkpoint, tmp_path):
+def test_killed_certification_is_finished_by_resuming(checkpoint, warm, tmp_path):
     """Three kills among 120 examples, at random places that differ from each other."""
     whole, log = tmp_path / "whole.tsv", tmp_path / "killed.tsv"
     succeed("certify", *certification(checkpoint, whole, "--skip", 3))
     moments = random.Random(1)
     for earliest in (0, 30, 60):
         command = script("certify", *certification(checkpoint, log, "--skip", 3, "--resume"))
-        kill_at(command, tmp_path, log, moments.randrange(earliest, earliest + 20))
+        kill_at(warm, command, tmp_path, log, moments.randrange(earliest, earliest + 20))
     assert 60 < len(rows(log)) < 120
     succeed("certify", *certification(checkpoint, log, "--skip", 3, "--resume"))
     assert timeless(log) == timeless(whole)
@@ -124,9 +115,9 @@ def test_torn_log_is_finished_by_resuming(checkpoint, finished_log, tmp_path, ke
     assert timeless(torn) == timeless(finished_log)
 
 
-def test_interrupted_certification_says_how_to_go_on(checkpoint, tmp_path, capsys, interruptible):
+def test_interrupted_certification_says_how_to_go_on(checkpoint, warm, tmp_path, capsys):
     log, fresh = tmp_path / "interrupted.tsv", tmp_path / "fresh.tsv"
-    code, said = interrupt_at(script("certify", *certification(checkpoint, log)), tmp_path, log, 2)
+    code, said = interrupt_at(warm, script("certify", *certification(checkpoint, log)), tmp_path, log, 2)
     assert code == 130
     assert len(said.strip().splitlines()) == 1 and "same command again" in said
     done = len(rows(log))
@@ -136,9 +127,9 @@ def test_interrupted_certification_says_how_to_go_on(checkpoint, tmp_path, capsy
     assert timeless(log) == timeless(fresh)
 
 
-def test_log_that_is_being_written_is_refused(checkpoint, tmp_path, capsys):
+def test_log_that_is_being_written_is_refused(checkpoint, warm, tmp_path, capsys):
     log = tmp_path / "busy.tsv"
-    with start_process(script("certify", *certification(checkpoint, log)), tmp_path) as process:
+    with warm.start(script("certify", *certification(checkpoint, log)), tmp_path) as process:
         try:
             wait_until(lambda: lines(log) > 1, process)
             before = log.read_bytes()
@@ -147,29 +138,27 @@ def test_log_that_is_being_written_is_refused(checkpoint, tmp_path, capsys):
             ]
         finally:
             process.kill()
-        process.communicate()
     assert log.read_bytes().startswith(before)
     for outcome in outcomes:
         assert outcome.code == 1 and "another process" in outcome.err and outcome.err.count("\n") == 1
 
 
-def test_folder_that_is_being_trained_into_is_refused(tmp_path, capsys):
+def test_folder_that_is_being_trained_into_is_refused(warm, tmp_path, capsys):
     folder = tmp_path / "busy"
     command = [*TRAINING, folder, "--epochs", 1000, *RECIPE]
-    with start_process(script("train", *command), tmp_path) as process:
+    with warm.start(script("train", *command), tmp_path) as process:
         try:
             wait_until(lambda: lines(folder / "log.txt") > 1, process)
             outcomes = [call(capsys, "train", *command, flag) for flag in ("--resume", "--overwrite")]
         finally:
             process.kill()
-        process.communicate()
     for outcome in outcomes:
         assert outcome.code == 1 and "another process" in outcome.err and outcome.err.count("\n") == 1
 
 
-def test_killed_training_is_finished_by_resuming(three_epochs, tmp_path):
+def test_killed_training_is_finished_by_resuming(three_epochs, warm, tmp_path):
     killed = tmp_path / "killed"
-    kill_at(script("train", *TRAINING, killed, "--epochs", 3, *RECIPE), tmp_path, killed / "log.txt", 0)
+    kill_at(warm, script("train", *TRAINING, killed, "--epochs", 3, *RECIPE), tmp_path, killed / "log.txt", 0)
     assert not same_state(killed, three_epochs)
     succeed("train", *TRAINING, killed, "--epochs", 3, *RECIPE, "--resume")
     assert same_state(killed, three_epochs)
@@ -181,10 +170,10 @@ def test_killed_training_is_finished_by_resuming(three_epochs, tmp_path):
     assert [row["epoch"] for row in rows(killed / "log.txt")] == ["0", "1", "2"]
 
 
-def test_interrupted_training_says_how_to_go_on(tmp_path, interruptible):
+def test_interrupted_training_says_how_to_go_on(warm, tmp_path):
     folder, fresh = tmp_path / "interrupted", tmp_path / "fresh"
     command = script("train", *TRAINING, folder, "--epochs", 1000, *RECIPE)
-    code, said = interrupt_at(command, tmp_path, folder / "log.txt", 0)
+    code, said = interrupt_at(warm, command, tmp_path, folder / "log.txt", 0)
     assert code == 130
     assert len(said.strip().splitlines()) == 1 and "--resume" in said
     epochs = read(folder)["epoch"] + 1

@@ -6,17 +6,15 @@ import json
 import random
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from support.commands import (
-    CODE,
     call,
+    on_a_small_disk,
     rows,
-    run_process,
     script,
     snapshot,
     start_process,
@@ -24,7 +22,6 @@ from support.commands import (
     timeless,
     wait_until,
 )
-from support.warm import WarmProcesses
 
 KILLED = -signal.SIGKILL
 EXAMPLES = 180
@@ -39,13 +36,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "model"
     succeed("train", "digits", "digits_resnet8", folder, "--epochs", 1, "--noise", 0.25, "--device", "cpu")
     return folder / "checkpoint.pth.tar"
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[WarmProcesses]:
-    processes = WarmProcesses()
-    yield processes
-    processes.close()
 
 
 def certification(checkpoint: Path, log: Path, *options: object) -> list[object]:
@@ -183,27 +173,15 @@ def test_another_sigma_or_checkpoint_is_refused_naming_it(checkpoint, finished, 
         assert snapshot(finished[method].parent) == before
 
 
-# Files of this process cannot grow beyond so many bytes, which says EFBIG where a full disk says ENOSPC.
-ON_A_SMALL_DISK = """
-import resource, runpy, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
-sys.argv = sys.argv[2:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-def run_on_a_small_disk(space: int, command: list[str], cwd: Path):
-    return run_process([command[0], "-c", ON_A_SMALL_DISK, str(space), *command[1:]], cwd, PYTHONPATH=str(CODE))
-
-
-def test_full_disk_ends_in_one_line_and_a_log_of_whole_rows(checkpoint, tmp_path):
+def test_full_disk_ends_in_one_line_and_a_log_of_whole_rows(checkpoint, warm, tmp_path):
     """Room again, the same command finishes the log."""
     whole, log = tmp_path / "whole.tsv", tmp_path / "log.tsv"
     options = ["--N", 100, "--max", 60]
     succeed("certify", *certification(checkpoint, whole, *options))
     space = len(whole.read_bytes()) - 300
     assert space > 2100, "the manifest must fit"
-    done = run_on_a_small_disk(space, script("certify", *certification(checkpoint, log, *options)), tmp_path)
+    command = script("certify", *certification(checkpoint, log, *options))
+    done = warm.run(on_a_small_disk(space, command), tmp_path)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("error: ") and str(log) in done.stderr and done.stderr.count("\n") == 1
     assert log.read_bytes() == whole_lines(log) and 30 < whole_rows(log) < 60
@@ -212,8 +190,8 @@ def test_full_disk_ends_in_one_line_and_a_log_of_whole_rows(checkpoint, tmp_path
     assert timeless(log) == timeless(whole)
 
 
-def test_disk_too_full_for_a_manifest_names_the_file(checkpoint, tmp_path):
+def test_disk_too_full_for_a_manifest_names_the_file(checkpoint, warm, tmp_path):
     log = tmp_path / "log.tsv"
-    done = run_on_a_small_disk(500, script("certify", *certification(checkpoint, log, "--N", 20)), tmp_path)
+    done = warm.run(on_a_small_disk(500, script("certify", *certification(checkpoint, log, "--N", 20))), tmp_path)
     assert done.returncode == 1 and whole_rows(log) == 0
     assert str(log) in done.stderr and done.stderr.count("\n") == 1

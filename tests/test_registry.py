@@ -42,7 +42,7 @@ def test_second_component_of_one_name_is_refused_and_the_first_one_stays(colours
 def test_unknown_name_lists_all_known_ones_in_one_line(colours):
     with pytest.raises(UserError) as error:
         colours["xyz"]
-    assert str(error.value) == "unknown colour 'xyz'; known: crimson, azure, olive"
+    assert str(error.value) == "unknown colour 'xyz'; known: crimson, azure, olive; --plugin FILE adds your own"
 
 
 @pytest.mark.parametrize("typo, meant", [("azur", "azure"), ("cirmson", "crimson"), ("olives", "olive")])

@@ -11,7 +11,6 @@ import pickle
 import random
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ import pytest
 
 from support.commands import call, rows, script, start_process, succeed, timeless, wait_until
 from support.stopping import AT_ONCE, after_update, send
-from support.warm import WarmProcesses
 from support.weights import read, same_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -33,14 +31,6 @@ KILLED = {
     "PGD": [*PGD, "--random-start", "--warmup", 3, "--lr-step-size", 2],
     "DDN": [*DDN, "--warmup", 3, "--lr-step-size", 2],
 }
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[WarmProcesses]:
-    # The optimizer imports the second module, which takes two seconds.
-    processes = WarmProcesses("smoothadv.commands.train_pgd", "torch._dynamo")
-    yield processes
-    processes.close()
 
 
 def updates_saved(folder: Path) -> int:

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.commands import call, rows, script, start_process, succeed, timeless, wait_until
+from support.commands import call, rows, script, succeed, timeless, wait_until
 from support.stopping import AT_ONCE, after_update, send
-from support.warm import WarmProcesses
 from support.weights import read, same_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -84,15 +83,15 @@ def test_signal_saves_within_the_epoch_and_says_how_to_go_on(number, whole, tmp_
     assert_resumes(capsys, tmp_path / "run", whole)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=str)
-def test_process_obeys_a_signal_within_its_first_epoch(number, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=str)
+def test_process_obeys_a_signal_within_its_first_epoch(number, warm, tmp_path):
     """The signal comes from another process, between steps or within one."""
     command = script("train", *TRAINING, tmp_path / "run", *RECIPE, "--epochs", 1000, *AT_ONCE)
-    with start_process(command, tmp_path) as process:
+    with warm.start(command, tmp_path) as process:
         try:
             wait_until((tmp_path / "run/checkpoint.pth.tar").exists, process)
             process.send_signal(number)
-            said = process.communicate(timeout=60)[1]
+            said = process.communicate()[1]
         finally:
             process.kill()
     code, words = STOPPED[number]
@@ -110,21 +109,17 @@ def test_signal_in_the_very_first_update_saves_that_one(whole, tmp_path, capsys)
 
 
 @pytest.mark.slow
-def test_sigterm_while_nothing_is_trained_yet_ends_the_process(whole, tmp_path, capsys):
+def test_sigterm_while_nothing_is_trained_yet_ends_the_process(whole, warm, tmp_path, capsys):
     """At ten moments of its first half second: it leaves nothing, or what can be resumed."""
-    warm = WarmProcesses("smoothadv.commands.train", "torch._dynamo")
     folder = tmp_path / "run"
     command = script("train", *TRAINING, folder, *RECIPE, "--epochs", 1000, "--resume")
-    try:
-        for tenth in range(10):
-            process = warm.start(command, tmp_path)
-            time.sleep(tenth / 20)
-            os.kill(process.pid, signal.SIGTERM)
-            assert process.wait() in (143, -signal.SIGTERM), "shells say 143 of both"
-            if (folder / "checkpoint.pth.tar").exists() and read(folder)["epoch"]:
-                break
-    finally:
-        warm.close()
+    for tenth in range(10):
+        process = warm.start(command, tmp_path)
+        time.sleep(tenth / 20)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() in (143, -signal.SIGTERM), "shells say 143 of both"
+        if (folder / "checkpoint.pth.tar").exists() and read(folder)["epoch"]:
+            break
     assert not list(tmp_path.rglob("*.tmp"))
     content = read(folder) if (folder / "checkpoint.pth.tar").exists() else {"epoch": 0}
     if content["epoch"] < 2:

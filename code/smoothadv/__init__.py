@@ -10,18 +10,22 @@ via Randomized Smoothing"). docs/architecture.md shows which module does what an
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from smoothadv.version import __version__
 
 if TYPE_CHECKING:
+    from smoothadv import plugins
     from smoothadv.api import attack, certify, falsify, predict, train
 
-__all__ = ["__version__", "attack", "certify", "falsify", "predict", "train"]
+__all__ = ["__version__", "attack", "certify", "falsify", "plugins", "predict", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """The functions of ``smoothadv.api``, imported when first used: whoever reads a log must not wait for torch."""
+    """``plugins`` and the functions of ``smoothadv.api``, imported when first used: readers of logs need no torch."""
+    if name == "plugins":
+        return importlib.import_module("smoothadv.plugins")
     if name in __all__:
         from smoothadv import api
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from scipy import special, stats
+from scipy import special
 
 
 def check_alpha(alpha: float) -> None:
@@ -102,6 +102,8 @@ def tolerated_false_statements(statements: int, probability: float, false_alarm:
     probability at most ``probability``, independently of the others, then more than k statements are false with
     probability at most ``false_alarm``.
     """
+    from scipy import stats  # takes a second to load, and no radius needs it
+
     if statements < 0 or not probability >= 0:
         raise ValueError(f"need statements >= 0 and probability >= 0, got {statements} and {probability}")
     check_alpha(false_alarm)
@@ -204,6 +206,8 @@ def vote_is_significant(top: int, runner_up: int, alpha: float) -> bool:
     Formal guarantee: if the runner-up is in truth at least as probable as the top class, the answer is
     True with probability at most alpha. ValueError unless top >= runner_up >= 0 and top >= 1.
     """
+    from scipy import stats
+
     if not top >= runner_up >= 0 or top < 1:
         raise ValueError(f"need top >= runner_up >= 0 and top >= 1, got {top} and {runner_up}")
     return bool(stats.binomtest(top, top + runner_up, 0.5).pvalue <= alpha)

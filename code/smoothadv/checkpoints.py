@@ -17,10 +17,11 @@ from typing import IO, Any
 
 import torch
 
+from smoothadv import plugins
 from smoothadv.architectures import ARCHITECTURES, INPUT_LAYERS, get_architecture
 from smoothadv.datasets import describe_dataset
-from smoothadv.datasets.images import DatasetDescription
-from smoothadv.errors import UserError
+from smoothadv.datasets.description import DatasetDescription
+from smoothadv.errors import UserError, warn
 from smoothadv.files import write_atomically
 from smoothadv.registry import UnknownNameError
 
@@ -42,8 +43,33 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """The dict in a checkpoint file, tensors on the CPU; UserError if it is missing, damaged or something else."""
-    path = Path(path)
+    """The dict in a checkpoint file, tensors on the CPU.
+
+    UserError if it is missing, damaged or something else, or if its architecture is unknown; this error names the
+    plug-in that the checkpoint needs.
+    """
+    content = _content(Path(path))
+    try:
+        if not is_module(content):
+            ARCHITECTURES.require(content["arch"])
+    except UnknownNameError as error:
+        reason = plugins.missing("architecture", str(content["arch"]), content.get("plugins")) or str(error)
+        raise UserError(f"checkpoint {path}: {reason}") from error
+    for plugin in plugins.changed_provider("architecture", str(content["arch"]), content.get("plugins")):
+        warn(f"checkpoint {path} was trained with another version of the plug-in {plugin.name}")
+    return content
+
+
+def missing_dataset_plugin(path: Path, dataset: str) -> str:
+    """Which plug-in the checkpoint's dataset needs, as a sentence; "" if none, or if the checkpoint cannot be read."""
+    try:
+        return plugins.missing("dataset", dataset.partition(":")[0], _content(path).get("plugins"))
+    except UserError:
+        return ""
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """What ``read_checkpoint`` returns, of whatever architecture."""
     if path.is_dir():
         raise UserError(f"{path} is a folder: name the checkpoint file in it, like {path / 'checkpoint.pth.tar'}")
     if not path.is_file():
@@ -65,11 +91,6 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     weights = content["state_dict"]
     if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise UserError(f"checkpoint {path}: its state_dict is no dict of tensors")
-    try:
-        if not is_module(content):
-            ARCHITECTURES.require(content["arch"])
-    except UnknownNameError as error:
-        raise UserError(f"checkpoint {path}: {error}") from error
     return content
 
 

@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from smoothadv import plugins
 from smoothadv.errors import UserError
 from smoothadv.files import lock, write_json
 from smoothadv.version import __version__
@@ -126,7 +127,7 @@ def read_manifest_file(log: Path) -> dict[str, Any]:
 
 
 def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
-    """The command (None: that of this process), the versions and the commit that make a file, for its manifest."""
+    """The command (None: that of this process), versions, plug-ins and commit that make a file, for its manifest."""
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": list(sys.argv if command is None else command),
@@ -135,6 +136,7 @@ def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _installed_version(name) for name in _PACKAGES},
+        "plugins": [{"name": one.name, "source": one.source, "sha256": one.sha256} for one in plugins.loaded()],
     }
 
 

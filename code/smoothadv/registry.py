@@ -5,18 +5,30 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from smoothadv.errors import UserError
 
 Component = TypeVar("Component")
+
+PLUGIN_HINT = "; --plugin FILE adds your own"
+"""How an error message about an unknown name ends."""
 
 
 class UnknownNameError(UserError, KeyError):
     """A name that is not registered; the message lists the registered names."""
 
     __str__ = Exception.__str__  # KeyError would print the message's repr
+
+
+def did_you_mean(name: str, known: Iterable[str], shown: str = "'{}'") -> str:
+    """A hint like " (did you mean 'PGD'?)" if ``name`` resembles a known one; else ""."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {shown.format(close[0])}?)" if close else ""
 
 
 class Registry(Generic[Component]):
@@ -31,14 +43,22 @@ class Registry(Generic[Component]):
 
     def register(self, name: str) -> Callable[[Component], Component]:
         """Decorator that adds a component under ``name``; ValueError if the name is taken."""
+        module = sys._getframe(1).f_globals.get("__name__", "")
 
         def add(component: Component) -> Component:
             if name in self._components:
                 raise ValueError(f"{self.kind} '{name}' is already registered")
             self._components[name] = component
+            for recorder in _recorders:
+                recorder.append(Registration(self, name, component, module))
             return component
 
         return add
+
+    def remove(self, name: str) -> None:
+        """Forget the component registered as ``name``; UnknownNameError if there is none."""
+        self[name]
+        del self._components[name]
 
     def __getitem__(self, name: str) -> Component:
         """The component registered as ``name``; UnknownNameError if there is none."""
@@ -62,15 +82,40 @@ class Registry(Generic[Component]):
         return len(self._components)
 
     def _unknown(self, name: str) -> str:
-        close = difflib.get_close_matches(name, self._components, n=1)
-        hint = f" (did you mean '{close[0]}'?)" if close else ""
-        return f"unknown {self.kind} '{name}'{hint}; known: {', '.join(self._components)}"
+        hint = did_you_mean(name, self._components)
+        return f"unknown {self.kind} '{name}'{hint}; known: {', '.join(self._components)}{PLUGIN_HINT}"
 
 
-def discover(package: str, path: list[str]) -> None:
+@dataclass(frozen=True)
+class Registration:
+    """A ``component`` that a ``module`` registered as ``name`` in ``registry``."""
+
+    registry: Registry[Any]
+    name: str
+    component: Any
+    module: str
+
+
+_recorders: list[list[Registration]] = []
+
+
+@contextmanager
+def recorded_registrations() -> Iterator[list[Registration]]:
+    """Within, the list gets an entry for each component that is registered, in any registry."""
+    recorder: list[Registration] = []
+    _recorders.append(recorder)
+    try:
+        yield recorder
+    finally:
+        _recorders[:] = [other for other in _recorders if other is not recorder]
+
+
+def discover(package: str, path: list[str], without: Collection[str] = ()) -> None:
     """Import every module of a package, so that each file's registrations take effect.
 
     A package calls ``discover(__name__, __path__)`` at the end of its ``__init__``: to add a component, add one file.
+    The modules ``without`` are not imported: they register nothing and take long to load.
     """
     for module in pkgutil.iter_modules(path):
-        importlib.import_module(f"{package}.{module.name}")
+        if module.name not in without:
+            importlib.import_module(f"{package}.{module.name}")

@@ -302,11 +302,18 @@ def unreadable(figure: Figure) -> list[str]:
     return faults
 
 
+# Every size with one panel, every measure in a small and a large grid, several panels in grids of every shape.
 @pytest.mark.parametrize(
-    ("measure", "panels"),
-    [*((measure, 1) for measure in MEASURES), ("certified_accuracy", 3), ("certified_accuracy", 8)],
+    ("size", "measure", "panels"),
+    [
+        *((size, "certified_accuracy", 1) for size in [(1, 1), (1, 10), (6, 1), (4, 5), (6, 10), (12, 16)]),
+        *((size, measure, 1) for size in [(1, 1), (6, 10)] for measure in MEASURES if measure != "certified_accuracy"),
+        *((size, "certified_accuracy", 3) for size in [(1, 10), (6, 1), (4, 5)]),
+        *((size, "certified_accuracy", 8) for size in [(1, 1), (6, 10)]),
+        pytest.param((12, 16), "certified_accuracy", 8, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("size", [(1, 1), (1, 10), (6, 1), (4, 5), (6, 10), (12, 16)], ids=str)
 def test_everything_can_be_read(size, measure, panels):
     settings = {"radii": [0.25 * number for number in range(panels)]} if measure == "certified_accuracy" else {}
     figure = HeatMap(measure=measure, title="Digits", **settings)(Logs(grid_of_logs(*size, missing=min(size) > 1)))

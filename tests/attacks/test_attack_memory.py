@@ -123,7 +123,6 @@ def test_nothing_of_a_failed_attempt_is_kept_when_the_next_begins(name, error, f
     attack = SmoothedAttack(
         ATTACKS[name], SIGMA, COPIES, batch=64, restarts=2, on_smaller_batch=lambda batch: alive.append(fragile.alive())
     )
-    gc.collect()
     gc.disable()
     try:
         attack(fragile, inputs, labels, range(7))

@@ -106,7 +106,7 @@ def test_direct_attack_stays_in_the_ball_and_the_box(situation, attack, targeted
     assert faults(result, inputs, epsilon if sized else torch.full_like(epsilon, attack.epsilon)) == []
 
 
-@reproducible
+@settings(reproducible, max_examples=150)
 @given(
     situations(),
     attacks(),

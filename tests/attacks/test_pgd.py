@@ -22,10 +22,20 @@ def gaussian(copies: int, like: torch.Tensor, seed: int = 0) -> torch.Tensor:
     return 0.5 * torch.randn(shape, dtype=like.dtype, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("copies", [None, 1, 2, 8])
-@pytest.mark.parametrize("steps", [1, 2, 3, 7, 20])
-@pytest.mark.parametrize("label, targeted, sign", [(1, False, -1), (0, False, 1), (1, True, 1), (0, True, -1)])
-def test_moves_straight_away_from_the_label_of_a_linear_classifier(copies, steps, label, targeted, sign):
+AWAY, TOWARDS = (1, False, -1), (0, True, -1)
+
+
+# One after the other: the number of copies, the number of steps, and what is wanted of which label.
+@pytest.mark.parametrize(
+    "copies, steps, wanted",
+    [
+        *((copies, 3, AWAY) for copies in (None, 1, 2, 8)),
+        *((2, steps, TOWARDS) for steps in (1, 2, 7, 20)),
+        *((copies, 3, wanted) for wanted in ((0, False, 1), (1, True, 1), TOWARDS) for copies in (None, 8)),
+    ],
+)
+def test_moves_straight_away_from_the_label_of_a_linear_classifier(copies, steps, wanted):
+    label, targeted, sign = wanted
     x = batch(*POINT) if sign < 0 else batch(0.5, 0.5)  # no pixel is clipped
     noise = None if copies is None else gaussian(copies, x)
     attacked = PGD(0.25, steps, targeted=targeted)(linear_classifier(), x, torch.tensor([label]), noise)

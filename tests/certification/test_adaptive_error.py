@@ -88,7 +88,7 @@ class RecordedVotes:
 
 @pytest.mark.parametrize("p", [0.4, 0.52, *PROBABILITIES])
 def test_simulation_is_the_coroutine_run_by_run(ladder, p):
-    number = 40
+    number = 20
     runs = simulate(ladder, p, number, seed=0)
     for run in range(number):
         certificate = certify(ladder, RecordedVotes(runs, run))

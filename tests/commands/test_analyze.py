@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from support.commands import ENVIRONMENT, call, script
+from support.patience import HANG_SECONDS
 
 # Ours: full precision, further columns after the released ones. 3 of 6 correct, 1 of 6 abstains.
 OURS = """idx\tlabel\tpredict\tradius\tcorrect\ttime\tsuccesses\ttrials
@@ -246,4 +247,4 @@ def test_reader_that_stops_early_is_no_error(logs):
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=HANG_SECONDS) == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +18,10 @@ from smoothadv.smoothing.classifier import VotingClassifier
 from support import fragile_models
 from support.attack_runs import SIGMA, archive, assert_same_attack
 from support.commands import (
-    CODE,
     Outcome,
     call,
+    on_a_small_disk,
     rows,
-    run_process,
     script,
     snapshot,
     start_process,
@@ -30,8 +29,8 @@ from support.commands import (
     timeless,
     wait_until,
 )
+from support.patience import HANG_SECONDS
 from support.sharding import manifest_of, refused
-from support.warm import WarmProcesses
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # Images of two draws each: 64 share a pass, so that stopped runs continue in groups of other images.
@@ -103,13 +102,6 @@ def test_interrupted_at_any_pass_it_is_continued_by_the_same_command(attack, wor
     assert_same_attack(workplace / LOG, whole[way])
 
 
-@pytest.fixture(scope="module")
-def warm() -> Iterator[WarmProcesses]:
-    processes = WarmProcesses("smoothadv.commands.attack")
-    yield processes
-    processes.close()
-
-
 def whole_rows(log: Path) -> int:
     return max(0, log.read_bytes().count(b"\n") - 1) if log.exists() else 0
 
@@ -176,7 +168,7 @@ def test_ctrl_c_says_how_to_go_on(checkpoint, tmp_path):
             try:
                 wait_until(lambda: whole_rows(tmp_path / LOG) >= 1, process)
                 process.send_signal(signal.SIGINT)
-                said = process.communicate(timeout=60)[1]
+                said = process.communicate(timeout=HANG_SECONDS)[1]
             finally:
                 process.kill()
     finally:
@@ -187,21 +179,11 @@ def test_ctrl_c_says_how_to_go_on(checkpoint, tmp_path):
     assert 1 <= done < 359 and not (tmp_path / "out/epsilon_0.5.npz").exists()
 
 
-# Files of this process cannot grow beyond so many bytes, which says EFBIG where a full disk says ENOSPC.
-ON_A_SMALL_DISK = """
-import resource, runpy, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
-sys.argv = sys.argv[2:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
 @pytest.mark.slow
-def test_full_disk_ends_in_one_line_that_names_the_file(checkpoint, tmp_path, whole, attack):
-    """Room again, the same command finishes the log. The images of eight rows and a half fit. Four seconds."""
+def test_full_disk_ends_in_one_line_that_names_the_file(checkpoint, warm, tmp_path, whole, attack):
+    """Room again, the same command finishes the log. The images of eight rows and a half fit."""
     command = script("attack", "digits", checkpoint, SIGMA, "out", *USUAL)
-    limited = [command[0], "-c", ON_A_SMALL_DISK, str(22 + 8 * RECORD + 200), *command[1:]]
-    done = run_process(limited, tmp_path, PYTHONPATH=str(CODE))
+    done = warm.run(on_a_small_disk(22 + 8 * RECORD + 200, command), tmp_path)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert whole_rows(tmp_path / LOG) == 8 and (tmp_path / LOG).read_bytes().endswith(b"\n")
     assert attack().code == 0

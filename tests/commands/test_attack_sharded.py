@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from smoothadv.commands import merging
 from smoothadv.evaluation.attacked_images import passes_of
 from smoothadv.records import spool_path
 from support.attack_runs import SIGMA, archive, assert_same_attack
-from support.commands import CODE, call, rows, run_process, snapshot, succeed
+from support.commands import call, rows, script, snapshot, succeed
 from support.sharding import OneWorker, manifest_of, refused
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -244,15 +243,13 @@ def test_torchrun_starts_anew_when_told(attack, workplace, whole, monkeypatch):
     assert files(workplace / "out") == OUTPUT
 
 
-def test_two_processes_write_the_logs_of_one(checkpoint, tmp_path):
-    """Seven seconds, most of them to load torch twice. torchrun takes --max for one of its own options."""
+def test_two_processes_write_the_logs_of_one(checkpoint, warm, tmp_path):
+    """As torchrun starts them."""
     usual = ["--device", "cpu", "--N", 50, "--skip", 18, "--num-steps", 2, "--num-noise-vec", 4, *SIZES, "--png", 1]
     succeed("attack", "digits", checkpoint, SIGMA, tmp_path / "whole", *usual)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*launch, CODE / "attack.py", "digits", checkpoint, SIGMA, "out", *usual]
-    done = run_process(list(map(str, command)), tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("20 examples") == 2, "one of the processes sums up"
+    done = warm.run_workers(2, script("attack", "digits", checkpoint, SIGMA, "out", *usual), tmp_path)
+    assert [each.returncode for each in done] == [0, 0], done
+    assert "".join(each.stdout for each in done).count("20 examples") == 2, "one of the processes sums up"
     assert_all_the_same(tmp_path / "out", tmp_path / "whole")
     assert files(tmp_path / "out") == files(tmp_path / "whole")
     for name in NAMES:

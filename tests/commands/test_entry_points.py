@@ -41,13 +41,13 @@ def help_text(name: str, monkeypatch, capsys) -> str:
 
 # What a command does first after it has validated its command line; a command that is not here stops before that.
 FIRST_STEPS = {
-    "train": "train.get_dataset",
-    "train_pgd": "train.get_dataset",
-    "certify": "certify.prepare",
-    "predict": "predict.prepare",
-    "attack": "attack.attack_all",
-    "analyze": "analyze.read_logs",
-    "sweep": "sweep.command.read_grid",
+    "train": ["training.job.get_dataset"],
+    "train_pgd": ["training.job.get_dataset"],
+    "certify": ["evaluation.certifying.prepare"],
+    "predict": ["evaluation.predicting.prepare"],
+    "attack": ["evaluation.attacking.warn_of_few_draws", "evaluation.falsifying.warn_of_few_draws"],
+    "analyze": ["commands.analyze.read_logs"],
+    "sweep": ["commands.sweep.command.read_grid"],
 }
 
 
@@ -73,9 +73,9 @@ def validate(monkeypatch):
         assert python == "python" and (REPOSITORY / path).is_file()
         name = Path(path).stem
         command = importlib.import_module(f"smoothadv.commands.{name}")
-        if name in FIRST_STEPS:
-            monkeypatch.setattr(f"smoothadv.commands.{FIRST_STEPS[name]}", accept)
-        else:
+        for step in FIRST_STEPS.get(name, []):
+            monkeypatch.setattr(f"smoothadv.{step}", accept)
+        if name not in FIRST_STEPS:
             monkeypatch.setattr(command, "run", parse_only)
         if arguments[0] == "merge":
             monkeypatch.setattr("smoothadv.commands.merging.merge", accept)
@@ -135,7 +135,7 @@ def test_invalid_documented_command_is_noticed(line, validate):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_console_command_dispatches(name, capsys):
     assert smoothadv.commands.main([name, "--help"]) == 0
-    assert capsys.readouterr().out.startswith(f"usage: {name} ")
+    assert capsys.readouterr().out.startswith(f"usage: smoothadv {name} ")
 
 
 @pytest.mark.parametrize("arguments", [["tarin"], []], ids=["misspelt", "nothing"])

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.commands import CODE, ENVIRONMENT, call, rows, run_process, succeed, timeless, wait_until
+from support.patience import HANG_SECONDS
 from support.stopping import AT_ONCE
 from support.weights import read, same_state
 
@@ -191,7 +192,7 @@ def test_killed_worker_is_started_again_and_goes_on_from_the_last_checkpoint(who
     """Without --resume: torchrun starts all of them anew. 20 seconds each."""
     with launched(torchrun(*AT_ONCE, restarts=1), tmp_path, lambda: saved(tmp_path) >= moment) as launcher:
         os.kill(workers_of(launcher)[rank], signal.SIGKILL)
-        assert launcher.wait(timeout=100) == 0, (tmp_path / "said").read_text()
+        assert launcher.wait(timeout=HANG_SECONDS) == 0, (tmp_path / "said").read_text()
     assert "resuming after epoch" in (tmp_path / "said").read_text()
     assert same_state(tmp_path / "run", whole)
     assert timeless(tmp_path / "run/log.txt") == timeless(whole / "log.txt")
@@ -204,7 +205,7 @@ def terminate(folder: Path, command: list[str], ready: Callable[[], bool]) -> st
     """Start torchrun, ask it to end once it is ``ready``; what was said until it had ended."""
     with launched(command, folder, ready) as launcher:
         launcher.terminate()
-        assert launcher.wait(timeout=100) != 0
+        assert launcher.wait(timeout=HANG_SECONDS) != 0
     return (folder / "said").read_text()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.commands import call, header, rows, run_process, script, snapshot, succeed, timeless
+from support.commands import call, header, rows, script, snapshot, succeed, timeless
 from support.recipes import EPOCHS, RECIPES
 from support.weights import read, same_state
 
@@ -88,10 +88,10 @@ def test_arguments_file_explains_the_run(folder):
     assert (run["epochs"], run["first_epoch"], run["device"]) == (EPOCHS, 0, "cpu")
 
 
-def test_process_trains_and_names_the_next_command(workplace, repository, capsys):
+def test_process_trains_and_names_the_next_command(workplace, warm, repository, capsys):
     noise = "0.1234567"
     arguments = ["digits", "digits_resnet8", "models/my model", "--noise", noise, "--epochs", "1", "--device", "cpu"]
-    done = run_process(script("train", *arguments), workplace)
+    done = warm.run(script("train", *arguments), workplace)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads((workplace / "models/my model/args.json").read_text())["runs"][0]["command"][2:] == arguments
     python, entry_point, *certify = shlex.split(done.stdout.splitlines()[-1])

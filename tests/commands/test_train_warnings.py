@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.commands import call, rows, run_process, script, snapshot, succeed
+from support.commands import call, on_a_small_disk, rows, script, snapshot, succeed
 from support.weights import read
 
 DIGITS = ["digits", "digits_resnet8"]
@@ -141,13 +141,12 @@ def test_curves_are_whole_although_a_resumed_run_draws_them(workplace):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the shell's limits are those of Unix")
-def test_full_disk_is_named_and_the_old_checkpoint_stays(workplace):
-    """A limit on the size of files stands for it; four seconds."""
+def test_full_disk_is_named_and_the_old_checkpoint_stays(workplace, warm):
+    """A limit on the size of files stands for it."""
     succeed("train", *DIGITS, "run", "--noise", 0.25, *SHORT)
     before = snapshot(workplace)
     command = script("train", *DIGITS, "run", "--noise", 0.25, *SHORT, "--epochs", 2, "--resume")
-    limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash", *command]
-    done = run_process(limited, workplace)
+    done = warm.run(on_a_small_disk(100_000, command), workplace)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ") and "checkpoint.pth.tar" in line

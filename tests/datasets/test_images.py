@@ -12,7 +12,8 @@ from scipy.stats import chi2
 from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import PILToTensor
 
-from smoothadv.datasets.images import CIFAR_TRAINING, DatasetDescription, InMemoryImages, StreamedImages
+from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
+from smoothadv.datasets.images import InMemoryImages, StreamedImages
 from support.augmenting import augment
 from support.image_files import random_image, save_image
 

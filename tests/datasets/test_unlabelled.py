@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from smoothadv.datasets.images import CIFAR_TRAINING, DatasetDescription, InMemoryImages
+from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
+from smoothadv.datasets.images import InMemoryImages
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
 from smoothadv.errors import UserError
 from support.traps import Trap

@@ -20,7 +20,6 @@ from smoothadv.memory import batch_that_fits
 from smoothadv.smoothing.classifier import PRECISIONS, Arrangement, arrange, default_batch
 from smoothadv.smoothing.folding import fold
 from support import networks
-from support.commands import CODE, run_process
 from support.networks import settle_batch_norms
 
 CPU = torch.device("cpu")
@@ -61,8 +60,13 @@ def norms_in(model: nn.Module) -> int:
     return sum(isinstance(layer, nn.BatchNorm2d) for layer in model.modules())
 
 
-@pytest.mark.parametrize("arch", [*smallest_of_each_family(), "cifar_resnet110"])
-@pytest.mark.parametrize("input_layer", INPUT_LAYERS)
+@pytest.mark.parametrize(
+    ("arch", "input_layer"),
+    [
+        *((arch, "normalize") for arch in [*smallest_of_each_family(), "cifar_resnet110"]),
+        *(("digits_resnet8", input_layer) for input_layer in INPUT_LAYERS if input_layer != "normalize"),
+    ],
+)
 def test_folding_leaves_the_logits_of_every_architecture(arch, input_layer):
     model, images = fitting(arch, input_layer)
     folded = fold(copy.deepcopy(model))
@@ -293,8 +297,9 @@ def own_compiler_cache(tmp_path, monkeypatch) -> Iterator[Path]:
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler")
 @torch.inference_mode()
 def test_compiled_logits_are_close_and_by_no_more_than_rounding_those_of_another_row(own_compiler_cache):
-    model, _ = fitting("digits_resnet8", "normalize")
-    noisy = torch.rand(32, 1, 8, 8).contiguous(memory_format=torch.channels_last)
+    model, images = behind(Normalize, networks.Network)
+    noisy = images.float().repeat(8, 1, 1, 1).contiguous(memory_format=torch.channels_last)
+    noisy += 0.1 * torch.randn_like(noisy)
     compiled, eager = (arrange(model, Arrangement("fp32", compile), CPU) for compile in (True, False))
     logits, order = compiled(noisy), torch.randperm(32)
     assert any(own_compiler_cache.rglob("*.so")), "something was compiled"
@@ -329,7 +334,7 @@ assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
 """
 
 
-def test_deterministic_kernels_are_asked_for_everywhere(tmp_path):
+def test_deterministic_kernels_are_asked_for_everywhere(warm, tmp_path):
     """In a process of its own: it holds for all that runs there."""
-    done = run_process([sys.executable, "-c", DETERMINISTIC], tmp_path, PYTHONPATH=str(CODE))
+    done = warm.run([sys.executable, "-c", DETERMINISTIC], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

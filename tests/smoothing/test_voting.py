@@ -74,10 +74,11 @@ def test_outcomes_are_those_of_a_slow_counter_in_the_order_of_the_polls(chosen, 
     assert [result.outcome for result in results] == [expected(*each) for each in chosen]
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("batch", [1, 3, 16, 64, 999])
+@pytest.mark.parametrize(("batch", "depth"), [(1, 2), (3, 1), (16, 2), (64, 1), (999, 2)])
 def test_outcomes_are_the_same_at_every_batch(batch, depth):
-    chosen = [(voting, number, "GaussianNoise") for number in range(IMAGES) for voting in VOTINGS]
+    """Of two images where a batch is one draw, which takes longer than all others together."""
+    images = range(IMAGES if batch > 1 else 2)
+    chosen = [(voting, number, "GaussianNoise") for number in images for voting in VOTINGS]
     results = counter_of(CLASSIFIER, batch, depth).run([poll_of(*each) for each in chosen])
     assert [result.outcome for result in results] == [expected(*each) for each in chosen]
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.patience import HANG_SECONDS
+
 _REPOSITORY = Path(__file__).parents[2]
 _INSTALLED = ("requirements.txt", "setup.py", "pyproject.toml")
 
@@ -30,4 +32,4 @@ def make_clone(folder: Path) -> Path:
 def run_script(clone: Path, name: str, *arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """What scripts/NAME.sh of the clone does, with its output as text."""
     command = ["bash", str(clone / f"scripts/{name}.sh"), *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd or clone, capture_output=True, text=True, timeout=240)
+    return subprocess.run(command, cwd=cwd or clone, capture_output=True, text=True, timeout=HANG_SECONDS)

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.patience import HANG_SECONDS
+
 CODE = Path(__file__).parents[2] / "code"
 # Equal on every machine: one thread and no accelerator.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-_PATIENCE_SECONDS = 120
 
 
 def script(name: str, *arguments: object) -> list[str]:
@@ -23,10 +24,24 @@ def script(name: str, *arguments: object) -> list[str]:
     return [sys.executable, str(CODE / f"{name}.py"), *map(str, arguments)]
 
 
+# Files of this process cannot grow beyond so many bytes, which says EFBIG where a full disk says ENOSPC.
+_ON_A_SMALL_DISK = """
+import resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def on_a_small_disk(space: int, command: list[str]) -> list[str]:
+    """The command line of a script whose files find room for ``space`` bytes each."""
+    return [command[0], "-c", _ON_A_SMALL_DISK, str(space), *command[1:]]
+
+
 def run_process(command: list[str], cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command line to its end, with its output captured as text."""
     return subprocess.run(
-        command, cwd=cwd, env={**ENVIRONMENT, **environment}, capture_output=True, text=True, timeout=_PATIENCE_SECONDS
+        command, cwd=cwd, env={**ENVIRONMENT, **environment}, capture_output=True, text=True, timeout=HANG_SECONDS
     )
 
 
@@ -39,7 +54,7 @@ def start_process(command: list[str], cwd: Path) -> subprocess.Popen[str]:
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     """Return as soon as ``condition`` holds; fail if the process ends before or nothing happens for too long."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + HANG_SECONDS
     while not condition():
         assert process.poll() is None, f"ended too early: {process.communicate()}"
         assert time.monotonic() < deadline, "waited in vain"

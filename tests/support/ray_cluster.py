@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from support.patience import HANG_SECONDS
+
 HEAD = -1  # its index; the worker nodes' are 0, 1, ...
 MARK = "SMOOTHADV_TEST_RAY_NODE"  # a variable that names the node of a process, even if its parents have died
 
@@ -138,10 +140,10 @@ class RayCluster:
         return all("Ray runtime started" in output for output in outputs)
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + HANG_SECONDS
         while not done():
             if time.monotonic() > end:
-                raise TimeoutError(f"waited a minute for {what}; see {self.folder}")
+                raise TimeoutError(f"waited in vain for {what}; see {self.folder}")
             time.sleep(0.05)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from support.commands import ENVIRONMENT
+from support.patience import HANG_SECONDS
 
 NODES = ("n0", "n1")
 _CLIENTS = ("sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
@@ -103,7 +104,9 @@ class Cluster:
     def run(self, *words: object, cwd: Path | None = None) -> str:
         """The output of a command of Slurm, like ``run("scontrol", "requeue", job)``; it must succeed."""
         command = list(map(str, words))
-        done = subprocess.run(command, cwd=cwd, env=self.environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            command, cwd=cwd, env=self.environment, capture_output=True, text=True, timeout=HANG_SECONDS
+        )
         assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
         return done.stdout
 
@@ -121,9 +124,9 @@ class Cluster:
         words = self.run("scontrol", "--oneliner", "show", "job", number).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 60) -> None:
-        """Return as soon as ``condition`` holds; fail if it does not within so many seconds."""
-        deadline = time.monotonic() + seconds
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Return as soon as ``condition`` holds; fail if it never does."""
+        deadline = time.monotonic() + HANG_SECONDS
         while not condition():
             assert time.monotonic() < deadline, f"waited in vain; {self.jobs()}\n{self._log('slurmctld')}"
             time.sleep(0.1)
@@ -179,7 +182,7 @@ class Cluster:
             self._daemons.append(subprocess.Popen(command, env=self.environment, cwd=cwd, **streams))
 
     def _wait_for_daemons(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + HANG_SECONDS
         while not condition():
             ended = [daemon.args[0] for daemon in self._daemons if daemon.poll() is not None]
             reason = f"{ended[0]} ended" if ended else "waited in vain" if time.monotonic() > deadline else ""
@@ -199,7 +202,7 @@ class Cluster:
 
     def _end(self, folder: Path, variables: dict[str, str]) -> None:
         """Kill all processes that work in ``folder`` or below, or have all these variables in their environment."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + HANG_SECONDS
         while left := _processes(folder, variables):
             assert time.monotonic() < deadline, f"cannot end the processes {left}"
             for process in left:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from support.commands import ENVIRONMENT, rows, script, timeless
+from support.patience import HANG_SECONDS
 from support.sweeping import is_alive, write_grid
 from support.weights import same_state
 
@@ -62,15 +63,15 @@ class Running:
     def err(self) -> str:
         return self._err.read_text()
 
-    def wait(self, seconds: float = 200) -> int:
+    def wait(self, seconds: float = HANG_SECONDS) -> int:
         """The exit code, once it ends."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.process.wait(seconds)
         raise AssertionError(f"it does not end: {self.out}{self.err}{all_output(self.folder)}")
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 90) -> None:
+    def wait_until(self, condition: Callable[[], bool]) -> None:
         """Return as soon as ``condition`` holds; fail if the command ends before or it takes too long."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + HANG_SECONDS
         while not condition():
             assert self.process.poll() is None, f"ended too early: {self.out}{self.err}{all_output(self.folder)}"
             assert time.monotonic() < deadline, f"waited in vain: {self.out}{self.err}{all_output(self.folder)}"

@@ -18,12 +18,12 @@ from typing import Any
 from smoothadv.sweeps.jobs import Job
 from smoothadv.sweeps.stages import Stage, StageProgress
 from support.commands import CODE, ENVIRONMENT, succeed
+from support.patience import HANG_SECONDS
 
 # Two epochs of three updates.
 FIXED = {"dataset": "digits", "arch": "digits_resnet8", "recipe": "smoke"}
 CERTIFY = {"max": 5, "N": 200}
 Table = Mapping[str, Any]
-PATIENCE_SECONDS = 60
 
 
 def grid_text(
@@ -72,7 +72,7 @@ def finish(job: Job) -> None:
 
 def wait_for(condition: Callable[[], object]) -> None:
     """Return as soon as ``condition`` holds; fail if it does not for too long."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + HANG_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.01)

@@ -2,82 +2,151 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import select
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 from support.commands import CODE, ENVIRONMENT
+from support.patience import HANG_SECONDS
 
+# Reads what to run and forks a process that forks it, prints its id at once and writes its exit code to a file.
 _SERVER = """
-import importlib, json, os, runpy, sys
-import sklearn.datasets
+import importlib, json, os, runpy, signal, sys
 for module in sys.argv[1:]:
     importlib.import_module(module)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for line in sys.stdin:
-    command, folder = json.loads(line)
+    command, folder, environment, code, *files = json.loads(line)
+    if os.fork():
+        continue
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     child = os.fork()
-    if not child:
-        os.chdir(folder)
-        for stream in (0, 1, 2):
-            os.dup2(os.open(os.devnull, os.O_RDWR), stream)
+    if child:
+        os.write(1, b"%d\\n" % child)
+        with open(code + ".tmp", "w") as file:
+            file.write(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+        os.rename(code + ".tmp", code)
+        os._exit(0)
+    # As in a process that a person starts, also where the tests run in the background, which ignores Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(folder)
+    os.environ.update(environment)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for stream, file in enumerate(files, 1):
+        os.dup2(os.open(file, os.O_WRONLY), stream)
+    if command[0] == "-c":
+        sys.argv = ["-c", *command[2:]]
+        exec(command[1], {"__name__": "__main__"})
+    else:
         sys.argv = command
         runpy.run_path(command[0], run_name="__main__")
-    print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    sys.exit(0)
 """
+_COMMANDS = [f"smoothadv.commands.{name}" for name in ("certify", "predict", "attack", "train", "train_pgd")]
+# What the commands load when they need it.
+_LATER = ["sklearn.datasets", "torch._dynamo"]
 
 
 class WarmProcesses:
-    """Starts one process after another, each as real as any but for the seconds that loading torch takes."""
+    """Starts processes, each as real as any but for the seconds that loading torch takes."""
 
-    def __init__(self, *modules: str) -> None:
-        """Those that run one of ``modules`` (default: of the commands certify and predict) need not load it."""
-        modules = modules or ("smoothadv.commands.certify", "smoothadv.commands.predict")
+    def __init__(self) -> None:
+        self._outputs = tempfile.TemporaryDirectory()
+        self._count = 0
         self._server = subprocess.Popen(
-            [sys.executable, "-c", _SERVER, *modules],
-            env={**ENVIRONMENT, "PYTHONPATH": str(CODE)},
+            [sys.executable, "-c", _SERVER, *_COMMANDS, *_LATER],
+            env={**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(CODE), str(CODE.parent / "tests")])},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
         )
 
-    def start(self, command: list[str], cwd: Path) -> WarmProcess:
-        """Start ``command``, as ``support.commands.script`` makes it; the one before must have ended."""
+    def start(self, command: list[str], cwd: Path, **environment: str) -> WarmProcess:
+        """Start ``command``, a Python script as ``support.commands.script`` makes it, or ``python -c PROGRAM``."""
         assert command[0] == sys.executable
-        self._server.stdin.write(json.dumps([command[1:], str(cwd)]).encode() + b"\n")
-        return WarmProcess(self._server)
+        self._count += 1
+        code, out, err = (Path(self._outputs.name) / f"{self._count}.{kind}" for kind in ("code", "out", "err"))
+        for file in (out, err):
+            file.touch()
+        request = [command[1:], str(cwd), environment, str(code), str(out), str(err)]
+        self._server.stdin.write(json.dumps(request).encode() + b"\n")
+        return WarmProcess(int(self._server.stdout.readline()), code, out, err)
+
+    def run(self, command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+        """As ``support.commands.run_process``."""
+        process = self.start(command, cwd)
+        out, err = process.communicate()
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    def run_workers(self, count: int, command: list[str], cwd: Path) -> list[subprocess.CompletedProcess[str]]:
+        """The processes that ``torchrun --nproc-per-node COUNT`` starts, without torchrun, which loads torch anew."""
+        places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        places |= {**dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count)), "TORCHELASTIC_RUN_ID": "warm"}
+        ranks = [dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) for rank in range(count)]
+        started = [self.start(command, cwd, **places, **rank) for rank in ranks]
+        try:
+            outputs = [process.communicate() for process in started]
+        finally:
+            for process in started:
+                process.kill()
+        return [subprocess.CompletedProcess(command, each.returncode, *text) for each, text in zip(started, outputs)]
 
     def close(self) -> None:
         """End the process that the others are forked from."""
         with self._server:
             self._server.stdin.close()
+        self._outputs.cleanup()
 
 
 class WarmProcess:
-    """As much of ``subprocess.Popen`` as it takes to wait for a moment and kill; its output is thrown away."""
+    """As much of ``subprocess.Popen`` as tests need."""
 
-    def __init__(self, server: subprocess.Popen) -> None:
-        self._server, self.returncode = server, None
-        self.pid = int(server.stdout.readline())
+    def __init__(self, pid: int, code: Path, out: Path, err: Path) -> None:
+        self.pid, self._code, self._out, self._err = pid, code, out, err
+
+    def __enter__(self) -> WarmProcess:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.wait()
+
+    @property
+    def returncode(self) -> int | None:
+        return int(self._code.read_text()) if self._code.exists() else None
 
     def poll(self) -> int | None:
-        if self.returncode is None and select.select([self._server.stdout], [], [], 0)[0]:
-            self.wait()
         return self.returncode
 
-    def kill(self) -> None:
+    def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended this moment
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
     def wait(self) -> int:
-        if self.returncode is None:
-            self.returncode = int(self._server.stdout.readline())
+        """The exit code, once it has ended."""
+        deadline = time.monotonic() + HANG_SECONDS
+        while self.poll() is None:
+            assert time.monotonic() < deadline, f"it does not end: {self._err.read_text()}"
+            time.sleep(0.002)
         return self.returncode
 
     def communicate(self) -> tuple[str, str]:
+        """All that it has printed, once it has ended."""
         self.wait()
-        return "", ""
+        return self._out.read_text(), self._err.read_text()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

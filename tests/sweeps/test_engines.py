@@ -25,7 +25,8 @@ from smoothadv.sweeps.engines.slurm import Attempt, Slurm
 from smoothadv.sweeps.job_execution import DONE, FAILED, STOPPED
 from smoothadv.sweeps.jobs import Job, StateKind, state_of
 from support.commands import call
-from support.sweeping import PATIENCE_SECONDS, Pretended, held_by_another, pretended_job, wait_for, write_grid
+from support.patience import HANG_SECONDS
+from support.sweeping import Pretended, held_by_another, pretended_job, wait_for, write_grid
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +125,7 @@ class Watched:
             self.seen[job.name] = environment.get("CUDA_VISIBLE_DEVICES")
             self._present += 1
             self.most = max(self.most, self._present)
-        self._barrier.wait(PATIENCE_SECONDS)
+        self._barrier.wait(HANG_SECONDS)
         with self._lock:
             self._present -= 1
         assert origin == {"engine": "local"} and not stop.is_set()
@@ -169,13 +170,13 @@ def test_whatever_ends_the_engine_stops_what_runs_and_begins_nothing_more(monkey
             return STOPPED
         begun.append(job.name)
         if job.name in "01":
-            both.wait(PATIENCE_SECONDS)
+            both.wait(HANG_SECONDS)
         if job.name == "0" and cause == "a defect":
             raise ZeroDivisionError
         if job.name == "0":
-            assert cause == "Ctrl-C at once" or handed_out.wait(PATIENCE_SECONDS)
+            assert cause == "Ctrl-C at once" or handed_out.wait(HANG_SECONDS)
             os.kill(os.getpid(), signal.SIGINT)
-        assert stop.wait(PATIENCE_SECONDS)
+        assert stop.wait(HANG_SECONDS)
         stopped.append(job.name)
         return STOPPED
 
@@ -303,7 +304,7 @@ def test_signal_of_slurm_stops_the_stage_before_the_job_is_given_back(monkeypatc
 
     def executed(job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping) -> str:
         working.set()
-        assert stop.wait(PATIENCE_SECONDS) and origin == {"engine": "slurm", "id": "4_2"}
+        assert stop.wait(HANG_SECONDS) and origin == {"engine": "slurm", "id": "4_2"}
         saved.set()
         return STOPPED
 
@@ -317,7 +318,7 @@ def test_signal_of_slurm_stops_the_stage_before_the_job_is_given_back(monkeypatc
     again = attempt.checkpoint(job)
     assert saved.is_set() and isinstance(again, submitit.helpers.DelayedSubmission)
     assert isinstance(again.function, Attempt) and again.args == (job,)
-    thread.join(PATIENCE_SECONDS)
+    thread.join(HANG_SECONDS)
     assert outcome == [STOPPED]
 
 

@@ -23,8 +23,8 @@ from smoothadv.sweeps.job_execution import DONE, FAILED, STOPPED, execute, last_
 from smoothadv.sweeps.job_record import BusyError
 from smoothadv.sweeps.jobs import Job, StateKind, state_of
 from support.commands import rows, succeed, timeless
+from support.patience import HANG_SECONDS
 from support.sweeping import (
-    PATIENCE_SECONDS,
     Pretended,
     commands_in,
     is_alive,
@@ -78,7 +78,7 @@ def whole_number(path: str) -> int | None:
 
 
 # Writes its process id to a file, and waits.
-WAIT = "import time; open('process', 'w').write(f'{os.getpid()}\\n'); time.sleep(300)"
+WAIT = f"import time; open('process', 'w').write(f'{{os.getpid()}}\\n'); time.sleep({HANG_SECONDS})"
 WHERE_NEEDED = "if not os.path.exists('again'):\n    open('again', 'w').close(); "
 
 
@@ -171,7 +171,7 @@ def test_stage_is_asked_once_to_stop_and_may_finish(pretend, last, ends):
     wait_for(Path("ready").exists)
     assert state_of(job).kind is StateKind.RUNNING
     stop.set()
-    thread.join(PATIENCE_SECONDS)
+    thread.join(HANG_SECONDS)
     assert outcome == [ends] and begun() == ["a"] and Path("asked").read_text() == "x"
 
 
@@ -198,7 +198,7 @@ def test_two_at_once_do_not_work_twice(pretend, monkeypatch):
     threads[1].start()
     Path("go").touch()
     for thread in threads:
-        thread.join(PATIENCE_SECONDS)
+        thread.join(HANG_SECONDS)
     assert outcomes == [DONE, DONE] and begun() == ["a", "b"], "the other waited, and found everything done"
 
 
@@ -219,14 +219,14 @@ def test_stage_ends_with_its_watcher_however_that_ended(pretend):
 
 
 # Stops slowly when it is asked to, like a training that has to finish an update.
-SLOW_TO_STOP = """import signal, time
+SLOW_TO_STOP = f"""import signal, time
 def stop(*_):
     time.sleep(1.5)
     open('saved', 'w').close()
     os._exit(143)
 signal.signal(signal.SIGTERM, stop)
-open('process', 'w').write(f'{os.getpid()}\\n')
-time.sleep(300)"""
+open('process', 'w').write(f'{{os.getpid()}}\\n')
+time.sleep({HANG_SECONDS})"""
 
 
 @linux
@@ -246,7 +246,7 @@ def test_stage_that_outlives_its_watcher_to_save_is_waited_for(pretend):
 @linux
 def test_stage_whose_watcher_is_dead_already_does_not_begin(pretend):
     words = [sys.executable, "-m", "smoothadv.sweeps.stop_with_parent", "1", sys.executable, "-c", "print('begun')"]
-    done = subprocess.run(words, env={**os.environ, **pretend}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, env={**os.environ, **pretend}, capture_output=True, text=True, timeout=HANG_SECONDS)
     assert (done.returncode, done.stdout) == (143, "")
 
 
@@ -257,7 +257,7 @@ def test_stage_killed_by_others_is_stopped_and_goes_on(pretend):
     thread.start()
     wait_for(lambda: whole_number("process"))
     kill(whole_number("process"))
-    thread.join(PATIENCE_SECONDS)
+    thread.join(HANG_SECONDS)
     assert outcome == [STOPPED] and job.record.read()["exit"] == -signal.SIGKILL
     assert run(job, pretend) == DONE
 
@@ -320,8 +320,8 @@ def test_one_job_that_fails_stops_no_other_whatever_the_reason(locally):
 
 
 # Waits for a limited time until two jobs have begun.
-MEET = """import time
-end = time.time() + 60
+MEET = f"""import time
+end = time.time() + {HANG_SECONDS}
 while len(open('begun').read().split()) < 2 and time.time() < end:
     time.sleep(0.01)
 """
@@ -345,7 +345,8 @@ def test_too_few_gpus_are_an_error_before_anything_runs(locally):
 
 
 def test_interrupted_engine_stops_what_runs_and_begins_nothing_more(locally, pretend):
-    stops = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: os._exit(143)); time.sleep(300)"
+    stops = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: os._exit(143))"
+    stops = f"{stops}; time.sleep({HANG_SECONDS})"
     jobs = several(MEET, stops, stops, "pass")
 
     def interrupted(job: Job, how: str) -> None:
@@ -368,7 +369,7 @@ def test_stopped_training_is_saved_within_its_epoch_and_ends_with_the_weights_of
     thread.start()
     wait_for(lambda: log.exists() and len(rows(log)) >= 2)
     stop.set()
-    thread.join(PATIENCE_SECONDS)
+    thread.join(HANG_SECONDS)
     assert outcome == [STOPPED], job.record.log.read_text()
     content = read(job.training.folder)
     assert content["epoch"] == len(rows(log)) < EPOCHS and "stopped by SIGTERM" in job.record.read()["line"]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.commands import ENVIRONMENT
+from support.patience import HANG_SECONDS
 from support.ray_cluster import HEAD, RayCluster, why_not
 from support.sweep_runs import (
     NAMES,
@@ -127,7 +128,7 @@ def test_lost_head_ends_the_sweep_and_another_one_takes_it_on(folder, reference,
         with started(folder, *words, environment=environment) as running:
             running.wait_until(lambda: trains_everywhere(folder))
             cluster.kill_node(HEAD)
-            assert running.wait(90) == 1
+            assert running.wait() == 1
         assert running.err.startswith("error: ") and running.err.count("\n") == 1, running.err
         assert cluster.address in running.err and "gone" in running.err
     with RayCluster(tmp_path / "another", cpus=2) as cluster:
@@ -141,7 +142,7 @@ def assert_interrupted(running: Running, at_once: int = 4) -> None:
     """Ctrl-C ends the command and all that it has started, and no work is lost."""
     running.wait_until(lambda: len(in_training(running.folder)) == at_once)
     running.interrupt()
-    assert running.wait(60) == 130
+    assert running.wait() == 130
     assert running.err.count("interrupted") == 1 and "Traceback" not in running.err, running.err
     assert stages(running.folder) == []
     assert [attempts(running.folder, name) for name in NAMES].count(1) == at_once
@@ -164,7 +165,7 @@ def test_interrupted_sweep_stops_the_ray_that_it_has_started(own_ray, folder, re
     """Two jobs run, for this machine may have few CPUs. 60 seconds."""
     with started(folder, *RUN, "--jobs", 2, environment=own_ray) as running:
         assert_interrupted(running, 2)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG_SECONDS
     while left := started_under(own_ray["RAY_TMPDIR"]):
         assert time.monotonic() < deadline, left
         time.sleep(0.1)

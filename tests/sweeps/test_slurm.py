@@ -172,7 +172,7 @@ def test_detached_sweep_is_left_to_slurm_and_submitted_once(cluster, folder, ref
     running = re.search("([0-9]) running", second.out)
     assert found and int(found[1] or 0) + int(running[1] if running else 0) == 4, second.out
     assert len(queue(cluster)) == 4
-    cluster.wait_until(lambda: not queue(cluster), 120)
+    cluster.wait_until(lambda: not queue(cluster))
     status = ran(folder, "status", environment=cluster.environment)
     assert status.process.returncode == 0 and status.out.endswith("\ntiny: 4 jobs: 4 done\n")
     assert [attempts(folder, name) for name in NAMES] == [1] * 4
@@ -200,7 +200,7 @@ def test_interrupted_sweep_leaves_its_jobs_to_slurm(cluster, folder, reference):
         assert running.wait() == 130
     assert "interrupted" in running.err and "Traceback" not in running.err
     assert len(queue(cluster)) == 4
-    cluster.wait_until(lambda: not queue(cluster), 120)
+    cluster.wait_until(lambda: not queue(cluster))
     again = ran(folder, *RUN, environment=cluster.environment)
     assert again.process.returncode == 0 and "tiny: 4 jobs: 4 done\nnothing to do\n" in again.out
     assert [attempts(folder, name) for name in NAMES] == [1] * 4
@@ -246,7 +246,7 @@ def test_job_at_its_time_limit_goes_on(cluster, tmp_path):
     folder = lay_out(tmp_path / "long", epochs=100_000)
     only = ["--only", f"*{NAMES[0]}", "--minutes", 1]
     with started(folder, *RUN, *only, environment=cluster.environment) as running:
-        running.wait_until(lambda: "resuming" in job_log(folder, NAMES[0]), 150)
+        running.wait_until(lambda: "resuming" in job_log(folder, NAMES[0]))
         (number,) = queue(cluster)
         assert int(cluster.job(number)["Restarts"]) >= 1
         assert_went_on(folder, NAMES[0])

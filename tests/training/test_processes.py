@@ -6,9 +6,6 @@ This file is also the program of those processes, which are launched once for al
 from __future__ import annotations
 
 import copy
-import os
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -30,7 +27,6 @@ from smoothadv.training.evaluate import evaluate
 from smoothadv.training.execution import Execution
 from smoothadv.training.processes import Processes, join_processes
 from smoothadv.training.update import Address, Update
-from support.commands import CODE, ENVIRONMENT
 
 CPU = torch.device("cpu")
 ATTACK = ATTACKS["PGD"](0.5, 3)
@@ -166,33 +162,12 @@ def main(folder: Path) -> None:
         torch.save(everything(processes, folder), folder / f"{processes.rank}.pt")
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
-def found(tmp_path_factory) -> list[dict[str, Any]]:
+def found(warm, tmp_path_factory) -> list[dict[str, Any]]:
     """The results of each of two processes."""
     folder = tmp_path_factory.mktemp("processes")
-    path = os.pathsep.join([str(CODE), str(CODE.parent / "tests")])
-    address = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": path}
-    started = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(folder)],
-            env={**ENVIRONMENT, **address, "RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=120)[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0, 0], "\n".join(said)
+    done = warm.run_workers(2, [sys.executable, __file__, str(folder)], folder)
+    assert [process.returncode for process in done] == [0, 0], "\n".join(process.stderr for process in done)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

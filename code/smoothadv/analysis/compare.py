@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import pandas as pd
-from scipy import stats
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.logs import Log, Logs
@@ -16,6 +14,9 @@ from smoothadv.analysis.shared.radii import AtRadii, radius_text
 from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table
 from smoothadv.errors import UserError
 from smoothadv.settings import non_negative_int, probability, setting
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _RESAMPLES = 4_000
 
@@ -99,6 +100,8 @@ class Comparison(AtRadii, Analysis):
 
     def _average_radius(self, pairs: pd.DataFrame) -> list[float]:
         """Means of R * [correct] and a percentile bootstrap interval of their paired difference; no test."""
+        from scipy import stats  # takes a second to load
+
         first = (pairs.radius_first * pairs.correct_first).to_numpy()
         second = (pairs.radius_second * pairs.correct_second).to_numpy()
         difference = second - first
@@ -154,6 +157,8 @@ def mcnemar_p_value(only_first: int, only_second: int) -> float:
 
 def paired_difference_interval(only_first: int, only_second: int, pairs: int, confidence: float) -> tuple[float, float]:
     """Interval for p_second - p_first from paired outcomes: Wald with two pseudo-pairs (Bonett and Price, 2012)."""
+    from scipy import stats
+
     z = float(stats.norm.ppf((1 + confidence) / 2))
     first, second = (only_first + 1) / (pairs + 2), (only_second + 1) / (pairs + 2)
     half = z * math.sqrt((first + second - (second - first) ** 2) / (pairs + 2))

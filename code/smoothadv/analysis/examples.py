@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.table_formats import Column, Table
 from smoothadv.errors import UserError
 from smoothadv.settings import positive_int, setting
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @ANALYSES.register("examples")
@@ -56,6 +58,8 @@ def example_statistics(logs: Sequence[Log]) -> pd.DataFrame:
     Worst first: by mean radius, then by the number of logs that certify it. UserError if two logs give
     an example different labels.
     """
+    import pandas as pd
+
     everything = pd.concat([log.table.assign(log=log.name) for log in logs], ignore_index=True)
     labels = everything.groupby("idx").label.agg(["min", "max"])
     if (labels["min"] != labels["max"]).any():

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
-
-import pandas as pd
+from typing import TYPE_CHECKING, ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.compare import pair_up
@@ -16,6 +14,9 @@ from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Tab
 from smoothadv.bounds import binomial_interval, tolerated_false_statements
 from smoothadv.errors import UserError
 from smoothadv.settings import probability, setting
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _FALSE_ALARM = 0.001
 _SHARED = ("dataset", "split", "sigma")

@@ -6,13 +6,9 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.collections import QuadMesh
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.figure_style import SYMBOLS, add_title
@@ -23,6 +19,11 @@ from smoothadv.analysis.shared.radii import AtRadii, radius_text
 from smoothadv.analysis.shared.selection import hyper_parameter, one_of
 from smoothadv.errors import UserError
 from smoothadv.settings import setting
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.collections import QuadMesh
+    from matplotlib.figure import Figure
 
 _CERTIFIED, _CLEAN, _AVERAGE = MEASURES = ("certified_accuracy", "clean_accuracy", "average_certified_radius")
 _COLOURS = "cividis"  # perceptually uniform, of rising lightness: legible also when printed grey
@@ -127,6 +128,8 @@ class HeatMap(AtRadii, Analysis):
 
     def _draw_panel(self, panel: Axes, values: np.ndarray, largest: float) -> QuadMesh:
         """Coloured cells with their ``values`` [rows, columns] inside; those without a log (nan) are hatched."""
+        from matplotlib.patches import Rectangle
+
         mesh = panel.pcolormesh(
             np.ma.masked_invalid(values), cmap=_COLOURS, vmin=0, vmax=largest, edgecolors="white", linewidth=0.8
         )
@@ -183,6 +186,8 @@ def _ascending(values: Iterable[ParameterValue]) -> list[ParameterValue]:
 
 def _panels(rows: Sequence[str], columns: Sequence[str], count: int) -> tuple[Figure, list[Axes], int]:
     """A figure large enough for the texts in and around the cells, its ``count`` panels, and their number in a row."""
+    from matplotlib.figure import Figure
+
     width = max(len(columns) * _CELL_WIDTH, _SMALLEST_PANEL[0]) + 0.15
     height = max(len(rows) * _CELL_HEIGHT, _SMALLEST_PANEL[1]) + _AROUND_PANEL
     height += _longest(columns) * _CHARACTER if _rotation(columns) else 0

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.figure_style import (
@@ -22,6 +21,9 @@ from smoothadv.analysis.shared.log_statistics import accuracy_curve, bootstrap_i
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import Norm
 from smoothadv.settings import probability, setting
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @ANALYSES.register("plot")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.empirical import empirical_curve
@@ -16,6 +14,9 @@ from smoothadv.analysis.shared.logs import Logs
 from smoothadv.analysis.shared.selection import groups_of, hyper_parameter
 from smoothadv.errors import UserError
 from smoothadv.settings import probability, setting
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _BESIDE = 0.005
 

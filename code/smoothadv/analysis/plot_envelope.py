@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.figure_style import (
@@ -24,6 +23,9 @@ from smoothadv.analysis.shared.radii import Norm
 from smoothadv.analysis.shared.selection import groups_of, hyper_parameter
 from smoothadv.errors import UserError
 from smoothadv.settings import setting
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _POINTS = 1500
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.figure_style import add_grid, add_legend, add_title, looks, mark_every, new_figure
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.settings import setting
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 
 @ANALYSES.register("plot_training")
@@ -43,6 +43,8 @@ class TrainingPlot(Analysis):
     @staticmethod
     def _draw(axes: Axes, quantity: str, log: Log, look: dict[str, Any], position: int, logs: int) -> list[Line2D]:
         """The curves of one log in one panel: training solid, test dashed."""
+        from matplotlib.ticker import MaxNLocator
+
         percent = quantity == "accuracy"
         name = f"{log.name.removesuffix('/log.txt').removesuffix('.txt')}, " if logs > 1 else ""
         lines = []

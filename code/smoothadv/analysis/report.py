@@ -8,11 +8,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any, ClassVar
-
-import matplotlib
-from jinja2 import Environment, StrictUndefined
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.compare import Comparison
@@ -36,6 +32,9 @@ from smoothadv.analysis.summary import Summary
 from smoothadv.errors import UserError
 from smoothadv.settings import setting
 from smoothadv.version import __version__
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _MOST_CURVES = 8
 _EXAMPLES_SHOWN = 15
@@ -64,6 +63,8 @@ class Report(AtRadii, Analysis):
     title: str = setting("Certified robustness", parse=str, help="title of the page")
 
     def __call__(self, logs: Logs) -> str:
+        from jinja2 import Environment, StrictUndefined
+
         template = resources.files(__package__).joinpath("report.html.jinja").read_text(encoding="utf-8")
         environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         return environment.from_string(template).render(
@@ -292,6 +293,8 @@ def _sortable(value: object) -> str:
 
 def _figure(caption: str, figure: Figure) -> Part:
     """A figure as a picture inside the page. With the salt, equal figures give equal files."""
+    import matplotlib
+
     content = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "smoothadv"}):
         figure.savefig(content, format="svg", metadata={"Date": None})

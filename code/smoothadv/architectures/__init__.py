@@ -14,7 +14,7 @@ from torch import nn
 
 from smoothadv.architectures.input_layers import INPUT_LAYERS, build_input_layer
 from smoothadv.datasets import describe_dataset
-from smoothadv.datasets.images import DatasetDescription
+from smoothadv.datasets.description import DatasetDescription
 from smoothadv.registry import Registry, discover
 
 ARCHITECTURES: Registry[Callable[[DatasetDescription], nn.Module]] = Registry("architecture")

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from smoothadv.architectures import ARCHITECTURES
-from smoothadv.datasets.images import DatasetDescription
+from smoothadv.datasets.description import DatasetDescription
 
 
 class BasicBlock(nn.Module):

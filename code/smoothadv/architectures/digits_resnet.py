@@ -6,7 +6,7 @@ from torch import nn
 
 from smoothadv.architectures import ARCHITECTURES
 from smoothadv.architectures.cifar_resnet import SmallImageResNet
-from smoothadv.datasets.images import DatasetDescription
+from smoothadv.datasets.description import DatasetDescription
 
 
 @ARCHITECTURES.register("digits_resnet8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from smoothadv.architectures import ARCHITECTURES
-from smoothadv.datasets.images import DatasetDescription
+from smoothadv.datasets.description import DatasetDescription
 from smoothadv.errors import UserError
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import signal, special, stats
+from scipy import special
 
 FIRST_LOOK, GROWTH, STEP, PUBLISHED_N = 100, 1.25, 50, 100_000
 _TAIL, _SLACK = 1e-17, 1e-12
@@ -109,6 +109,8 @@ def efficacy_row(null: float, looks: np.ndarray, allowance: Sequence[float]) -> 
 
 def _add_draws(alive: np.ndarray, start: int, draws: int, p: float) -> tuple[np.ndarray, int]:
     """The distribution of a count after ``draws`` more draws with success probability ``p``, and where it starts."""
+    from scipy import signal, stats  # take a second to load
+
     low = int(stats.binom.ppf(_TAIL, draws, p))
     high = int(stats.binom.isf(_TAIL, draws, p))
     more = stats.binom.pmf(np.arange(low, high + 1), draws, p)

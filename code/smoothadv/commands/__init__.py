@@ -8,6 +8,9 @@ from __future__ import annotations
 import importlib
 import sys
 
+from smoothadv.registry import did_you_mean
+from smoothadv.version import __version__
+
 COMMANDS = {
     "train": "train a classifier under Gaussian noise (the baseline)",
     "train_pgd": "train a classifier with SmoothAdv",
@@ -25,7 +28,7 @@ def usage() -> str:
     return (
         "usage: smoothadv COMMAND ...\n\ncommands:\n"
         + "\n".join(lines)
-        + "\n\n`smoothadv COMMAND --help` shows a command's options."
+        + "\n\n`smoothadv COMMAND --help` lists a command's options, `smoothadv --version` prints the version."
     )
 
 
@@ -35,8 +38,13 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments[:1] in (["-h"], ["--help"]):
         print(usage())
         return 0
+    if arguments[:1] == ["--version"]:
+        print(f"smoothadv {__version__}")
+        return 0
     if not arguments or arguments[0] not in COMMANDS:
-        found = f"unknown command '{arguments[0]}'" if arguments else "no command given"
+        found = "no command given"
+        if arguments:
+            found = f"unknown command '{arguments[0]}'{did_you_mean(arguments[0], COMMANDS)}"
         print(f"error: {found}; known: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     try:

@@ -7,9 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from smoothadv.analysis import ANALYSES
 from smoothadv.analysis.shared.hyper_parameters import FIELDS
@@ -17,11 +15,14 @@ from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.analysis.shared.selection import doubts, restrict
 from smoothadv.analysis.shared.table_formats import FORMATS, Table
 from smoothadv.commands.options.components import add_settings, compose
-from smoothadv.commands.runner import Parser, run
+from smoothadv.commands.runner import Parser, run, with_plugins
 from smoothadv.errors import UserError, warn
 from smoothadv.files import write_atomically, write_text
 from smoothadv.readers import kind_of_log
 from smoothadv.settings import non_negative_int, positive_int, positive_noise_level, probability, settings_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _EXAMPLES = """examples:
   python code/analyze.py summary logs/quickstart
@@ -37,6 +38,7 @@ _EXAMPLES = """examples:
 """
 
 
+@with_plugins("analyze")
 def main(arguments: list[str] | None = None) -> int:
     """The command ``analyze``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     parser = Parser(

@@ -7,6 +7,7 @@ import dataclasses
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from smoothadv.bounds import binomial_interval
 from smoothadv.certification import ABSTAIN
@@ -14,9 +15,9 @@ from smoothadv.commands.merging import finished_shard_message, merge_main
 from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan
 from smoothadv.commands.options.components import command_line_of
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
-from smoothadv.commands.runner import Parser, run
+from smoothadv.commands.runner import Parser, run, with_plugins
 from smoothadv.errors import UserError
-from smoothadv.evaluation import attacking, falsifying
+from smoothadv.evaluation import attacking
 from smoothadv.evaluation.attacking import AttackedLog
 from smoothadv.evaluation.requests import (
     DEFAULT_FALSE_ALARM,
@@ -29,6 +30,9 @@ from smoothadv.evaluation.saved_examples import write_pictures
 from smoothadv.readers import read_prediction_log
 from smoothadv.records import examples_path, pictures_folder
 from smoothadv.settings import Setting, non_negative_int, number, positive_int, probability
+
+if TYPE_CHECKING:
+    from smoothadv.evaluation.falsifying import Verdict
 
 _STEPS, _DRAWS = 20, 64
 _fraction = number(float, "a number above 0 and below 1, like 0.999", lambda v: 0 < v < 1)
@@ -47,6 +51,7 @@ The same command again continues what was interrupted. docs/attacks.md describes
 """
 
 
+@with_plugins("attack")
 def main(arguments: list[str] | None = None) -> int:
     """The command ``attack``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     if arguments and arguments[0] == "merge":
@@ -159,6 +164,8 @@ def _refuse_contradictions(parser: Parser, options: argparse.Namespace, sizes: S
 def _attack(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
     request = request_of(parser, options, command)
     if isinstance(request, FalsifyRequest):
+        from smoothadv.evaluation import falsifying  # imports the analyses and pandas
+
         log, certificates = falsifying.falsify(request)
         if _is_finished(log, request, options.png):
             verdict = falsifying.verdict(request, certificates)
@@ -191,7 +198,7 @@ def _repeating_command(parser: Parser, options: argparse.Namespace, log: Attacke
     return shlex.join(["python", "code/attack.py", *words, "--only", str(index)])
 
 
-def _print_verdict(verdict: falsifying.Verdict, request: FalsifyRequest, repeat: Callable[[str, int], str]) -> None:
+def _print_verdict(verdict: Verdict, request: FalsifyRequest, repeat: Callable[[str, int], str]) -> None:
     """Print each flip with the command that repeats its attack; UserError if the log holds false certificates."""
     for row in verdict.flips.itertuples():
         print(

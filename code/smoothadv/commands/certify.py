@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from smoothadv.analysis.shared.log_statistics import average_certified_radius, certified_accuracy, default_radii
 from smoothadv.certification import PROCEDURES
 from smoothadv.commands.merging import finished_shard_message, merge_main
 from smoothadv.commands.options.components import add_settings, given_settings, name_in, refuse_foreign_settings
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
-from smoothadv.commands.runner import Parser, run
-from smoothadv.evaluation.certifying import CertifiedLog, certify
+from smoothadv.commands.runner import Parser, run, with_plugins
 from smoothadv.evaluation.requests import CertifyRequest
 from smoothadv.readers import read_certification_log
 from smoothadv.settings import positive_int, settings_of
+
+if TYPE_CHECKING:
+    from smoothadv.evaluation.certifying import CertifiedLog
 
 _EXAMPLES = """examples:
   python code/certify.py digits models/digits_gaussian/checkpoint.pth.tar 0.25 logs/digits.tsv --N 10000
@@ -30,6 +32,7 @@ The same command again continues what was interrupted. docs/guarantee.md says wh
 """
 
 
+@with_plugins("certify")
 def main(arguments: list[str] | None = None) -> int:
     """The command ``certify``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     if arguments and arguments[0] == "merge":
@@ -93,6 +96,8 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
 
 
 def _certify(request: CertifyRequest) -> None:
+    from smoothadv.evaluation.certifying import certify  # imports torch, for which a usage error need not wait
+
     log = certify(request)
     if log.is_whole:
         _summarise(log)
@@ -102,6 +107,8 @@ def _certify(request: CertifyRequest) -> None:
 
 def _summarise(log: CertifiedLog) -> None:
     """Print one line with the results in the log; where radii lie on a grid, the accuracies at the grid's radii."""
+    from smoothadv.analysis.shared.log_statistics import average_certified_radius, certified_accuracy, default_radii
+
     table = read_certification_log(log.path)
     grid = [radius for radius in getattr(log.procedure, "radii", ()) if radius > 0]
     radii = grid or default_radii([table])

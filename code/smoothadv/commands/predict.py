@@ -9,7 +9,7 @@ from smoothadv.certification import ABSTAIN
 from smoothadv.commands.merging import finished_shard_message, merge_main
 from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan, given_evaluation_flags
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
-from smoothadv.commands.runner import Parser, run
+from smoothadv.commands.runner import Parser, run, with_plugins
 from smoothadv.evaluation.predicting import predict
 from smoothadv.evaluation.requests import PREDICTION_DRAWS, PredictRequest
 from smoothadv.readers import read_prediction_log
@@ -21,6 +21,7 @@ _EXAMPLES = """examples:
 """
 
 
+@with_plugins("predict")
 def main(arguments: list[str] | None = None) -> int:
     """The command ``predict``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     if arguments and arguments[0] == "merge":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import signal
 import sys
@@ -10,22 +11,42 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
+from smoothadv import plugins
 from smoothadv.errors import DoubtfulWarning, Terminated, UsageError, UserError
+from smoothadv.registry import did_you_mean
+from smoothadv.version import __version__
 
 SUCCESS, FAILURE, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that keeps help text as written, refuses abbreviations and answers errors in one line."""
+    """An argument parser that keeps help text as written, refuses abbreviations and answers errors in one line.
 
-    def __init__(self, *, epilog: str | None = None, **options: Any) -> None:
+    Made with the command as ``prog``: what follows "smoothadv", like "certify" or "analyze table".
+    """
+
+    def __init__(self, *, prog: str, epilog: str | None = None, **options: Any) -> None:
         super().__init__(
-            formatter_class=argparse.RawDescriptionHelpFormatter, epilog=epilog, allow_abbrev=False, **options
+            prog=_invocation(prog),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            epilog=epilog,
+            allow_abbrev=False,
+            **options,
         )
+        self.command = prog
+        self.add_argument("--version", action="version", version=f"smoothadv {__version__}", help="print the version")
         self.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+        )
+        self.add_argument(
+            "--plugin",
+            action="append",
+            default=argparse.SUPPRESS,
+            metavar="FILE_OR_MODULE",
+            help="make the components in it known, like your own dataset; can be given again (docs/plugins.md)",
         )
 
         self._source = ""
@@ -41,8 +62,77 @@ class Parser(argparse.ArgumentParser):
         finally:
             self._source = around
 
+    def parse_known_args(  # type: ignore[override]  # typeshed has overloads for the class of the namespace
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        words = sys.argv[1:] if args is None else list(args)
+        self._refuse_unknown_options(words)
+        return super().parse_known_args(words, namespace)
+
+    def _refuse_unknown_options(self, words: Sequence[str]) -> None:
+        """Before argparse looks at the words: it would first miss the arguments that a mistyped option takes away."""
+        for word in words:
+            flag = word.partition("=")[0]
+            if word == "--" or (self._subparsers and not word.startswith("-")):  # what follows belongs to a subcommand
+                return
+            # To argparse, a word with a space is a value, whatever it starts with.
+            if flag.startswith("--") and " " not in flag and flag not in self._option_string_actions:
+                # Compared without the dashes, which would make all flags similar.
+                known = [option[2:] for option in self._option_string_actions if option.startswith("--")]
+                self.error(f"unknown option {flag}{did_you_mean(flag[2:], known, shown='--{}')}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            hint = did_you_mean(str(value), known)
+            raise argparse.ArgumentError(action, f"unknown choice '{value}'{hint}; known: {', '.join(known)}")
+
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"error: {self._source}{message} (see {self.prog} --help)\n")
+
+
+def _invocation(command: str) -> str:
+    """How the user starts ``command``: with a script of the clone, if this process runs one, else as ``smoothadv``."""
+    name, space, subcommand = command.partition(" ")
+    is_script = Path(sys.argv[0]).name == f"{name}.py"
+    return f"python code/{name}.py{space}{subcommand}" if is_script else f"smoothadv {command}"
+
+
+Main = Callable[[list[str] | None], int]
+"""The ``main`` of a command: runs it with these words (None: the process's) and returns the exit code."""
+
+
+def with_plugins(command: str) -> Callable[[Main], Main]:
+    """Decorator for the ``main`` of a command: first loads the plug-ins, whose components may have options."""
+
+    def decorate(main: Main) -> Main:
+        @functools.wraps(main)
+        def load_and_run(arguments: list[str] | None = None) -> int:
+            try:
+                with _warnings_as_lines():
+                    plugins.load_installed()
+                    for name in _named_plugins(sys.argv[1:] if arguments is None else arguments):
+                        plugins.load(name)
+            except UsageError as error:
+                _failed(f"{error} (see {_invocation(command)} --help)", arguments)
+                return USAGE
+            except UserError as error:
+                return _failed(str(error), arguments)
+            return main(arguments)
+
+        return load_and_run
+
+    return decorate
+
+
+def _named_plugins(words: Sequence[str]) -> list[str]:
+    """The values of --plugin; none if one has no value, which the command's own parser will say."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--plugin", action="append", default=[])
+    try:
+        return parser.parse_known_args(words)[0].plugin
+    except argparse.ArgumentError:
+        return []
 
 
 Body = Callable[[argparse.Namespace, Sequence[str]], None]
@@ -60,7 +150,7 @@ def run(parser: Parser, body: Body, arguments: Sequence[str] | None, interrupted
     try:
         options = parser.parse_args(words)
         with _warnings_as_lines():
-            body(options, ["smoothadv", parser.prog, *words])
+            body(options, ["smoothadv", *parser.command.split(), *words])
         sys.stdout.flush()
         return SUCCESS
     except SystemExit as exit_request:  # argparse's way to end after --help or a usage error

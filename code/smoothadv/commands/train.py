@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from smoothadv import plugins
 from smoothadv.architectures import ARCHITECTURES
 from smoothadv.commands.options.attack import add_attack, in_256ths, unchanged
 from smoothadv.commands.options.components import name_in
@@ -21,7 +22,7 @@ from smoothadv.commands.options.training import (
     request_of,
     with_recipes,
 )
-from smoothadv.commands.runner import Parser, run
+from smoothadv.commands.runner import Parser, run, with_plugins
 from smoothadv.objectives import Objective
 from smoothadv.records import CHECKPOINT
 from smoothadv.training import ended
@@ -35,6 +36,7 @@ _EXAMPLES = """examples:
 """
 
 
+@with_plugins("train")
 def main(arguments: list[str] | None = None) -> int:
     """The command ``train``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     return train_command(make_parser(arguments), arguments)
@@ -93,4 +95,5 @@ def _certify_command(options: argparse.Namespace, objective: Objective) -> str:
     words = ["python", "code/certify.py"] if is_clone else ["smoothadv", "certify"]
     words += [options.dataset, str(options.outdir / CHECKPOINT), sigma]
     words.append(f"logs/{options.outdir.resolve().name}_sigma_{sigma}.tsv")
-    return shlex.join(words + (["--data-dir", options.data_dir] if options.data_dir else []))
+    words += ["--data-dir", options.data_dir] if options.data_dir else []
+    return shlex.join([*words, *plugins.words()])

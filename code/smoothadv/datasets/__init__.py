@@ -1,7 +1,7 @@
 """Datasets: [0, 1] images and integer labels, one source per file.
 
 A name is ``cifar10``, ``digits``, ..., or ``imagefolder:PATH`` for a source that takes a location after the
-colon. Each source registers a ``Source``, which holds two functions, in ``DATASETS``.
+colon. Each source registers a ``Source``, which holds two functions, in ``DATASETS``. Only ``load`` imports torch.
 """
 
 from __future__ import annotations
@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from smoothadv.datasets.images import DatasetDescription, ImageDataset
+from smoothadv.datasets.description import DatasetDescription
 from smoothadv.errors import UserError
 from smoothadv.registry import Registry, discover
+
+if TYPE_CHECKING:
+    from smoothadv.datasets.images import ImageDataset
 
 SPLITS = ("train", "test")
 
@@ -74,4 +78,5 @@ def get_dataset(name: str, split: str, data_dir: str | Path | None = None) -> Im
     return source.load(split, location, Path(data_dir) if data_dir else None)
 
 
-discover(__name__, __path__)
+# These import torch, which nobody needs to know the names of datasets.
+discover(__name__, __path__, without=("augmentation", "given", "images", "unlabelled"))

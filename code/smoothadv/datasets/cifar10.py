@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, Source
-from smoothadv.datasets.images import CIFAR_MEAN, CIFAR_STD, CIFAR_TRAINING, DatasetDescription, InMemoryImages
+from smoothadv.datasets.description import CIFAR_MEAN, CIFAR_STD, CIFAR_TRAINING, DatasetDescription
 from smoothadv.errors import UserError
+
+if TYPE_CHECKING:
+    from smoothadv.datasets.images import InMemoryImages
 
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _DESCRIPTION = DatasetDescription(
@@ -22,7 +24,10 @@ _DESCRIPTION = DatasetDescription(
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> InMemoryImages:
+    import torch
     from torchvision.datasets import CIFAR10
+
+    from smoothadv.datasets.images import InMemoryImages
 
     folder = data_dir or DEFAULT_DATA_DIR
     try:

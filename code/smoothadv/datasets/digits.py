@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from smoothadv.datasets import DATASETS, Source
-from smoothadv.datasets.images import DatasetDescription, InMemoryImages, TrainingDefaults
+from smoothadv.datasets.description import DatasetDescription, TrainingDefaults
+
+if TYPE_CHECKING:
+    from smoothadv.datasets.images import InMemoryImages
 
 _TEST_SHARE = 0.2
 _DESCRIPTION = DatasetDescription(
@@ -44,6 +47,10 @@ def _arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> InMemoryImages:
+    import torch
+
+    from smoothadv.datasets.images import InMemoryImages
+
     images, labels, is_test = _arrays()
     chosen = is_test if split == "test" else ~is_test
     return InMemoryImages(torch.from_numpy(images[chosen]), torch.from_numpy(labels[chosen]), _DESCRIPTION)

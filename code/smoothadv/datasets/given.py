@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from smoothadv.datasets.augmentation import augmented, draw_augmentation, pixels_of
-from smoothadv.datasets.images import Batches, DatasetDescription, TrainingDefaults
+from smoothadv.datasets.description import DatasetDescription, TrainingDefaults
+from smoothadv.datasets.images import Batches
 from smoothadv.errors import UserError
 
 _DEFAULTS = TrainingDefaults(batch=256, epochs=30, learning_rate=0.1, learning_rate_step=10)
@@ -112,12 +113,9 @@ def checked_image(image: Any, name: str) -> torch.Tensor:
     """An image, or several, as float32 on the CPU; UserError, which calls them ``name``, unless they are in [0, 1]."""
     tensor = torch.as_tensor(image).detach().cpu()
     if not tensor.is_floating_point():
-        hint = (
-            "divide them by 255 to get float32 in [0, 1]" if tensor.dtype == torch.uint8 else "give float32 in [0, 1]"
-        )
-        raise UserError(
-            f"{name}: found {str(tensor.dtype).removeprefix('torch.')}, on which no noise can be added; {hint}"
-        )
+        found = str(tensor.dtype).removeprefix("torch.")
+        hint = ": divide grey levels by 255" if tensor.dtype == torch.uint8 else ""
+        raise UserError(f"{name}: found {found}, expected float32 in [0, 1]{hint}")
     tensor = tensor.float().contiguous()
     if not bool(((tensor >= 0) & (tensor <= 1)).all()):
         low, high = float(tensor.min()), float(tensor.max())

@@ -7,15 +7,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from PIL import Image
 from tqdm import tqdm
 
 from smoothadv.datasets import DATASETS, SPLITS, Source
-from smoothadv.datasets.images import CIFAR_TRAINING, DatasetDescription, InMemoryImages
+from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
 from smoothadv.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from smoothadv.datasets.images import InMemoryImages
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 _IMAGES_FOR_CONSTANTS = 10_000
@@ -59,6 +63,8 @@ def _files(root: Path, split: str) -> list[tuple[Path, int]]:
 
 def _read(path: Path, shape: tuple[int, int, int] | None = None) -> np.ndarray:
     """An image file as uint8 [C, H, W]; UserError if it is damaged or not of the given ``shape``."""
+    from PIL import Image
+
     try:
         with Image.open(path) as image:
             array = np.asarray(_eight_bit(image, path, None if shape is None else shape[0]))
@@ -141,6 +147,10 @@ def _describe_folder(root: Path) -> DatasetDescription:
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> InMemoryImages:
+    import torch
+
+    from smoothadv.datasets.images import InMemoryImages
+
     description = _describe(location, data_dir)
     files = _files(Path(location).expanduser(), split)
     images = _read_all(files, description.image_shape)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, Source
-from smoothadv.datasets.images import IMAGENET_RADII, DatasetDescription, StreamedImages, TrainingDefaults
+from smoothadv.datasets.description import IMAGENET_RADII, DatasetDescription, TrainingDefaults
 from smoothadv.errors import UserError
+
+if TYPE_CHECKING:
+    from smoothadv.datasets.images import StreamedImages
 
 _CLASSES = 1000
 _FOLDERS = {"train": "train", "test": "val"}
@@ -50,6 +54,8 @@ def _files(folder: Path) -> list[tuple[str, int]]:
 def _load(split: str, location: str, data_dir: Path | None) -> StreamedImages:
     from torchvision.datasets.folder import pil_loader
     from torchvision.transforms import v2
+
+    from smoothadv.datasets.images import StreamedImages
 
     root = data_dir or Path(os.environ.get("IMAGENET_DIR") or DEFAULT_DATA_DIR / "imagenet")
     training = v2.Compose([v2.RandomResizedCrop(_CROP), v2.RandomHorizontalFlip(), v2.PILToTensor()])

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, Source
-from smoothadv.datasets.images import CIFAR_MEAN, CIFAR_STD, DatasetDescription, InMemoryImages, TrainingDefaults
+from smoothadv.datasets.description import CIFAR_MEAN, CIFAR_STD, DatasetDescription, TrainingDefaults
 from smoothadv.datasets.pickles import read_pickled_arrays
 from smoothadv.errors import UserError
+
+if TYPE_CHECKING:
+    from smoothadv.datasets.images import InMemoryImages
 
 _CLASSES = 1000
 _DESCRIPTION = DatasetDescription(
@@ -45,6 +48,10 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> InMemoryImages:
+    import torch
+
+    from smoothadv.datasets.images import InMemoryImages
+
     parts = [_read((data_dir or DEFAULT_DATA_DIR) / name) for name in _FILES[split]]
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts))
     return InMemoryImages(torch.from_numpy(images), torch.from_numpy(labels), _DESCRIPTION)

@@ -1,17 +1,17 @@
-"""The interface of datasets: a description, single images, and batches for training and evaluation."""
+"""The interface of datasets: single images, and batches for training and evaluation."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from smoothadv.datasets.augmentation import augmented, draw_augmentation, pixels_of
+from smoothadv.datasets.description import DatasetDescription
 from smoothadv.errors import UserError
 from smoothadv.noise import Purpose, derive_generator
 
@@ -20,51 +20,6 @@ if TYPE_CHECKING:
 
 Item = tuple[torch.Tensor, int]
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
-CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-"""Per-channel constants of the paper's code for CIFAR-10 and ImageNet32."""
-
-
-@dataclass(frozen=True)
-class TrainingDefaults:
-    """The training settings of a dataset where the command line names no others."""
-
-    batch: int
-    epochs: int
-    learning_rate: float
-    learning_rate_step: int
-
-
-CIFAR_TRAINING = TrainingDefaults(batch=256, epochs=150, learning_rate=0.1, learning_rate_step=50)
-"""SmoothAdv, appendix A: CIFAR-10."""
-CIFAR_RADII = tuple(0.25 * step for step in range(10))
-"""SmoothAdv, table 2: CIFAR-10; and 0."""
-IMAGENET_RADII = tuple(0.5 * step for step in range(8))
-"""SmoothAdv, table 1: ImageNet; and 0."""
-
-
-@dataclass(frozen=True)
-class DatasetDescription:
-    """Facts about a dataset.
-
-    ``image_shape`` is (C, H, W); ``mean`` and ``std`` are per channel on images in [0, 1], None where
-    they cannot be known (an image folder without training images). Augmentation is a random crop after zero padding
-    by ``crop_padding`` pixels and, if ``horizontal_flip``, a mirror image with probability 1/2. ``radii`` are the
-    columns of tables of certified accuracy.
-    """
-
-    name: str
-    class_names: tuple[str, ...]
-    image_shape: tuple[int, int, int]
-    mean: tuple[float, ...] | None
-    std: tuple[float, ...] | None
-    defaults: TrainingDefaults
-    crop_padding: int = 4
-    horizontal_flip: bool = True
-    radii: tuple[float, ...] = CIFAR_RADII
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.class_names)
 
 
 class ImageDataset(Protocol):

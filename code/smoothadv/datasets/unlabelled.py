@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from smoothadv.datasets.images import DatasetDescription, InMemoryImages
+from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets.images import InMemoryImages
 from smoothadv.datasets.pickles import read_pickled_arrays
 from smoothadv.errors import UserError
 

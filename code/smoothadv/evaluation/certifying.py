@@ -12,7 +12,7 @@ import numpy as np
 
 from smoothadv.bounds import squared_grey_radius
 from smoothadv.certification import Draws, Procedure, Smoothing
-from smoothadv.datasets.images import DatasetDescription
+from smoothadv.datasets.description import DatasetDescription
 from smoothadv.errors import UsageError, warn
 from smoothadv.evaluation.log_writing import LogPlan, write_log
 from smoothadv.evaluation.loop import Example

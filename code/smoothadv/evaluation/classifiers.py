@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from smoothadv.checkpoints import classifier_from_checkpoint, file_digest, read_checkpoint, recorded_input_layer
-from smoothadv.datasets.images import DatasetDescription
+from smoothadv.datasets.description import DatasetDescription
 from smoothadv.errors import UserError, warn
 from smoothadv.smoothing.classifier import logits_in
 
@@ -31,9 +31,9 @@ class BaseClassifier:
     dataset: str | None = None
     noise_sd: float | None = None
 
-    def warn_about_mismatch(self, dataset: str, sigma: float) -> None:
-        """Warn where dataset or sigma differ from those of the training: that is allowed, but probably a mistake."""
-        if self.dataset is not None and self.dataset != dataset:
+    def warn_about_mismatch(self, dataset: str | None, sigma: float) -> None:
+        """Warn where dataset (None: unnamed) or sigma differ from those of the training: probably a mistake."""
+        if None not in (self.dataset, dataset) and self.dataset != dataset:
             warn(f"{self.name} was trained on '{self.dataset}', not on '{dataset}'")
         if self.noise_sd is not None and self.noise_sd != sigma:
             warn(f"{self.name} was trained with noise {self.noise_sd}; it is being smoothed with {sigma}")

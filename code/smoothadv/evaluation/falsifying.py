@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from smoothadv import plugins
 from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.analysis.shared.plausibility import rounded_by
 from smoothadv.bounds import tolerated_false_statements
@@ -108,6 +109,8 @@ class Certificates:
         difference = differing_fields(recorded, now)
         if difference:
             raise UserError(f"{self.path} certifies something else: {difference}")
+        for plugin in plugins.changed(self.settings.get("plugins")):
+            warn(f"{self.path} was made with another version of the plug-in {plugin.name}")
 
 
 def read_certificates(request: FalsifyRequest) -> Certificates:

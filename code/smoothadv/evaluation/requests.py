@@ -11,17 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from smoothadv.attacks import GradientAttack, SmoothedAttack
+from smoothadv import plugins
 from smoothadv.certification import PROCEDURES, Procedure
+from smoothadv.choices import PRECISION_NAMES
 from smoothadv.datasets import SPLITS
-from smoothadv.datasets.images import ImageDataset
 from smoothadv.errors import UserError
 from smoothadv.evaluation.shards import Shard
-from smoothadv.smoothing.classifier import PRECISIONS
+
+if TYPE_CHECKING:
+    import torch
+
+    from smoothadv.attacks import GradientAttack, SmoothedAttack
+    from smoothadv.datasets.images import ImageDataset
 
 PREDICTION_DRAWS = 100_000
 """The draws of PREDICT per image, by default."""
@@ -41,7 +44,7 @@ class EvaluationRequest:
     - ``sigma`` > 0 on images in [0, 1]; ``alpha`` is the probability of a false statement per image; ``seed`` that of
       all noise; ``draws`` (n) is the number per image (None: the default of the kind of request).
     - ``batch`` noisy images per forward pass (None: that of the log to be continued, else one that suits the device),
-      ``precision`` a name in PRECISIONS, ``compile``, ``device`` (None: the first GPU, else the CPU).
+      ``precision`` a name in PRECISION_NAMES, ``compile``, ``device`` (None: the first GPU, else the CPU).
     - ``shard``: the share of the images to evaluate (None: all); ``existing`` says what to do with a log that exists
       already: "resume", "overwrite" or "refuse".
     - ``command``: the command line that the manifest records (None: that of this process).
@@ -77,13 +80,23 @@ class EvaluationRequest:
             value = getattr(self, name)
             _require(value is None or value >= 1, name, value, "a whole number of at least 1")
         _require(self.seed >= 0, "seed", self.seed, "a whole number of at least 0")
-        for name, known in (("split", SPLITS), ("precision", tuple(PRECISIONS)), ("existing", EXISTING)):
+        for name, known in (("split", SPLITS), ("precision", PRECISION_NAMES), ("existing", EXISTING)):
             _require(getattr(self, name) in known, name, getattr(self, name), f"one of {', '.join(known)}")
 
     @property
     def n(self) -> int:
         """The draws per image."""
         return self.draws or PREDICTION_DRAWS
+
+    @property
+    def components(self) -> tuple[Any, ...]:
+        """What decides the numbers besides dataset and classifier: a certification procedure, or an attack."""
+        return ()
+
+    def plugins(self, arch: str) -> dict[str, dict[str, str]]:
+        """What settings record of the plug-ins that take part, with a classifier of the architecture ``arch``."""
+        dataset = self.images if isinstance(self.images, str) else None
+        return plugins.digests(plugins.used({"dataset": dataset, "architecture": arch}, self.components))
 
 
 def _require(is_right: bool, name: str, found: Any, expected: str) -> None:
@@ -126,6 +139,10 @@ class CertifyRequest(EvaluationRequest):
         return PROCEDURES[self.method]
 
     @property
+    def components(self) -> tuple[Any, ...]:
+        return (self.procedure,)
+
+    @property
     def n(self) -> int:
         """The draws that estimate the class's probability; of an adaptive procedure, at most."""
         return self.draws or self.procedure.default_n
@@ -148,6 +165,8 @@ class AttackPlan:
 
     def smoothed(self, sigma: float, seed: int) -> SmoothedAttack:
         """The attack on a classifier that is smoothed with ``sigma``; the caller must still set its batch."""
+        from smoothadv.attacks import SmoothedAttack
+
         return SmoothedAttack(
             self.attack,
             0.0 if self.is_on_base else sigma,
@@ -165,6 +184,10 @@ class PredictRequest(EvaluationRequest):
     outfile: Path
     attack: AttackPlan | None = None
 
+    @property
+    def components(self) -> tuple[Any, ...]:
+        return () if self.attack is None else (self.attack.attack,)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttackRequest(EvaluationRequest):
@@ -177,6 +200,10 @@ class AttackRequest(EvaluationRequest):
     attack: AttackPlan
     epsilons: tuple[float, ...] = ()
     only: tuple[int, ...] | None = None
+
+    @property
+    def components(self) -> tuple[Any, ...]:
+        return (self.attack.attack,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,3 +219,7 @@ class FalsifyRequest(EvaluationRequest):
     fraction: float = DEFAULT_FRACTION
     false_alarm: float = DEFAULT_FALSE_ALARM
     only: tuple[int, ...] | None = None
+
+    @property
+    def components(self) -> tuple[Any, ...]:
+        return (self.attack.attack,)

@@ -14,16 +14,18 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib import format as npy
-from PIL import Image, ImageDraw
 
 from smoothadv.errors import UserError
 from smoothadv.files import write_atomically
 from smoothadv.readers import read_prediction_log
 from smoothadv.records import examples_path, pictures_folder, spool_path
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _LONGEST_HEADER = 1000
 _LARGE = ("image.npy", "adversarial.npy")
@@ -256,6 +258,8 @@ def write_pictures(log: Path, count: int) -> list[Path]:
 
 def _picture(example: dict[str, Any]) -> Image.Image:
     """Three panels side by side, with captions."""
+    from PIL import Image, ImageDraw
+
     perturbation = example["adversarial"].astype(np.float64) - example["image"]
     largest = float(np.abs(perturbation).max())
     magnified = 0.5 + (0.5 * perturbation / largest if largest else perturbation)
@@ -279,6 +283,8 @@ def _picture(example: dict[str, Any]) -> Image.Image:
 
 def _panel(pixels: np.ndarray) -> Image.Image:
     """Pixels [C, H, W] in [0, 1] as an image, enlarged to whole multiples where it is small."""
+    from PIL import Image
+
     grey_levels = np.round(np.clip(pixels, 0, 1) * 255).astype(np.uint8)
     channels, height, width = grey_levels.shape
     image = Image.fromarray(grey_levels[0] if channels != 3 else grey_levels.transpose(1, 2, 0)).convert("RGB")

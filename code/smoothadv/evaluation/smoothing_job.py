@@ -119,7 +119,7 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
     device = device_of_process(request.device or default_device(), None if workers is None else workers.local_rank)
     classifier = base.module.to(device)
     if is_first:
-        base.warn_about_mismatch(_dataset_name(request), request.sigma)
+        base.warn_about_mismatch(request.images if isinstance(request.images, str) else None, request.sigma)
     example = dataset[0][0] if len(dataset) else None
     voter = arrange(classifier, Arrangement(request.precision), device, example)
     attacked = voter
@@ -169,6 +169,7 @@ def _settings(
         "split": request.split if isinstance(request.images, str) else None,
         "dataset_fingerprint": dataset.fingerprint(),
         **base.settings,
+        **request.plugins(base.settings["arch"]),
         "num_classes": dataset.description.num_classes,
         "sigma": request.sigma,
         "alpha": request.alpha,

@@ -13,7 +13,6 @@ import math
 from fractions import Fraction
 from functools import cached_property
 
-import mpmath
 import torch
 
 from smoothadv.noise.streams import Noise
@@ -42,6 +41,8 @@ class RoundedGaussianNoise(Noise):
 
         M = 255 + B: noise beyond M is clipped for every pixel value, so it needs no further thresholds.
         """
+        import mpmath
+
         reach = WHITE + self.clip
         with mpmath.workdps(_DIGITS):
             scale = mpmath.mpf(WHITE) * mpmath.mpf(self.sigma)

@@ -5,6 +5,7 @@
     logs = "logs/mine"                           # where logs go (default: logs/NAME-OF-THE-FILE)
     processes = 1                                # processes per job, each on a GPU of its own if there are GPUs
     threads = 1                                  # CPU threads of each process (default: PyTorch's choice)
+    plugins = ["mine.py"]                        # plug-ins: files, relative to this one's folder, or modules
 
     [fixed]                                      # options of every training, spelled as on the command line
     dataset = "cifar10"
@@ -41,6 +42,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.errors import UserError
+from smoothadv.plugins import is_file_name
 from smoothadv.sweeps.folders import fill_placeholders
 
 if sys.version_info >= (3, 11):
@@ -55,13 +57,17 @@ _KEYS = {
     "logs": "text",
     "processes": "whole number",
     "threads": "whole number",
+    "plugins": "list of texts",
     "fixed": "table",
     "sweep": "list of tables",
     "certify": "list of tables",
     "attack": "list of tables",
 }
 # Options that the sweep itself, or its command line, gives to every command.
-_NEVER = ("outdir", "outfile", "checkpoint", "resume", "overwrite", "data-dir", "device", "shard", "debug", "help")
+_NEVER = (
+    *("outdir", "outfile", "checkpoint", "resume", "overwrite", "data-dir", "device", "shard", "debug", "help"),
+    *("plugin", "version"),
+)
 _NEVER_IN_EVALUATIONS = ("dataset", "against", "only", "png")
 
 
@@ -95,7 +101,10 @@ class EvaluationTable:
 
 @dataclass(frozen=True)
 class Grid:
-    """A sweep as its file describes it: ``models`` and ``logs`` are folders, ``trained`` lists the models."""
+    """A sweep as its file describes it: ``models`` and ``logs`` are folders, ``trained`` lists the models.
+
+    ``plugins`` are what --plugin takes: modules, and files relative to the working folder.
+    """
 
     path: Path
     about: str
@@ -106,6 +115,7 @@ class Grid:
     trained: list[Model]
     certify: list[EvaluationTable] = field(default_factory=list)
     attack: list[EvaluationTable] = field(default_factory=list)
+    plugins: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -136,6 +146,7 @@ def read_grid(path: Path) -> Grid:
         trained=trained,
         certify=list(_evaluation_tables(path, content, "certify", groups)),
         attack=list(_evaluation_tables(path, content, "attack", groups)),
+        plugins=tuple(_plugin(path.parent, name) for name in content.get("plugins", [])),
     )
 
 
@@ -152,9 +163,16 @@ def _check_keys(path: Path, content: Options) -> None:
 def _is_a(kind: str, value: Any) -> bool:
     if kind == "whole number":
         return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if kind == "list of texts":
+        return isinstance(value, list) and all(isinstance(text, str) for text in value)
     if kind == "list of tables":
         return isinstance(value, list) and all(isinstance(table, dict) for table in value)
     return isinstance(value, {"text": str, "table": dict}[kind])
+
+
+def _plugin(folder: Path, name: str) -> str:
+    """A plug-in that a grid in ``folder`` names, as --plugin takes it."""
+    return str(folder / name) if is_file_name(name) else name
 
 
 def _models(path: Path, content: Options) -> Iterator[Model]:

@@ -19,7 +19,7 @@ from smoothadv.checkpoints import (
     with_recorded_constants,
 )
 from smoothadv.datasets import get_dataset
-from smoothadv.datasets.images import DatasetDescription
+from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
 from smoothadv.devices import default_device, device_name, device_of_process
 from smoothadv.errors import UserError, warn
@@ -177,6 +177,7 @@ def _recipe(job: _Job) -> dict[str, Any]:
 
 def _facts(job: _Job) -> dict[str, Any]:
     """What a reader of the checkpoint needs to use the model."""
+    plugins = [plugin.record for plugin in job.request.plugins]
     return {
         "arch": job.request.arch,
         "dataset": job.description.name,
@@ -186,6 +187,7 @@ def _facts(job: _Job) -> dict[str, Any]:
         "mean": list(job.description.mean or ()),
         "std": list(job.description.std or ()),
         "noise_sd": job.request.objective.noise_sd,
+        **({"plugins": plugins} if plugins else {}),
     }
 
 

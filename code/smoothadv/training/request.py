@@ -11,10 +11,13 @@ from typing import Any
 
 import torch
 
+from smoothadv import plugins
 from smoothadv.checkpoints import MODULE_PREFIX
-from smoothadv.datasets.images import DatasetDescription, ImageDataset
+from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets.images import ImageDataset
 from smoothadv.errors import UsageError
 from smoothadv.objectives import Objective
+from smoothadv.plugins import Plugin
 from smoothadv.settings import settings_record
 from smoothadv.training.evaluate import EvaluationSchedule
 from smoothadv.training.execution import Execution
@@ -101,6 +104,12 @@ class TrainingRequest:
         """The name of the dataset."""
         return self.images if isinstance(self.images, str) else self.images[0].description.name
 
+    @property
+    def plugins(self) -> list[Plugin]:
+        """The plug-ins that take part."""
+        names = {"dataset": self.images, "architecture": self.classifier}
+        return plugins.used({kind: name for kind, name in names.items() if isinstance(name, str)}, [self.objective])
+
     def augmented(self, description: DatasetDescription) -> DatasetDescription:
         """The description of the dataset with the crops and mirror images that are asked for."""
         padding, flip = self.crop_padding, self.horizontal_flip
@@ -121,4 +130,5 @@ class TrainingRequest:
             **schedule.record(),
             **self.execution.record(),
             "objective": settings_record(self.objective),
+            **plugins.digests(self.plugins),
         }

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.mathtext import MathTextParser
 
 from smoothadv.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 SYMBOLS = {"sigma": "σ", "epsilon": "ε"}
 """The letters of the papers for hyper-parameters whose names tables spell out."""
@@ -30,6 +31,8 @@ _CHARACTERS_PER_LINE = 60
 
 def new_figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure with panels side by side."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(6.0 if panels == 1 else 4.6 * panels, 4.0), layout="constrained")
     return figure, list(figure.subplots(1, panels, squeeze=False)[0])
 
@@ -66,6 +69,9 @@ def add_title(place: Axes | Figure, title: str | None) -> None:
     """A title of axes or of a whole figure, in which $...$ is mathematics; UserError if that cannot be parsed."""
     if not title:
         return
+    from matplotlib.figure import Figure
+    from matplotlib.mathtext import MathTextParser
+
     try:
         MathTextParser("path").parse(title)
     except ValueError as error:

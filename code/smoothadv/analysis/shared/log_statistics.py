@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
-from scipy import stats
 
 from smoothadv.analysis.shared.procedure import is_label_aware
 from smoothadv.bounds import certified_accuracy_deduction
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _STEPS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _MOST_COLUMNS = 12
@@ -74,6 +76,8 @@ def bootstrap_interval(accuracies: np.ndarray, examples: int, confidence: float)
     (Efron, 1979). The intervals cover the choice of test images, for one radius at a time; they do not include the
     error probability alpha of the certificates. Where none or all of the examples count, the interval has no width.
     """
+    from scipy import stats  # takes a second to load
+
     tail = (1 - confidence) / 2
     lower, upper = (stats.binom.ppf(q, examples, accuracies) / examples for q in (tail, 1 - tail))
     return lower, upper

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pandas as pd
 from tqdm import tqdm
 
 from smoothadv.analysis.shared.hyper_parameters import (
@@ -28,6 +28,9 @@ from smoothadv.readers import (
     resembles_log,
 )
 from smoothadv.records import is_manifest, is_shard_folder
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Warn = Callable[[str], None]
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.procedure import is_label_aware, is_on_grid, radii_follow_from_counts
 from smoothadv.bounds import certified_radius, maximum_radius, minimum_successes_to_certify
 from smoothadv.certification.adaptive import LABEL_AWARE
 from smoothadv.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _OTHER_ALPHA = 0.01
 _FEWEST_TO_JUDGE = 20

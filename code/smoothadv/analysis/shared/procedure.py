@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.certification import PROCEDURES, Procedure
 from smoothadv.certification.adaptive import GRID_COLUMNS, LABEL_AWARE
 from smoothadv.certification.exact import Exact
 from smoothadv.records import COUNT_COLUMNS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def procedure_of(parameters: Parameters) -> type[Procedure] | None:

@@ -110,6 +110,9 @@ def command_line_of(
         if not action.option_strings:
             words.append(str(value))
         elif value != action.default:
-            listed = value if isinstance(value, list) else [value]
-            flags += [action.option_strings[0], *(() if action.nargs == 0 else map(str, listed))]
+            listed = [str(single) for single in (value if isinstance(value, list) else [value])]
+            if isinstance(action, argparse._AppendAction):
+                flags += [word for single in listed for word in (action.option_strings[0], single)]
+            else:
+                flags += [action.option_strings[0], *(() if action.nargs == 0 else listed)]
     return [*words, *flags]

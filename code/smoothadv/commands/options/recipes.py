@@ -15,7 +15,7 @@ RELEASED = "released-behaviour"
 # A recipe says how to train, not on which data or in which place.
 _NEVER = (
     *("--recipe", "--released-behaviour", "--data-dir", "--device", "--seed", "--resume", "--overwrite", "--debug"),
-    *("--help", "-h"),
+    *("--help", "-h", "--version", "--plugin"),
 )
 
 

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
-
-from smoothadv.architectures import INPUT_LAYERS
+from smoothadv.choices import INPUT_LAYER_NAMES
 from smoothadv.commands.options.components import name_that
 from smoothadv.commands.runner import Parser
 from smoothadv.datasets import DATASETS, SPLITS, check_dataset_name
-from smoothadv.devices import usable_device
 from smoothadv.errors import UserError
 from smoothadv.settings import non_negative_int, positive_int
 
+if TYPE_CHECKING:
+    import torch
 
-def add_dataset(parser: Parser) -> None:
-    """The positional DATASET."""
+
+def add_dataset(parser: Parser, check: Callable[[str], object] = check_dataset_name) -> None:
+    """The positional DATASET, whose name ``check`` refuses by a UserError."""
     names = ", ".join(
         f"{name}:PATH" if source.takes_location else name
         for name, source in ((name, DATASETS[name]) for name in DATASETS)
     )
-    parser.add_argument("dataset", metavar="DATASET", type=name_that(check_dataset_name), help=f"one of {names}")
+    parser.add_argument("dataset", metavar="DATASET", type=name_that(check), help=f"one of {names}")
 
 
 def add_running(parser: Parser, existing: str = "refuse") -> None:
@@ -54,6 +56,8 @@ def add_running(parser: Parser, existing: str = "refuse") -> None:
 
 
 def _device(text: str) -> torch.device:
+    from smoothadv.devices import usable_device  # imports torch, which only those who give --device wait for here
+
     try:
         return usable_device(text)
     except UserError as error:
@@ -62,7 +66,7 @@ def _device(text: str) -> torch.device:
 
 def add_input_layer(parser: argparse._ActionsContainer, default: str | None, help: str) -> None:
     """--input-layer, one of the registered input layers."""
-    parser.add_argument("--input-layer", choices=list(INPUT_LAYERS), default=default, help=help)
+    parser.add_argument("--input-layer", choices=INPUT_LAYER_NAMES, default=default, help=help)
 
 
 def add_examples(parser: Parser) -> None:

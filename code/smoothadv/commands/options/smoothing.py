@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from smoothadv.choices import PRECISION_NAMES
 from smoothadv.commands.options.shared import add_dataset, add_examples, add_input_layer, add_running
 from smoothadv.commands.runner import Parser
+from smoothadv.datasets import check_dataset_name
+from smoothadv.errors import UsageError, UserError
 from smoothadv.evaluation.shards import Shard
 from smoothadv.settings import batch_size, number, positive_noise_level, probability
-from smoothadv.smoothing.classifier import PRECISIONS
 
 _draws = number(int, "a whole number from 1 to 4,000,000,000", lambda v: 1 <= v <= 4_000_000_000)
 
@@ -29,7 +31,7 @@ def shard(text: str) -> Shard:
 
 def add_smoothing(parser: Parser, outfile: str, n_help: str, output: str = "outfile") -> None:
     """DATASET CHECKPOINT SIGMA OUTFILE and the options that certify, predict and attack share."""
-    add_dataset(parser)
+    add_dataset(parser, check=str)  # see _check_dataset
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", type=Path, help="checkpoint.pth.tar of a trained or released model"
     )
@@ -65,7 +67,7 @@ def _add_speed(parser: Parser) -> None:
     )
     group.add_argument(
         "--precision",
-        choices=list(PRECISIONS),
+        choices=PRECISION_NAMES,
         default="fp32",
         help="precision of weights and activations; a lower one is a different base classifier (default: fp32; its "
         "convolutions use TF32 on GPUs that have it, which is PyTorch's default)",
@@ -82,8 +84,21 @@ def _add_speed(parser: Parser) -> None:
     )
 
 
+def _check_dataset(options: argparse.Namespace) -> None:
+    """A usage error if the dataset is unknown: the checkpoint may say which plug-in is missing."""
+    try:
+        check_dataset_name(options.dataset)
+    except UserError as error:
+        from smoothadv.checkpoints import missing_dataset_plugin  # imports torch
+
+        reason = missing_dataset_plugin(options.checkpoint, options.dataset)
+        reason = f"checkpoint {options.checkpoint}: {reason}" if reason else str(error)
+        raise UsageError(f"argument DATASET: {reason}") from error
+
+
 def request_fields(options: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
     """The fields of an ``EvaluationRequest`` that the options set; ``command`` is the command line."""
+    _check_dataset(options)
     return {
         "classifier": options.checkpoint,
         "images": options.dataset,

@@ -11,16 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from tqdm import tqdm
 
 from smoothadv.analysis.report import Report
 from smoothadv.analysis.shared.table_formats import FORMATS, Column, Table
 from smoothadv.commands.options.components import add_settings, compose, name_in, refuse_foreign_settings
-from smoothadv.commands.runner import Parser, run, terminable
-from smoothadv.commands.sweep.costs import cost_table
-from smoothadv.commands.sweep.planning import Plan, SharedOptions, plan_sweep
+from smoothadv.commands.runner import Parser, run, terminable, with_plugins
 from smoothadv.commands.sweep.report import write_report
 from smoothadv.errors import UserError, warn
 from smoothadv.settings import settings_of
@@ -28,6 +26,9 @@ from smoothadv.sweeps.engines import ENGINES
 from smoothadv.sweeps.engines.engine import Engine, Site
 from smoothadv.sweeps.grid import Grid, read_grid
 from smoothadv.sweeps.jobs import Job, JobState, StateKind, count_states, state_of
+
+if TYPE_CHECKING:
+    from smoothadv.commands.sweep.planning import Plan
 
 _EXAMPLES = """examples:
   python code/sweep.py plan scripts/grids/paper-cifar10-pgd.toml
@@ -58,6 +59,7 @@ class Sweep:
     plans: list[Plan]
 
 
+@with_plugins("sweep")
 def main(arguments: list[str] | None = None) -> int:
     """The command ``sweep``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     parser = Parser(
@@ -132,8 +134,12 @@ _ADD: dict[str, Callable[[Parser], None]] = {
 
 def _read(options: argparse.Namespace) -> list[Sweep]:
     """The grids with the jobs that --only selects, by default all."""
-    shared = SharedOptions(options.data_dir, options.device)
-    sweeps = [Sweep(grid, plan_sweep(grid, shared)) for grid in map(read_grid, options.grids)]
+    grids = [read_grid(path) for path in options.grids]
+    # Imports the commands of the jobs, and torch: the help and an error in a grid's file do not wait for these.
+    from smoothadv.commands.sweep.planning import SharedOptions, plan_sweep
+
+    shared = SharedOptions(options.data_dir, options.device, tuple(getattr(options, "plugin", ())))
+    sweeps = [Sweep(grid, plan_sweep(grid, shared)) for grid in grids]
     _refuse_shared_folders([sweep.grid for sweep in sweeps])
     if options.only is None:
         return sweeps
@@ -174,6 +180,8 @@ def _plan(parser: Parser, options: argparse.Namespace) -> None:
         print(f"{grid.name}: {grid.about}; {len(plans)} jobs\nmodels in {grid.models}, logs in {grid.logs}\n")
         print(FORMATS[options.format](Table(columns, rows), 1))
         if not options.no_cost:
+            from smoothadv.commands.sweep.costs import cost_table
+
             print(cost_table(grid, plans, options.device) + "\n")
 
 
@@ -236,6 +244,8 @@ def _engine(parser: Parser, options: argparse.Namespace) -> Engine:
 
 
 def _site(sweeps: Sequence[Sweep], options: argparse.Namespace) -> Site:
+    import torch
+
     wants_gpus = options.device != "cpu"
     gpus = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count()) if wants_gpus else ()
     return Site("-".join(sweep.grid.name for sweep in sweeps), sweeps[0].grid.logs, gpus, wants_gpus)
@@ -264,7 +274,7 @@ def _hand_over(engine: Engine, jobs: list[Job], site: Site) -> None:
 
 def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_detached: bool) -> None:
     """Print the state of the sweeps; UserError unless every job is done or, if detached, none has failed."""
-    jobs, grids = _jobs(sweeps), " ".join(map(str, options.grids))
+    jobs, grids = _jobs(sweeps), " ".join([*map(str, options.grids), *_plugin_words(options)])
     states = _states(jobs)
     counted = count_states(states)
     print(_summary(sweeps, states))
@@ -282,6 +292,10 @@ def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_detached:
     if StateKind.FAILED in counted:
         advice += f"; python code/sweep.py retry {grids} runs the failed ones again"
     raise UserError(f"{len(jobs) - counted.get(StateKind.DONE, 0)} of {len(jobs)} jobs are not done: {advice}")
+
+
+def _plugin_words(options: argparse.Namespace) -> list[str]:
+    return [word for plugin in getattr(options, "plugin", ()) for word in ("--plugin", plugin)]
 
 
 def _report(parser: Parser, options: argparse.Namespace) -> None:

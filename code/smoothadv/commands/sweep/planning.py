@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smoothadv import plugins
 from smoothadv.commands.sweep.reading import CommandReader, EvaluationPlan, TrainingPlan
 from smoothadv.errors import UserError
 from smoothadv.objectives import Objective
@@ -28,21 +30,26 @@ class Plan:
 
 @dataclass(frozen=True)
 class SharedOptions:
-    """Options on the command line of a sweep that go to the commands of all its jobs."""
+    """Options on the command line of a sweep, or in its grid, that go to the commands of all its jobs."""
 
     data_dir: str | None = None
     device: str | None = None
+    plugins: tuple[str, ...] = ()
 
     @property
     def words(self) -> list[str]:
         return [
             *(["--data-dir", self.data_dir] if self.data_dir else []),
             *(["--device", self.device] if self.device else []),
+            *(word for plugin in self.plugins for word in ("--plugin", plugin)),
         ]
 
 
 def plan_sweep(grid: Grid, shared: SharedOptions) -> list[Plan]:
     """The jobs of a grid in its order; UserError, or a usage error of the command concerned, if one is impossible."""
+    for plugin in grid.plugins:
+        plugins.load(plugin)
+    shared = dataclasses.replace(shared, plugins=tuple(dict.fromkeys([*shared.plugins, *grid.plugins])))
     planner = _Planner(grid, shared)
     plans = [planner.plan(model) for model in grid.trained]
     first_by_name: dict[str, Plan] = {}
@@ -171,13 +178,13 @@ class _Planner:
     def _certification(self, spec: _EvaluationSpec) -> tuple[EvaluationStage, EvaluationPlan]:
         log = self.grid.logs / spec.name / spec.place.with_name(f"{spec.place.name}.tsv")
         words = self._evaluation_words("certify", spec, log)
-        plan = self._reader.read_certification(words, spec.table.source)
+        plan = self._reader.read_certification(words, str(spec.model.options["arch"]), spec.table.source)
         return self._stage("certify", words, spec, plan, (log,)), plan
 
     def _attack(self, spec: _EvaluationSpec) -> tuple[EvaluationStage, EvaluationPlan]:
         folder = self.grid.logs / spec.name / "attacked" / spec.place
         words = self._evaluation_words("attack", spec, folder)
-        plan = self._reader.read_attack(words, spec.table.source)
+        plan = self._reader.read_attack(words, str(spec.model.options["arch"]), spec.table.source)
         return self._stage("attack", words, spec, plan, tuple(plan.attacks)), plan
 
     def _evaluation_words(self, command: str, spec: _EvaluationSpec, output: Path) -> list[str]:

@@ -13,7 +13,7 @@ from smoothadv.commands import attack, certify, train, train_pgd
 from smoothadv.commands.options.training import request_of, with_recipes
 from smoothadv.commands.runner import Parser
 from smoothadv.datasets import describe_dataset
-from smoothadv.datasets.images import DatasetDescription
+from smoothadv.datasets.description import DatasetDescription
 from smoothadv.evaluation.attacked_images import attack_record
 from smoothadv.evaluation.attacking import attacks_of
 from smoothadv.evaluation.certifying import procedure_of, procedure_record
@@ -101,12 +101,12 @@ class CommandReader:
             recipe["input_layer"] = request.input_layer or "normalize"
         return TrainingPlan(request, chosen.attack, description, schedule, recipe)
 
-    def read_certification(self, words: Sequence[str], source: str) -> EvaluationPlan:
-        """The plan of a certification from the words of certify."""
+    def read_certification(self, words: Sequence[str], arch: str, source: str) -> EvaluationPlan:
+        """The plan of a certification from the words of certify; ``arch`` is the architecture in the checkpoint."""
         parser = self._parser("certify")
         with parser.reading(source):
             request = certify.request_of(parser, parser.parse_args(words), [])
-            settings = {**_recorded_settings(request), **self._procedure_settings(request)}
+            settings = {**_recorded_settings(request, arch), **self._procedure_settings(request)}
         return EvaluationPlan(request, (settings,), {})
 
     def _procedure_settings(self, request: CertifyRequest) -> dict[str, Any]:
@@ -120,8 +120,8 @@ class CommandReader:
             self._procedures[key] = procedure_record(request, procedure_of(request, description, distance))
         return self._procedures[key]
 
-    def read_attack(self, words: Sequence[str], source: str) -> EvaluationPlan:
-        """The plan of an attack from the words of attack."""
+    def read_attack(self, words: Sequence[str], arch: str, source: str) -> EvaluationPlan:
+        """The plan of an attack from the words of attack; ``arch`` is the architecture in the checkpoint."""
         parser = self._parser("attack")
         with parser.reading(source):
             request = attack.request_of(parser, parser.parse_args(words), [])
@@ -132,7 +132,7 @@ class CommandReader:
             record = attack_record(plan.smoothed(request.sigma, request.seed))
             record["attack_batch"] = plan.batch
             known = {key: value for key, value in record.items() if key != "attack_batch" or value is not None}
-            settings.append({**_recorded_settings(request), "N": request.n, **known})
+            settings.append({**_recorded_settings(request, arch), "N": request.n, **known})
         return EvaluationPlan(request, tuple(settings), attacks)
 
     def _parser(self, command: str, released: bool = False) -> Parser:
@@ -168,11 +168,12 @@ def _flags(parser: Parser) -> dict[str, bool]:
     }
 
 
-def _recorded_settings(request: CertifyRequest | AttackRequest) -> dict[str, Any]:
+def _recorded_settings(request: CertifyRequest | AttackRequest, arch: str) -> dict[str, Any]:
     """The settings of a manifest that the request decides, without those of the procedure or attack."""
     given = {"batch": request.batch, "input_layer": request.input_layer}
     return {
         "dataset": request.images,
+        **request.plugins(arch),
         "split": request.split,
         "sigma": request.sigma,
         "alpha": request.alpha,

@@ -1,0 +1,383 @@
+"""smoothadv.certify, predict, attack, falsify and train: on modules and images of all kinds, resumable, and checked."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import smoothadv
+from smoothadv.attacks.pgd import PGD
+from smoothadv.core import Smooth
+from smoothadv.errors import DoubtfulWarning, UserError
+from smoothadv.evaluation.saved_examples import read_examples
+from smoothadv.noise import GaussianNoise
+from smoothadv.objectives.smoothadv import SmoothAdv
+from support.commands import CODE, call, rows, run_process, start_process, wait_until
+
+SIGMA, COUNT, CLASSES = 0.5, 6, 4
+QUICK = {"sigma": SIGMA, "n0": 20, "n": 200, "device": "cpu"}
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def network() -> nn.Sequential:
+    """A small network with batch normalization, whose classes differ from image to image."""
+    torch.manual_seed(3)
+    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 64, CLASSES)]
+    return nn.Sequential(*layers)
+
+
+class Output:
+    """What libraries of transformers return."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.logits = logits
+
+
+class Returning(nn.Module):
+    """A network whose logits are wrapped."""
+
+    def __init__(self, wrap) -> None:
+        super().__init__()
+        self.network, self.wrap = network(), wrap
+
+    def forward(self, images: torch.Tensor):
+        return self.wrap(self.network(images))
+
+
+IMAGES = np.random.default_rng(0).random((COUNT, 3, 8, 8), dtype=np.float32)
+LABELS = np.arange(COUNT) % CLASSES
+
+
+class Pairs(Dataset):
+    """The same images one by one, as NumPy arrays."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int):
+        return IMAGES[index], LABELS[index]
+
+
+SAME_IMAGES = {
+    "arrays": (IMAGES, LABELS),
+    "float64": (IMAGES.astype(np.float64), LABELS.tolist()),
+    "tensors": (torch.tensor(IMAGES), torch.tensor(LABELS)),
+    "dataset": (Pairs(),),
+    "tensor dataset": (TensorDataset(torch.tensor(IMAGES), torch.tensor(LABELS)),),
+    "loader": (DataLoader(TensorDataset(torch.tensor(IMAGES), torch.tensor(LABELS)), batch_size=4),),
+}
+SAME_MODELS = {
+    "logits": network,
+    "object": lambda: Returning(Output),
+    "dict": lambda: Returning(lambda logits: {"logits": logits, "features": None}),
+    "training": lambda: network().train(),
+}
+
+
+@pytest.fixture(scope="module")
+def expected() -> pd.DataFrame:
+    """Each image certified by itself, with the noise that is its own."""
+    smooth = Smooth(network(), CLASSES, SIGMA)
+    noise = GaussianNoise(SIGMA, 0)
+    found = []
+    for index, image in enumerate(torch.tensor(IMAGES)):
+        stream = noise.stream(index, torch.device("cpu"))
+        certificate = smooth.certificate(image, QUICK["n0"], QUICK["n"], 0.001, 16, stream=stream)
+        found.append((index, LABELS[index], certificate.prediction, certificate.radius, certificate.successes))
+    return pd.DataFrame(found, columns=["idx", "label", "predict", "radius", "successes"])
+
+
+def assert_expected(found: pd.DataFrame, expected: pd.DataFrame) -> None:
+    assert len(expected) == COUNT and 0 < (expected.radius > 0).sum(), "there is something to compare"
+    for name in expected:
+        assert found[name].tolist() == expected[name].tolist(), name
+    assert found.correct.tolist() == (expected.predict == expected.label).astype(int).tolist()
+
+
+@pytest.mark.parametrize("kind", SAME_IMAGES)
+def test_images_of_all_kinds_get_the_certificates_of_smooth(kind, expected):
+    assert_expected(smoothadv.certify(network(), *SAME_IMAGES[kind], **QUICK), expected)
+
+
+@pytest.mark.parametrize("kind", SAME_MODELS)
+def test_modules_of_all_kinds_get_the_certificates_of_smooth(kind, expected):
+    assert_expected(smoothadv.certify(SAME_MODELS[kind](), IMAGES, LABELS, **QUICK), expected)
+
+
+def test_the_module_is_left_as_it_was():
+    model = network().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    smoothadv.certify(model, IMAGES, LABELS, **QUICK)
+    smoothadv.predict(model, IMAGES, LABELS, sigma=SIGMA, n=20, attack=PGD(0.5, 1))
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_log_is_what_the_commands_write_and_read(tmp_path, capsys, expected):
+    log = tmp_path / "logs" / "mine.tsv"
+    found = smoothadv.certify(network(), IMAGES, LABELS, **QUICK, log=log, name="noise")
+    assert_expected(found, expected)
+    assert [row["idx"] for row in rows(log)] == [str(index) for index in range(COUNT)]
+    manifest = json.loads(log.with_name("mine.tsv.manifest.json").read_text())
+    assert manifest["settings"]["dataset"] == "noise" and len(manifest["settings"]["module_sha256"]) == 64
+    assert manifest["runs"][0]["image_shape"] == [3, 8, 8]
+    assert manifest["runs"][0]["command"][0] == "smoothadv.certify"
+    table = call(capsys, "analyze", "table", log, "--radii", 0, "--format", "csv")
+    accuracy = (expected.predict == expected.label).mean()
+    assert table.code == 0 and float(table.out.splitlines()[1].split(",")[-1]) == pytest.approx(accuracy)
+    linf = call(capsys, "analyze", "table", log, "--norm", "linf", "--radii", "1/255", "--format", "csv")
+    assert (linf.code, linf.err) == (0, ""), "the manifest tells the dimension of the images"
+
+
+def test_a_log_is_continued_only_by_the_same_call(tmp_path, expected):
+    log = tmp_path / "mine.tsv"
+    smoothadv.certify(network(), IMAGES, LABELS, **QUICK, log=log, maximum=2)
+    assert len(rows(log)) == 2
+    assert_expected(smoothadv.certify(network(), IMAGES, LABELS, **QUICK, log=log), expected)
+    other, moved = network(), IMAGES.copy()
+    with torch.no_grad():
+        other[4].bias[0] += 1e-6
+    moved[3, 0, 0, 0] = 0.5
+    for call_again, word in [
+        (lambda: smoothadv.certify(other, IMAGES, LABELS, **QUICK, log=log), "module_sha256 was"),
+        (lambda: smoothadv.certify(network(), moved, LABELS, **QUICK, log=log), "dataset_fingerprint was"),
+        (lambda: smoothadv.certify(network(), IMAGES, LABELS, **{**QUICK, "sigma": 0.25}, log=log), "sigma was 0.5"),
+        (lambda: smoothadv.certify(network(), IMAGES, LABELS, **QUICK, log=log, existing="refuse"), "exists already"),
+    ]:
+        with pytest.raises(UserError, match=word):
+            call_again()
+    anew = smoothadv.certify(other, IMAGES, LABELS, **QUICK, log=log, existing="overwrite")
+    assert len(anew) == COUNT
+
+
+KILLED = """
+import numpy as np, torch, torchvision, smoothadv
+torch.manual_seed(0)
+model = torchvision.models.resnet18(num_classes=5)
+images = np.random.default_rng(0).random((20, 3, 32, 32), dtype=np.float32)
+rows = smoothadv.certify(model, images, np.arange(20) % 5, sigma=0.25, n=400, n0=20, device="cpu", log=LOG)
+print(len(rows))
+"""
+
+
+def test_a_script_that_was_killed_is_continued_by_itself(tmp_path, capsys):
+    """kill -9 in the middle of a log: the same script then ends with the rows of an undisturbed one."""
+
+    def command(name: str) -> list[str]:
+        program = f"import sys; sys.path.insert(0, {str(CODE)!r}); LOG = {name!r}{KILLED}"
+        return [sys.executable, "-c", program]
+
+    log = tmp_path / "killed.tsv"
+    process = start_process(command(log.name), tmp_path)
+    wait_until(lambda: log.exists() and log.read_text().count("\n") >= 5, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    begun = log.read_text().count("\n") - 1
+    assert 4 <= begun < 20, "it was killed in the middle"
+    for name in (log.name, "whole.tsv"):
+        done = run_process(command(name), tmp_path)
+        assert (done.returncode, done.stdout) == (0, "20\n"), done.stderr
+    killed, whole = (
+        [{key: value for key, value in row.items() if key != "time"} for row in rows(tmp_path / name)]
+        for name in (log.name, "whole.tsv")
+    )
+    assert killed == whole and len(whole) == 20
+    assert [run["first_row"] for run in json.loads((tmp_path / "killed.tsv.manifest.json").read_text())["runs"]] == [
+        0,
+        begun,
+    ]
+
+
+BAD = {
+    "uint8": (lambda: (IMAGES * 255).astype(np.uint8), "found uint8, expected float32 in"),
+    "grey levels": (lambda: IMAGES * 255, "expected \\[0, 1\\].*divide grey levels by 255"),
+    "standardized": (lambda: (IMAGES - 0.5) / 0.25, "put normalization into the model"),
+    "not a number": (lambda: np.where(IMAGES > 0.9, np.nan, IMAGES), "values that are not numbers"),
+    "one image": (lambda: IMAGES[0], "shape \\[3, 8, 8\\]: give a batch"),
+    "channels last": (lambda: IMAGES.transpose(0, 2, 3, 1), "channels last"),
+    "none": (lambda: IMAGES[:0], "there are no images"),
+    "another size": (lambda: IMAGES[:, :, :5], "cannot be applied to images of shape \\[3, 5, 8\\]"),
+    "list": (lambda: [1, 2], "images are a list"),
+    "generator": (lambda: iter(IMAGES), "images are a"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_images_that_are_none_are_refused_in_one_line(kind, tmp_path):
+    make, message = BAD[kind]
+    images = make()
+    labels = LABELS[: len(images)] if isinstance(images, np.ndarray) and images.ndim == 4 else None
+    with pytest.raises(UserError, match=message) as error:
+        smoothadv.certify(network(), images, labels, **QUICK, log=tmp_path / "log.tsv")
+    assert "\n" not in str(error.value) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (None, "images without labels"),
+        (LABELS[:3], "labels have shape \\[3\\], there are 6 images"),
+        (LABELS + 0.5, "labels are torch.float64"),
+        (LABELS + 1, "image 3 has the label 4, the classes are 0 to 3"),
+        (LABELS - 1, "image 0 has the label -1"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(labels, message):
+    with pytest.raises(UserError, match=message):
+        smoothadv.certify(network(), IMAGES, labels, **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sigma": 0}, "sigma: found 0"),
+        ({"alpha": 1}, "alpha: found 1"),
+        ({"n": 0}, "n: found 0"),
+        ({"n0": 0}, "n0: found 0"),
+        ({"batch": 0}, "batch: found 0"),
+        ({"skip": 0}, "skip: found 0"),
+        ({"precision": "fp8"}, "precision: found 'fp8', expected one of fp32"),
+        ({"existing": "append"}, "existing: found 'append'"),
+        ({"method": "exakt"}, "did you mean 'exact'"),
+        ({"settings": {"radi": 1}}, "settings of method 'exact': found 'radi'"),
+        ({"device": "abacus"}, "'abacus' is no device"),
+        ({"sound": True}, "8-bit images only"),
+        ({"num_classes": 5}, "has 4 classes, the images of 'images' have 5"),
+    ],
+)
+def test_choices_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        smoothadv.certify(network(), IMAGES, LABELS, **{**QUICK, **options})
+    with pytest.raises(TypeError, match="certify\\(\\) got an unexpected keyword argument 'sgma'"):
+        smoothadv.certify(network(), IMAGES, LABELS, **QUICK, sgma=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Flatten(0), "returns logits of shape \\[192\\]"),
+        (Returning(lambda logits: [logits]), "returns a list; it must return logits"),
+        (Path("nowhere.pth.tar"), "nowhere.pth.tar does not exist"),
+    ],
+)
+def test_models_that_are_no_classifiers_are_refused(model, message):
+    with pytest.raises(UserError, match=message):
+        smoothadv.certify(model, IMAGES, LABELS, **QUICK)
+
+
+def test_a_loader_that_shuffles_is_refused():
+    with pytest.raises(UserError, match="shuffle=False"):
+        smoothadv.certify(network(), DataLoader(Pairs(), shuffle=True), **QUICK)
+
+
+class Broken(Pairs):
+    """One image is of another size, one in grey levels, one without a label."""
+
+    def __getitem__(self, index: int):
+        return {2: (IMAGES[2][:, 1:], 0), 3: (IMAGES[3] * 255, 0), 4: IMAGES[4]}.get(index, (IMAGES[index], 0))
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [(2, "image 2 has shape"), (3, "image 3: found values"), (4, "item 4 of the dataset is a ndarray")],
+)
+def test_a_bad_image_of_a_dataset_is_named(index, message):
+    class Bad(Pairs):
+        def __getitem__(self, number: int):
+            return (Broken() if number == index else Pairs())[number]
+
+    with pytest.raises(UserError, match=message):
+        smoothadv.certify(network(), Bad(), **QUICK)
+
+
+def test_too_few_draws_are_warned_about():
+    with pytest.warns(DoubtfulWarning, match="can certify nothing"):
+        found = smoothadv.certify(network(), IMAGES, LABELS, **{**QUICK, "n": 5})
+    assert (found.predict == -1).all()
+
+
+def test_prediction_is_that_of_smooth():
+    found = smoothadv.predict(network(), IMAGES, LABELS, sigma=SIGMA, n=200)
+    smooth, noise = Smooth(network(), CLASSES, SIGMA), GaussianNoise(SIGMA, 0)
+    for index, image in enumerate(torch.tensor(IMAGES)):
+        stream = noise.stream(index, torch.device("cpu"))
+        assert found.predict[index] == smooth.predict(image, 200, 0.001, 16, stream=stream)
+
+
+def test_attacks_of_all_sizes_are_returned_and_saved(tmp_path):
+    sizes = [0.5, 4.0]
+    options = {"sigma": SIGMA, "n": 100, "attack": PGD(0.5, 4), "num_noise_vec": 4}
+    found = smoothadv.attack(network(), IMAGES, LABELS, **options, epsilons=sizes, folder=tmp_path)
+    assert found.epsilon.tolist() == [0.5] * COUNT + [4.0] * COUNT
+    assert (found.attack_norm <= found.epsilon * (1 + 1e-5)).all()
+    for size in sizes:
+        saved = read_examples(tmp_path / f"epsilon_{size:g}.npz")
+        distances = np.linalg.norm((saved["adversarial"] - saved["image"]).reshape(COUNT, -1), axis=1)
+        assert np.allclose(distances, found.attack_norm[found.epsilon == size], atol=1e-5)
+        assert np.array_equal(saved["image"], IMAGES)
+    one = smoothadv.attack(network(), IMAGES, LABELS, **options)
+    assert one.drop(columns="epsilon").equals(found.iloc[:COUNT].drop(columns="epsilon"))
+    same = smoothadv.predict(network(), IMAGES, LABELS, **options)
+    assert same.predict.tolist() == one.predict.tolist()
+
+
+def test_certificates_of_a_module_are_attacked_and_others_are_refused(tmp_path):
+    log = tmp_path / "mine.tsv"
+    smoothadv.certify(network(), IMAGES, LABELS, **QUICK, log=log)
+    options = {"against": log, "sigma": SIGMA, "n": 100, "attack": PGD(0.5, 3), "num_noise_vec": 2}
+    verdict = smoothadv.falsify(network(), IMAGES, LABELS, **options)
+    assert not verdict.refutes and len(verdict.flips) <= verdict.tolerated
+    other = network()
+    with torch.no_grad():
+        other[4].bias += 1
+    with pytest.raises(UserError, match="certifies something else: module_sha256"):
+        smoothadv.falsify(other, IMAGES, LABELS, **options)
+
+
+def test_training_of_a_module_is_continued_to_the_same_weights(tmp_path):
+    objective = SmoothAdv(attack=PGD(0.5, 2), noise_sd=0.25, num_noise_vec=2, warmup=1)
+
+    def trained(folder: str, *epochs: int) -> dict[str, torch.Tensor]:
+        for number in epochs:
+            torch.manual_seed(0)
+            model = network()
+            result = smoothadv.train(
+                model,
+                IMAGES,
+                LABELS,
+                objective=objective,
+                outdir=tmp_path / folder,
+                schedule={"epochs": number, "batch": 3},
+                device="cpu",
+                quiet=True,
+            )
+            assert result.model is not None and len(result.history) == number
+        return result.model.state_dict()
+
+    at_once, continued = trained("at_once", 3), trained("continued", 1, 3)
+    assert all(torch.equal(value, continued[name]) for name, value in at_once.items())
+    start = network().state_dict()
+    assert any(not torch.equal(value, start[name]) for name, value in at_once.items()), "it has learned something"
+    with pytest.raises(UserError, match="load its state_dict into that module"):
+        smoothadv.certify(tmp_path / "at_once" / "checkpoint.pth.tar", IMAGES, LABELS, **QUICK)
+    log = (tmp_path / "at_once" / "log.txt").read_text().splitlines()
+    assert len(log) == 4 and log[0].startswith("epoch\t")
+
+
+def test_importing_the_package_does_not_import_torch(tmp_path):
+    program = "import sys, smoothadv; smoothadv.__version__; print('torch' in sys.modules); smoothadv.certify; "
+    program += "print('torch' in sys.modules)"
+    done = run_process([sys.executable, "-c", program], tmp_path, PYTHONPATH=str(CODE))
+    assert done.stdout.split() == ["False", "True"], done.stderr
+    with pytest.raises(AttributeError, match="no attribute 'certfy'"):
+        smoothadv.certfy  # noqa: B018

@@ -1,0 +1,40 @@
+"""The functions of the package are its commands: the same checkpoint, images and seed give the same log."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import smoothadv
+from smoothadv.checkpoints import load_classifier
+from smoothadv.datasets import get_dataset
+from support.commands import succeed, timeless
+from support.sharding import manifest_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_certify_as_a_function_writes_the_log_of_the_command(checkpoint, workplace):
+    words = ["--N", 300, "--N0", 20, "--max", 8, "--device", "cpu", "--seed", 5]
+    succeed("certify", "digits", checkpoint, 0.25, "command.tsv", *words)
+    options = {"sigma": 0.25, "n": 300, "n0": 20, "maximum": 8, "device": "cpu", "seed": 5}
+    smoothadv.certify(str(checkpoint), "digits", **options, log="function.tsv")
+    assert timeless(workplace / "function.tsv") == timeless(workplace / "command.tsv")
+    command, function = (manifest_of(workplace / f"{name}.tsv") for name in ("command", "function"))
+    assert function["settings"] == command["settings"]
+    (workplace / "command.tsv").rename(workplace / "old.tsv")
+    (workplace / "command.tsv.manifest.json").rename(workplace / "old.tsv.manifest.json")
+    smoothadv.certify(checkpoint, "digits", **{**options, "maximum": 10}, log="old.tsv")
+    assert len(timeless(workplace / "old.tsv")) == 10, "it goes on with a log of the command"
+
+
+def test_a_module_on_tensors_gets_the_votes_of_its_checkpoint(checkpoint):
+    digits = get_dataset("digits", "test")
+    images, labels = zip(*(digits[index] for index in range(8)))
+    options = {"sigma": 0.25, "n": 300, "n0": 20, "device": "cpu"}
+    named = smoothadv.certify(checkpoint, "digits", maximum=8, **options)
+    model = load_classifier(checkpoint, "digits")
+    given = smoothadv.certify(model, torch.stack(images), torch.tensor(labels), **options)
+    assert given.equals(named)
+    recorded = smoothadv.certify(checkpoint, torch.stack(images), torch.tensor(labels), **options)
+    assert recorded.equals(named), "the checkpoint tells its classes"

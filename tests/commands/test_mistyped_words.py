@@ -1,0 +1,96 @@
+"""Mistyped options, subcommands and choices: one line, exit code 2, and the word that was probably meant."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+import smoothadv.commands
+from smoothadv.commands import COMMANDS
+from smoothadv.commands.runner import Parser, run
+from smoothadv.version import __version__
+from support.commands import call
+
+CERTIFY = ["digits", "c.pth.tar", "0.25", "log.tsv"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("certify", [*CERTIFY, "--skp", "20"], "unknown option --skp (did you mean --skip?)"),
+        ("certify", [*CERTIFY, "--alfa=0.01"], "unknown option --alfa (did you mean --alpha?)"),
+        ("certify", ["--skp", "20", *CERTIFY], "unknown option --skp (did you mean --skip?)"),
+        ("certify", [*CERTIFY, "--qwxz"], "unknown option --qwxz"),
+        ("certify", ["merge", "log.tsv", "--overwritten"], "unknown option --overwritten (did you mean --overwrite?)"),
+        ("analyze", ["table", "log.tsv", "--sigmaa", "3"], "unknown option --sigmaa (did you mean --sigma?)"),
+        ("analyze", ["--tabel", "log.tsv"], "unknown option --tabel"),
+        ("analyze", ["tabel", "log.tsv"], "'tabel' (did you mean 'table'?)"),
+        ("sweep", ["rum", "grid.toml"], "'rum' (did you mean 'run'?)"),
+        ("certify", [*CERTIFY, "--input-layer", "centre"], "'centre' (did you mean 'center'?)"),
+        (
+            "train",
+            ["digits", "digits_resnet8", "out", "--noice", "1"],
+            "unknown option --noice (did you mean --noise?)",
+        ),
+        ("train", ["digits", "digits_resnet8", "out", "--no-horizontal-flop"], "(did you mean --no-horizontal-flip?)"),
+    ],
+)
+def test_word_that_was_meant_is_suggested(name, arguments, message, capsys, workplace):
+    outcome = call(capsys, name, *arguments)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("error: ") and message in outcome.err and outcome.err.count("\n") == 1
+    assert f"(see smoothadv {name}" in outcome.err and outcome.err.endswith(" --help)\n")
+    assert not list(workplace.iterdir())
+
+
+def test_mistyped_command_gets_a_suggestion(capsys):
+    assert smoothadv.commands.main(["certfy"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "error: unknown command 'certfy' (did you mean 'certify'?); known: train, "
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "title", "rest"),
+    [
+        (["--title", "--not an option--"], "--not an option--", []),
+        (["--title=--x", "a"], "--x", ["a"]),
+        (["--", "--titel"], None, ["--titel"]),
+        (["-5", "--title", "x"], "x", ["-5"]),
+    ],
+    ids=["value with spaces", "value with dashes", "after two dashes", "number"],
+)
+def test_values_are_not_taken_for_options(words, title, rest):
+    parser = Parser(prog="analyze")
+    parser.add_argument("--title")
+    parser.add_argument("rest", nargs="*")
+    options = parser.parse_args(words)
+    assert (options.title, options.rest) == (title, rest)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_prints_the_version(name, capsys):
+    assert call(capsys, name, "--version").out == f"smoothadv {__version__}\n"
+
+
+def test_console_command_prints_the_version(capsys):
+    assert smoothadv.commands.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"smoothadv {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("started", "shown"),
+    [
+        ("/usr/bin/smoothadv", "smoothadv certify merge"),
+        ("/clone/code/certify.py", "python code/certify.py merge"),
+        ("/lib/smoothadv/__main__.py", "smoothadv certify merge"),
+    ],
+)
+def test_usage_says_what_was_typed_and_records_say_smoothadv(started, shown, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [started])
+    parser = Parser(prog="certify merge")
+    assert parser.prog == shown
+    recorded = []
+    assert run(parser, lambda options, command: recorded.append(command), ["--debug"]) == 0
+    assert recorded == [["smoothadv", "certify", "merge", "--debug"]]

@@ -1,0 +1,213 @@
+"""Plug-ins: what is loaded, what a digest covers, what is wrong with a plug-in, and what other processes find of it."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from smoothadv import plugins
+from smoothadv.errors import DoubtfulWarning, UsageError, UserError
+from smoothadv.objectives import OBJECTIVES
+from support.commands import CODE, run_process
+from support.plugin_page import without_plugins
+
+OBJECTIVE = """
+from dataclasses import dataclass
+from smoothadv.objectives import OBJECTIVES
+from smoothadv.objectives.gaussian import Gaussian
+
+@OBJECTIVES.register("mine")
+@dataclass(frozen=True)
+class Mine(Gaussian):
+    pass
+"""
+_unloaded = pytest.fixture(autouse=True)(without_plugins)
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, which is the working folder and on Python's path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return tmp_path
+
+
+def written(path: str, text: str = OBJECTIVE) -> Path:
+    """A file with a plug-in."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text)
+    return Path(path)
+
+
+def test_file_is_loaded_under_the_digest_of_its_bytes_and_forgotten_when_unloaded():
+    plugin = plugins.load(written("mine.py"))
+    assert (plugin.name, plugin.source) == ("mine.py", "mine.py")
+    assert plugin.sha256 == hashlib.sha256(OBJECTIVE.encode()).hexdigest()
+    assert plugin.record["provides"] == ["objective 'mine'"]
+    assert plugins.loaded() == (plugin,) and "mine" in OBJECTIVES
+    plugins.unload(plugin)
+    assert plugins.loaded() == () and "mine" not in OBJECTIVES
+
+
+@pytest.mark.parametrize("again", ["mine.py", "./mine.py", "../{folder}/mine.py"])
+def test_loading_twice_is_harmless(workplace, again):
+    plugin = plugins.load(written("mine.py"))
+    assert plugins.load(again.format(folder=workplace.name)) is plugin
+    assert len(plugins.loaded()) == 1
+
+
+def test_file_that_has_changed_is_loaded_again():
+    before = plugins.load(written("mine.py"))
+    after = plugins.load(written("mine.py", OBJECTIVE.replace('"mine"', '"newer"')))
+    assert after.sha256 != before.sha256 and plugins.loaded() == (after,)
+    assert "newer" in OBJECTIVES and "mine" not in OBJECTIVES
+
+
+def test_module_of_a_package_has_the_digest_of_the_whole_package():
+    written("pack_of_mine/__init__.py", "")
+    helper = written("pack_of_mine/helper.py", "NAME = 'mine'")
+    written("pack_of_mine/smoothing.py", "from pack_of_mine.helper import NAME\n" + OBJECTIVE.replace('"mine"', "NAME"))
+    before = plugins.load("pack_of_mine.smoothing")
+    assert (before.name, before.source) == ("pack_of_mine.smoothing", "pack_of_mine.smoothing")
+    helper.write_text("NAME = 'other'")
+    after = plugins.load("pack_of_mine.smoothing")
+    assert after.sha256 != before.sha256 and "other" in OBJECTIVES and "mine" not in OBJECTIVES
+
+
+def test_those_are_used_whose_names_or_components_take_part():
+    mine = plugins.load(written("mine.py"))
+    plugins.load(written("other.py", OBJECTIVE.replace('"mine"', '"other"')))
+    objective = OBJECTIVES["mine"](noise_sd=0.25)
+    assert plugins.used({}, [objective]) == plugins.used({"objective": "mine"}) == [mine]
+    assert plugins.used({"dataset": "mine", "objective": "gaussian"}, [OBJECTIVES["gaussian"](0.25)]) == []
+    assert plugins.digests([mine]) == {"plugins": {"mine.py": mine.sha256}} and plugins.digests([]) == {}
+    assert plugins.words() == ["--plugin", "mine.py", "--plugin", "other.py"]
+
+
+TAKEN = OBJECTIVE.replace('"mine"', '"gaussian"')
+FAULTS = {
+    "exception": (OBJECTIVE + "\n1 / 0", ["plug-in bad.py, line 11", "ZeroDivisionError"]),
+    "import": ("import nothing_of_this_name", ["plug-in bad.py, line 1", "No module named 'nothing_of_this_name'"]),
+    "syntax": ("x = (", ["plug-in bad.py, line 1", "SyntaxError"]),
+    "exit": ("raise SystemExit(0)", ["plug-in bad.py, line 1", "SystemExit"]),
+    "several lines": ("raise ValueError('first\\nsecond')", ["plug-in bad.py, line 1", "first"]),
+    "name taken": (OBJECTIVE + TAKEN, ["plug-in bad.py, line", "objective 'gaussian' is already registered"]),
+    "nothing": ("x = 1", ["plug-in bad.py registers nothing"]),
+}
+
+
+@pytest.mark.parametrize("text, words", FAULTS.values(), ids=FAULTS)
+def test_fault_is_one_line_that_names_the_plugin_and_leaves_nothing(text, words):
+    before = set(OBJECTIVES)
+    for _ in range(2):  # the second time as the first
+        with pytest.raises(UserError) as error:
+            plugins.load(written("bad.py", text))
+        assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
+    assert set(OBJECTIVES) == before and plugins.loaded() == ()
+    assert plugins.load(written("bad.py")).provides, "once it is mended, it can be loaded"
+
+
+@pytest.mark.parametrize(
+    "name, word",
+    [
+        ("gone.py", "gone.py cannot be read"),
+        ("folder/", "is a folder"),
+        ("gone_module", "no module 'gone_module'"),
+        ("gone.module", "no module 'gone.module'"),
+        ("here", "write here.py"),
+        ("sys", "is a part of Python"),
+        ("", "no module ''"),
+    ],
+)
+def test_plugin_that_does_not_exist_is_a_usage_error(monkeypatch, name, word):
+    Path("folder").mkdir()
+    written("here.py")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(Path.cwd()))])
+    with pytest.raises(UsageError, match="--plugin") as error:
+        plugins.load(name)
+    assert word in str(error.value)
+
+
+def test_module_that_was_imported_before_is_refused_since_what_it_registered_is_unknown():
+    written("early_plugin.py", "x = 1")
+    __import__("early_plugin")
+    with pytest.raises(UserError, match="registers nothing: it was imported before"):
+        plugins.load("early_plugin")
+    assert "early_plugin" in sys.modules
+
+
+def test_two_plugins_of_one_name_are_refused():
+    plugins.load(written("one/mine.py"))
+    with pytest.raises(UserError, match="one/mine.py and two/mine.py have the same name"):
+        plugins.load(written("two/mine.py"))
+
+
+def declare(monkeypatch, workplace: Path, module: str) -> None:
+    """A distribution that declares a plug-in, installed in the working folder."""
+    written("mine-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    written("mine-1.0.dist-info/entry_points.txt", f"[smoothadv.plugins]\nmine = {module}\n")
+    monkeypatch.setattr(plugins, "_entry_points", [])
+
+
+def test_entry_points_are_loaded_once_and_need_no_option(monkeypatch, workplace):
+    declare(monkeypatch, workplace, "installed_plugin")
+    written("installed_plugin.py")
+    plugins.load_installed()
+    plugins.load_installed()
+    (plugin,) = plugins.loaded()
+    assert plugin.is_installed and plugin.name == "installed_plugin" and "mine" in OBJECTIVES
+    assert plugins.words() == [] and plugins.load("installed_plugin") is plugin
+
+
+@pytest.mark.parametrize("text", [None, "1 / 0"], ids=["missing", "exception"])
+def test_entry_point_that_cannot_be_loaded_is_a_warning(monkeypatch, workplace, text):
+    declare(monkeypatch, workplace, "broken_plugin")
+    if text is not None:
+        written("broken_plugin.py", text)
+    with pytest.warns(DoubtfulWarning, match="broken_plugin.*an installed distribution declares"):
+        plugins.load_installed()
+    assert plugins.loaded() == ()
+
+
+SPAWNING = """
+import torch
+from smoothadv import plugins
+from torch.utils.data import DataLoader
+
+if __name__ == "__main__":
+    plugin = plugins.load("images.py")
+    images = plugin.provides[0].component
+    loader = DataLoader(images(), num_workers=1, multiprocessing_context="spawn")
+    print(sum(batch.item() for batch in loader))
+"""
+IMAGES = """
+from dataclasses import dataclass
+from smoothadv.datasets import DATASETS
+
+@DATASETS.register("numbers")
+@dataclass(frozen=True)
+class Numbers:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index
+"""
+
+
+def test_package_has_the_plugins_without_an_import_of_their_own(workplace):
+    written("mine.py")
+    program = "import smoothadv; print(smoothadv.plugins.load('mine.py').name)"
+    done = run_process([sys.executable, "-c", program], workplace, PYTHONPATH=str(CODE))
+    assert (done.returncode, done.stdout) == (0, "mine.py\n"), done.stderr
+
+
+def test_worker_process_that_is_spawned_can_unpickle_what_a_plugin_file_defines(workplace):
+    written("images.py", IMAGES)
+    written("program.py", SPAWNING)
+    done = run_process([sys.executable, "program.py"], workplace, PYTHONPATH=str(CODE))
+    assert (done.returncode, done.stdout) == (0, "6\n"), done.stderr
