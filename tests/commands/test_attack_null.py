@@ -1,4 +1,4 @@
-"""The verdict on certificates that all hold their alpha, simulated on images whose two classes are nearly equally likely.
+"""The verdict on certificates that all hold their alpha, simulated on images with two nearly equally likely classes.
 
 There almost nothing is certified, and about half of the certificates are false. That is allowed: before its noise is
 drawn, each image gets a false certificate with probability at most alpha.
