@@ -256,7 +256,7 @@ def check_repeatable(counter: VoteCounter, image: torch.Tensor, stream: NoiseStr
             "the base classifier gives different logits for the same batch: on this device it is not deterministic"
         )
     if not torch.equal(logits[::2], counter.classifier(others)[::2]):
-        raise UserError("the base classifier's logits for an image depend on the other images in the batch")
+        raise UserError("the base classifier's logits for an image depend on the other images in a batch")
     if not torch.equal(logits.roll(1, 0), rolled):
         raise UserError(
             f"the base classifier's logits depend on an image's row in the batch at --batch {counter.batch}: "
