@@ -66,8 +66,8 @@ def test_attacks_on_a_gpu_fill_its_memory_with_at_most_64_images(gpu):
     assert default_attack_batch(gpu, SHAPE, gpu, 3) == 192
 
 
-def test_processes_that_must_choose_alike_count_all_memory(gpu):
-    assert default_batch(gpu, SHAPE, gpu, alike=True) == 2 * default_batch(gpu, SHAPE, gpu)
+def test_processes_that_must_choose_the_same_batch_count_all_memory(gpu):
+    assert default_batch(gpu, SHAPE, gpu, of_total=True) == 2 * default_batch(gpu, SHAPE, gpu)
 
 
 @pytest.mark.parametrize(("capacity", "tried"), [(64, [64]), (20, [64, 32, 16]), (1, [64, 32, 16, 8, 4, 2, 1])])

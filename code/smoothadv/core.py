@@ -1,6 +1,6 @@
 """Smooth: a base classifier under Gaussian noise, its predictions and its certificates.
 
-What the counts mean is decided in ``certification`` and ``bounds``; how votes are counted, in ``voting``.
+``smoothing.voting`` counts votes; ``certification`` and ``bounds`` decide what the counts certify.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from smoothadv.smoothing.voting import Poll, VoteCounter
 Outcome = TypeVar("Outcome")
 _NO_LABEL = -2
 _LARGEST_VALUE = 16.0
-"""Beyond it, x holds grey levels of 0 to 255: noise and radii are measured on [0, 1]."""
+"""A larger value in x shows grey levels of 0 to 255, but noise and radii are measured on [0, 1]."""
 
 
 class Smooth:
@@ -48,7 +48,7 @@ class Smooth:
 
         ``n0`` draws select the class, ``n`` fresh ones estimate its probability, ``alpha`` is the probability
         of a false statement, ``batch_size`` the draws per forward pass. ``stream`` supplies the noise:
-        by default a new one seeded by torch's global generator, so that every call draws afresh.
+        by default a new one seeded by torch's global generator, so that every call draws new noise.
         The guarantee is that of ``certification.exact``.
         """
         certificate = self.certificate(x, n0, n, alpha, batch_size, stream=stream)
@@ -68,7 +68,7 @@ class Smooth:
     ) -> Certificate:
         """As ``certify``, with the counts behind the statement.
 
-        ``method`` names a certification procedure, ``settings`` are its own; of several sizes n is the largest.
+        ``method`` names a certification procedure, ``settings`` are its fields. An adaptive one draws at most n.
         """
         x = _image(x)
         stream = self._stream(stream, x)
@@ -128,7 +128,7 @@ class Smooth:
 def _image(x: torch.Tensor | np.ndarray) -> torch.Tensor:
     """``x`` as a float32 tensor; ValueError unless it is one image [C, H, W], and of grey levels divided by 255.
 
-    Values a little outside of [0, 1], as of an image that somebody has moved, are let pass: the guarantee holds there.
+    Values a little outside [0, 1], as in a perturbed image, are accepted: the guarantee holds there too.
     """
     image = torch.as_tensor(x)
     if image.dim() != 3:

@@ -1,4 +1,4 @@
-"""Where to compute: the default device, its name for people, and one GPU for each process of a machine."""
+"""Devices: the default one, their names in manifests, and one GPU for each process of a machine."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from smoothadv.errors import UserError
 
 
 def usable_device(name: str | torch.device) -> torch.device:
-    """The device called ``name``, like "cpu" or "cuda:1"; UserError where nothing can be smoothed on it."""
+    """The device called ``name``, like "cpu" or "cuda:1"; UserError where smoothing cannot run on it."""
     try:
         device = torch.device(name)
-        torch.Generator(device=device)  # a device without random numbers cannot smooth
-        torch.zeros((), dtype=torch.float64, device=device)  # nor can one, like mps, without float64 keep count
+        torch.Generator(device=device)  # smoothing needs random numbers
+        torch.zeros((), dtype=torch.float64, device=device)  # and float64, which mps, for example, lacks
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"'{name}' is no device that can be used here: {reason}") from None
@@ -25,12 +25,12 @@ def default_device() -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """The device as a reader of a manifest knows it: a GPU's model, or "cpu"."""
+    """The device's name for manifests: a GPU's model, or the type, like "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def device_of_process(device: torch.device, local_rank: int | None) -> torch.device:
-    """The GPU of this process, the ``local_rank``-th of its machine (None: the only one), where none was named."""
+    """``device``; for "cuda" without a number, the GPU of process ``local_rank`` of this machine (None: one)."""
     if local_rank is None or device.type != "cuda" or device.index is not None:
         return device
     return torch.device("cuda", local_rank % torch.cuda.device_count())

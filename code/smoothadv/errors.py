@@ -18,11 +18,11 @@ class UsageError(UserError):
 
 
 class DoubtfulWarning(UserWarning):
-    """What is allowed but probably not meant. Commands print it as ``warning: MESSAGE``."""
+    """Something that is allowed but probably a mistake. Commands print it as ``warning: MESSAGE``."""
 
 
 def warn(message: str) -> None:
-    """Tell the user about what is allowed but probably not meant: a DoubtfulWarning."""
+    """Warn the user, by a DoubtfulWarning, of something that is allowed but probably a mistake."""
     warnings.warn(message, DoubtfulWarning, stacklevel=3)
 
 

@@ -14,9 +14,9 @@ from smoothadv.errors import UserError
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Let ``write`` fill a temporary file, then put it in the place of ``path``: readers see the old or the new one.
+    """Let ``write`` fill a temporary file, then rename it to ``path``: readers see the whole old or the whole new file.
 
-    Creates missing folders; on any failure the old file is untouched and the temporary one removed.
+    Creates missing folders. If anything fails, the old file is kept and the temporary one removed.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -31,50 +31,50 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:
-            raise OSError(error.errno, error.strerror, str(path)) from error  # as a full disk is reported
+            raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk is reported without the path
         raise
 
 
 def write_text(path: Path, text: str) -> None:
-    """``text`` as the whole of ``path``, atomically."""
+    """Write ``text`` as the whole content of ``path``, atomically."""
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """``content`` as indented JSON, atomically."""
+    """Write ``content`` as indented JSON, atomically."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def cache_folder() -> Path:
-    """Where what can be computed again is kept between runs: $SMOOTHADV_CACHE, or the user's cache folder."""
+    """The folder of results that can be computed again: $SMOOTHADV_CACHE, or one in the user's cache folder."""
     explicit, xdg = os.environ.get("SMOOTHADV_CACHE"), os.environ.get("XDG_CACHE_HOME")
     return Path(explicit) if explicit else Path(xdg or Path.home() / ".cache") / "smoothadv"
 
 
 def read_cached(name: str) -> bytes | None:
-    """What ``write_cached`` put under ``name``; None if nothing is there or the file is not whole."""
+    """The bytes that ``write_cached`` saved as ``name``; None if there is no such file or it is damaged."""
     try:
         content = (cache_folder() / name).read_bytes()
-    except (OSError, RuntimeError):  # RuntimeError: there is no home
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
         return None
     digest, payload = content[:32], content[32:]
     return payload if hashlib.sha256(payload).digest() == digest else None
 
 
 def write_cached(name: str, payload: bytes) -> None:
-    """Keep ``payload`` under ``name`` if the cache folder can be written; nothing depends on it."""
+    """Save ``payload`` as ``name`` if the cache folder is writable; otherwise do nothing."""
     try:
-        own = cache_folder() / f"{name}.{os.getpid()}"  # several processes may want the same at once
-        write_atomically(own, lambda file: file.write(hashlib.sha256(payload).digest() + payload))
-        os.replace(own, cache_folder() / name)
+        temporary = cache_folder() / f"{name}.{os.getpid()}"  # several processes may write the same name at once
+        write_atomically(temporary, lambda file: file.write(hashlib.sha256(payload).digest() + payload))
+        os.replace(temporary, cache_folder() / name)
     except (OSError, RuntimeError):
         pass
 
 
 def lock(file: IO[bytes] | int, path: Path, shared: bool = False) -> None:
-    """Refuse to share ``path``, open as ``file`` or as that descriptor, with another process that is writing it.
+    """Lock ``path``, which is open as ``file`` (or this descriptor); UserError if another process has locked it.
 
-    ``shared`` shares it with others that do so too.
+    Several processes can hold a ``shared`` lock at once.
     """
     try:
         import fcntl

@@ -1,7 +1,7 @@
-"""Sole owner of file names, TSV columns and manifests; writes every log. No torch.
+"""File names, TSV columns and manifests, which no other module defines; writes every log. No torch.
 
-A log row is written whole and flushed before the next example starts; a row that a crash tore is
-dropped when the log is resumed. Beside each log lies a manifest that says what made it.
+Each row of a log is on the disk before the next row is written. When a log is resumed, a last row that a crash left
+incomplete is dropped. Beside each log lies a manifest that records how the log was made.
 """
 
 from __future__ import annotations
@@ -29,27 +29,28 @@ TRAINING_LOG = "log.txt"
 ARGUMENTS = "args.json"
 
 EXAMPLE_COLUMNS = ("idx", "label", "predict", "correct")
-"""What every log with a row per example has, also the released ones."""
+"""The columns of every log with a row per example, also of the released logs."""
 COUNT_COLUMNS = ("successes", "trials")  # successes of trials estimation draws voted for the selected class
 CERTIFICATION_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time", *COUNT_COLUMNS)
-"""The first six are the released columns. The columns of the procedure follow."""
+"""The first six are the columns of released logs. The procedure's columns follow these."""
 PREDICTION_COLUMNS = ("idx", "label", "predict", "basePredict", "correct", "time")
 ATTACK_COLUMNS = (*PREDICTION_COLUMNS, "attack_norm", "epsilon", "abstain")
-"""attack_norm is the l2 norm of the perturbation found, epsilon what it was allowed to be; abstain is 1 or 0. A column
-``TARGET_COLUMN``, the class wanted, follows for targeted attacks."""
+"""attack_norm is the l2 norm of the perturbation, epsilon its largest allowed l2 norm; abstain is 1 or 0. For targeted
+attacks ``TARGET_COLUMN`` follows, the class at which the attack aimed."""
 TARGET_COLUMN = "target"
 FALSIFICATION_COLUMNS = (*ATTACK_COLUMNS, "certified", "radius", "flipped")
-"""certified is the class that cannot change within radius; flipped is 1 where PREDICT answered another one."""
+"""certified is the class certified within radius; flipped is 1 where PREDICT returned another class there."""
 REAL_COLUMNS = frozenset({"radius", "attack_norm", "epsilon"})
-"""The columns above that hold real numbers; the others hold whole numbers, but for time."""
+"""The columns above that hold real numbers; the others, except time, hold whole numbers."""
 TRAINING_COLUMNS = (
     *("epoch", "time", "lr", "epsilon", "train_loss", "train_accuracy", "train_unattacked_accuracy"),
     *("test_loss", "test_accuracy", "test_clean_accuracy", "test_adversarial_accuracy", "test_images"),
     "images_per_second",
 )
-"""epoch counts from 0; time in seconds; accuracies are fractions, of noisy copies classified correctly: in training
-after the attack and, in eval mode, before it; on so many test images without an attack, without noise, and under the
-attack of the training at its full epsilon. nan where there is no attack or the epoch was not evaluated."""
+"""epoch counts from 0; time is in seconds. Accuracies are fractions of noisy copies that are classified correctly.
+train_accuracy is measured after the attack, train_unattacked_accuracy before it, in eval mode. On test_images test
+images, test_accuracy is measured without an attack, test_clean_accuracy also without noise, test_adversarial_accuracy
+under the attack of the training at its full epsilon. nan where there is no attack or the epoch was not evaluated."""
 
 _EXAMPLES, _SPOOL, _PICTURES = ".npz", ".examples", ".pictures"
 _MANIFEST = ".manifest.json"
@@ -58,7 +59,7 @@ _PACKAGES = ("torch", "torchvision", "numpy", "scipy", "statsmodels", "pandas")
 
 
 def manifest_path(log: Path) -> Path:
-    """Where the manifest of a log lies: beside it."""
+    """The path of a log's manifest: beside the log."""
     return log.with_name(log.name + _MANIFEST)
 
 
@@ -79,27 +80,27 @@ def falsification_log(folder: Path) -> Path:
 
 
 def examples_path(log: Path) -> Path:
-    """Where the adversarial examples of a finished log lie."""
+    """The path of the adversarial examples of a finished log."""
     return log.with_name(log.name.removesuffix(".tsv") + _EXAMPLES)
 
 
 def pictures_folder(log: Path) -> Path:
-    """Where pictures of the adversarial examples of a log lie."""
+    """The folder of the pictures of a log's adversarial examples."""
     return log.with_name(log.name.removesuffix(".tsv") + _PICTURES)
 
 
 def spool_path(log: Path) -> Path:
-    """Where adversarial examples lie while their log is written."""
+    """The path of the adversarial examples while their log is written."""
     return log.with_name(log.name + _SPOOL)
 
 
 def shard_folder(log: Path) -> Path:
-    """Where the shards of a log lie until they are merged: a folder beside it."""
+    """The folder of a log's shards until they are merged: beside the log."""
     return log.with_name(log.name + _SHARDS)
 
 
 def is_shard_folder(name: str) -> bool:
-    """Whether a folder's name is that of shards, which are parts of a log and no logs to analyse."""
+    """Whether this is the name of a folder of shards: parts of a log, which must not be analysed as logs."""
     return name.endswith(_SHARDS)
 
 
@@ -121,12 +122,12 @@ def read_manifest_file(log: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     raise UserError(
-        f"the manifest of {log}, {manifest}, is missing or unreadable, so nothing tells how its rows were made"
+        f"the manifest of {log}, {manifest}, is missing or unreadable, so it is unknown how its rows were made"
     )
 
 
 def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
-    """Which command (default: the process's), versions, plug-ins and commit make the artefact to be written."""
+    """The command (None: that of this process), versions, plug-ins and commit that make a file, for its manifest."""
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": list(sys.argv if command is None else command),
@@ -159,7 +160,7 @@ def _git_commit() -> str | None:
         ).stdout.strip()
 
     try:
-        # An installed package may lie in some other project's repository, whose commit says nothing.
+        # An installed package may lie in another project's repository, whose commit is not that of this package.
         if not git("ls-files", Path(__file__).name):
             return None
         return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--", ".") else "")
@@ -168,10 +169,10 @@ def _git_commit() -> str | None:
 
 
 def format_radius(radius: float) -> str:
-    """Digits that read back as ``radius`` >= 0 and do not exceed it: the printed number is never the larger."""
+    """Decimal digits for ``radius`` >= 0 that never exceed it and that float() reads as the same number."""
     shortest, exact = Decimal(repr(float(radius))), Decimal(radius)
     is_close_below = exact * (1 - Decimal("2e-16")) <= shortest <= exact
-    # 20 digits, cut off, are nearer to this float than to the next.
+    # 20 digits, rounded down, are nearer to this float than to any other.
     digits = shortest if is_close_below else Context(prec=20, rounding=ROUND_DOWN).create_decimal(exact)
     return f"{digits:f}" if radius else "0.0"
 
@@ -203,7 +204,7 @@ def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def refuse_to_replace_other_files(path: Path) -> None:
-    """UserError where --overwrite, which replaces logs, would destroy a checkpoint named by mistake."""
+    """UserError unless ``path`` is a log or empty: --overwrite must not destroy, say, a checkpoint named by mistake."""
     with path.open("rb") as file:
         start = file.read(64)
     if start and not start.startswith(b"idx\t"):
@@ -243,7 +244,7 @@ class ExampleLog:
                 self._manifest["runs"] = self._check_manifest(settings)
                 self.done = self._recover()
                 if self._manifest["runs"] and run.get("images") != self._manifest["runs"][-1].get("images"):
-                    self._record_run()  # whether the log is whole depends on it, even if no row is missing
+                    self._record_run()  # how many rows a whole log has depends on it
             else:
                 refuse_to_replace_other_files(path)
                 self._file.truncate(0)
@@ -261,13 +262,13 @@ class ExampleLog:
         self.done.add(int(row["idx"]))
 
     def amend(self, run: dict[str, Any]) -> None:
-        """Enter what became different about the process that writes, from the next row on."""
+        """Record in the manifest that ``run`` has changed for this process, from the next row on."""
         self._record_run()
         last = {name: value for name, value in self._manifest["runs"][-1].items() if name != "first_row"}
         self._unrecorded_run = {**last, **run}
 
     def _record_run(self) -> None:
-        """Enter this run in the manifest, once."""
+        """Add this run to the manifest, once."""
         if self._unrecorded_run is not None:
             self._manifest["runs"].append({"first_row": len(self.done), **self._unrecorded_run})
             self._unrecorded_run = None
@@ -277,11 +278,11 @@ class ExampleLog:
         whole = os.fstat(self._file.fileno()).st_size
         try:
             line = ("\t".join(fields) + "\n").encode()
-            while line:  # a write may take a part and say so
+            while line:  # a write may write only a part and return its length
                 line = line[self._file.write(line) :]
             os.fsync(self._file.fileno())
         except OSError as error:
-            self._file.truncate(whole)  # a full disk may have taken half of the row
+            self._file.truncate(whole)  # if the disk is full, half of the row may be there
             raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def close(self) -> None:

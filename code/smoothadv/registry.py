@@ -64,7 +64,7 @@ class Registry(Generic[Component]):
         """The component registered as ``name``; UnknownNameError if there is none."""
         try:
             return self._components[name]
-        except (KeyError, TypeError):  # TypeError: a file may hold a value of any type as a name
+        except (KeyError, TypeError):  # TypeError: a name read from a file may have any type
             raise UnknownNameError(self._unknown(str(name))) from None
 
     def require(self, name: str) -> str:

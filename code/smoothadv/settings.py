@@ -16,8 +16,12 @@ from typing import Any, TypeVar
 Number = TypeVar("Number", int, float)
 
 
+class SettingError(argparse.ArgumentTypeError):
+    """A text that is no value of a setting. The message, one line, names the text and what would be accepted."""
+
+
 def number(kind: type[Number], description: str, accept: Callable[[Number], bool]) -> Callable[[str], Number]:
-    """An argparse type: ``kind(text)`` if it is finite and accepted; else the error "... is not ``description``"."""
+    """A parser of texts: ``kind(text)`` if finite and accepted; else SettingError "... is not ``description``"."""
 
     def parse(text: str) -> Number:
         try:
@@ -26,7 +30,7 @@ def number(kind: type[Number], description: str, accept: Callable[[Number], bool
                 return value
         except (ValueError, OverflowError):  # OverflowError: an integer too large for a float
             pass
-        raise argparse.ArgumentTypeError(f"'{text}' is not {description}")
+        raise SettingError(f"'{text}' is not {description}")
 
     return parse
 
@@ -45,22 +49,20 @@ _in_256ths = number(float, "a number of 1/256, like 64 for an l2 norm of 0.25", 
 
 
 def noise_level(text: str) -> float:
-    """argparse type: a standard deviation >= 0 on images in [0, 1]; the paper uses 0.12 to 1.0."""
+    """Parses a standard deviation >= 0 on images in [0, 1]; the paper uses 0.12 to 1.0."""
     return _standard_deviation(text)
 
 
 def positive_noise_level(text: str) -> float:
-    """argparse type: as ``noise_level``, but above 0, since a smoothed classifier needs noise."""
+    """As ``noise_level``, but above 0, since a smoothed classifier needs noise."""
     value = _standard_deviation(text)
     if value == 0:
-        raise argparse.ArgumentTypeError(
-            "'0' would smooth nothing: give the sigma of the smoothed classifier, like 0.25"
-        )
+        raise SettingError("'0' would smooth nothing: give the sigma of the smoothed classifier, like 0.25")
     return value
 
 
 def perturbation_size(text: str) -> float:
-    """argparse type: an l2 norm on images in [0, 1], as a decimal (0.25) or a fraction (64/255).
+    """Parses an l2 norm on images in [0, 1], as a decimal (0.25) or a fraction (64/255).
 
     A value like 64 comes from scripts that count in 1/255 or 1/256 units; it is refused with that hint.
     """
@@ -70,11 +72,9 @@ def perturbation_size(text: str) -> float:
     except (ValueError, ZeroDivisionError):
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(
-            f"'{text}' is not an l2 norm: write a number like 0.25 or a fraction like 64/255"
-        )
+        raise SettingError(f"'{text}' is not an l2 norm: write a number like 0.25 or a fraction like 64/255")
     if value > _LARGEST_L2:
-        raise argparse.ArgumentTypeError(
+        raise SettingError(
             f"'{text}' is {value:g}, far beyond the paper's largest l2 norm on images in [0, 1], 4: for {value:g} "
             f"grey levels write {value:g}/255 (or {value:g}/256 to match the released SmoothAdv code)"
         )
@@ -82,15 +82,13 @@ def perturbation_size(text: str) -> float:
 
 
 def perturbation_size_in_256ths(text: str) -> float:
-    """argparse type: an l2 norm in 1/256 of the range of images, as the released code counts: 64 is 0.25."""
+    """Parses an l2 norm in 1/256 of the range of images, as the released code counts: 64 is 0.25."""
     number_of_256ths = _in_256ths(text)
     if 0 < number_of_256ths < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' counts in 1/256 here, as in the released code: write 64 for 0.25")
+        raise SettingError(f"'{text}' counts in 1/256 here, as in the released code: write 64 for 0.25")
     value = number_of_256ths / 256
     if value > _LARGEST_L2:
-        raise argparse.ArgumentTypeError(
-            f"'{text}' is {value:g} on images in [0, 1], far beyond the paper's largest, 4"
-        )
+        raise SettingError(f"'{text}' is {value:g} on images in [0, 1], far beyond the paper's largest, 4")
     return value
 
 
@@ -104,7 +102,7 @@ def setting(
 ) -> Any:
     """A dataclass field that becomes an option: ``--field-name`` unless ``flag`` says otherwise.
 
-    ``parse`` turns the text into the value and raises argparse.ArgumentTypeError on a bad one; without it
+    ``parse`` turns the text into the value and raises SettingError on a bad one; without it
     the setting is a switch (a bool, False by default). ``many`` takes one value or more, as a list. A
     field without default is a required option. The result is Any, as for dataclasses.field: the annotation of the
     field is its type.
@@ -150,12 +148,12 @@ def describe(component: Any) -> str:
     def text(record: Any) -> str:
         if not isinstance(record, dict):
             return str(record)
-        said = [
+        fields = [
             f"{field}={text(value)}"
             for field, value in record.items()
             if field != "name" and value is not None and value is not False
         ]
-        return f"{record['name']}({', '.join(said)})"
+        return f"{record['name']}({', '.join(fields)})"
 
     return text(settings_record(component))
 

@@ -180,7 +180,7 @@ def test_log_without_rows_in_a_folder_is_left_out_with_a_warning(analyze, logs, 
 
 @pytest.mark.parametrize("expand", [lambda pattern: [pattern], glob.glob], ids=["quoted", "expanded by the shell"])
 def test_manifests_beside_logs_are_no_obstacle_to_globs(analyze, logs, expand):
-    """Every log of ours has one, which `logs/*` matches, too."""
+    """Beside every log of ours lies a manifest, which `logs/*` matches too."""
     outcome = analyze("summary", *expand("results/ours*"), "--format", "csv")
     assert outcome.code == 0
     assert [row[0] for row in table_of(outcome.out)[1:]] == ["ours"]
@@ -226,7 +226,7 @@ def test_equal_logs_give_equal_files(analyze, logs):
 
 
 def test_summary_agrees_with_certify(analyze, logs, checkpoint, capsys):
-    """What certify prints at its end is what analyze reads from the log."""
+    """The line that certify prints at its end agrees with what analyze reads from the log."""
     printed = call(
         capsys, "certify", "digits", checkpoint, 0.25, "out.tsv", "--N", 50, "--max", 10, "--device", "cpu"
     ).out

@@ -98,7 +98,7 @@ def test_plot_of_attacks_draws_intervals_when_told(folder, capsys):
 
 
 def test_attacks_contradict_no_true_certificate_and_are_found_where_attack_put_them(checkpoint, workplace, capsys):
-    """Of 45 images more contradictions than tolerated have a probability of 0.001 at most, over the seed."""
+    """Over all seeds, 45 images give more contradictions than tolerated with probability at most 0.001."""
     usual = ["--skip", 8, "--device", "cpu"]
     succeed("certify", "digits", checkpoint, 0.25, "certified.tsv", "--N", 1000, *usual)
     attack = ["--N", 100, "--epsilon", 0.1, 0.4, "--num-steps", 3, "--num-noise-vec", 4]
@@ -120,7 +120,7 @@ def test_impossible_confidence_is_a_usage_error(folder, capsys, analysis, level)
 
 @pytest.mark.parametrize("analysis", ["empirical", "gap", "summary", "examples"])
 def test_log_of_falsification_is_passed_over_and_refused_by_name(folder, capsys, analysis):
-    """Its attacks have sizes of their own: it is no prediction log under one attack."""
+    """Each of its attacks has another size: it is no prediction log under one attack."""
     outcome = call(capsys, "analyze", analysis, ".", "--format", "json")
     assert outcome.code == 0 and "against" not in outcome.out + outcome.err
     outcome = call(capsys, "analyze", analysis, "out/against.tsv")

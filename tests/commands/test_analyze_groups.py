@@ -149,7 +149,7 @@ def test_hyper_parameters_split_the_groups(analyze):
 
 
 def test_every_group_of_the_command_line_is_there(analyze):
-    """One log in two groups: either both have it, or the user is told."""
+    """One log in two groups: either both groups have it, or the user gets a message."""
     outcome = analyze("envelope", "All=.", "Ours=ours", "--radii", 0.25)
     assert "| Ours" in outcome.out or "Ours" in outcome.err
 
@@ -204,10 +204,10 @@ def test_high_probability_lowers_the_accuracies_by_the_deduction(analyze):
     assert (best["models"], 1 - best["certified_accuracy"]) == (2, pytest.approx(0.011578, abs=5e-7)), "rho is halved"
 
 
-@pytest.mark.parametrize(("rho", "said"), [(0.001, "0.999"), (0.05, "0.95"), ("1e-8", "0.99999999")])
-def test_heading_says_the_probability(analyze, rho, said):
+@pytest.mark.parametrize(("rho", "text"), [(0.001, "0.999"), (0.05, "0.95"), ("1e-8", "0.99999999")])
+def test_heading_says_the_probability(analyze, rho, text):
     title = analyze("table", "cohen", "--high-probability", rho).out.splitlines()[0]
-    assert f"with probability {said} |" in title, "and never claims certainty"
+    assert f"with probability {text} |" in title, "and never claims certainty"
 
 
 def test_confidence_adds_intervals(analyze):
@@ -268,7 +268,7 @@ def test_empirical_takes_the_strongest_attack_at_each_attack_radius(analyze):
 
 
 def test_a_log_is_never_written_over(analyze):
-    """As where an -o is followed by what was meant as another log."""
+    """For example where a log follows -o by mistake."""
     (log,) = [path for path in Path("cohen").rglob("*") if path.is_file()][:1]
     before = log.read_bytes()
     outcome = analyze("summary", "cohen", "-o", log)
@@ -324,10 +324,10 @@ USAGE = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "said"), USAGE, ids=[" ".join(arguments) for arguments, _ in USAGE])
-def test_usage_error_is_one_line_and_writes_nothing(analyze, workplace, arguments, said):
+@pytest.mark.parametrize(("arguments", "text"), USAGE, ids=[" ".join(arguments) for arguments, _ in USAGE])
+def test_usage_error_is_one_line_and_writes_nothing(analyze, workplace, arguments, text):
     before = snapshot(workplace)
-    assert said in refusal(analyze(*arguments), 2)
+    assert text in refusal(analyze(*arguments), 2)
     assert snapshot(workplace) == before
 
 
@@ -350,10 +350,10 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "said"), FAILURES, ids=[" ".join(arguments) for arguments, _ in FAILURES])
-def test_unsuitable_logs_are_answered_in_one_line(analyze, workplace, arguments, said):
+@pytest.mark.parametrize(("arguments", "text"), FAILURES, ids=[" ".join(arguments) for arguments, _ in FAILURES])
+def test_unsuitable_logs_are_answered_in_one_line(analyze, workplace, arguments, text):
     before = snapshot(workplace)
-    assert said in refusal(analyze(*arguments), 1)
+    assert text in refusal(analyze(*arguments), 1)
     assert snapshot(workplace) == before
 
 
@@ -371,11 +371,11 @@ def ends_well_or_in_one_line(outcome: Outcome) -> bool:
 
 @pytest.mark.parametrize("analysis", ANALYSES)
 def test_analysis_takes_a_folder_with_all_kinds_of_logs(analyze, workplace, analysis):
-    own = {
+    logs_of = {
         "compare": [COHEN.format("0.25"), COHEN.format("0.50")],
         "gap": [COHEN.format("0.25"), "attacked", "trained"],
     }
-    logs = own.get(analysis, ["."])
+    logs = logs_of.get(analysis, ["."])
     outcome = analyze(analysis, *logs, *([] if analysis in TABLES else ["-o", "new/result"]))
     assert ends_well_or_in_one_line(outcome), outcome.err
     files = {"report": ["report.html"], **dict.fromkeys(FIGURES, ["result.pdf", "result.png"])}.get(analysis)

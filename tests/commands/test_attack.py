@@ -1,4 +1,4 @@
-"""attack from end to end: its log and adversarial examples tell the same, which can be checked without the command."""
+"""attack from end to end: its log and adversarial examples agree, which can be checked without the command."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def test_rows_are_consistent(finished):
 
 def test_norm_is_that_of_the_saved_perturbation_and_within_epsilon(finished):
     for log, epsilon in zip(logs_of(finished), (0, 0.25, 0.5, 2)):
-        told = np.array([float(row["attack_norm"]) for row in rows(log)])
+        norms = np.array([float(row["attack_norm"]) for row in rows(log)])
         assert {float(row["epsilon"]) for row in rows(log)} == {epsilon}
-        assert (told <= epsilon * (1 + STEP_BACK)).all()
-        np.testing.assert_allclose(told, l2_norms(archive(log)), rtol=1e-6, atol=0)
-        assert (told >= 0.9 * epsilon).any(), "the attack uses what it is allowed"
+        assert (norms <= epsilon * (1 + STEP_BACK)).all()
+        np.testing.assert_allclose(norms, l2_norms(archive(log)), rtol=1e-6, atol=0)
+        assert (norms >= 0.9 * epsilon).any(), "the attack uses what it is allowed"
 
 
 def test_archive_holds_float32_images_of_the_dataset_and_the_columns_of_the_log(finished):
@@ -248,7 +248,7 @@ def test_seed_alone_decides_the_examples(checkpoint, workplace, capsys, options)
 
 @pytest.mark.parametrize("batch", [1, 3, 7, 1000])
 def test_attack_batch_changes_examples_by_rounding_only(attack, finished, workplace, batch):
-    """Less than whole images at a time, parts of one that differ in size, all images at once."""
+    """Batches of less than one image, of parts of an image that differ in size, and of all images at once."""
     assert attack("out", "--attack-batch", batch).code == 0
     log, usual = workplace / "out/epsilon_0.5.tsv", finished / "epsilon_0.5.tsv"
     np.testing.assert_allclose(archive(log)["adversarial"], archive(usual)["adversarial"], atol=1e-5)

@@ -1,4 +1,4 @@
-"""attack --against: true certificates withstand it, false ones do not, and each that falls can be shown again."""
+"""attack --against: true certificates withstand it, false ones do not, and each flip can be repeated."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def claims(log: Path) -> dict[str, dict[str, str]]:
 
 
 def test_true_certificates_withstand_the_attack(attack, certified, workplace):
-    """Each of 45 images is certified and flips with at most 0.002: more than those tolerated with at most 0.001."""
+    """Each of 45 images flips with probability <= 0.002, so more flips than tolerated have probability <= 0.001."""
     outcome = attack(certified)
     assert (outcome.code, outcome.err) == (0, "")
     table = rows(workplace / LOG)
@@ -130,8 +130,8 @@ def false(certified, workplace) -> Path:
     return forged(certified, workplace / "false.tsv", 3)
 
 
-def told_flips(outcome: Outcome) -> dict[int, tuple[re.Match[str], str]]:
-    """By image what is said of a flip, and the command that shows it again."""
+def printed_flips(outcome: Outcome) -> dict[int, tuple[re.Match[str], str]]:
+    """The printed flips by image: the match of the line, and the command that repeats the attack."""
     pattern = (
         r"flipped: image (\d+) \(class (\d+)\), certified as (\d+) within ([\d.e-]+), is predicted as (\d+) at a "
         r"distance of ([\d.e-]+); again with\n  (python code/attack.py .*)\n"
@@ -145,9 +145,9 @@ def test_radii_three_times_too_large_are_found_out(attack, false, workplace):
     assert outcome.code == 1 and outcome.err.count("\n") == 1 and outcome.err.startswith("error: ")
     flipped = {int(row["idx"]): row for row in rows(workplace / LOG) if row["flipped"] == "1"}
     assert len(flipped) > 15 and str(false) in outcome.err and f"{len(flipped)} flipped" in outcome.err
-    told = told_flips(outcome)
-    assert told.keys() == flipped.keys() and outcome.out.count("\n") == 2 * len(flipped)
-    for index, (match, _) in told.items():
+    flips = printed_flips(outcome)
+    assert flips.keys() == flipped.keys() and outcome.out.count("\n") == 2 * len(flipped)
+    for index, (match, _) in flips.items():
         row = flipped[index]
         assert match.group(2, 3, 5) == (row["label"], row["certified"], row["predict"])
         told_radius, told_norm = float(match[4]), float(match[6])
@@ -167,23 +167,23 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_each_flip_is_repeated_by_the_command_printed_with_it(attack, false, workplace, capsys, options):
     claimed = list(claims(false))[:4] if "--only" in options else []
-    told = told_flips(attack(false, *options, *claimed))
+    flips = printed_flips(attack(false, *options, *claimed))
     before = {row["idx"]: row for row in timeless(workplace / LOG)}
-    assert told, "there must be flips for this test to say anything"
-    for index, (_, command) in list(told.items())[:4]:
+    assert flips, "there must be flips for this test to say anything"
+    for index, (_, command) in list(flips.items())[:4]:
         words = shlex.split(command)
         assert words[:2] == ["python", "code/attack.py"]
         again = call(capsys, "attack", *words[2:])
-        (repeated,) = told_flips(again)
+        (repeated,) = printed_flips(again)
         assert repeated == index
         assert timeless(workplace / f"out_{index}/against.tsv") == [before[str(index)]]
 
 
 @pytest.mark.parametrize("outdir", ["digits", "cpu"])
 def test_command_printed_with_a_flip_names_another_folder_and_nothing_else(attack, false, outdir, workplace):
-    """Whatever else on the command line is spelled like the folder."""
-    told = told_flips(attack(false, "--max", 5, outdir=outdir))
-    index, (_, command) = next(iter(told.items()))
+    """Also where other words on the command line equal the folder's name."""
+    flips = printed_flips(attack(false, "--max", 5, outdir=outdir))
+    index, (_, command) = next(iter(flips.items()))
     words = shlex.split(command)
     assert words[2] == "digits" and words[5] == f"{outdir}_{index}" and words[words.index("--device") + 1] == "cpu"
 
@@ -197,7 +197,7 @@ def test_finished_falsification_is_judged_again_without_work(attack, false, work
 
 
 def test_few_flips_are_credible_and_how_many_is_a_matter_of_false_alarm(attack, false, certified, workplace):
-    """At an alpha of 0.4 for the certificates and 0.001 for PREDICT, of 45 some 28 flips would still do."""
+    """With alpha 0.4 for the certificates and 0.001 for PREDICT, about 28 flips of 45 images are tolerated."""
     generous = forged(certified, workplace / "generous.tsv", 3, alpha=0.4)
     outcome = attack(generous)
     images = len(rows(certified))
@@ -216,7 +216,7 @@ def test_shards_of_a_falsification_are_judged_once_they_are_merged(attack, false
     judged = attack(false)
     assert judged.code == 1 and "holds false certificates" in judged.err
     alone = attack(false, outdir="alone")
-    assert told_flips(alone).keys() == told_flips(judged).keys()
+    assert printed_flips(alone).keys() == printed_flips(judged).keys()
     assert_same_attack(workplace / LOG, workplace / "alone/against.tsv")
 
 
@@ -245,7 +245,7 @@ def test_other_certificates_are_not_taken_for_those_that_were_attacked(attack, c
 
 @pytest.mark.parametrize(("factor", "fraction"), [(1, 0.999999999), (1e-4, 0.999)], ids=["fraction 1", "tiny radii"])
 def test_no_attack_counts_as_a_flip_beyond_the_radius(attack, certified, workplace, factor, fraction):
-    """There nothing is certified and nothing can be falsified, not even by a rounding error of float32."""
+    """A radius of 0 certifies nothing, so nothing can be falsified, not even by a rounding error of float32."""
     log = forged(certified, workplace / "log.tsv", factor)
     attack(log, "--fraction", fraction)
     for row in rows(workplace / LOG):
@@ -268,13 +268,13 @@ def test_sound_certificates_are_attacked_by_images_of_8_bits_within_the_radius(a
     """Checked in whole numbers: the squared distance in grey levels is below (255 radius)^2."""
     outcome = attack(sound)
     assert (outcome.code, outcome.err) == (0, "")
-    arrays, told = archive(workplace / LOG), claims(sound)
+    arrays, claimed = archive(workplace / LOG), claims(sound)
     levels = {name: arrays[name].astype(np.float64) * 255 for name in ("image", "adversarial")}
     for name, values in levels.items():
         assert np.abs(values - values.round()).max() < 1e-4, "whole grey levels"
         assert (values.round() / 255).astype(np.float32).tobytes() == arrays[name].tobytes()
     squares = ((levels["adversarial"].round() - levels["image"].round()).astype(int) ** 2).sum((1, 2, 3))
-    radii = [float(told[str(index)]["radius"]) for index in arrays["idx"].tolist()]
+    radii = [float(claimed[str(index)]["radius"]) for index in arrays["idx"].tolist()]
     assert all(square < (255 * radius) ** 2 for square, radius in zip(squares.tolist(), radii))
     assert (squares > 0).sum() >= len(radii) - 1, "the attack moves"
     assert manifest_of(workplace / LOG)["settings"]["noise"] == "RoundedGaussianNoise"

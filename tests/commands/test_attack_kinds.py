@@ -1,4 +1,4 @@
-"""attack --gradient, --restarts and --target: each is another attack, and changes what it says and nothing else."""
+"""attack --gradient, --restarts and --target: each option gives another attack, and changes only what its name says."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_of_a_single_draw_plug_in_and_expected_loss_are_the_same(attack):
 
 
 def test_restarts_never_make_a_label_more_probable(attack, classifier):
-    """The first of several runs is the only one of one; images on which another won show that there were others."""
+    """The first of several runs equals the run without restarts; where another run won, there was more than one."""
     weak = ["--gradient", "stein", "--num-steps", 1]
     one, five = (archive(attack(f"{count}", "--restarts", count, *weak)) for count in (1, 5))
     labels = [of_label(mean_probabilities(classifier, arrays["adversarial"]), arrays) for arrays in (one, five)]
@@ -127,7 +127,7 @@ def test_seed_decides_random_targets(attack):
 
 
 def test_every_class_in_turn_is_at_least_as_good_as_any_of_them(attack, classifier):
-    """And has no single target to tell."""
+    """And the log has no column for a single target."""
     log = attack("every", "--target", "every", "--max", 4)
     assert header(log) == OWN_COLUMNS and "target" not in archive(log)
     best = of_label(mean_probabilities(classifier, archive(log)["adversarial"]), archive(log))

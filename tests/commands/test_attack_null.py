@@ -1,7 +1,7 @@
-"""The verdict on certificates where every one holds its alpha: simulated on images whose two classes are all but tied.
+"""The verdict on certificates that all hold their alpha, simulated on images with two nearly equally likely classes.
 
-There nearly nothing is certified, and about half of what is, is false: as it may, since each image gets a false
-certificate with a probability of at most alpha before its noise is drawn.
+There almost nothing is certified, and about half of the certificates are false. That is allowed: before its noise is
+drawn, each image gets a false certificate with probability at most alpha.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_a_log_that_holds_its_alpha_is_not_accused(runs):
 
 
 def test_counting_the_certified_images_alone_would_accuse_it(runs):
-    """The negative control: of the certified, far more than alpha are false."""
+    """The negative control: far more than a share alpha of the certified are false."""
     alone = [(dataclasses.replace(certificates, images=certificates.indices), table) for certificates, table in runs]
     assert sum(is_accused(*run) for run in alone) > RUNS / 10
 

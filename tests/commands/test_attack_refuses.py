@@ -122,7 +122,7 @@ def copy_files(place: Path, workplace: Path) -> None:
 
 @pytest.mark.parametrize("command", [SIZED, AGAINST, BASE, [*ONLY, "0"], [*ONLY_AGAINST, "3"]], ids=" ".join)
 def test_commands_that_the_bad_ones_are_made_from_are_good(command, place, workplace, capsys):
-    """Otherwise the cases above might fail for another reason than the one they are about."""
+    """Otherwise the cases above might fail for another reason than the tested one."""
     copy_files(place, workplace)
     assert call(capsys, *command, "--device", "cpu").code == 0
 
@@ -137,7 +137,7 @@ def attack(place, workplace, capsys):
 
 
 def test_log_without_a_manifest_is_attacked_with_a_warning(attack, workplace):
-    """As released ones are: nothing tells of which model they are."""
+    """As released logs: it is unknown which model they certify."""
     (workplace / "log.tsv.manifest.json").unlink()
     outcome = attack("log.tsv")
     assert outcome.code == 0 and outcome.err.count("\n") == 1

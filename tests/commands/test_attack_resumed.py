@@ -1,4 +1,4 @@
-"""No attack is lost: stopped anywhere and started again it leaves the rows and images of an undisturbed run."""
+"""No attack is lost: one that was stopped anywhere and started again has the rows and images of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def attack(checkpoint, workplace, capsys) -> Callable:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_finished_log_is_extended_to_that_of_one_run(attack, workplace, whole, way):
-    """Its archive is taken apart again for the images that join it."""
+    """The archive is unpacked again, and further images are added."""
     for images in (1, 8):
         assert attack(*WAYS[way], "--max", images).code == 0
         assert archive(workplace / LOG)["idx"].tolist() == list(range(images))
@@ -86,7 +86,7 @@ def stop_at_pass(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseExcept
 
 @pytest.mark.parametrize("way", WAYS)
 def test_interrupted_at_any_pass_it_is_continued_by_the_same_command(attack, workplace, whole, way, monkeypatch):
-    """Each time a little later, until it is done: what was begun is thrown away, what was finished kept."""
+    """Stopped a little later each time until it is done: finished rows are kept, unfinished ones are made again."""
     kept: list[bytes] = []
     for number in range(2, 200, 3):
         with monkeypatch.context() as patch:
@@ -168,13 +168,13 @@ def test_ctrl_c_says_how_to_go_on(checkpoint, tmp_path):
             try:
                 wait_until(lambda: whole_rows(tmp_path / LOG) >= 1, process)
                 process.send_signal(signal.SIGINT)
-                said = process.communicate(timeout=HANG_SECONDS)[1]
+                message = process.communicate(timeout=HANG_SECONDS)[1]
             finally:
                 process.kill()
     finally:
         signal.signal(signal.SIGINT, before)
     assert process.returncode == 130
-    assert len(said.strip().splitlines()) == 1 and "same command again" in said
+    assert len(message.strip().splitlines()) == 1 and "same command again" in message
     done = len(rows(tmp_path / LOG))
     assert 1 <= done < 359 and not (tmp_path / "out/epsilon_0.5.npz").exists()
 
@@ -204,7 +204,7 @@ def stopped(attack, workplace, monkeypatch) -> Path:
 
 @pytest.mark.parametrize("cut", [1, 20, RECORD - 1, 0])
 def test_torn_row_and_image_are_made_again(attack, stopped, whole, cut):
-    """The image is written before its row: the rows never are more than the images."""
+    """Each image is written before its row: there are never more rows than images."""
     spool, lines = stopped.with_name(stopped.name + ".examples"), stopped.read_bytes().splitlines(keepends=True)
     stopped.write_bytes(b"".join(lines[:-1]) + lines[-1][:-2])
     if cut:
@@ -337,7 +337,7 @@ def test_attack_goes_on_with_less_memory_and_says_so(attack, workplace, whole, m
 
 
 def test_less_memory_for_one_size_does_not_stand_in_the_way_of_the_next(checkpoint, workplace, monkeypatch, capsys):
-    """Each log begins with the batch that was chosen, and goes on with its own."""
+    """Each log begins with the batch that was chosen first, and continues with its recorded batch."""
     usual = USUAL[: USUAL.index("--attack-batch")]
 
     def attack(*options: object) -> Outcome:
@@ -356,7 +356,7 @@ def test_less_memory_for_one_size_does_not_stand_in_the_way_of_the_next(checkpoi
 
 
 def test_overwriting_leaves_a_log_alone_that_is_being_written(attack, workplace):
-    """Its images too, which lie beside it."""
+    """So are its images, which lie beside it."""
     attack("--max", 4)
     before = snapshot(workplace)
     with (workplace / LOG).open("ab") as file:

@@ -123,7 +123,7 @@ def test_images_that_a_shard_lost_are_missed_before_anything_is_removed(attack, 
 
 
 def interrupt_packing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a process ends after the rows of all shards are in one log, before their images are in one archive."""
+    """A process ended after it merged the rows of all shards, but before it packed their images into one archive."""
 
     def stop(*arguments: object) -> None:
         raise KeyboardInterrupt
@@ -135,7 +135,7 @@ def interrupt_packing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_merging_that_was_stopped_before_the_archive_can_be_repeated(
     attack, merge, workplace, whole, monkeypatch, again
 ):
-    """By merging again or by the plain command, and without attacking anything again."""
+    """Merging again, or the plain command, finishes the log without attacking any image again."""
     for index in (0, 1):
         attack("--shard", f"{index}/2")
     merge(log="out/epsilon_0.25.tsv")
@@ -149,7 +149,7 @@ def test_merging_that_was_stopped_before_the_archive_can_be_repeated(
 
 @pytest.mark.parametrize("again", ["merge", "attack"])
 def test_merging_that_was_stopped_among_the_images_can_be_repeated(attack, merge, workplace, whole, monkeypatch, again):
-    """The archive has them all by then, though not every shard does any more."""
+    """By then the archive has all images, although some shards have lost theirs."""
     for index in (0, 1):
         attack("--shard", f"{index}/2")
     merge(log="out/epsilon_0.25.tsv")
@@ -228,7 +228,7 @@ def test_torchrun_finishes_what_one_process_began(attack, workplace, whole, monk
 
 @pytest.mark.parametrize(("workers", "examples", "group"), [(None, 500, 256), (2, 500, 62), (8, 500, 15), (8, 20, 1)])
 def test_no_process_takes_so_many_images_at_once_that_others_have_none(workers, examples, group):
-    """Each gets some four turns; alone, a process attacks as many together as fill some passes."""
+    """Each process gets images about four times; a single process attacks enough images at once for several passes."""
     attack = SmoothedAttack(PGD(0.5, 2), 0.25, batch=64)
     job = SimpleNamespace(workers=workers and SimpleNamespace(size=workers), indices=range(examples))
     assert passes_of(attack, job)["group"] == group

@@ -185,7 +185,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing(command, code, words, place,
     ids=" ".join,
 )
 def test_commands_that_the_bad_ones_are_made_from_are_good(command, place, monkeypatch, capsys, tmp_path):
-    """Otherwise the cases above might fail for another reason than the one they are about."""
+    """Otherwise the cases above might fail for another reason than the tested one."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.tar").write_bytes((place / "model.tar").read_bytes())
     assert call(capsys, *command, "--device", "cpu").code == 0

@@ -98,7 +98,7 @@ def test_skip_is_a_stride_and_max_counts_examples(certify, workplace, options, i
 
 
 def test_subset_has_the_rows_of_the_whole(certify, workplace):
-    """The noise of an example does not depend on which others are visited."""
+    """The noise of an example does not depend on which other examples are selected."""
     certify("whole.tsv", "--max", 7)
     certify("part.tsv", "--skip", 3, "--max", 3)
     assert timeless(workplace / "part.tsv") == timeless(workplace / "whole.tsv")[::3]

@@ -1,4 +1,4 @@
-"""The votes that certification counts are those of a loop as plain as it can be written, kept with the benchmarks."""
+"""Certification counts the same votes as a loop that is written as plainly as possible, in the benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes give what they say, to every training command; what the command line says wins."""
+"""Recipes set their options in every training command; options on the command line override them."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def compose(workplace, monkeypatch, capsys):
 
 
 @pytest.fixture
-def own(workplace):
-    """Writes a recipe of one's own; its path."""
+def write_recipe(workplace):
+    """Writes a user's recipe and returns its path."""
 
     def write(text: str) -> Path:
         (workplace / "mine.txt").write_text(text)
@@ -85,7 +85,7 @@ def assert_refused(outcome: Any, *words: str) -> None:
 
 
 def test_packaged_recipes_are_known_by_their_names():
-    """The one of the released behaviour has an option of its own, since it changes how epsilon is read as well."""
+    """The recipe of the released behaviour has a separate option, since it also changes the unit of epsilon."""
     assert sorted([*recipe_names(), RELEASED]) == sorted(path.stem for path in PACKAGED.glob("*.txt"))
     assert set(recipe_names()) >= {"fast", "paper-cifar10", "paper-finetune", "paper-imagenet", "smoke"}
 
@@ -157,7 +157,7 @@ def test_recipe_is_in_what_the_run_records(kind, workplace):
 
 
 def test_run_of_a_recipe_is_resumed_by_its_values_spelled_out(workplace, capsys):
-    """What decides is what the options say, not where they stand."""
+    """The order of the options does not matter."""
     succeed("train", *DIGITS, "--recipe", "smoke", "--epochs", 1)
     spelled = ["--epochs", 1, "--steps-per-epoch", 3, "--batch", 32, "--lr", 0.01, "--resume"]
     assert call(capsys, "train", *DIGITS, *spelled).code == 0
@@ -165,7 +165,7 @@ def test_run_of_a_recipe_is_resumed_by_its_values_spelled_out(workplace, capsys)
 
 
 @pytest.mark.parametrize(
-    ("line", "said", "part", "field", "value"),
+    ("line", "words", "part", "field", "value"),
     [
         ("--momentum 0.8", ["--momentum", 0.9], "schedule", "momentum", 0.9),
         ("--weight-decay 0.1", ["--weight-decay", 0], "schedule", "weight_decay", 0),
@@ -185,14 +185,16 @@ def test_run_of_a_recipe_is_resumed_by_its_values_spelled_out(workplace, capsys)
     ],
     ids=lambda value: value if isinstance(value, str) and value.startswith("--") else "",
 )
-def test_command_line_wins_even_where_it_states_a_default(compose, own, line, said, part, field, value):
-    composed = compose("PGD", "--recipe", own(line), *said)
+def test_command_line_wins_even_where_it_states_a_default(compose, write_recipe, line, words, part, field, value):
+    composed = compose("PGD", "--recipe", write_recipe(line), *words)
     assert not isinstance(composed, Outcome), composed.err
     assert getattr(getattr(composed, part), field) == value
 
 
-def test_own_file_is_a_recipe(compose, own):
-    path = own("# mine\n--lr 0.05 --batch 64 # two in a line\n\n  --crop-padding '1'\n--horizontal-flip\n--warmup 4\n")
+def test_own_file_is_a_recipe(compose, write_recipe):
+    path = write_recipe(
+        "# mine\n--lr 0.05 --batch 64 # two in a line\n\n  --crop-padding '1'\n--horizontal-flip\n--warmup 4\n"
+    )
     composed = compose("DDN", "--recipe", path)
     assert (composed.schedule.learning_rate, composed.schedule.batch, composed.objective.warmup) == (0.05, 64, 4)
 
@@ -206,8 +208,8 @@ def test_own_file_is_a_recipe(compose, own):
     ],
     ids=["attack", "attack last", "objective"],
 )
-def test_recipe_may_hold_objective_and_attack_with_their_settings(workplace, own, capsys, command, content):
-    outcome = call(capsys, command, *DIGITS, "--recipe", own(content), *ONE_STEP)
+def test_recipe_may_hold_objective_and_attack_with_their_settings(workplace, write_recipe, capsys, command, content):
+    outcome = call(capsys, command, *DIGITS, "--recipe", write_recipe(content), *ONE_STEP)
     assert outcome.code == 0, outcome.err
     objective = read(workplace / "run")["recipe"]["objective"]
     attack = objective["attack"]
@@ -215,7 +217,7 @@ def test_recipe_may_hold_objective_and_attack_with_their_settings(workplace, own
 
 
 def test_unknown_recipe_is_refused_with_those_that_there_are(compose, workplace):
-    """So is what is no text."""
+    """So is a file that is not text."""
     (workplace / "binary").write_bytes(b"\xff\xfe\x00\x01")
     for name in ("papercifar", "binary", str(workplace)):
         assert_refused(compose("train", "--recipe", name), name, *recipe_names())
@@ -231,15 +233,15 @@ WRONG = [("--lr banana", ["--lr", "banana"]), ("--lr", ["--lr"]), ("--epsilon 64
     [*((content, [content.split()[0]]) for content in NO_PART), *WRONG],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_no_part_of_a_recipe_is_refused_by_its_name(compose, own, workplace, content, words):
-    own(content)
+def test_what_is_no_part_of_a_recipe_is_refused_by_its_name(compose, write_recipe, workplace, content, words):
+    write_recipe(content)
     assert_refused(compose("PGD", "--recipe", "mine.txt"), "mine.txt", *words)
     assert not (workplace / "run").exists()
 
 
-def test_settings_that_nobody_reads_are_left_out_of_a_recipe_but_refused_on_the_command_line(compose, own):
-    """A recipe may serve several objectives and attacks; a person who types one means it."""
-    path = own("--warmup 3 --init-norm-DDN 2 --random-start --epsilon 0.25 --num-noise-vec 2")
+def test_settings_that_nobody_reads_are_left_out_of_a_recipe_but_refused_on_the_command_line(compose, write_recipe):
+    """A recipe may serve several objectives and attacks, but an option that a user types is meant."""
+    path = write_recipe("--warmup 3 --init-norm-DDN 2 --random-start --epsilon 0.25 --num-noise-vec 2")
     assert compose("train", "--recipe", path).objective.noise_sd == 0.25
     pgd, ddn = compose("PGD", "--recipe", path).objective, compose("DDN", "--recipe", path).objective
     assert (pgd.warmup, pgd.attack.random_start, pgd.attack.epsilon) == (3, True, 0.5)
@@ -274,7 +276,7 @@ def test_released_behaviour_counts_in_256ths_and_is_recorded_option_by_option(wo
 
 
 def test_norm_on_unit_images_is_refused_where_256ths_are_counted(compose):
-    """0.25 would be an attack of a thousandth."""
+    """0.25 would be an attack of about 0.001."""
     assert_refused(compose("PGD", "--released-behaviour", "--epsilon", 0.25), "--epsilon", "1/256")
 
 

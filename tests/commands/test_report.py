@@ -1,4 +1,4 @@
-"""report: one HTML page that holds everything it shows, says where it is from, and survives any name."""
+"""report: one HTML page that contains all it shows, states its sources, and is correct for any name."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def write_everything(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> str:
-    """The page of everything."""
+    """The page of all logs."""
     from smoothadv.commands.analyze import main
 
     root = tmp_path_factory.mktemp("report")
@@ -227,17 +227,17 @@ def test_provenance_names_every_log_its_file_and_its_run(page):
     files = page.column(caption, "file")
     assert len(files) == 6 + 2 + 1 and len(set(files)) == 9
     assert any(file.endswith("sigma_0.50_a&b") for file in files)
-    (made_by,) = [said for said in page.column(caption, "made by") if said != "–"]
+    (made_by,) = [cell for cell in page.column(caption, "made by") if cell != "–"]
     for fact in ("smoothadv certify --<b>", "9.8.7", "0123456789ab", "2.99", "NVIDIA H100", "2031-02-03"):
         assert fact in made_by
     sources = page.column("Hyper-parameters and how they are known", "known from")
-    assert any("manifest" in said for said in sources) and any("path" in said for said in sources)
+    assert any("manifest" in source for source in sources) and any("path" in source for source in sources)
 
 
 def test_warnings_are_on_the_page(page):
-    said = " ".join(page.texts["li"])
-    assert "not all on the same test images" in said
-    assert "sigma_0.50_broken" in said and "left out" in said
+    notes = " ".join(page.texts["li"])
+    assert "not all on the same test images" in notes
+    assert "sigma_0.50_broken" in notes and "left out" in notes
     assert __version__ in " ".join(page.texts["footer"])
 
 
@@ -328,8 +328,8 @@ def test_selected_logs_are_shown_with_what_tells_them_apart(report, workplace):
     write_two_groups()
     heading, *rows = page_of(report, "Ours=ours", "Cohen=cohen", "--radii", 0.25, 0.5).tables[SELECTED]
     assert heading[:3] == ["group", "l2 radius", "certified accuracy (%)"] and heading[-1] == "model"
-    told = ["training", "attack", "epsilon", "T", "m", "sigma"]
-    assert heading[3:-1] == told, "no data set, no n, and no noise of training, which is sigma in all"
+    named = ["training", "attack", "epsilon", "T", "m", "sigma"]
+    assert heading[3:-1] == named, "no data set, no n, and no noise of training, which is sigma in all"
     assert [row[:3] + row[5:7] + row[8:9] for row in rows] == [
         ["Ours", "0.25", "100.0", "0.25", "2", "0.25"],
         ["Ours", "0.50", "75.0", "2.00", "10", "0.50"],
@@ -358,13 +358,13 @@ def maps_of(page: Page) -> list[str]:
 
 def test_heat_map_is_shown_where_both_hyper_parameters_vary(report, workplace):
     write_two_groups()
-    said = "Best certified accuracy by sigma and epsilon, of all logs"
-    assert maps_of(page_of(report, "Ours=ours", "Cohen=cohen")) == [said]
-    assert maps_of(page_of(report, "Ours=ours")) == [said]
+    caption = "Best certified accuracy by sigma and epsilon, of all logs"
+    assert maps_of(page_of(report, "Ours=ours", "Cohen=cohen")) == [caption]
+    assert maps_of(page_of(report, "Ours=ours")) == [caption]
     assert maps_of(page_of(report, "Cohen=cohen")) == [], "no epsilon"
     same_sigma = ["ours/PGD_2steps", "cohen/cifar10/resnet110/noise_0.25"]
     assert maps_of(page_of(report, *same_sigma)) == []
-    assert maps_of(page_of(report, "ours/PGD_2steps", "cohen/cifar10/resnet110/noise_0.50")) == [said], "or none"
+    assert maps_of(page_of(report, "ours/PGD_2steps", "cohen/cifar10/resnet110/noise_0.50")) == [caption], "or none"
 
 
 def test_heat_map_is_over_the_logs_of_one_data_set(report, workplace):
@@ -375,8 +375,8 @@ def test_heat_map_is_over_the_logs_of_one_data_set(report, workplace):
         path.parent.mkdir(parents=True)
         path.write_text(row)
     certification(Path("alone/digits/sigma_0.25"), "RRRR", 0.25)  # nothing varies in it
-    said = maps_of(page_of(report, "ours", "more", "alone/digits"))
-    assert [each.rpartition(", ")[2] for each in said] == ["cifar10", "imagenet"]
+    captions = maps_of(page_of(report, "ours", "more", "alone/digits"))
+    assert [each.rpartition(", ")[2] for each in captions] == ["cifar10", "imagenet"]
 
 
 @pytest.mark.parametrize(("asked", "drawn"), [(1, [0]), (6, [0, 1, 2, 3, 4, 5]), (7, range(6)), (12, range(0, 12, 2))])

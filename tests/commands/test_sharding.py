@@ -1,4 +1,4 @@
-"""--shard and merge end in the log that one process would have written, or say what to do next."""
+"""--shard and merge give the log that one process would have written, or a message with the next step."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_shards_in_any_order_merge_into_the_log_of_one_process(start, merge, wor
 
 
 def test_merged_log_is_continued_by_the_plain_command(start, merge, workplace, whole):
-    """Once the shards are removed, as merging says, it is a log like any other."""
+    """After the shards are removed, as the message of merging suggests, it is a log like any other."""
     start("exact", "--max", 15, "--shard", "0/1")
     assert "can be removed" in merge().out
     for path in (workplace / "log.tsv.shards").iterdir():
@@ -130,7 +130,7 @@ def test_merging_needs_shards_and_does_not_replace_a_log_unasked(start, merge, w
 
 
 def test_shards_may_be_brought_together_from_several_places(start, merge, workplace, whole):
-    """As from machines that share no disk."""
+    """For shards of machines that share no disk."""
     for index in (0, 1):
         start("exact", "--shard", f"{index}/2")
         (workplace / "log.tsv.shards").rename(workplace / f"machine{index}")
@@ -179,7 +179,7 @@ def test_what_is_no_shard_is_a_usage_error(start, workplace, text):
 
 
 def test_analyses_pass_over_shards(start, workplace, whole, capsys):
-    """Parts of a log would count as models of their own."""
+    """Otherwise each part of a log would count as a model."""
     (workplace / "done.tsv").write_bytes(whole["exact"].read_bytes())
     (workplace / "done.tsv.manifest.json").write_text(json.dumps(manifest_of(whole["exact"])))
     start("exact", "--shard", "0/2")

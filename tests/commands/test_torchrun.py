@@ -1,4 +1,4 @@
-"""Under torchrun any number of processes, killed or not, end in the log that one process would have written."""
+"""Under torchrun any number of processes, killed or not, write the log that one process would have written."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_shard_of_ones_own_is_refused_under_torchrun(start, workplace, under_tor
 
 @pytest.mark.parametrize("rows_done", [0, 7])
 def test_torchrun_finishes_what_one_process_began(start, workplace, twenty, monkeypatch, rows_done):
-    """And what torchrun itself left complete but for the removal of the shards."""
+    """Also where torchrun finished the log but did not yet remove the shards."""
     start("--max", rows_done or 20)
     monkeypatch.setattr("smoothadv.evaluation.smoothing_job.join_workers", OneWorker)
     (workplace / "log.tsv.shards").mkdir()
@@ -63,7 +63,7 @@ def test_torchrun_finishes_what_one_process_began(start, workplace, twenty, monk
 
 
 def test_torchrun_starts_anew_when_told(start, workplace, twenty, under_torchrun):
-    """Neither an old log nor old shards of any number are in the way."""
+    """With --overwrite, an old log and any number of old shards are replaced."""
     (workplace / "log.tsv").write_text("idx\tlabel\n0\t1\n")
     for index, count in [(0, 1), (1, 3), (2, 5)]:
         path = workplace / f"log.tsv.shards/{index}-of-{count}.tsv"
@@ -76,7 +76,7 @@ def test_torchrun_starts_anew_when_told(start, workplace, twenty, under_torchrun
 
 @pytest.mark.parametrize("before", [["--shard", "0/2"], ["--shard", "3/8"], ["--shard", "2/3", "--max", 19]], ids=str)
 def test_torchrun_refuses_shards_of_another_division_before_it_works(start, workplace, monkeypatch, before):
-    """Twenty examples are three shards under torchrun; those that are there are of other ones."""
+    """Under torchrun twenty examples make three shards; the existing shards are of another division."""
     start(*before)
     monkeypatch.setattr("smoothadv.evaluation.smoothing_job.join_workers", OneWorker)
     left = snapshot(workplace)
@@ -119,8 +119,8 @@ def rows_in_shards(folder: Path) -> int:
 @contextlib.contextmanager
 def launched(command: list[str], folder: Path, count: int) -> Iterator[subprocess.Popen]:
     """A torchrun at work, once its shards have ``count`` rows; nothing of it is left afterwards."""
-    with (folder / "said").open("w") as said:
-        launcher = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=said, stderr=said)
+    with (folder / "output").open("w") as output:
+        launcher = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=output, stderr=output)
     workers: list[int] = []
     try:
         wait_until(lambda: rows_in_shards(folder) >= count, launcher)
@@ -167,7 +167,7 @@ def test_any_number_of_processes_writes_the_log_of_one(checkpoint, warm, tmp_pat
 def test_killed_torchrun_is_continued_by_another_number_of_processes(
     checkpoint, tmp_path, forty, method, before, after, row
 ):
-    """All its processes at once, as when a machine goes down; 12 seconds each."""
+    """All its processes at once, as when a machine fails; 12 seconds each."""
     moments = random.Random(row)
     with launched(torchrun(checkpoint, before, TORCHRUN[method]), tmp_path, row):
         time.sleep(moments.uniform(0, 0.05))
@@ -188,7 +188,7 @@ def test_killed_worker_is_started_again_by_torchrun(checkpoint, tmp_path, forty)
     """torchrun then starts all of them anew, which takes 15 seconds."""
     with launched(torchrun(checkpoint, 2, TORCHRUN["exact"], restarts=1), tmp_path, 9) as launcher:
         os.kill(workers_of(launcher)[1], signal.SIGKILL)
-        assert launcher.wait(timeout=HANG_SECONDS) == 0, (tmp_path / "said").read_text()
+        assert launcher.wait(timeout=HANG_SECONDS) == 0, (tmp_path / "output").read_text()
     assert_same(tmp_path / "log.tsv", forty["exact"])
     assert not (tmp_path / "log.tsv.shards").exists()
 

@@ -1,4 +1,4 @@
-"""Under torchrun several processes train one model: alike at every step, and never lost when one or all are stopped."""
+"""Under torchrun several processes train one model: identical at every step, and resumable after one or all stopped."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def torchrun(*options: object, processes: int = 2, restarts: int = 0, witnesses:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess]:
-    """Two processes that nothing disturbed: the folder they worked in, and what they said."""
+    """Two undisturbed processes: their working folder and their output."""
     folder = tmp_path_factory.mktemp("two")
     (folder / "witnesses.py").write_text(WITH_WITNESSES)
     return folder, run_process(torchrun(witnesses=folder / "witnesses.py"), folder)
@@ -106,7 +106,7 @@ def test_repeated_run_ends_with_the_same_weights(whole, tmp_path):
 
 
 def test_one_process_under_torchrun_is_one_process(tmp_path, monkeypatch):
-    """It is not even connected to anything."""
+    """It does not even connect to other processes."""
     monkeypatch.chdir(tmp_path)
     options = ["--batch", 128, "--epochs", 1]
     succeed("train_pgd", *TRAINING, *options)
@@ -125,7 +125,7 @@ def test_synchronized_normalization_is_refused_on_the_cpu(tmp_path, monkeypatch,
 
 
 def test_run_that_torchrun_starts_again_overwrites_what_it_was_told_to(tmp_path, monkeypatch, capsys):
-    """A process died before the first checkpoint: the old run in the folder is not the one to go on with."""
+    """A process died before the first checkpoint: the old run in the folder must not be continued."""
     monkeypatch.chdir(tmp_path)
     usual = [*TRAINING, "--batch", 128, "--epochs", 1]
     succeed("train_pgd", *usual, "--seed", 1)
@@ -138,7 +138,7 @@ def test_run_that_torchrun_starts_again_overwrites_what_it_was_told_to(tmp_path,
 
 
 def test_run_that_torchrun_starts_again_leaves_a_strangers_run_alone(tmp_path, monkeypatch, capsys):
-    """The first start refused the folder; a second one must not take it for its own."""
+    """The first start refused the folder; the second start must refuse it too."""
     monkeypatch.chdir(tmp_path)
     usual = [*TRAINING, "--batch", 128]
     succeed("train_pgd", *usual, "--epochs", 1)
@@ -160,8 +160,8 @@ def workers_of(launcher: subprocess.Popen) -> list[int]:
 @contextlib.contextmanager
 def launched(command: list[str], folder: Path, ready: Callable[[], bool]) -> Iterator[subprocess.Popen]:
     """A torchrun at work, once it is ``ready``; nothing of it is left afterwards."""
-    with (folder / "said").open("w") as said:
-        launcher = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=said, stderr=said)
+    with (folder / "output").open("w") as output:
+        launcher = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=output, stderr=output)
     workers: set[int] = set()
     try:
         wait_until(ready, launcher)
@@ -177,7 +177,7 @@ def launched(command: list[str], folder: Path, ready: Callable[[], bool]) -> Ite
 
 
 def saved(folder: Path) -> tuple[int, int]:
-    """How far the checkpoint is: its epoch and step; (0, 0) without one."""
+    """Epoch and step of the checkpoint; (0, 0) without one."""
     if not (folder / "run/checkpoint.pth.tar").exists():
         return 0, 0
     content = read(folder / "run")
@@ -192,8 +192,8 @@ def test_killed_worker_is_started_again_and_goes_on_from_the_last_checkpoint(who
     """Without --resume: torchrun starts all of them anew. 20 seconds each."""
     with launched(torchrun(*AT_ONCE, restarts=1), tmp_path, lambda: saved(tmp_path) >= moment) as launcher:
         os.kill(workers_of(launcher)[rank], signal.SIGKILL)
-        assert launcher.wait(timeout=HANG_SECONDS) == 0, (tmp_path / "said").read_text()
-    assert "resuming after epoch" in (tmp_path / "said").read_text()
+        assert launcher.wait(timeout=HANG_SECONDS) == 0, (tmp_path / "output").read_text()
+    assert "resuming after epoch" in (tmp_path / "output").read_text()
     assert same_state(tmp_path / "run", whole)
     assert timeless(tmp_path / "run/log.txt") == timeless(whole / "log.txt")
     first, second = read(tmp_path / "run")["runs"]
@@ -202,19 +202,19 @@ def test_killed_worker_is_started_again_and_goes_on_from_the_last_checkpoint(who
 
 
 def terminate(folder: Path, command: list[str], ready: Callable[[], bool]) -> str:
-    """Start torchrun, ask it to end once it is ``ready``; what was said until it had ended."""
+    """Start torchrun, ask it to end once it is ``ready``; returns its output."""
     with launched(command, folder, ready) as launcher:
         launcher.terminate()
         assert launcher.wait(timeout=HANG_SECONDS) != 0
-    return (folder / "said").read_text()
+    return (folder / "output").read_text()
 
 
 @needs_proc
 @pytest.mark.slow
 def test_terminated_torchrun_saves_within_the_epoch_and_is_resumed(whole, tmp_path):
-    """20 seconds. The first epoch's checkpoint is waited for, then one follows soon."""
-    said = terminate(tmp_path, torchrun("--epochs", 1000), lambda: saved(tmp_path) >= (1, 0))
-    assert said.count("stopped by SIGTERM") >= 1 and "--resume" in said
+    """20 seconds. Waits for the checkpoint of the first epoch; the next one follows soon."""
+    output = terminate(tmp_path, torchrun("--epochs", 1000), lambda: saved(tmp_path) >= (1, 0))
+    assert output.count("stopped by SIGTERM") >= 1 and "--resume" in output
     epoch, step = saved(tmp_path)
     assert epoch >= 1 and (step == 0 or (45 * epoch + step) % 10 == 0), "the processes agree at every tenth step"
     epochs = epoch + 1
@@ -230,10 +230,10 @@ def test_terminated_torchrun_saves_within_the_epoch_and_is_resumed(whole, tmp_pa
 @needs_proc
 @pytest.mark.slow
 def test_terminated_torchrun_saves_where_an_epoch_has_fewer_than_ten_steps(tmp_path):
-    """Else it is killed after torchrun's 30 seconds, in which it has gone on through hundreds of epochs."""
+    """Otherwise torchrun kills it after 30 seconds, in which it trains for hundreds of epochs."""
     command = torchrun("--batch", 256, "--epochs", 100_000)
-    said = terminate(tmp_path, command, lambda: saved(tmp_path) >= (1, 0))
-    assert "stopped by SIGTERM" in said
+    output = terminate(tmp_path, command, lambda: saved(tmp_path) >= (1, 0))
+    assert "stopped by SIGTERM" in output
 
 
 @pytest.mark.slow
@@ -244,7 +244,7 @@ def test_three_processes_that_were_stopped_end_with_the_weights_of_three_that_we
         folder.mkdir(exist_ok=True)
         finished = run_process(torchrun(*options, processes=3), folder)
         assert finished.returncode == 0, finished.stderr
-    assert timeless(halves / "run/log.txt")[0] == timeless(whole / "run/log.txt")[0], "they began alike"
+    assert timeless(halves / "run/log.txt")[0] == timeless(whole / "run/log.txt")[0], "they began identically"
     assert same_state(halves / "run", whole / "run")
 
 

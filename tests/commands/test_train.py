@@ -192,7 +192,7 @@ def test_overwriting_keeps_the_old_model_until_the_first_epoch_is_through(tmp_pa
 
 
 def test_weights_that_the_last_update_broke_are_not_saved(tmp_path, capsys, monkeypatch):
-    """The losses of an epoch are those before its updates: its last one shows only in the weights."""
+    """Losses are computed before each update: the last update of an epoch shows only in the weights."""
     step = torch.optim.SGD.step
 
     def broken_step(optimizer, *arguments):

@@ -1,4 +1,4 @@
-"""Training on pseudo-labelled images and from other people's weights, what the log says, and curves for TensorBoard."""
+"""Training on pseudo-labelled images and from pretrained weights, columns of the log, and curves for TensorBoard."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_weight_without_a_file_is_refused(workplace, capsys):
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory) -> Path:
-    """A run on digits whose input layer is not the usual one."""
+    """A run on digits with another input layer than the default."""
     folder = tmp_path_factory.mktemp("pretrained")
     train(folder, "--seed", 3, "--input-layer", "center")
     return folder
@@ -168,28 +168,28 @@ def three_classes(tmp_path_factory) -> str:
 
 
 def begun(pretrained: Path, description) -> tuple[dict, dict, dict, str]:
-    """A fresh model's weights, what start_from makes of them, those in the checkpoint, and what is said."""
+    """A fresh model's weights, those after start_from, those in the checkpoint, and the printed sentence."""
     model = get_architecture("digits_resnet8", description, "center")
     fresh = {name: value.clone() for name, value in model.state_dict().items()}
-    said = start_from(model, read(pretrained), "there", "digits_resnet8", description)
-    return fresh, model.state_dict(), read(pretrained)["state_dict"], said
+    sentence = start_from(model, read(pretrained), "there", "digits_resnet8", description)
+    return fresh, model.state_dict(), read(pretrained)["state_dict"], sentence
 
 
 def test_all_layers_are_kept_where_the_classes_are_the_same(pretrained):
-    _, now, saved, said = begun(pretrained, describe_dataset("digits"))
+    _, now, saved, sentence = begun(pretrained, describe_dataset("digits"))
     assert now.keys() == saved.keys() and all(torch.equal(now[name], saved[name]) for name in saved)
-    assert "all of its layers" in said and "there" in said
+    assert "all of its layers" in sentence and "there" in sentence
 
 
 @pytest.mark.parametrize("names", ["abc", "ABCDEFGHIJ"], ids=["three", "ten others"])
 def test_only_the_classification_layer_is_new_where_the_classes_differ(pretrained, three_classes, names):
     from dataclasses import replace
 
-    fresh, now, saved, said = begun(pretrained, replace(describe_dataset(three_classes), class_names=tuple(names)))
+    fresh, now, saved, sentence = begun(pretrained, replace(describe_dataset(three_classes), class_names=tuple(names)))
     new = {name for name in now if not torch.equal(now[name], saved[name])}
     assert len(new) == 2 and all(torch.equal(now[name], fresh[name]) for name in new)
     assert {now[name].shape[0] for name in new} == {len(names)}
-    assert f"a new classification layer for {len(names)} classes" in said
+    assert f"a new classification layer for {len(names)} classes" in sentence
 
 
 def test_command_trains_on_from_there(pretrained, three_classes, tmp_path, capsys):

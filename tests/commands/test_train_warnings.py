@@ -1,4 +1,4 @@
-"""What training refuses, warns of and leaves behind where options, memory, disk or an old run are in its way."""
+"""What training refuses, warns of and leaves behind when options, memory, disk or an old run cause trouble."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_epsilon_that_never_becomes_full_is_warned_of(workplace, capsys, warmup,
 
 @pytest.mark.parametrize("micro_batch", [16, None])
 def test_testing_takes_no_more_memory_than_an_update(workplace, monkeypatch, micro_batch):
-    """The attack on test images keeps what its gradient needs of m copies each, as that on training images does."""
+    """The attack on test images keeps the activations of m copies each, as the attack on training images does."""
     sizes: dict[str, list[int]] = {"attack": [], "update": []}
     forward = torch.nn.Conv2d.forward
 
@@ -111,7 +111,7 @@ def test_resuming_with_another_number_of_processes_is_warned_of(workplace, capsy
 
 
 def test_weights_of_others_keep_the_constants_that_they_were_trained_with(workplace):
-    """A digit classifier on other images: its first layer subtracts what it always has."""
+    """A digit classifier on other images: its first layer still subtracts the mean of its training."""
     from support.image_files import random_image, save_image
 
     for split in ("train", "test"):
@@ -142,7 +142,7 @@ def test_curves_are_whole_although_a_resumed_run_draws_them(workplace):
 
 @pytest.mark.skipif(os.name == "nt", reason="the shell's limits are those of Unix")
 def test_full_disk_is_named_and_the_old_checkpoint_stays(workplace, warm):
-    """A limit on the size of files stands for it."""
+    """A limit on the size of files simulates a full disk."""
     succeed("train", *DIGITS, "run", "--noise", 0.25, *SHORT)
     before = snapshot(workplace)
     command = script("train", *DIGITS, "run", "--noise", 0.25, *SHORT, "--epochs", 2, "--resume")

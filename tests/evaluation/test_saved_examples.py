@@ -1,4 +1,4 @@
-"""Adversarial examples on the disk: what was put there comes back whole, or one line says what is wrong."""
+"""Adversarial examples on the disk: they are read as they were written, or one line names the fault."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INDICES = [3, 10, 11, 40]
 
 
 def images_of(index: int, shape: tuple[int, ...] = SHAPE) -> tuple[np.ndarray, np.ndarray]:
-    """Two images that no other index has."""
+    """Two images that are unique to this index."""
     generator = np.random.default_rng(index)
     return tuple(generator.random(shape, dtype=np.float32) for _ in range(2))
 
@@ -97,7 +97,7 @@ def test_packing_again_changes_nothing(log):
 
 
 def test_packing_a_log_without_images_does_nothing(tmp_path):
-    """As all logs but those of attacks."""
+    """Like all logs except those of attacks."""
     write_log(tmp_path / "log.tsv", INDICES)
     assert pack(tmp_path / "log.tsv", [tmp_path / "log.tsv"]) is None
     assert [path.name for path in tmp_path.iterdir()] == ["log.tsv"]
@@ -114,7 +114,7 @@ def test_spools_of_several_logs_are_joined_and_equal_images_counted_once(tmp_pat
 
 
 def test_images_without_a_row_are_left_out(log):
-    """As after a kill between the two."""
+    """For example after a kill between the two steps."""
     write_log(log, INDICES[:2])
     pack(log, [log])
     assert_holds(read_examples(examples_path(log)), INDICES[:2])
@@ -178,7 +178,7 @@ numbers = st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.integers(
 @example((4, 2, HEADER + 3 * RECORD + 1))
 @example((4, 4, HEADER + 4 * RECORD - 1))
 def test_spool_cut_anywhere_goes_on_or_says_that_it_cannot(fact):
-    """After ``rows`` of the images have rows: as long as those are whole the rest is made again, else nothing is."""
+    """The log has ``rows`` rows: if their images are whole, the others are made again; else resuming is refused."""
     count, rows, cut = fact
     indices = list(range(10, 10 + count))
     with tempfile.TemporaryDirectory() as folder:
@@ -360,7 +360,7 @@ def colours(path: Path, box: tuple[int, int, int, int]) -> set[tuple[int, int, i
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 8, 8), (3, 4, 9), (1, 300, 200)], ids=str)
 def test_pictures_show_the_image_what_became_of_it_and_the_difference(tmp_path, shape):
-    """Uniform images of level 51 and 102 on a scale of 255: the difference, the largest there is, is white."""
+    """Uniform images of grey level 51 and 102: their difference, magnified to the full range, is white."""
     log = tmp_path / "log.tsv"
     spool = Spool(log, shape, set())
     for index in (5, 123456):

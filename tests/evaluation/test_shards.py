@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smoothadv.commands.options.smoothing import shard
 from smoothadv.errors import UserError
 from smoothadv.evaluation import shards
-from smoothadv.evaluation.shards import Shard, merge, shard, shard_count, shards_of
+from smoothadv.evaluation.shards import Shard, merge, shard_count, shards_of
 from smoothadv.records import ExampleLog, manifest_path
 from support.commands import snapshot
 
@@ -89,7 +90,7 @@ def test_shards_are_found_in_their_numerical_order(tmp_path):
         manifest_path(path).touch()
     found = shards_of(log)
     assert found == [Shard(index, 12).path(log) for index in range(12)]
-    assert found == sorted(found), "names are padded, so that other tools order them alike"
+    assert found == sorted(found), "names are padded, so that other tools sort them in the same order"
     assert {path.parent.parent for path in found} == {tmp_path}
 
 
@@ -167,7 +168,7 @@ def test_shards_may_lie_anywhere_and_the_folder_of_the_log_is_made(log, tmp_path
     ],
 )
 def test_merging_that_is_killed_can_be_done_again(log, monkeypatch, file, written, overwrite):
-    """The same command, whenever it was killed: no log may be left that lacks its manifest, or has another's."""
+    """Killed at any point, merging must leave no log without its manifest, or with another log's."""
     if overwrite:
         with ExampleLog(log, COLUMNS, {**SETTINGS, "sigma": 1.0}, {}) as other:
             other.append({"idx": 1, "label": 1, "time": "0:00:09"})
@@ -351,7 +352,7 @@ def test_other_files_beside_the_shards_are_no_shards(log, name):
 
 
 def test_no_other_file_is_replaced_by_a_merged_log(log):
-    """As one names a checkpoint by mistake."""
+    """For example a checkpoint that was named by mistake."""
     log.write_bytes(b"PK\x03\x04 weights")
     assert "no log" in refusal(log, overwrite=True)
 
@@ -359,7 +360,7 @@ def test_no_other_file_is_replaced_by_a_merged_log(log):
 def test_foreign_rows_are_told_from_missing_ones(log):
     path = shards_of(log)[0]
     path.write_text(path.read_text().replace("15\t5", "16\t6"))
-    assert "example 16 is none of its own" in refusal(log)
+    assert "example 16 does not belong to it" in refusal(log)
 
 
 @exhaustive

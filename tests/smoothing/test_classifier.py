@@ -1,4 +1,4 @@
-"""The classifier as it votes is the classifier as it was trained: folded, in another precision, or compiled."""
+"""The classifier that votes is the trained one, also if it is folded, in another precision, or compiled."""
 
 import copy
 import shutil
@@ -133,7 +133,7 @@ def test_an_example_tells_where_folding_would_give_another_function(kind):
 
 
 def test_an_example_that_gives_logits_of_no_size_decides_nothing():
-    """Logits that are not finite are for the votes to refuse."""
+    """Folding accepts logits that are not finite: counting the votes refuses them."""
     model, images = behind(Normalize, networks.Network)
     with torch.no_grad():
         model[1].first.bias[0] = torch.nan
@@ -181,7 +181,7 @@ def test_the_division_is_folded_where_a_convolution_alone_sees_its_result(kind, 
 
 @pytest.mark.parametrize("entrance", [Normalize, Center])
 def test_zero_padding_stays_exact_at_the_border(entrance):
-    """What is padded is zero after the input layer: the mean, 5 here, that an image does not have there."""
+    """Padding is zero after the input layer: it stands for the mean, 5 here, which the image itself does not have."""
     torch.manual_seed(2)
     layers = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4))
     model = nn.Sequential(entrance((5.0, -3.0, 4.0), STATISTICS[1]), layers).double()
@@ -285,7 +285,7 @@ def test_batches_of_known_memory(free, per_image, batch):
 
 @pytest.fixture
 def own_compiler_cache(tmp_path, monkeypatch) -> Iterator[Path]:
-    """What is compiled, and the settings of the compiler, stay in one test."""
+    """Compiled code and the settings of the compiler must not leak into other tests."""
     import torch._inductor.config as inductor
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -335,6 +335,6 @@ assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
 
 
 def test_deterministic_kernels_are_asked_for_everywhere(warm, tmp_path):
-    """In a process of its own: it holds for all that runs there."""
+    """In a separate process, since the setting holds for a whole process."""
     done = warm.run([sys.executable, "-c", DETERMINISTIC], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

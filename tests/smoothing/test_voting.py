@@ -1,4 +1,4 @@
-"""Counting votes: packing, batch and depth decide nothing; against a slow counter of one draw at a time.
+"""Counting votes: packing, batch and depth change no vote; compared with a slow counter of one draw at a time.
 
 The classifiers compute in whole numbers, so that equal means equal.
 """
@@ -50,7 +50,7 @@ def own_cache(tmp_path_factory) -> Iterator[None]:
 
 
 def poll_of(voting: str, number: int, noise: str = "GaussianNoise") -> Poll:
-    """With a stream and a voting of its own, and a tag to know it by."""
+    """With a separate stream and voting, and a tag to recognize it by."""
     return Poll(image_of(number), stream_of(NOISES[noise], number), VOTINGS[voting](), (voting, number, noise))
 
 
@@ -120,7 +120,7 @@ def test_the_classifier_sees_the_draws_of_the_streams_and_nothing_else(batch, de
 
 
 def test_draws_of_a_round_cut_short_are_not_used_in_the_next():
-    """The next round begins after all that were set aside, whatever was used of them: at every batch at the same."""
+    """The next round begins after all reserved draws, used or not: at the same draw for every batch."""
     for batch in (1, 8, 50):
         recorder = Recorder(ConstantClassifier(0, CLASSES))
         voting = ask([Draws(30, 1, 0), Draws(10)])
@@ -136,15 +136,15 @@ def test_every_forward_pass_has_the_one_shape_and_there_are_as_few_as_possible(s
     recorder = Recorder(ConstantClassifier(3, CLASSES))
     streams = [stream_of(NOISES["GaussianNoise"], number) for number in range(len(sizes))]
     polls = [Poll(image_of(0), stream, ask([Draws(size)])) for size, stream in zip(sizes, streams)]
-    told = []
+    counted = []
     counter = counter_of(recorder, batch, depth)
-    counter.on_batch = told.append
+    counter.on_batch = counted.append
     results = list(counter.run(polls))
     assert {tuple(each.shape) for each in recorder.batches} == {(batch, 1, 4, 4)}
     assert len(recorder.batches) == -(-sum(sizes) // batch)
     # Rows that only fill up cast no vote, and are not counted as draws.
     assert [result.outcome for result in results] == [[[0, 0, 0, size]] for size in sizes]
-    assert sum(told) == sum(sizes) and max(told) <= batch
+    assert sum(counted) == sum(sizes) and max(counted) <= batch
     assert len(draws_seen(recorder)) == sum(sizes)
 
 

@@ -1,4 +1,4 @@
-"""Counting votes where memory runs out, where a classifier is broken, and where it is no function of an image."""
+"""Counting votes where memory runs out, a classifier is broken, or its logits depend on more than one image."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def counter_of(classifier: Callable, batch: int, depth: int = 1, **options) -> V
 
 
 def polls() -> list[Poll]:
-    """Of all kinds, with rounds that end early."""
+    """Polls of all kinds, some with rounds that end early."""
     votings = [
         Exact(Smoothing(0.25, 10, 100, 0.01)).votes(0),
         ask([Draws(40, 1, 5), Draws(40)]),
@@ -70,20 +70,20 @@ UNDISTURBED = outcomes(counter_of(CLASSIFIER, 64))
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["accelerator", "host", "python"])
 def test_the_batch_is_halved_until_it_fits_and_no_count_changes(error, depth):
-    told = []
-    counter = counter_of(OutOfMemory(CLASSIFIER, 10, error), 100, depth, on_smaller_batch=told.append)
+    batches = []
+    counter = counter_of(OutOfMemory(CLASSIFIER, 10, error), 100, depth, on_smaller_batch=batches.append)
     assert outcomes(counter) == UNDISTURBED
-    assert told == [50, 25, 12, 6] and counter.batch == 6
+    assert batches == [50, 25, 12, 6] and counter.batch == 6
 
 
 @many
 @given(st.integers(1, 130), st.sets(st.integers(1, 12), max_size=4), st.sampled_from([1, 2]))
 def test_memory_that_runs_out_at_any_time_changes_no_count(batch, fails, depth):
-    told = []
+    batches = []
     classifier = OutOfMemory(CLASSIFIER, 1000, fails=fails if batch >= 16 else set())
-    counter = counter_of(classifier, batch, depth, on_smaller_batch=told.append)
+    counter = counter_of(classifier, batch, depth, on_smaller_batch=batches.append)
     assert outcomes(counter) == UNDISTURBED
-    assert told == [batch >> halving for halving in range(1, len(told) + 1)]
+    assert batches == [batch >> halving for halving in range(1, len(batches) + 1)]
 
 
 def test_no_draw_is_lost_or_repeated_where_memory_runs_out():
@@ -101,30 +101,30 @@ def test_no_draw_is_lost_or_repeated_where_memory_runs_out():
 
 def test_a_batch_that_must_be_kept_is_an_error_instead():
     """Certificates for the executed arithmetic are of one shape."""
-    told = []
-    counter = counter_of(OutOfMemory(CLASSIFIER, 10), 64, keep_batch=True, on_smaller_batch=told.append)
+    batches = []
+    counter = counter_of(OutOfMemory(CLASSIFIER, 10), 64, keep_batch=True, on_smaller_batch=batches.append)
     with pytest.raises(UserError, match="out of memory with --batch 64: give a smaller one .*CUDA out of memory"):
         outcomes(counter)
-    assert told == [] and counter.batch == 64
+    assert batches == [] and counter.batch == 64
 
 
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["accelerator", "host", "python"])
 def test_no_memory_for_a_single_image_is_an_error(error):
-    told = []
+    batches = []
     with pytest.raises(UserError, match="out of memory with --batch 1:"):
-        outcomes(counter_of(OutOfMemory(CLASSIFIER, 0, error), 5, on_smaller_batch=told.append))
-    assert told == [2, 1]
+        outcomes(counter_of(OutOfMemory(CLASSIFIER, 0, error), 5, on_smaller_batch=batches.append))
+    assert batches == [2, 1]
 
 
 @pytest.mark.parametrize(
     "error", [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("no"), KeyboardInterrupt()]
 )
 def test_other_errors_are_not_taken_for_a_lack_of_memory(error):
-    told = []
+    batches = []
     classifier = OutOfMemory(CLASSIFIER, 10, error)
     with pytest.raises(type(error)) as caught:
-        outcomes(counter_of(classifier, 64, on_smaller_batch=told.append))
-    assert caught.value is error and told == [] and classifier.passes == 1
+        outcomes(counter_of(classifier, 64, on_smaller_batch=batches.append))
+    assert caught.value is error and batches == [] and classifier.passes == 1
 
 
 def test_what_counts_as_out_of_memory():
@@ -186,7 +186,7 @@ def test_an_ordinary_classifier_is_repeatable(batch):
 
 
 class ByRow(nn.Module):
-    """The last place of the logits depends on the row, as it does where a kernel works in blocks."""
+    """The last digit of the logits depends on the row, as where a kernel works in blocks."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         logits = torch.ones(len(images), CLASSES)
@@ -195,7 +195,7 @@ class ByRow(nn.Module):
 
 
 class ByTime(nn.Module):
-    """The last place of the logits depends on what went before, as it does where threads race to a sum."""
+    """The last digit of the logits depends on earlier calls, as where threads add in a random order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ class ByTime(nn.Module):
 
 
 class ByCompany(nn.Module):
-    """The logits depend on the other images of the batch: batch normalization without statistics of its own."""
+    """The logits depend on the other images of the batch: batch normalization without running statistics."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ class OneWorker:
 
     rank, size, local_rank, restarted = 0, 1, 0, False
 
-    def apart(self, name: str) -> OneWorker:
+    def for_log(self, name: str) -> OneWorker:
         return self
 
     def claims(self, count: int) -> Iterator[int]:

@@ -62,10 +62,10 @@ def main(arguments: list[str] | None = None) -> int:
             type=Path,
             action="append",
             default=[],
-            help="file to write; of a table several -o FILE (default: standard output for tables)",
+            help="file to write; a table may have several, -o FILE -o FILE (default: standard output for tables)",
         )
         output.add_argument(
-            "--format", choices=list(FORMATS), help="of a table (default: markdown, or what FILE's ending says)"
+            "--format", choices=list(FORMATS), help="format of a table (default: by FILE's ending, else markdown)"
         )
         output.add_argument(
             "--decimals",
@@ -99,7 +99,10 @@ def _add_input(command: Parser) -> None:
     for name, parse in stated.items():
         what = {"dimension": "number of coordinates of an image, for l_inf radii"}.get(name, name)
         group.add_argument(
-            f"--{name}", type=parse, metavar=name[0].upper(), help=f"{what}, where logs do not say it or say it wrong"
+            f"--{name}",
+            type=parse,
+            metavar=name[0].upper(),
+            help=f"{what}, for logs that do not state it, or state it wrongly",
         )
 
 
@@ -125,7 +128,7 @@ def _analyze(parser: Parser, options: argparse.Namespace) -> None:
 
 
 def _check_output(parser: Parser, options: argparse.Namespace, makes: str) -> None:
-    """A usage error, before anything is read, where the options do not fit what the analysis makes."""
+    """A usage error, before logs are read, where the options do not fit the output of the analysis."""
     for path in options.output:
         if kind_of_log(path):
             raise UserError(f"{path} is a log, so it is not overwritten: name another file after -o")
@@ -150,7 +153,7 @@ def _write_table(table: Table, options: argparse.Namespace) -> None:
 
 
 def _write_figure(figure: Figure, options: argparse.Namespace) -> None:
-    """PNG and PDF beside each other, whichever of the two FILE names."""
+    """Write FILE.png and FILE.pdf, whichever of the two FILE names."""
     (output,) = options.output
     stem = output.with_suffix("") if output.suffix in (".png", ".pdf") else output
     for kind in ("png", "pdf"):

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from smoothadv.bounds import binomial_interval
 from smoothadv.certification import ABSTAIN
-from smoothadv.commands.merging import finished_shard, merge_main
+from smoothadv.commands.merging import finished_shard_message, merge_main
 from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan
-from smoothadv.commands.options.components import retyped
+from smoothadv.commands.options.components import command_line_of
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser, run, with_plugins
 from smoothadv.errors import UserError
@@ -47,7 +47,7 @@ _EXAMPLES = """examples:
 try to falsify every certificate of a log:
   python code/attack.py cifar10 models/cifar10/pgd_0.25/checkpoint.pth.tar 0.25 logs/cifar10/falsified \\
       --against logs/cifar10/pgd_0.25.tsv
-The same command again continues what was interrupted. docs/attacks.md tells what the attacks are and what they found.
+The same command again continues what was interrupted. docs/attacks.md describes the attacks and their results.
 """
 
 
@@ -71,7 +71,7 @@ def make_parser() -> Parser:
         prog="attack",
         epilog=_EXAMPLES,
         description="Attack a smoothed classifier on test images (Salman et al., 2019): a prediction log and the "
-        "adversarial examples for each epsilon; or, --against a certification log, try to make its certificates false.",
+        "adversarial examples for each epsilon; or, with --against, try to falsify the certificates of a log.",
     )
     add_smoothing(
         parser,
@@ -79,17 +79,22 @@ def make_parser() -> Parser:
         n_help=f"draws per prediction of an attacked image (default: {PREDICTION_DRAWS:,})",
         output="outdir",
     )
-    add_evaluation_attack(parser, _several_sizes, default="PGD", default_draws=_DRAWS)
-    parser.add_argument("--only", type=non_negative_int, nargs="+", metavar="IDX", help="take just these images")
+    add_evaluation_attack(parser, _adapted, default="PGD", default_draws=_DRAWS)
     parser.add_argument(
-        "--png", type=positive_int, metavar="COUNT", help="save pictures of the first COUNT images, before and after"
+        "--only", type=non_negative_int, nargs="+", metavar="IDX", help="attack only the images with these indices"
+    )
+    parser.add_argument(
+        "--png",
+        type=positive_int,
+        metavar="COUNT",
+        help="save pictures of the first COUNT images, before and after the attack",
     )
     _add_falsification(parser)
     return parser
 
 
-def _several_sizes(setting: Setting) -> Setting:
-    """The attack's settings as this command has them."""
+def _adapted(setting: Setting) -> Setting:
+    """An attack's setting as this command offers it: several epsilons, and a default number of steps."""
     if setting.flag == "--epsilon":
         return dataclasses.replace(setting, many=True, help=f"{setting.help}; each makes a log of its own")
     return dataclasses.replace(setting, default=_STEPS) if setting.flag == "--num-steps" else setting
@@ -108,24 +113,24 @@ def _add_falsification(parser: Parser) -> None:
         "--fraction",
         type=_fraction,
         default=None,
-        help=f"of the radius, how far attacks may go (default: {DEFAULT_FRACTION:g})",
+        help=f"largest norm of an attack, as a fraction of the radius (default: {DEFAULT_FRACTION:g})",
     )
     group.add_argument(
         "--false-alarm",
         type=probability,
         default=None,
-        help=f"probability to fail although every certificate holds its alpha (default: {DEFAULT_FALSE_ALARM:g})",
+        help=f"probability of failing although every certificate holds its alpha (default: {DEFAULT_FALSE_ALARM:g})",
     )
 
 
 def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> AttackRequest | FalsifyRequest:
-    """What the options ask for; a usage error where they contradict each other."""
+    """The request that the options describe; a usage error where they contradict each other."""
     sizes = getattr(options, "--epsilon", None)
     _refuse_contradictions(parser, options, sizes)
     fields = {
         **request_fields(options, command),
         "outdir": options.outdir,
-        # The size is that of each log, or of each certificate.
+        # Each log, or each certificate, sets its own epsilon.
         "attack": attack_plan(parser, options, _DRAWS, epsilon=0.0, num_steps=getattr(options, "--num-steps", _STEPS)),
         "only": None if options.only is None else tuple(options.only),
     }
@@ -149,7 +154,7 @@ def _refuse_contradictions(parser: Parser, options: argparse.Namespace, sizes: S
             parser.error(f"{flag} is only read together with --against: leave it out")
     for flag, value in (("--png", options.png), ("--false-alarm", options.false_alarm)):
         if value is not None and options.shard is not None:
-            parser.error(f"{flag} is not read with --shard: give it to the same command without, once they are merged")
+            parser.error(f"{flag} is not read with --shard: give it without --shard, after the shards are merged")
     if len(set(sizes or ())) < len(sizes or ()):
         parser.error("--epsilon names a size twice")
     if options.only is not None and (options.skip != 1 or options.max is not None):
@@ -164,7 +169,9 @@ def _attack(parser: Parser, options: argparse.Namespace, command: Sequence[str])
         log, certificates = falsifying.falsify(request)
         if _is_finished(log, request, options.png):
             verdict = falsifying.verdict(request, certificates)
-            _tell(verdict, request, lambda outdir, index: _again(parser, options, log, outdir, index))
+            _print_verdict(
+                verdict, request, lambda outdir, index: _repeating_command(parser, options, log, outdir, index)
+            )
         return
     for log in attacking.attack(request):
         if _is_finished(log, request, options.png):
@@ -172,10 +179,10 @@ def _attack(parser: Parser, options: argparse.Namespace, command: Sequence[str])
 
 
 def _is_finished(log: AttackedLog, request: AttackRequest | FalsifyRequest, pictures: int | None) -> bool:
-    """Whether a log is whole; pictures are then made of its first images, if so many are wanted."""
+    """Whether a log is whole; if so, makes ``pictures`` of its first images (None: none)."""
     if not log.is_whole:
         if request.shard is not None:
-            print(finished_shard(request.shard, log.path, "attack"))
+            print(finished_shard_message(request.shard, log.path, "attack"))
         return False
     if pictures is not None:
         written = write_pictures(log.path, pictures)
@@ -183,21 +190,21 @@ def _is_finished(log: AttackedLog, request: AttackRequest | FalsifyRequest, pict
     return True
 
 
-def _again(parser: Parser, options: argparse.Namespace, log: AttackedLog, outdir: str, index: int) -> str:
-    """The command line that attacks one certificate again in the same way, with its log in ``outdir``."""
+def _repeating_command(parser: Parser, options: argparse.Namespace, log: AttackedLog, outdir: str, index: int) -> str:
+    """The command line that repeats the attack on one certificate, with its log in ``outdir``."""
     changes = {"batch": log.batch, "attack_batch": log.attack_batch, "outdir": outdir}
     without = ("only", "skip", "max", "shard", "existing", "png", "debug")
-    words = retyped(parser, options, without, changes)
+    words = command_line_of(parser, options, without, changes)
     return shlex.join(["python", "code/attack.py", *words, "--only", str(index)])
 
 
-def _tell(verdict: Verdict, request: FalsifyRequest, again: Callable[[str, int], str]) -> None:
-    """Print each certificate that fell, with the command that repeats it; UserError if too many fell."""
+def _print_verdict(verdict: Verdict, request: FalsifyRequest, repeat: Callable[[str, int], str]) -> None:
+    """Print each flip with the command that repeats its attack; UserError if the log holds false certificates."""
     for row in verdict.flips.itertuples():
         print(
             f"flipped: image {row.idx} (class {row.label}), certified as {row.certified} within {row.radius:.6g}, is "
             f"predicted as {row.predict} at a distance of {row.attack_norm:.6g}; again with\n"
-            f"  {again(f'{request.outdir}_{row.idx}', row.idx)}"
+            f"  {repeat(f'{request.outdir}_{row.idx}', row.idx)}"
         )
     if verdict.refutes:
         raise UserError(f"{request.against} holds false certificates: {verdict.sentence}")
@@ -205,7 +212,7 @@ def _tell(verdict: Verdict, request: FalsifyRequest, again: Callable[[str, int],
 
 
 def _summarise(log: Path) -> None:
-    """Print in a line what a whole log shows."""
+    """Print one line with the results in a whole log."""
     table = read_prediction_log(log)
     hits = int(table.correct.sum())
     low, high = binomial_interval(hits, len(table), 0.95)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from smoothadv.certification import PROCEDURES
-from smoothadv.commands.merging import finished_shard, merge_main
+from smoothadv.commands.merging import finished_shard_message, merge_main
 from smoothadv.commands.options.components import add_settings, given_settings, name_in, refuse_foreign_settings
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser, run, with_plugins
@@ -81,7 +81,7 @@ def make_parser() -> Parser:
 
 
 def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> CertifyRequest:
-    """What the options ask for; a usage error for those of another procedure than the one named."""
+    """The request that the options describe; a usage error for options of another procedure than --method's."""
     everything, chosen = [PROCEDURES[name] for name in PROCEDURES], PROCEDURES[options.method]
     name = f"--method {options.method}"
     refuse_foreign_settings(parser, options, everything, [chosen], name)
@@ -102,11 +102,11 @@ def _certify(request: CertifyRequest) -> None:
     if log.is_whole:
         _summarise(log)
     elif request.shard is not None:
-        print(finished_shard(request.shard, request.outfile, "certify"))
+        print(finished_shard_message(request.shard, request.outfile, "certify"))
 
 
 def _summarise(log: CertifiedLog) -> None:
-    """Print in a line what the log shows; of radii on a grid, at those of the grid."""
+    """Print one line with the results in the log; where radii lie on a grid, the accuracies at the grid's radii."""
     from smoothadv.analysis.shared.log_statistics import average_certified_radius, certified_accuracy, default_radii
 
     table = read_certification_log(log.path)

@@ -11,11 +11,11 @@ from smoothadv.evaluation.saved_examples import pack
 from smoothadv.evaluation.shards import Shard, merge, shards_of
 
 
-def finished_shard(shard: Shard, log: Path, command: str) -> str:
-    """What to tell the user at the end of a shard of ``log``."""
+def finished_shard_message(shard: Shard, log: Path, command: str) -> str:
+    """The message at the end of a shard of ``log``: what to do next."""
     return (
-        f"shard {shard} is done: {shard.path(log)}; when all are, `python code/{command}.py merge {log}` joins them, "
-        "and then this command without --shard prints a summary"
+        f"shard {shard} is done: {shard.path(log)}; when all shards are done, `python code/{command}.py merge {log}` "
+        "joins them, and then this command without --shard prints a summary"
     )
 
 
@@ -28,7 +28,7 @@ def merge_main(command: str, arguments: list[str] | None) -> int:
         f"  python code/{command}.py merge logs/cifar10.tsv node1/*.tsv node2/*.tsv\n",
     )
     parser.add_argument(
-        "outfile", metavar="OUTFILE", type=Path, help="log to write; it is the one the shards were made for"
+        "outfile", metavar="OUTFILE", type=Path, help="log to write: the OUTFILE for which the shards were made"
     )
     parser.add_argument(
         "shards",

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from smoothadv.certification import ABSTAIN
-from smoothadv.commands.merging import finished_shard, merge_main
+from smoothadv.commands.merging import finished_shard_message, merge_main
 from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan, given_evaluation_flags
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser, run, with_plugins
@@ -49,7 +49,7 @@ def make_parser() -> Parser:
 
 
 def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> PredictRequest:
-    """What the options ask for; a usage error for options of an attack where none is named."""
+    """The request that the options describe; a usage error for options of an attack without --attack."""
     given = given_evaluation_flags(options)
     if given and options.attack is None:
         parser.error(f"{given[0]} is only read together with --attack: add --attack NAME or leave it out")
@@ -68,4 +68,4 @@ def _predict(request: PredictRequest) -> None:
             f"abstained {(table.predict == ABSTAIN).mean():.1%}"
         )
     elif request.shard is not None:
-        print(finished_shard(request.shard, request.outfile, "predict"))
+        print(finished_shard_message(request.shard, request.outfile, "predict"))

@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
 
     @contextmanager
     def reading(self, source: str) -> Iterator[None]:
-        """Within, usage errors are reported as those of ``source``, not of the command line."""
+        """Within this context, a usage error names ``source``, which is not the command line, as its place."""
         around, self._source = self._source, f"{self._source}{source}: "
         try:
             yield
@@ -138,15 +138,15 @@ def _named_plugins(words: Sequence[str]) -> list[str]:
 
 
 Body = Callable[[argparse.Namespace, Sequence[str]], None]
-"""What a command does with its options and with the words that repeat this run."""
+"""Carries out a command, given its options and the command line that repeats this run."""
 
 
 def run(parser: Parser, body: Body, arguments: Sequence[str] | None, interrupted: str = "") -> int:
     """Parse ``arguments`` (None: the process's), call ``body`` and turn what happens into an exit code.
 
     0 on success, 2 on a usage error, 1 with one line on a UserError or a failing file, 130 on Ctrl-C and 143 on a
-    SIGTERM that was obeyed, where ``interrupted`` says how to go on. ``--debug`` adds the traceback. Any other
-    exception is a defect and propagates.
+    SIGTERM that was obeyed; after these two ``interrupted`` tells the user how to continue. ``--debug`` adds the
+    traceback. Any other exception is a defect and propagates.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
@@ -165,14 +165,14 @@ def run(parser: Parser, body: Body, arguments: Sequence[str] | None, interrupted
     except MemoryError as error:
         return _failed(f"out of memory: use a smaller --batch ({error})", arguments)
     except RuntimeError as error:
-        # torch.OutOfMemoryError, told by name, or by what its allocator on the host says: this module is without torch.
+        # torch.OutOfMemoryError or an error of the host's allocator, known by its text: torch is not imported here.
         if not any(sign in str(error) for sign in ("out of memory", "can't allocate memory", "ALLOCATION_FAILED")):
             raise
         return _failed(
             f"out of memory: use a smaller --batch or --num-noise-vec ({str(error).split('. ')[0]})", arguments
         )
     except BrokenPipeError:
-        # The reader of our output has gone, as in `... | head`: nothing is wrong, and nobody is there to be told.
+        # The reader of the output has closed it, as in `... | head`: that is no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return SUCCESS
     except OSError as error:
@@ -187,16 +187,16 @@ def run(parser: Parser, body: Body, arguments: Sequence[str] | None, interrupted
 
 @contextmanager
 def _warnings_as_lines() -> Iterator[None]:
-    """Within, each DoubtfulWarning is one line on standard error, whatever filters Python was started with."""
+    """Within this context, each DoubtfulWarning is one line on standard error, whatever warning filters Python has."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", DoubtfulWarning)
         other = warnings.showwarning
 
-        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
             if issubclass(category, DoubtfulWarning):
                 print(f"warning: {message}", file=sys.stderr)
             else:
-                other(message, category, *place, **more)
+                other(message, category, *place, **options)
 
         warnings.showwarning = show
         yield
@@ -204,7 +204,7 @@ def _warnings_as_lines() -> Iterator[None]:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Within, SIGTERM raises Terminated, so that what runs can be stopped in order."""
+    """Within this context, SIGTERM raises Terminated, so that a run can save its work before it stops."""
 
     def terminate(number: int, frame: object) -> NoReturn:
         raise Terminated

@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def make_parser(arguments: Sequence[str] | None) -> Parser:
-    """The parser of the command ``train`` for ``arguments``, some of which change what others mean."""
+    """The parser of the command ``train``; --released-behaviour in ``arguments`` changes the unit of --epsilon."""
     description = "Train a classifier on Gaussian-augmented images (Cohen et al., 2019)."
     return training_parser("train", description, _EXAMPLES, "gaussian", arguments)
 
@@ -89,7 +89,7 @@ def _train(parser: Parser, options: argparse.Namespace, command: Sequence[str]) 
 
 
 def _certify_command(options: argparse.Namespace, objective: Objective) -> str:
-    """The command line that certifies the trained model at the noise it was trained for."""
+    """The command line that certifies the trained model with the sigma of its training."""
     sigma = str(objective.noise_sd or 0.25)
     is_clone = Path(sys.argv[0]).suffix == ".py"
     words = ["python", "code/certify.py"] if is_clone else ["smoothadv", "certify"]

@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def make_parser(arguments: Sequence[str] | None) -> Parser:
-    """The parser of the command ``train_pgd`` for ``arguments``, some of which change what others mean."""
+    """The parser of the command ``train_pgd``; --released-behaviour in ``arguments`` changes the unit of --epsilon."""
     description = (
         "Train a classifier with SmoothAdv (Salman et al., 2019): attack the smoothed classifier, train on the "
         "attacked noisy images."

@@ -1,4 +1,4 @@
-"""Attacks on the images of a job, and the rows that become of them."""
+"""Attacks on the images of a job, and the rows that the attacked images get in a log."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from smoothadv.settings import settings_record
 from smoothadv.smoothing.classifier import default_attack_batch
 from smoothadv.smoothing.voting import Poll
 
-# An attack may look at so many passes' worth of images at a time, so that few places of a pass stay empty.
+# An attack takes up to this many passes' worth of images at a time, so that few places of its last passes stay empty.
 _PASSES = 4
-# Each process that shares the work should get images at least so often.
+# Where processes share the work, each should get images at least this many times.
 _TURNS = 4
 
 
 def attack_record(attack: SmoothedAttack | None) -> dict[str, Any]:
-    """What an attack adds to the settings that decide the numbers in a log; None stands for no attack."""
+    """The attack's part of the settings that decide the numbers in a log; None stands for no attack."""
     if attack is None:
         return {"attack": None, "num_noise_vec": None, "base_attack": False}
     return {
@@ -48,9 +48,11 @@ def attack_record(attack: SmoothedAttack | None) -> dict[str, Any]:
 def passes_of(attack: SmoothedAttack, job: SmoothingJob) -> dict[str, Any]:
     """The fields of a ``LogPlan`` that say how many images the attack takes at a time, and in which batches."""
     group = attack.examples_per_pass
-    if group > 1:  # each image has a fixed place in a pass: of one pass's worth of images, half would share a place
+    if group > 1:
+        # An image's index decides its place in a pass. In one pass's worth of images, several have the same place, and
+        # other places have no image: a third of the pass would be computed for nothing.
         group *= _PASSES
-    if job.workers is not None:  # a process that takes many images leaves others without any
+    if job.workers is not None:  # if one process took many images, others might get none
         group = max(1, min(group, len(job.indices) // (_TURNS * job.workers.size)))
     return {
         "group": group,
@@ -60,7 +62,7 @@ def passes_of(attack: SmoothedAttack, job: SmoothingJob) -> dict[str, Any]:
 
 
 def fit_to_job(plan: AttackPlan, job: SmoothingJob, request: EvaluationRequest, log: Path) -> SmoothedAttack:
-    """The attack with a batch: that of the plan, else of the log to be continued, else what suits the device.
+    """The attack, with its batch: the plan's, else that of the log to be continued, else one that suits the device.
 
     UsageError where its target is no class of the images.
     """
@@ -78,8 +80,8 @@ def fit_to_job(plan: AttackPlan, job: SmoothingJob, request: EvaluationRequest, 
 
 
 @dataclass(frozen=True)
-class AttackedBallots:
-    """Puts examples to the vote after ``attack``, to PREDICT with ``n`` draws: a callable for ``evaluate_examples``."""
+class AttackedPolls:
+    """Attacks examples and polls the attacked images, for PREDICT with ``n`` draws: ``make_polls`` of a ``LogPlan``."""
 
     job: SmoothingJob
     attack: SmoothedAttack
@@ -89,7 +91,7 @@ class AttackedBallots:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the rows; one more where there is a target for each example."""
+        """The columns of the rows: also the target, where each example has one."""
         return (*ATTACK_COLUMNS, "target") if self.attack.target not in (None, EVERY) else ATTACK_COLUMNS
 
     def __call__(self, examples: list[Example]) -> Iterator[Poll]:
@@ -112,22 +114,22 @@ class AttackedBallots:
             yield Poll(adversarial[row], job.stream(example.index, self.votes), self._voting(example, columns))
 
     def aim(self, example: Example) -> tuple[int, float]:
-        """The label to leave, and the l2 norm to stay below on the way."""
+        """What the attack on an example wants: to leave this label, by a perturbation of at most this l2 norm."""
         return example.label, self.attack.attack.epsilon
 
     def outcome(self, example: Example, prediction: int, norm: float) -> dict[str, Any]:
-        """Further columns of the row of an example, moved by ``norm``."""
+        """Further columns of the row of an example, whose perturbation has the l2 norm ``norm``."""
         return {}
 
     def _voting(self, example: Example, columns: dict[str, Any]) -> Generator[Draws, np.ndarray, dict[str, Any]]:
-        """PREDICT at work on one attacked image; returns the columns of its row."""
+        """Run PREDICT on one attacked image; returns the columns of the image's row."""
         prediction = yield from predict(self.n, self.alpha)
         abstain = int(prediction == ABSTAIN)
-        more = self.outcome(example, prediction, columns["attack_norm"])
-        return {"predict": prediction, "abstain": abstain, **columns, **more}
+        further = self.outcome(example, prediction, columns["attack_norm"])
+        return {"predict": prediction, "abstain": abstain, **columns, **further}
 
 
 @torch.inference_mode()
 def base_prediction(job: SmoothingJob, image: torch.Tensor) -> int:
-    """The base classifier's own class for an image [C, H, W], without noise."""
+    """The base classifier's class for an image [C, H, W] without noise."""
     return int(job.classifier(image.unsqueeze(0)).argmax())

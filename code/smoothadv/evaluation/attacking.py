@@ -9,7 +9,7 @@ from pathlib import Path
 
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.errors import UserError
-from smoothadv.evaluation.attacked_images import AttackedBallots, attack_record, fit_to_job, passes_of
+from smoothadv.evaluation.attacked_images import AttackedPolls, attack_record, fit_to_job, passes_of
 from smoothadv.evaluation.log_writing import LogPlan, write_log
 from smoothadv.evaluation.requests import AttackPlan, AttackRequest, FalsifyRequest
 from smoothadv.evaluation.smoothing_job import SmoothingJob, prepare, recorded_number, warn_of_few_draws
@@ -18,7 +18,7 @@ from smoothadv.records import attacked_log
 
 @dataclass(frozen=True)
 class AttackedLog:
-    """A log that was written, whether it ``is_whole`` now, and the batches that made it."""
+    """A log and the batches that made it; ``is_whole`` is False where this process has written only a share of it."""
 
     path: Path
     is_whole: bool
@@ -27,9 +27,9 @@ class AttackedLog:
 
 
 def attack(request: AttackRequest) -> Iterator[AttackedLog]:
-    """Write what the logs in ``request.outdir`` lack, one after the other; yields each when its end is reached.
+    """Write the missing rows of the logs in ``request.outdir``, one log after the other; yields each finished log.
 
-    UserError where what is asked for cannot be done, also in the middle; the rows written so far stay.
+    UserError where the request cannot be carried out, possibly after some rows; the logs keep the rows written so far.
     """
     warn_of_few_draws(request)
     refuse_file_as_folder(request.outdir)
@@ -38,33 +38,33 @@ def attack(request: AttackRequest) -> Iterator[AttackedLog]:
     job = prepare(request, first)
     if request.only is not None:
         job = dataclasses.replace(
-            job, indices=chosen(request.only, range(len(job.dataset)), f"{job.settings['dataset']} has no image")
+            job, indices=chosen_images(request.only, range(len(job.dataset)), f"{job.settings['dataset']} has no image")
         )
     fitted = fit_to_job(request.attack, job, request, first)
     for path, plan in plans.items():
-        log_job, attack_at_work = for_log(request, path, job, plan, fitted.batch)
-        ballots = AttackedBallots(log_job, attack_at_work, request.n, request.alpha)
+        log_job, smoothed_attack = job_and_attack_for(request, path, job, plan, fitted.batch)
+        polls = AttackedPolls(log_job, smoothed_attack, request.n, request.alpha)
         is_whole = write_log(
             log_job,
             LogPlan(
                 path=path,
                 shard=request.shard,
                 existing=request.existing,
-                columns=ballots.columns,
-                settings={"N": request.n, **attack_record(attack_at_work)},
-                ballots=ballots,
+                columns=polls.columns,
+                settings={"N": request.n, **attack_record(smoothed_attack)},
+                make_polls=polls,
                 description=f"attacking, epsilon {plan.attack.epsilon:g}",
                 title="correct",
                 scores=lambda row: bool(row["correct"]),
                 keeps_images=True,
-                **passes_of(attack_at_work, log_job),
+                **passes_of(smoothed_attack, log_job),
             ),
         )
-        yield AttackedLog(path, is_whole, log_job.batch, attack_at_work.batch)
+        yield AttackedLog(path, is_whole, log_job.batch, smoothed_attack.batch)
 
 
 def attacks_of(request: AttackRequest) -> dict[Path, AttackPlan]:
-    """The attack behind each log of a request."""
+    """The logs of a request, and the attack of each."""
     return {
         attacked_log(request.outdir, epsilon): dataclasses.replace(
             request.attack, attack=dataclasses.replace(request.attack.attack, epsilon=epsilon)
@@ -79,21 +79,21 @@ def refuse_file_as_folder(outdir: Path) -> None:
         raise UserError(f"{outdir} is a file: name a folder for the logs")
 
 
-def chosen(only: Sequence[int], known: Collection[int], complaint: str) -> list[int]:
-    """The indices in ``only``, sorted; UserError that begins with ``complaint`` where one is not among the known."""
+def chosen_images(only: Sequence[int], known: Collection[int], complaint: str) -> list[int]:
+    """The indices in ``only``, sorted; UserError, which contains ``complaint``, if ``known`` lacks one of them."""
     missing = [index for index in only if index not in known]
     if missing:
         raise UserError(f"--only {missing[0]}: {complaint} {missing[0]}")
     return sorted(set(only))
 
 
-def for_log(
+def job_and_attack_for(
     request: AttackRequest | FalsifyRequest, path: Path, job: SmoothingJob, plan: AttackPlan, attack_batch: int
 ) -> tuple[SmoothingJob, SmoothedAttack]:
-    """The job and the attack as they make one of several logs, in the batches with which it was begun."""
+    """The job and the attack for one of several logs: with the batches with which that log was begun."""
     batch = request.batch or recorded_number(request, path, "batch") or job.batch
-    workers = None if job.workers is None else job.workers.apart(path.name)
+    workers = None if job.workers is None else job.workers.for_log(path.name)
     job = dataclasses.replace(job, batch=batch, settings={**job.settings, "batch": batch}, workers=workers)
-    attack_at_work = plan.smoothed(request.sigma, request.seed)
-    attack_at_work.batch = plan.batch or recorded_number(request, path, "attack_batch") or attack_batch
-    return job, attack_at_work
+    smoothed_attack = plan.smoothed(request.sigma, request.seed)
+    smoothed_attack.batch = plan.batch or recorded_number(request, path, "attack_batch") or attack_batch
+    return job, smoothed_attack

@@ -1,4 +1,4 @@
-"""CERTIFY of many images, by any certification procedure, into a log."""
+"""Certify many images, by any certification procedure, into a log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SOUND_COLUMN = "squared_radius"
 
 @dataclass(frozen=True)
 class CertifiedLog:
-    """A log that was written, whether it ``is_whole`` now and not just this process's share, and what made its rows."""
+    """A log that ``procedure`` made; ``is_whole`` is False where this process has written only a share of it."""
 
     path: Path
     is_whole: bool
@@ -35,9 +35,9 @@ class CertifiedLog:
 
 
 def certify(request: CertifyRequest) -> CertifiedLog:
-    """Write what the log ``request.outfile`` lacks.
+    """Write the missing rows of the log ``request.outfile``.
 
-    UserError where what is asked for cannot be done, also in the middle; the rows written so far stay.
+    UserError where the request cannot be carried out, possibly after some rows; the log keeps the rows written so far.
     """
     job = prepare(request, request.outfile, request.sound)
     procedure = procedure_of(request, job.dataset.description, job.noise_distance)
@@ -47,7 +47,7 @@ def certify(request: CertifyRequest) -> CertifiedLog:
             f"{_enough(request)} is needed"
         )
 
-    def ballots(examples: list[Example]) -> Iterator[Poll]:
+    def polls(examples: list[Example]) -> Iterator[Poll]:
         for example in examples:
             job.check_image(example.index, example.image)
             yield Poll(example.image, job.stream(example.index), _voting(procedure, example.label, request.sound))
@@ -58,7 +58,7 @@ def certify(request: CertifyRequest) -> CertifiedLog:
         existing=request.existing,
         columns=(*CERTIFICATION_COLUMNS, *procedure.columns, *((_SOUND_COLUMN,) if request.sound else ())),
         settings=procedure_record(request, procedure),
-        ballots=ballots,
+        make_polls=polls,
         description="certifying",
         title=f"certified at {request.sigma:g}:",
         scores=lambda row: bool(row["correct"]) and float(row["radius"]) >= request.sigma,
@@ -67,9 +67,9 @@ def certify(request: CertifyRequest) -> CertifiedLog:
 
 
 def procedure_of(request: CertifyRequest, description: DatasetDescription, noise_distance: float) -> Procedure:
-    """The certification procedure of a request; UsageError where it refuses the numbers asked for.
+    """The certification procedure of a request; UsageError where the procedure refuses the request's numbers.
 
-    ``description`` is that of the images; ``noise_distance`` is how far the noise drawn is from a Gaussian.
+    ``description`` is the dataset's; ``noise_distance`` is how far the noise is from a Gaussian (total variation).
     """
     chosen, given = request.procedure, dict(request.procedure_settings)
     if "radii" in {field.name for field in dataclasses.fields(chosen)}:
@@ -82,7 +82,7 @@ def procedure_of(request: CertifyRequest, description: DatasetDescription, noise
 
 
 def procedure_record(request: CertifyRequest, procedure: Procedure) -> dict[str, Any]:
-    """What the procedure adds to the settings that decide the numbers."""
+    """The procedure's part of the settings that decide the numbers in a log."""
     fields = {name: value for name, value in settings_record(procedure).items() if name not in ("name", "smoothing")}
     return {
         "N0": request.n0,
@@ -95,13 +95,13 @@ def procedure_record(request: CertifyRequest, procedure: Procedure) -> dict[str,
 
 
 def _enough(request: CertifyRequest) -> str:
-    """How many draws could certify something."""
+    """How many draws are needed to certify anything, as words of a warning."""
     least = request.procedure.least_draws(request.alpha)
     return "a larger --N" if least is None else f"at least --N {least}"
 
 
 def _voting(procedure: Procedure, label: int, sound: bool) -> Generator[Draws, np.ndarray, dict[str, Any]]:
-    """The procedure at work on one image; returns the columns of its row."""
+    """Run the procedure on one image; returns the columns of the image's row."""
     certificate = yield from procedure.votes(label)
     row = {
         "predict": certificate.prediction,

@@ -1,4 +1,4 @@
-"""The base classifier of a request, from a checkpoint or a module, and what a log's settings say of it."""
+"""The base classifier of a request, from a checkpoint or a module, and what a log's manifest records about it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from smoothadv.smoothing.classifier import logits_in
 
 @dataclass(frozen=True)
 class BaseClassifier:
-    """A base classifier: images [B, C, H, W] in [0, 1] in, logits [B, K] out, in eval mode on the CPU.
+    """A base classifier: maps images [B, C, H, W] in [0, 1] to logits [B, K]; in eval mode, on the CPU.
 
-    ``settings`` tell in a log which function it is; ``name`` is the checkpoint's path (None: a module), ``dataset`` and
-    ``noise_sd`` are what it was trained on and for, None where nothing tells.
+    ``settings`` identify it in a log's manifest; ``name`` is the checkpoint's path (None: a module). It was trained on
+    ``dataset`` with noise of ``noise_sd``; None where that is unknown.
     """
 
     module: torch.nn.Module
@@ -32,7 +32,7 @@ class BaseClassifier:
     noise_sd: float | None = None
 
     def warn_about_mismatch(self, dataset: str | None, sigma: float) -> None:
-        """Warn about a smoothing that is allowed but probably a slip; ``dataset`` is None for images without a name."""
+        """Warn where dataset (None: unnamed) or sigma differ from those of the training: probably a mistake."""
         if None not in (self.dataset, dataset) and self.dataset != dataset:
             warn(f"{self.name} was trained on '{self.dataset}', not on '{dataset}'")
         if self.noise_sd is not None and self.noise_sd != sigma:
@@ -47,8 +47,8 @@ class Checkpoint:
     content: dict[str, Any]
 
 
-def opened(source: Path | torch.nn.Module) -> Checkpoint | torch.nn.Module:
-    """The content of a checkpoint; UserError where it cannot be read. A module is returned as it is."""
+def read_source(source: Path | torch.nn.Module) -> Checkpoint | torch.nn.Module:
+    """A checkpoint with its content; UserError where it cannot be read. A module is returned as it is."""
     return source if isinstance(source, torch.nn.Module) else Checkpoint(source, read_checkpoint(source))
 
 
@@ -86,7 +86,7 @@ def module_digest(module: torch.nn.Module) -> str:
 
 
 class LogitsOf(torch.nn.Module):
-    """A network that returns an object or a mapping with ``logits``, as a function that returns the logits."""
+    """Calls a network that returns an object or a mapping with ``logits``, and returns the logits."""
 
     def __init__(self, network: torch.nn.Module, is_mapping: bool) -> None:
         super().__init__()
@@ -98,32 +98,32 @@ class LogitsOf(torch.nn.Module):
 
 
 def logits_of(network: torch.nn.Module, description: DatasetDescription) -> torch.nn.Module:
-    """``network``, in eval mode, as a function from images to logits; UserError where it cannot be used as one.
+    """``network``, in eval mode, as a module from images to logits; UserError where it does not fit the images.
 
-    It is tried on a grey image of the shape in ``description``, whose number of classes it must have.
+    It must accept a grey image of the shape in ``description`` and return one logit for each class there.
     """
-    function, classes = _tried(network, torch.full(description.image_shape, 0.5))
+    classifier, classes = _try_on(network, torch.full(description.image_shape, 0.5))
     if classes != description.num_classes:
         raise UserError(
             f"{type(network).__name__} has {classes} classes, the images of '{description.name}' have "
             f"{description.num_classes}"
         )
-    return function
+    return classifier
 
 
 def count_classes(network: torch.nn.Module, image: torch.Tensor) -> int:
-    """K, the number of logits that a network gives for an image [C, H, W]; UserError where it gives none."""
+    """K, the number of logits that a network returns for an image [C, H, W]; UserError where it returns none."""
     modes = {module: module.training for module in network.modules()}
     try:
-        return _tried(network.eval(), image)[1]
+        return _try_on(network.eval(), image)[1]
     finally:
         for module, mode in modes.items():
             module.training = mode
 
 
 @torch.inference_mode()
-def _tried(network: torch.nn.Module, image: torch.Tensor) -> tuple[torch.nn.Module, int]:
-    """The network as a function to logits, and their number for an image [C, H, W]."""
+def _try_on(network: torch.nn.Module, image: torch.Tensor) -> tuple[torch.nn.Module, int]:
+    """The network as a module that returns logits, and how many it returns for an image [C, H, W]."""
     name, shape = type(network).__name__, list(image.shape)
     weight = next((value for value in network.parameters() if value.is_floating_point()), image)
     try:

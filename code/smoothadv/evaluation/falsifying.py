@@ -1,10 +1,12 @@
-"""Attempts to falsify certificates: what a log claims, attacks within its radii, and whether too many claims fell.
+"""Attempts to falsify certificates: attacks within the radii of a log, and whether too many certificates prove false.
 
-Before any noise is drawn, an image of the log gets a false certificate with probability at most alpha, and an answer of
-PREDICT that is neither an abstention nor the smoothed classifier's with at most PREDICT's own. So it is certified *and*
-flips, PREDICT answering another class within the radius, with at most their sum, independently of other images. The
-number of flips is credible up to a quantile of a binomial distribution over all images of the log, those without a
-certificate included: among those with one the share of false ones has no bound.
+An image *flips* if it is certified and PREDICT returns another class for an attacked image within the certified radius.
+Then either the certificate is false, which has probability at most the certificate's alpha, or PREDICT returned a class
+that is not the smoothed classifier's, which has probability at most PREDICT's alpha. So, before any noise is drawn, an
+image flips with probability at most the sum of both alphas, independently of the other images. If every certificate
+holds its alpha, the number of flips exceeds a quantile of a binomial distribution with at most the given probability of
+a false alarm. The binomial distribution counts all images of the log, also those without a certificate: the share of
+false certificates among the issued ones has no bound.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from smoothadv.bounds import tolerated_false_statements
 from smoothadv.certification import ABSTAIN
 from smoothadv.checkpoints import file_digest
 from smoothadv.errors import UserError, warn
-from smoothadv.evaluation.attacked_images import AttackedBallots, attack_record, fit_to_job, passes_of
-from smoothadv.evaluation.attacking import AttackedLog, chosen, for_log, refuse_file_as_folder
+from smoothadv.evaluation.attacked_images import AttackedPolls, attack_record, fit_to_job, passes_of
+from smoothadv.evaluation.attacking import AttackedLog, chosen_images, job_and_attack_for, refuse_file_as_folder
 from smoothadv.evaluation.log_writing import LogPlan, write_log
 from smoothadv.evaluation.loop import Example
 from smoothadv.evaluation.requests import FalsifyRequest
@@ -44,7 +46,7 @@ _SAME = (
 
 @dataclass(frozen=True)
 class Claim:
-    """That perturbations of l2 norms below ``radius`` leave an image with ``label`` in the class ``certified``."""
+    """A certificate of an image with ``label``: no perturbation of l2 norm < ``radius`` changes class ``certified``."""
 
     label: int
     certified: int
@@ -53,9 +55,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class Certificates:
-    """The claims of a log by index, and all the ``images`` of which it might have made one.
+    """The certificates of a log, ``claims``, by index; ``images`` are the indices of all its rows, also of abstentions.
 
-    Each image gets a false one with probability at most ``alpha``.
+    Each image got a false certificate with probability at most ``alpha``. Attacks stay within ``fraction`` of each
+    radius. ``settings`` are those in the log's manifest, None without one.
     """
 
     path: Path
@@ -65,10 +68,10 @@ class Certificates:
     fraction: float
     settings: dict[str, Any] | None
 
-    def among(self, skip: int, most: int | None) -> Certificates:
-        """Those of the images whose index ``skip`` divides, of the first ``most`` of them; UserError if there are none.
+    def restricted_to(self, skip: int, most: int | None) -> Certificates:
+        """Only the certificates of the first ``most`` images whose index ``skip`` divides; UserError if there are none.
 
-        Whether an image is certified does not decide whether it is among them.
+        Images without a certificate count too: the selection must not depend on which images are certified.
         """
         images = [index for index in self.images if index % skip == 0][:most]
         claims = {index: self.claims[index] for index in images if index in self.claims}
@@ -82,16 +85,16 @@ class Certificates:
 
     @property
     def sound(self) -> bool:
-        """Whether they are about images of 8 bits and noise in whole grey levels."""
+        """Whether the log was made with --sound: for images of 8 bits, with noise in whole grey levels."""
         return bool((self.settings or {}).get("sound"))
 
     @property
     def record(self) -> dict[str, Any]:
-        """What the manifest of attacks on them says."""
+        """What the manifest of a falsification log records about the certificates that were attacked."""
         return {"sha256": file_digest(self.path), "fraction": self.fraction, "alpha": self.alpha}
 
     def check_job(self, job: SmoothingJob) -> None:
-        """UserError unless the certificates are about the classifier and the images that are to be attacked."""
+        """UserError unless the certificates were made for the classifier and the images that are to be attacked."""
         last, classes = max(self.claims), job.dataset.description.num_classes
         largest = max(claim.certified for claim in self.claims.values())
         if last >= len(job.dataset) or largest >= classes:
@@ -100,7 +103,7 @@ class Certificates:
                 f"{job.settings['dataset']} has {len(job.dataset)} images of {classes} classes"
             )
         if self.settings is None:
-            warn(f"{self.path} has no manifest: nothing tells whether it certifies this checkpoint at this sigma")
+            warn(f"{self.path} has no manifest: whether it certifies this checkpoint at this sigma cannot be checked")
             return
         recorded, now = ({name: record.get(name) for name in _SAME} for record in (self.settings, job.settings))
         difference = differing_fields(recorded, now)
@@ -111,12 +114,12 @@ class Certificates:
 
 
 def read_certificates(request: FalsifyRequest) -> Certificates:
-    """The claims of the log ``request.against``; UserError where it makes none or cannot be trusted."""
+    """The certificates in the log ``request.against``; UserError where there is none or the log cannot be true."""
     path, stated = request.against, {"sigma": request.sigma}
     if not path.is_file():
         raise UserError(f"{path} is no file: name one certification log")
     (log,) = read_logs([str(path)], ("certification",), {}, warn).certification
-    if log.parameters.get("sigma") is None:  # then this command must be right about it, and the radii possible
+    if log.parameters.get("sigma") is None:  # then the request's sigma counts, and the radii must be possible at it
         (log,) = read_logs([str(path)], ("certification",), stated, warn).certification
     for note in log.notes:
         warn(f"{path}: {note}")
@@ -144,8 +147,8 @@ def read_certificates(request: FalsifyRequest) -> Certificates:
 
 
 @dataclass(frozen=True)
-class CertificateBallots(AttackedBallots):
-    """Attacks away from the certified class within a fraction of the radius; PREDICT gets draws that nobody saw."""
+class CertificatePolls(AttackedPolls):
+    """Attacks away from the certified class, within a fraction of the radius; PREDICT then uses fresh draws."""
 
     certificates: Certificates
     votes: ClassVar[Purpose] = Purpose.ATTACKED_VOTES
@@ -167,7 +170,7 @@ class CertificateBallots(AttackedBallots):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What attacks on certificates showed: rows ``flips`` of the log, of which up to ``tolerated`` are credible."""
+    """The result of attacks on certificates: the flips, as rows of the log, and how many flips are ``tolerated``."""
 
     flips: pd.DataFrame
     tolerated: int
@@ -175,15 +178,15 @@ class Verdict:
 
     @property
     def refutes(self) -> bool:
-        """Whether more certificates fell than honest ones would."""
+        """Whether there are more flips than are credible if every certificate holds its alpha."""
         return len(self.flips) > self.tolerated
 
 
 def falsify(request: FalsifyRequest) -> tuple[AttackedLog, Certificates]:
-    """Write what the log in ``request.outdir`` lacks: attacks on each certificate of ``request.against``.
+    """Attack each certificate of the log ``request.against``; writes the missing rows of the log in ``request.outdir``.
 
-    ``verdict`` says what a whole log shows. UserError where what is asked for cannot be done, also in the middle; the
-    rows written so far stay.
+    ``verdict`` judges a whole log. UserError where the request cannot be carried out, possibly after some rows; the log
+    keeps the rows written so far.
     """
     warn_of_few_draws(request)
     refuse_file_as_folder(request.outdir)
@@ -191,23 +194,23 @@ def falsify(request: FalsifyRequest) -> tuple[AttackedLog, Certificates]:
     certificates = read_certificates(request)
     job = prepare(request, path, sound=certificates.sound)
     certificates.check_job(job)
-    certificates = certificates.among(request.skip, request.maximum)
+    certificates = certificates.restricted_to(request.skip, request.maximum)
     indices = certificates.indices
     if request.only is not None:
-        indices = chosen(request.only, indices, f"{request.against} certifies no image")
+        indices = chosen_images(request.only, indices, f"{request.against} certifies no image")
     job = dataclasses.replace(job, indices=indices)
     fitted = fit_to_job(request.attack, job, request, path)
-    job, attack = for_log(request, path, job, request.attack, fitted.batch)
-    ballots = CertificateBallots(job, attack, request.n, request.alpha, certificates)
+    job, attack = job_and_attack_for(request, path, job, request.attack, fitted.batch)
+    polls = CertificatePolls(job, attack, request.n, request.alpha, certificates)
     settings = {"N": request.n, **attack_record(attack), "against": certificates.record}
     settings["attack"]["epsilon"] = None  # each image has its own
     plan = LogPlan(
         path=path,
         shard=request.shard,
         existing=request.existing,
-        columns=(*FALSIFICATION_COLUMNS, *ballots.columns[len(ATTACK_COLUMNS) :]),
+        columns=(*FALSIFICATION_COLUMNS, *polls.columns[len(ATTACK_COLUMNS) :]),
         settings=settings,
-        ballots=ballots,
+        make_polls=polls,
         description=f"attacking {request.against.name}",
         title="falsified",
         scores=lambda row: bool(row["flipped"]),
@@ -218,7 +221,7 @@ def falsify(request: FalsifyRequest) -> tuple[AttackedLog, Certificates]:
 
 
 def verdict(request: FalsifyRequest, certificates: Certificates, table: pd.DataFrame | None = None) -> Verdict:
-    """What the whole log of ``falsify`` shows about ``certificates``; ``table`` holds its rows (None: read them)."""
+    """Judge ``certificates`` by the whole log of ``falsify``; ``table`` holds the log's rows (None: read them)."""
     path = falsification_log(request.outdir)
     table = read_prediction_log(path) if table is None else table
     flips = table[table.flipped == 1]

@@ -1,4 +1,4 @@
-"""From a smoothing job to its log: in one process, in a shard, or among those that torchrun started."""
+"""Writes the log of a smoothing job: whole, one shard of it, or together with the other processes of torchrun."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ _IMAGES = "images_saved"
 
 @dataclass(frozen=True)
 class LogPlan:
-    """How a log is made: where it lies, its columns, and what becomes of each example.
+    """How a log is made: its path, its columns, and how examples become rows.
 
-    ``ballots`` puts examples to the vote and makes the ``columns`` of their rows, see ``evaluate_examples``; it gets
-    ``group`` examples at a time. ``settings`` join those of the job, ``run`` what the manifest says of this process.
-    ``description``, ``title`` and ``scores`` are those of the progress bar. ``shard`` and ``existing`` as in a request.
-    ``keeps_images`` saves the images that are put to the vote.
+    ``make_polls`` makes polls of examples, ``group`` of them at a time; the polls return the ``columns`` of the rows,
+    see ``evaluate_examples``. ``settings`` are added to those of the job, ``run()`` to the manifest's description of
+    this process. ``description``, ``title`` and ``scores`` are those of the progress bar. ``shard`` and ``existing`` as
+    in a request. ``attack_memory`` is the attack, which may have to halve its batch. ``keeps_images`` saves the images
+    on which the votes are counted.
     """
 
     path: Path
@@ -51,7 +52,7 @@ class LogPlan:
 
     columns: tuple[str, ...]
     settings: dict[str, Any]
-    ballots: Callable[[list[Example]], Iterable[Poll]]
+    make_polls: Callable[[list[Example]], Iterable[Poll]]
     description: str
     title: str
     scores: Callable[[dict[str, Any]], bool]
@@ -62,7 +63,7 @@ class LogPlan:
 
 
 def write_log(job: SmoothingJob, plan: LogPlan) -> bool:
-    """Write the rows that a log, or this process's share of it, lacks; whether the log is whole now."""
+    """Write the missing rows of a log, or of this process's share of it; True if the whole log is now written."""
     settings = {**job.settings, **plan.settings, **({_IMAGES: True} if plan.keeps_images else {})}
     workers, counter = job.workers, job.counter()
     _refuse_other_way(plan, job, settings)
@@ -76,7 +77,7 @@ def write_log(job: SmoothingJob, plan: LogPlan) -> bool:
         report=workers.report if workers else None,
         quiet=workers is not None and workers.rank > 0,
     )
-    evaluate_examples(job.dataset, parts.opened(), counter, plan.ballots, bar, plan.group, plan.attack_memory)
+    evaluate_examples(job.dataset, parts.opened(), counter, plan.make_polls, bar, plan.group, plan.attack_memory)
     if workers is None:
         if plan.shard is None:
             _pack(plan, [plan.path])
@@ -87,20 +88,20 @@ def write_log(job: SmoothingJob, plan: LogPlan) -> bool:
     return workers.rank == 0
 
 
-def _pack(plan: LogPlan, written_as: list[Path]) -> None:
-    """Make the archive of the images of a whole log; UserError where they should be there and are not."""
-    if plan.keeps_images and pack(plan.path, written_as) is None:
+def _pack(plan: LogPlan, parts: list[Path]) -> None:
+    """Make the archive of a whole log's adversarial examples, if the plan keeps them; UserError if they are missing."""
+    if plan.keeps_images and pack(plan.path, parts) is None:
         raise UserError(f"the adversarial examples of {plan.path} are missing; --overwrite starts anew")
 
 
 class _Parts:
-    """The parts of a log that this process writes, and their examples."""
+    """Opens the parts of a log that this process writes."""
 
     def __init__(self, plan: LogPlan, job: SmoothingJob, settings: dict[str, Any], counter: VoteCounter) -> None:
         self.plan, self.job, self.settings, self.counter = plan, job, settings, counter
 
     def opened(self) -> Iterator[Part]:
-        """The parts, each opened when it is reached."""
+        """The parts; each is opened only when the iteration reaches it."""
         plan, job = self.plan, self.job
         if job.workers is not None:
             yield from self._claimed(job.workers)
@@ -110,7 +111,7 @@ class _Parts:
             yield self._part(plan.path, job.indices, self.settings, plan.existing)
 
     def _claimed(self, workers: Workers) -> Iterator[Part]:
-        """Shards that no other process has; or a log that one process began, which the first one continues."""
+        """Shards that no other process has, or the log, if begun without torchrun: the first process continues it."""
         anew = self.plan.existing == "overwrite"
         if not anew and self.plan.path.exists():
             if workers.rank == 0:
@@ -122,7 +123,7 @@ class _Parts:
         if anew and not workers.restarted:
             if workers.rank == 0:
                 shutil.rmtree(shard_folder(self.plan.path), ignore_errors=True)
-            workers.agree("removed", 1)  # nobody begins before the first process has said so
+            workers.agree("removed", 1)  # every process waits here until the first one has removed the old shards
         count = shard_count(len(self.job.indices))
         for index in workers.claims(count):
             yield self._shard(Shard(index, count), "resume" if workers.restarted else self.plan.existing)
@@ -132,7 +133,7 @@ class _Parts:
         return self._part(shard.path(self.plan.path), shard.of(self.job.indices), settings, existing)
 
     def _part(self, path: Path, indices: Sequence[int], settings: dict[str, Any], existing: str) -> Part:
-        # Batches are smaller than those of the settings once memory has run out.
+        # After memory has run out, the batch is smaller than that in the settings.
         run = {
             **self.job.run,
             "images": len(self.job.dataset),
@@ -141,7 +142,7 @@ class _Parts:
         }
         had_images = existing == "overwrite" and recorded_settings(path).get(_IMAGES)
         log = ExampleLog(path, self.plan.columns, settings, run, existing)
-        if had_images:  # and now this process has the log for itself
+        if had_images:  # only now, when this process has locked the log
             examples_path(path).unlink(missing_ok=True)
             spool_path(path).unlink(missing_ok=True)
         check_logged_examples(log, indices)
@@ -149,13 +150,13 @@ class _Parts:
 
     def _spool(self, path: Path, log: ExampleLog) -> Spool:
         if log.done and not spool_path(path).exists():
-            # Those of a log that was merged by a run that did not get further.
+            # An earlier run merged the shards of this log, but was stopped before it packed their images.
             pack(path, shards_of(path))
         return Spool(path, self.job.dataset.description.image_shape, log.done)
 
 
 def _merge_shards_of_workers(plan: LogPlan, examples: int) -> None:
-    """Merge the shards that torchrun's processes made, unless an earlier run did, and remove what is in the log now."""
+    """Merge the shards of torchrun's processes, unless an earlier run did; remove the shards that are in the log."""
     anew = plan.existing == "overwrite"
     if anew or not plan.path.exists():
         count = shard_count(examples)
@@ -165,12 +166,12 @@ def _merge_shards_of_workers(plan: LogPlan, examples: int) -> None:
         if is_merged(path, plan.path):
             path.unlink()
             manifest_path(path).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # not there, or somebody keeps other files in it
+    with contextlib.suppress(OSError):  # the folder does not exist, or contains other files
         shard_folder(plan.path).rmdir()
 
 
 def _refuse_other_way(plan: LogPlan, job: SmoothingJob, settings: dict[str, Any]) -> None:
-    """UserError, before any work, where a log was begun in another way: alone, in shards, in other shards."""
+    """UserError, before any work, where a log was begun as a whole and is now asked for in shards, or the reverse."""
     anew = plan.existing == "overwrite"
     shards = [path for path in shards_of(plan.path) if not is_merged(path, plan.path)]
     if plan.shard is None and job.workers is None:

@@ -26,7 +26,7 @@ def select_examples(size: int, skip: int, maximum: int | None) -> range:
 
 @dataclass(frozen=True)
 class Part:
-    """Examples and the log that gets their rows; a spool where the images put to the vote are to be kept as well."""
+    """A log and the indices of its examples; a spool where the images of the polls are saved as well."""
 
     log: ExampleLog
     indices: Sequence[int]
@@ -57,8 +57,9 @@ class _Tag:
 class ProgressBar:
     """The progress bar: examples done of ``total``, a share ``title`` of them, draws per second.
 
-    ``scores`` says of a row whether it counts; ``report`` is told how many examples were done and says how many
-    all processes have done. Nothing is shown where ``quiet`` or where standard error is no terminal.
+    ``scores`` decides whether a row counts for the share. ``report`` gets the number of examples that this process has
+    finished since its last call, and returns the number that all processes have finished. Nothing is shown if
+    ``quiet`` or if standard error is no terminal.
     """
 
     def __init__(
@@ -72,29 +73,29 @@ class ProgressBar:
     ) -> None:
         self._bar = tqdm(total=total, desc=description, unit="example", disable=True if quiet else None)
         self._title, self._scores, self._report = title, scores, report
-        self._own = self._hits = self._draws = self._skipped = 0
+        self._done_here = self._hits = self._draws = self._skipped = 0
 
     def skip(self, done: int) -> None:
-        """Examples that an earlier run left."""
+        """Count ``done`` examples that an earlier run finished."""
         self._skipped += done
         self._advance(done)
 
     def add(self, row: dict[str, Any]) -> None:
-        self._own += 1
+        self._done_here += 1
         self._hits += self._scores(row)
         self._advance(1)
 
     def batch(self, draws: int) -> None:
         self._draws += draws
         elapsed = self._bar.format_dict["elapsed"]
-        share = f"{self._title} {self._hits / self._own:.1%}, " if self._own else ""
+        share = f"{self._title} {self._hits / self._done_here:.1%}, " if self._done_here else ""
         self._bar.set_postfix_str(f"{share}{self._draws / max(elapsed, 1e-9):,.0f} draws/s", refresh=False)
         self._bar.update(0)
 
     def _advance(self, examples: int) -> None:
-        done = self._report(examples) if self._report else self._skipped + self._own
-        if examples and self._own == 0:
-            # What was there before says nothing about how fast the rest will go.
+        done = self._report(examples) if self._report else self._skipped + self._done_here
+        if examples and self._done_here == 0:
+            # The rows of earlier runs must not count in the estimate of the remaining time.
             self._bar.initial = done
         self._bar.update(done - self._bar.n)
 
@@ -106,24 +107,24 @@ def evaluate_examples(
     dataset: ImageDataset,
     parts: Iterable[Part],
     counter: VoteCounter,
-    ballots: Callable[[list[Example]], Iterable[Poll]],
+    make_polls: Callable[[list[Example]], Iterable[Poll]],
     bar: ProgressBar,
     group: int = 1,
     attack_memory: HasBatch | None = None,
 ) -> None:
-    """Append a row to the log of each part for every index that it lacks, in the order of the indices.
+    """Append the missing rows to the log of each part, in the order of the part's indices.
 
-    ``ballots`` puts up to ``group`` examples to the vote, one poll each; what its voting returns are the row's columns
-    but for idx, label, correct and time, which are the same for everyone: ``correct`` is 1 where ``predict`` equals
-    the label, ``time`` this example's share of the wall-clock time as H:MM:SS.ffffff. Images are packed into
-    batches together, also those of different parts, which are asked for when there is room. Each row is on the disk
-    before the next is written. ``attack_memory`` is whatever else may have to go on with a smaller batch.
+    ``make_polls`` makes one poll for each of up to ``group`` examples. The outcome of a poll is a dict with the columns
+    of the row, except idx, label, correct and time, which this function adds: ``correct`` is 1 where ``predict`` equals
+    the label, ``time`` is this example's share of the wall-clock time as H:MM:SS.ffffff. The draws of several images,
+    also of different parts, share a batch; the next part is opened when a batch has room for its draws. Each row is on
+    the disk before the next is written. ``attack_memory`` is an attack, which may have to halve its batch too.
     """
     open_parts: list[Part] = []
 
     def polls() -> Iterator[Poll]:
         for waiting in _in_groups(_lacking(dataset, parts, open_parts, bar), group):
-            for (part, example), poll in zip(waiting, ballots([example for _, example in waiting])):
+            for (part, example), poll in zip(waiting, make_polls([example for _, example in waiting])):
                 yield replace(poll, tag=_Tag(part, example, poll.image))
 
     def amend(**run: int) -> None:
@@ -146,7 +147,7 @@ def evaluate_examples(
 
 
 class HasBatch(Protocol):
-    """What works in batches and halves them where memory runs out."""
+    """Something that computes in batches and halves them when memory runs out; then it calls ``on_smaller_batch``."""
 
     on_smaller_batch: Callable[[int], None]
 
@@ -154,7 +155,7 @@ class HasBatch(Protocol):
 def _lacking(
     dataset: ImageDataset, parts: Iterable[Part], open_parts: list[Part], bar: ProgressBar
 ) -> Iterator[tuple[Part, Example]]:
-    """The examples that the parts' logs lack; a part is entered in ``open_parts`` when it is reached."""
+    """The examples without a row in the logs; a part is added to ``open_parts`` when the iteration reaches it."""
     for part in parts:
         open_parts.append(part)
         bar.skip(len(part.log.done))
@@ -180,14 +181,14 @@ def _append(result: Result) -> dict[str, Any]:
         **columns,
     }
     if part.spool is not None:
-        # Before the row: an image without its row is made again, a row without its image would be a loss.
+        # Before the row: an image without a row is computed again, but a row without its image could not be completed.
         part.spool.append(example.index, example.image.numpy(), tag.voted_on.cpu().numpy())
     part.log.append(row)
     return row
 
 
 def check_logged_examples(log: ExampleLog, indices: Collection[int]) -> None:
-    """UserError if a resumed log holds examples that the present options do not select."""
+    """UserError if a resumed log holds examples that the options of this run do not select."""
     foreign = log.done.difference(indices)
     if foreign:
         raise UserError(

@@ -1,4 +1,4 @@
-"""PREDICT of many images, clean or attacked, into a log."""
+"""Predict the classes of many images, clean or attacked, into a log (PREDICT of Cohen et al., 2019)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from smoothadv.certification import Draws
 from smoothadv.certification.prediction import predict as prediction_of_votes
 from smoothadv.evaluation.attacked_images import (
-    AttackedBallots,
+    AttackedPolls,
     attack_record,
     base_prediction,
     fit_to_job,
@@ -25,23 +25,23 @@ from smoothadv.smoothing.voting import Poll
 
 
 def predict(request: PredictRequest) -> bool:
-    """Write what the log ``request.outfile`` lacks; whether it is whole now, and not just this process's share.
+    """Write the missing rows of the log ``request.outfile``; False where this process has written only a share of it.
 
-    UserError where what is asked for cannot be done, also in the middle; the rows written so far stay.
+    UserError where the request cannot be carried out, possibly after some rows; the log keeps the rows written so far.
     """
     warn_of_few_draws(request)
     job = prepare(request, request.outfile)
     attack = None
     if request.attack is not None:
         attack = fit_to_job(request.attack, job, request, request.outfile)
-    attacked = None if attack is None else AttackedBallots(job, attack, request.n, request.alpha)
+    attacked = None if attack is None else AttackedPolls(job, attack, request.n, request.alpha)
     plan = LogPlan(
         path=request.outfile,
         shard=request.shard,
         existing=request.existing,
         columns=PREDICTION_COLUMNS if attacked is None else attacked.columns,
         settings={"N": request.n, **attack_record(attack)},
-        ballots=attacked or _clean_ballots(job, request),
+        make_polls=attacked or _clean_polls(job, request),
         description="predicting",
         title="correct",
         scores=lambda row: bool(row["correct"]),
@@ -50,16 +50,16 @@ def predict(request: PredictRequest) -> bool:
     return write_log(job, plan)
 
 
-def _clean_ballots(job: SmoothingJob, request: PredictRequest) -> Callable[[list[Example]], Iterator[Poll]]:
-    def ballots(examples: list[Example]) -> Iterator[Poll]:
+def _clean_polls(job: SmoothingJob, request: PredictRequest) -> Callable[[list[Example]], Iterator[Poll]]:
+    def polls(examples: list[Example]) -> Iterator[Poll]:
         for example in examples:
             voting = _voting(request, base_prediction(job, example.image.to(job.device)))
             yield Poll(example.image, job.stream(example.index), voting)
 
-    return ballots
+    return polls
 
 
 def _voting(request: PredictRequest, base: int) -> Generator[Draws, np.ndarray, dict[str, Any]]:
-    """PREDICT at work on one image; returns the columns of its row."""
+    """Run PREDICT on one image; returns the columns of the image's row."""
     prediction = yield from prediction_of_votes(request.n, request.alpha)
     return {"predict": prediction, "basePredict": base}

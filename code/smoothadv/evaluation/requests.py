@@ -1,7 +1,7 @@
-"""What can be asked of a smoothed classifier: to certify, to predict, to be attacked, to have its certificates refuted.
+"""Requests: to certify or predict with a smoothed classifier, to attack it, or to attack its certificates.
 
-A request is complete and frozen: commands make one from words, ``smoothadv.certify`` and its like from arguments.
-``certifying``, ``predicting``, ``attacking`` and ``falsifying`` carry them out.
+A request is complete and frozen: commands make one from options, ``smoothadv.certify`` and the other functions of the
+Python interface from arguments. ``certifying``, ``predicting``, ``attacking`` and ``falsifying`` carry requests out.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
     from smoothadv.datasets.images import ImageDataset
 
 PREDICTION_DRAWS = 100_000
-"""What PREDICT takes where nothing else is asked for."""
+"""The draws of PREDICT per image, by default."""
 EXISTING = ("resume", "overwrite", "refuse")
-"""What can be done with a log, or a training run, that is there already."""
+"""What to do with a log, or a training run, that exists already."""
 DEFAULT_FRACTION, DEFAULT_FALSE_ALARM = 0.999, 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRequest:
-    """What all requests share.
+    """The fields that all requests share.
 
     - ``classifier``: a checkpoint, or a module that maps images [B, C, H, W] in [0, 1] to logits [B, K];
       ``input_layer`` ("normalize" or "center") where a checkpoint does not record it.
-    - ``images``: the name of a dataset, whose files lie in ``data_dir``, or the images themselves; of its ``split``
-      every ``skip``-th image, at most ``maximum`` of them (None: all).
+    - ``images``: the name of a dataset, whose files lie in ``data_dir``, or the images themselves. Of the dataset's
+      ``split`` every ``skip``-th image is used, at most ``maximum`` of them (None: all).
     - ``sigma`` > 0 on images in [0, 1]; ``alpha`` is the probability of a false statement per image; ``seed`` that of
-      all noise; ``draws`` (n) per image, None for the default of what is asked.
-    - ``batch`` noisy images per forward pass (None: that of a log to be continued, else what suits the device),
+      all noise; ``draws`` (n) is the number per image (None: the default of the kind of request).
+    - ``batch`` noisy images per forward pass (None: that of the log to be continued, else one that suits the device),
       ``precision`` a name in PRECISION_NAMES, ``compile``, ``device`` (None: the first GPU, else the CPU).
-    - ``shard``: the share of the images to do (None: all); ``existing`` says what to do with a log that is there:
-      "resume", "overwrite" or "refuse".
-    - ``command``: the words that the manifest records (None: the process's own).
+    - ``shard``: the share of the images to evaluate (None: all); ``existing`` says what to do with a log that exists
+      already: "resume", "overwrite" or "refuse".
+    - ``command``: the command line that the manifest records (None: that of this process).
     """
 
     classifier: Path | torch.nn.Module
@@ -70,7 +70,7 @@ class EvaluationRequest:
     command: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        """UserError where a number cannot be what it is given for."""
+        """UserError where a value is out of its range."""
         _require(
             0 < self.sigma <= 10, "sigma", self.sigma, "a standard deviation above 0, up to 10, on images in [0, 1]"
         )
@@ -114,8 +114,8 @@ def check_existing(existing: str) -> str:
 class CertifyRequest(EvaluationRequest):
     """Certify images into the log ``outfile``.
 
-    ``n0`` draws select the class; ``method`` names the certification procedure, with its own ``procedure_settings`` by
-    field. ``sound`` draws noise in whole grey levels and lets only deterministic kernels compute.
+    ``n0`` draws select the class; ``method`` names the certification procedure, ``procedure_settings`` are its fields.
+    ``sound`` draws noise in whole grey levels and uses deterministic kernels only.
     """
 
     outfile: Path
@@ -152,8 +152,8 @@ class CertifyRequest(EvaluationRequest):
 class AttackPlan:
     """An attack on a smoothed classifier: ``attack``, averaged over ``num_noise_vec`` draws of noise.
 
-    ``is_on_base`` attacks the base classifier, without noise. ``restarts``, ``target`` and ``batch`` (None: what suits
-    the device) as ``SmoothedAttack`` has them.
+    ``is_on_base`` attacks the base classifier, without noise. ``restarts``, ``target`` and ``batch`` (None: one that
+    suits the device) are those of ``SmoothedAttack``.
     """
 
     attack: GradientAttack
@@ -164,7 +164,7 @@ class AttackPlan:
     batch: int | None = None
 
     def smoothed(self, sigma: float, seed: int) -> SmoothedAttack:
-        """The attack at work on a classifier that is smoothed with ``sigma``; its batch is yet to be chosen."""
+        """The attack on a classifier that is smoothed with ``sigma``; the caller must still set its batch."""
         from smoothadv.attacks import SmoothedAttack
 
         return SmoothedAttack(
@@ -179,7 +179,7 @@ class AttackPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictRequest(EvaluationRequest):
-    """Predict the classes of images, after an ``attack`` on them (None: of the images themselves), into ``outfile``."""
+    """Predict the classes of images into the log ``outfile``, after an ``attack`` on the images (None: no attack)."""
 
     outfile: Path
     attack: AttackPlan | None = None
@@ -191,9 +191,9 @@ class PredictRequest(EvaluationRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class AttackRequest(EvaluationRequest):
-    """Attack images with each of ``epsilons``, l2 norms on images in [0, 1]; a log in ``outdir`` for each.
+    """Attack images with each of ``epsilons``, l2 norms on images in [0, 1]; ``outdir`` gets a log for each.
 
-    ``only`` are the indices of the images to attack (None: all that are selected).
+    ``only`` holds the indices of the images to attack (None: all images that ``skip`` and ``maximum`` select).
     """
 
     outdir: Path
@@ -208,9 +208,9 @@ class AttackRequest(EvaluationRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class FalsifyRequest(EvaluationRequest):
-    """Attack each image of the certification log ``against`` within ``fraction`` of its radius; a log in ``outdir``.
+    """Attack each image of the certification log ``against`` within ``fraction`` of its radius; ``outdir`` gets a log.
 
-    ``false_alarm`` is the probability to call certificates false though every one of them holds its alpha.
+    ``false_alarm`` is the probability of calling certificates false although each of them holds its alpha.
     """
 
     outdir: Path

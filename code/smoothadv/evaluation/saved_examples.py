@@ -1,8 +1,8 @@
-"""Adversarial examples on the disk: one by one while a log is written, then compressed, and as pictures. No torch.
+"""Adversarial examples on the disk: a spool while the log is written, then a compressed archive; pictures. No torch.
 
-While rows are still written, a file beside the log (``records.spool_path``) grows by one record per row: the index,
-the image and the adversarial image, float32. When the log is whole it becomes ``records.examples_path``, a compressed
-NumPy archive of arrays with one entry per row, in the order of the indices.
+While a log is written, its spool (``records.spool_path``), a file beside it, grows by one record per row: the index,
+the image and the adversarial image, float32. From the spool of a whole log ``pack`` makes ``records.examples_path``, a
+compressed NumPy archive of arrays with one entry per row, in the order of the indices.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _COPIED = ("label", "predict", "epsilon", "attack_norm", "target", "certified", 
 
 
 class Spool:
-    """The images of a log that is being written; ``done`` are the examples whose rows it has.
+    """Saves the images of a log that is being written; ``done`` are the examples whose rows the log has.
 
-    Nothing is opened before the first ``append``. UserError where rows have no images to go with them.
+    The file is opened at the first ``append``. UserError where the log has rows whose images are missing.
     """
 
     def __init__(self, log: Path, shape: Sequence[int], done: set[int]) -> None:
@@ -52,13 +52,13 @@ class Spool:
             )
 
     def append(self, index: int, image: np.ndarray, adversarial: np.ndarray) -> None:
-        """Put one example, float32 [C, H, W] twice, on the disk."""
+        """Write one example, two images float32 [C, H, W], to the disk."""
         if self._file is None:
             self._file = self._opened()
-        left = np.array([(index, image, adversarial)], dtype=self.dtype).tobytes()
+        remaining = np.array([(index, image, adversarial)], dtype=self.dtype).tobytes()
         try:
-            while left:  # a write may take a part and say so
-                left = left[self._file.write(left) :]
+            while remaining:  # a write may write only a part and return its length
+                remaining = remaining[self._file.write(remaining) :]
             os.fsync(self._file.fileno())
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path)) from error
@@ -69,7 +69,7 @@ class Spool:
             self._file = None
 
     def _opened(self) -> IO[bytes]:
-        """The file, with the records of ``done`` and no others."""
+        """The open file, with the records of ``done`` and no others."""
         if not self.done:
             examples_path(self.log).unlink(missing_ok=True)
             self._rewrite([])
@@ -106,7 +106,7 @@ def _type_in(header: bytes) -> np.dtype | None:
 
 
 class _Records:
-    """The whole records of a spool, left on the disk; UserError if they are of another type than ``dtype``."""
+    """The complete records of a spool, mapped into memory; UserError if they are of another type than ``dtype``."""
 
     def __init__(self, path: Path, dtype: np.dtype | None = None) -> None:
         with path.open("rb") as file:
@@ -125,19 +125,19 @@ class _Records:
         return self._mapped[name][row].tobytes()
 
 
-def pack(log: Path, written_as: Sequence[Path]) -> Path | None:
-    """Make the archive of a whole ``log`` from the spools of the logs it was ``written_as``; None if there is none.
+def pack(log: Path, parts: Sequence[Path]) -> Path | None:
+    """Make the archive of a whole ``log`` from the spools of the logs ``parts``: its shards, or the log itself.
 
-    What of it is in the archive already, since an earlier attempt was stopped, stays. Images go from disk to disk.
-    UserError where a row has no images.
+    Returns the archive's path; None if there are neither spools nor an archive. An archive that an earlier run has
+    completed is kept. Images are copied one by one, never all in memory. UserError where a row has no images.
     """
-    spools = [spool_path(part) for part in written_as if spool_path(part).exists()]
+    spools = [spool_path(part) for part in parts if spool_path(part).exists()]
     archive = examples_path(log)
     if not spools:
         return archive if archive.exists() else None
     table = read_prediction_log(log)
     small = {name: table[name].to_numpy() for name in ("idx", *_COPIED) if name in table}
-    if not _is_of(archive, small):
+    if not _is_complete(archive, small):
         records = [_Records(path) for path in spools]
         places = {index: (some, row) for some in records for row, index in enumerate(some.idx)}
         missing = [index for index in table.idx.tolist() if index not in places]
@@ -151,8 +151,8 @@ def pack(log: Path, written_as: Sequence[Path]) -> Path | None:
     return archive
 
 
-def _is_of(archive: Path, rows: dict[str, np.ndarray]) -> bool:
-    """Whether an archive can be read and has what the columns of a log say."""
+def _is_complete(archive: Path, rows: dict[str, np.ndarray]) -> bool:
+    """Whether an archive exists, can be read and has the same columns as the log's ``rows``."""
     try:
         found = read_examples(archive, 0) if archive.exists() else {}
     except UserError:
@@ -163,7 +163,7 @@ def _is_of(archive: Path, rows: dict[str, np.ndarray]) -> bool:
 def _write_archive(
     file: IO[bytes], small: dict[str, np.ndarray], ordered: Sequence[tuple[_Records, int]], shape: tuple[int, ...]
 ) -> None:
-    """What ``numpy.savez_compressed`` would write, with the images one after the other."""
+    """Write what ``numpy.savez_compressed`` would write, with one image in memory at a time."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, array in small.items():
             with archive.open(f"{name}.npy", "w") as member:
@@ -205,7 +205,7 @@ def _shape(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
 
 
 def _read_header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and type of the array in a member, which is read up to its data; ValueError for what no log has."""
+    """Shape and type of the array in a member, read up to its data; ValueError for what ``pack`` never writes."""
     read = npy.read_array_header_1_0 if npy.read_magic(member) == (1, 0) else npy.read_array_header_2_0
     shape, fortran_order, dtype = read(member)
     if fortran_order or dtype.hasobject or not shape:
@@ -223,7 +223,7 @@ def _read_array(archive: zipfile.ZipFile, name: str, most: int | None) -> np.nda
 
 
 def _archived_records(path: Path, dtype: np.dtype) -> Iterator[bytes]:
-    """The records of a finished log's archive, which more examples are to join."""
+    """The records in the archive of a finished log, to which further examples will be added."""
     arrays = read_examples(path, 0)
     if arrays["image"].shape[1:] != dtype["image"].shape:
         raise UserError(f"{path} holds images of another shape: remove it and use --overwrite")
@@ -257,7 +257,7 @@ def write_pictures(log: Path, count: int) -> list[Path]:
 
 
 def _picture(example: dict[str, Any]) -> Image.Image:
-    """Three panels and what they show."""
+    """Three panels side by side, with captions."""
     from PIL import Image, ImageDraw
 
     perturbation = example["adversarial"].astype(np.float64) - example["image"]

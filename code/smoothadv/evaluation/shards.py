@@ -1,7 +1,7 @@
-"""Shares of one evaluation in logs of their own: which examples each has, where it lies, and how all are joined.
+"""Shards: logs with a share of the examples of one evaluation, and how they are merged into one log.
 
-Shard K of N has every N-th of the selected examples, from the K-th on (K from 0): neighbours, often alike in cost, are
-spread over all shards. No torch.
+Shard K of N has every N-th of the selected examples, from the K-th on (K from 0): neighbouring examples, which often
+cost the same, are spread over all shards. No torch.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Shard:
         return examples[self.index :: self.count]
 
     def path(self, log: Path) -> Path:
-        """Where this shard of ``log`` lies."""
+        """The path of this shard of ``log``."""
         width = len(str(self.count - 1))
         return shard_folder(log) / f"{self.index:0{width}d}-of-{self.count}.tsv"
 
     def record(self, examples: Sequence[int]) -> dict[str, Any]:
-        """What the manifest of a shard says of it, beside the settings that all shards share."""
+        """What the manifest of a shard records in addition to the settings that all shards share."""
         selection: Any = {"only": list(examples)}
         if isinstance(examples, range):
             selection = [examples.start, examples.stop, examples.step]
@@ -55,22 +55,22 @@ class Shard:
 
 
 def shard_count(examples: int) -> int:
-    """Into how many shards processes that share the work divide it: small ones, so that a slow process takes fewer.
+    """The number of shards for processes that share the work: small shards, so that a slow process takes fewer.
 
-    A function of the number of examples alone, so that any number of processes can continue.
+    It depends on the number of examples only, so that another number of processes can continue the work.
     """
     return max(1, min(_MOST_SHARDS, -(-examples // _EXAMPLES_PER_SHARD)))
 
 
 def shards_of(log: Path) -> list[Path]:
-    """The shard logs beside ``log``, in their order."""
+    """The existing shards of ``log``, in their order."""
     folder = shard_folder(log)
     found = [path for path in folder.iterdir() if _SHARD_NAME.fullmatch(path.name)] if folder.is_dir() else []
     return sorted(found)
 
 
 def check_siblings(log: Path, settings: dict[str, Any]) -> None:
-    """UserError where shards of ``log`` that are there could not be merged with one of these ``settings``."""
+    """UserError where an existing shard of ``log`` could not be merged with a shard of these ``settings``."""
     ours = _without_index(settings)
     for path in shards_of(log):
         theirs = recorded_settings(path)
@@ -82,7 +82,7 @@ def check_siblings(log: Path, settings: dict[str, Any]) -> None:
 
 
 def is_merged(shard: Path, log: Path) -> bool:
-    """Whether ``log`` is there and holds all rows of a shard."""
+    """Whether ``log`` exists and contains all rows of a shard."""
     try:
         return set(shard.read_text().splitlines()) <= set(log.read_text().splitlines())
     except FileNotFoundError:
@@ -95,10 +95,10 @@ def _without_index(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
-    """Join ``shards`` into ``log``, rows in the order of the examples; the number of rows.
+    """Merge ``shards`` into ``log``, with rows in the order of the examples; returns the number of rows.
 
-    UserError, and nothing written, if the shards are not all there, overlap, are unfinished or were made with
-    different settings.
+    UserError, and nothing is written, if a shard is missing or unfinished, or if shards overlap or differ in their
+    settings.
     """
     if not shards:
         raise UserError(
@@ -119,7 +119,7 @@ def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
         {"shard": manifest["settings"]["shard"]["index"], **run} for manifest in manifests for run in manifest["runs"]
     ]
     log.parent.mkdir(parents=True, exist_ok=True)
-    # Whenever this is killed: never rows under another log's manifest, and nothing in the way of merging again.
+    # In this order, so that a kill at any point leaves no rows beside another log's manifest, and merging works again.
     log.unlink(missing_ok=True)
     write_json(manifest_path(log), {"settings": settings, "runs": runs})
     write_text(log, "\n".join([header, *(rows[idx] for idx in sorted(rows))]) + "\n")
@@ -141,7 +141,7 @@ def _common_settings(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]
 
 
 def _check_complete(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> None:
-    """UserError unless every shard is there once."""
+    """UserError unless there is exactly one log for each shard."""
     owners: dict[int, Path] = {}
     for path, manifest in zip(shards, manifests):
         index = manifest["settings"]["shard"]["index"]
@@ -158,7 +158,7 @@ def _check_complete(shards: Sequence[Path], manifests: Sequence[dict[str, Any]])
 
 
 def _joined_rows(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> tuple[str, dict[int, str]]:
-    """The header and the rows of all shards by example; UserError unless each has exactly the rows it should have."""
+    """The header and the rows of all shards by example; UserError if a shard has other rows than it should have."""
     header, rows = "", {}
     for path, manifest in zip(shards, manifests):
         record = manifest["settings"]["shard"]
@@ -172,7 +172,7 @@ def _joined_rows(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]) ->
             foreign = sorted(found.keys() - expected)
             reason = f"it has {len(lines)} rows of {len(expected)}"
             if torn or foreign:
-                reason = "its last row is torn" if torn else f"{reason}, and example {foreign[0]} is none of its own"
+                reason = "its last row is torn" if torn else f"{reason}, and example {foreign[0]} does not belong to it"
             raise UserError(
                 f"cannot merge {path}: {reason}; finish it with --shard {record['index']}/{record['count']}"
             )

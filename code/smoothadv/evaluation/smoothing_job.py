@@ -1,4 +1,4 @@
-"""From a request to a smoothed classifier, its images, and all that decides the numbers in a log."""
+"""Loads the classifier and the images of a request, and collects all settings that decide the numbers in a log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from smoothadv.datasets import get_dataset
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.devices import default_device, device_name, device_of_process
 from smoothadv.errors import UserError, warn
-from smoothadv.evaluation.classifiers import BaseClassifier, base_classifier, opened
+from smoothadv.evaluation.classifiers import BaseClassifier, base_classifier, read_source
 from smoothadv.evaluation.loop import select_examples
 from smoothadv.evaluation.requests import EvaluationRequest
 from smoothadv.evaluation.shards import shards_of
@@ -36,9 +36,11 @@ from smoothadv.smoothing.voting import VoteCounter, check_repeatable
 
 @dataclass(frozen=True)
 class SmoothingJob:
-    """A base classifier, as trained, as it votes and as it is attacked, the images and where their noise comes from.
+    """All that a request needs, loaded.
 
-    ``settings`` is what decides the numbers, ``run`` describes this process.
+    ``classifier`` is the base classifier as trained, ``voter`` the form that votes, ``attacked`` the form that is
+    attacked. ``noise`` makes the noise of each image, ``indices`` are those of the images to evaluate. ``settings``
+    decide the numbers in the log, ``run`` describes this process. ``workers`` is None without torchrun.
     """
 
     classifier: torch.nn.Module
@@ -54,7 +56,7 @@ class SmoothingJob:
     workers: Workers | None
 
     def counter(self) -> VoteCounter:
-        """What puts the images to the vote."""
+        """A new counter of the votes of ``voter``."""
         keep_batch = isinstance(self.noise, RoundedGaussianNoise)
         return VoteCounter(
             self.voter, self.dataset.description.num_classes, self.batch, self.device, keep_batch=keep_batch
@@ -65,7 +67,7 @@ class SmoothingJob:
         return self.noise.stream(index, self.device, purpose)
 
     def check_image(self, index: int, image: torch.Tensor) -> None:
-        """UserError if the noise is not made for this image."""
+        """UserError if the noise cannot be used for this image: that of --sound needs images of 8 bits."""
         try:
             self.noise.check_image(image)
         except ValueError as error:
@@ -75,12 +77,12 @@ class SmoothingJob:
 
     @property
     def noise_distance(self) -> float:
-        """How far the noise is from a Gaussian, in total variation over one image."""
+        """The total variation distance of one image's noise from a Gaussian."""
         return self.noise.distance(math.prod(self.dataset.description.image_shape))
 
 
 def warn_of_few_draws(request: EvaluationRequest) -> None:
-    """Warn where so few draws can decide nothing."""
+    """Warn where the draws are so few that PREDICT always abstains."""
     least = minimum_trials_to_predict(request.alpha)
     if request.n < least:
         warn(
@@ -101,13 +103,13 @@ def _dataset_name(request: EvaluationRequest) -> str:
 
 
 def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> SmoothingJob:
-    """Load all that a request needs; UserError where it does not fit together.
+    """Load all that a request needs; UserError where classifier, images and options do not fit together.
 
-    ``log`` is the one to be written: if it was begun earlier, its batch is kept. ``sound`` as in ``CertifyRequest``.
+    ``log`` is the log to be written: if it exists already, its batch is used again. ``sound`` as in ``CertifyRequest``.
     """
     if sound:
         make_deterministic()
-    source = opened(request.classifier)  # before images are read, or downloaded
+    source = read_source(request.classifier)  # first, since reading or downloading images takes longer
     dataset = images_of(request)
     base = base_classifier(source, dataset.description, request.input_layer)
     workers = join_workers()
@@ -124,12 +126,12 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
     batch = request.batch or recorded_number(request, log, "batch")
     if batch is None:
         shape, is_shard = dataset.description.image_shape, request.shard is not None
-        batch = default_batch(voter, shape, device, alike=is_shard)
-    if request.precision == "fp16":  # in which the gradients of confident answers underflow
+        batch = default_batch(voter, shape, device, of_total=is_shard)
+    if request.precision == "fp16":  # the gradients of confident predictions underflow in fp16
         attacked = arrange(classifier, Arrangement("fp32"), device, example)
     if request.compile:
         if sound and device.type != "cpu":
-            raise UserError("--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by a race")
+            raise UserError("--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by speed")
         if is_first:
             print("compiling the classifier first, which may take a minute", file=sys.stderr)
     noise = (RoundedGaussianNoise if sound else GaussianNoise)(request.sigma, request.seed)
@@ -161,7 +163,7 @@ def _settings(
     is_folded: bool,
     device: torch.device,
 ) -> dict[str, Any]:
-    """All that decides the numbers: a log is continued only under equal ones."""
+    """All settings that decide the numbers: a log is continued only with equal settings."""
     settings = {
         "dataset": _dataset_name(request),
         "split": request.split if isinstance(request.images, str) else None,
@@ -184,7 +186,7 @@ def _settings(
     if device.type == "cuda" and request.precision == "fp32":
         settings["tf32"] = torch.backends.cudnn.allow_tf32
     if isinstance(noise, RoundedGaussianNoise) and device.type == "cpu":
-        # The certified classifier is the executed program: whatever may change its rounding belongs to it.
+        # --sound certifies the executed program: what may change its rounding is part of the settings.
         settings["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
         settings["threads"] = torch.get_num_threads()
     return settings
@@ -193,7 +195,7 @@ def _settings(
 def _run(
     request: EvaluationRequest, base: BaseClassifier, dataset: ImageDataset, device: torch.device
 ) -> dict[str, Any]:
-    """What describes this process, for the reader of the manifest."""
+    """A description of this process for the manifest; it does not decide the numbers."""
     return {
         "checkpoint": base.name,
         "skip": request.skip,
@@ -206,7 +208,7 @@ def _run(
 
 
 def recorded_number(request: EvaluationRequest, log: Path, setting: str) -> int | None:
-    """A setting, of at least 1, of the log to be continued or of its shards; None where there is none."""
+    """A setting, a whole number >= 1, that the log to be continued or one of its shards records; None if none does."""
     if request.existing == "resume":
         for path in (log, *shards_of(log)):
             recorded = recorded_settings(path).get(setting)
@@ -216,9 +218,9 @@ def recorded_number(request: EvaluationRequest, log: Path, setting: str) -> int 
 
 
 def _check_classifier(job: SmoothingJob, sound: bool) -> None:
-    """UserError, or unless ``sound`` a warning, where the classifier is no function of one image on this device."""
+    """Check that the logits of an image depend on that image only: UserError if ``sound``, else a warning, if not."""
     if job.device.type == "cpu" and not sound:
-        return  # its kernels are known to be, and several passes of a large network take long
+        return  # a CPU's kernels pass this check, and several passes of a large network take long
     image, _ = job.dataset[job.indices[0]]
     job.check_image(job.indices[0], image)
     try:

@@ -1,4 +1,4 @@
-"""The processes that torchrun started for one evaluation: who takes which shard, and when all are done."""
+"""The processes that torchrun started for one evaluation: which process takes which shard, and when all are done."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import os
 import time
 from collections.abc import Iterator
 
-import torch
 from torch import distributed
 
 _PAUSE_SECONDS = 0.2
 
 
 class Workers:
-    """This process among its equals; they agree through torchrun's store alone, without collective operations.
+    """This process and the others of torchrun; they communicate through torchrun's store, not by collectives.
 
-    ``rank`` counts from 0, ``local_rank`` among the processes of this machine. ``restarted`` tells that torchrun
-    started all of them again after one failed.
+    ``rank`` counts all processes from 0, ``local_rank`` those of this machine. ``restarted`` is True if torchrun has
+    started all processes again because one failed.
     """
 
     def __init__(self) -> None:
@@ -25,26 +24,26 @@ class Workers:
         self.local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
         attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
         self.restarted = attempt > 0
-        # torchrun's store outlives a restart, and what was claimed before is to be claimed again.
+        # torchrun's store outlives a restart: with another prefix, the shards can be claimed again.
         self._store = distributed.PrefixStore(f"attempt {attempt}", store)
 
-    def apart(self, name: str) -> Workers:
-        """The same processes with counts of their own: for one of several logs that they write in turn."""
+    def for_log(self, name: str) -> Workers:
+        """The same processes with separate counts for the log ``name``: they write several logs in turn."""
         other = copy.copy(self)
         other._store = distributed.PrefixStore(name, self._store)
         return other
 
     def claims(self, count: int) -> Iterator[int]:
-        """Numbers below ``count`` that nobody else gets, one whenever this process asks."""
+        """Numbers 0 to ``count`` - 1, each given to one process only: the next free number at each step."""
         while (number := self._store.add("claimed", 1) - 1) < count:
             yield number
 
     def report(self, examples: int) -> int:
-        """Add to the examples done; how many all processes have done."""
+        """Add ``examples`` to the number of finished examples; returns the number of all processes together."""
         return self._store.add("examples", examples)
 
     def agree(self, name: str, value: int) -> int:
-        """The value that the first process proposes."""
+        """The ``value`` of the first process; the others wait for it."""
         if self.rank == 0:
             self._store.set(name, str(value))
         return int(self._store.get(name))
@@ -54,20 +53,13 @@ class Workers:
         self._store.add("finished", 1)
         while self._store.add("finished", 0) < self.size:
             time.sleep(_PAUSE_SECONDS)
-        # The store may live in the first process: it leaves last.
+        # The first process may host the store: it must return last.
         self._store.add("left", 1)
         while self.rank == 0 and self._store.add("left", 0) < self.size:
             time.sleep(_PAUSE_SECONDS)
 
 
 def join_workers() -> Workers | None:
-    """The present process's place among those that torchrun started; None if it did not start this one."""
+    """This process as one of torchrun's processes; None if torchrun did not start it."""
     started = distributed.is_available() and distributed.is_torchelastic_launched()
     return Workers() if started else None
-
-
-def own_device(device: torch.device, local_rank: int | None) -> torch.device:
-    """The GPU of this process where several (None: not) share a machine and none was named."""
-    if local_rank is None or device.type != "cuda" or device.index is not None:
-        return device
-    return torch.device("cuda", local_rank % torch.cuda.device_count())

@@ -1,7 +1,7 @@
-"""The base classifier as it votes: the same function, arranged to run fast, on batches of one fixed shape.
+"""The base classifier in the form that votes: the same function, arranged to run fast on batches of one fixed shape.
 
-Everything here changes the rounding of the logits at most, and thereby which classifier exactly is certified: what was
-done is part of a log's settings.
+These changes affect only the rounding of the logits. But rounding decides which classifier exactly is certified, so the
+changes are recorded in a log's settings.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from smoothadv.memory import batch_that_suits
 from smoothadv.smoothing.folding import fold
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# Images that share a pass of an attack; noisy images, above which a pass on a CPU takes in proportion longer.
+# The most images in a pass of an attack; the number of noisy images above which a CPU gains nothing.
 _MOST_EXAMPLES, _ENOUGH_FOR_A_CPU = 64, 16
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How the classifier is run: ``precision`` of weights and activations, a name in PRECISIONS; whether compiled."""
+    """How to run the classifier: ``precision`` of weights and activations (a name in PRECISIONS), compiled or not."""
 
     precision: str = "fp32"
     compile: bool = False
 
 
 def logits_in(output: Any) -> torch.Tensor:
-    """The logits in what a network returned: a tensor, or the ``logits`` of an object or mapping; else UserError."""
+    """The logits in a network's output: a tensor, or the ``logits`` of an object or mapping; UserError for others."""
     if isinstance(output, torch.Tensor):
         return output
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
@@ -49,8 +49,8 @@ def logits_in(output: Any) -> torch.Tensor:
 class VotingClassifier(nn.Module):
     """Maps noisy images [B, C, H, W], float32, to logits [B, K], float32, in the given precision.
 
-    The sum of image and noise, computed in float32, is what is rounded: rounding the noise alone would certify
-    another noise.
+    The sum of image and noise is computed in float32 and then rounded: rounding the noise itself would certify another
+    noise distribution. ``is_folded`` tells whether batch normalization was folded.
     """
 
     def __init__(self, classifier: nn.Module, dtype: torch.dtype, is_folded: bool) -> None:
@@ -64,14 +64,13 @@ class VotingClassifier(nn.Module):
 def arrange(
     classifier: nn.Module, arrangement: Arrangement, device: torch.device, example: torch.Tensor | None = None
 ) -> VotingClassifier:
-    """A copy of ``classifier`` (images [B, C, H, W] in, logits out) on ``device``, in eval mode, arranged for speed.
+    """A copy of ``classifier`` (maps images [B, C, H, W] to logits) on ``device``, in eval mode, arranged for speed.
 
-    ``example`` is one image [C, H, W] on which the copy must agree with the original up to rounding.
-
-    Batch normalization, and the input layer's division, are folded into convolutions; tensors are channels-last.
-    Compiled at the first batch: UserError there, where no compiler can be found.
+    Batch normalization, and the input layer's division, are folded into convolutions, unless that changes the logits of
+    ``example``, an image [C, H, W], by more than rounding. Tensors are channels-last. With ``arrangement.compile``,
+    compiled at the first batch: UserError then, if there is no compiler.
     """
-    # In float64 on the CPU, where all that folding may change is beyond the digits of float32.
+    # Folding in float64 on the CPU changes nothing within the digits of float32.
     original = copy.deepcopy(classifier).eval().cpu().double()
     folded = fold(original, None if example is None else example.cpu().double().unsqueeze(0))
     dtype = PRECISIONS[arrangement.precision]
@@ -81,7 +80,7 @@ def arrange(
 
 
 def compiled(classifier: VotingClassifier) -> VotingClassifier:
-    """The classifier, compiled at its first batch: UserError there, where no compiler can be found."""
+    """The classifier, compiled at its first batch: UserError then, if there is no compiler."""
     return _Compiled(classifier)
 
 
@@ -93,14 +92,16 @@ class _Compiled(VotingClassifier):
 
         super().__init__(voting.classifier, voting.dtype, voting.is_folded)
         inductor.freezing = True
-        self._compiled = (torch.compile(voting, dynamic=False),)  # in a tuple: it has the weights of ``classifier``
+        self._compiled = (
+            torch.compile(voting, dynamic=False),
+        )  # in a tuple: its weights are registered already, as those of ``classifier``
 
     def forward(self, noisy_images: torch.Tensor) -> torch.Tensor:
         return call_compiled(self._compiled[0], noisy_images)
 
 
 def default_batch(
-    classifier: nn.Module, image_shape: tuple[int, ...], device: torch.device, alike: bool = False
+    classifier: nn.Module, image_shape: tuple[int, ...], device: torch.device, of_total: bool = False
 ) -> int:
     """A batch of noisy images for ``classifier`` that suits the device: see ``memory.batch_that_suits``."""
 
@@ -108,39 +109,39 @@ def default_batch(
     def forward(images: torch.Tensor) -> None:
         classifier(images)
 
-    return batch_that_suits(forward, image_shape, device, alike)
+    return batch_that_suits(forward, image_shape, device, of_total)
 
 
 def default_gradient_batch(
-    classifier: nn.Module, image_shape: tuple[int, ...], device: torch.device, alike: bool = False
+    classifier: nn.Module, image_shape: tuple[int, ...], device: torch.device, of_total: bool = False
 ) -> int:
-    """The same where gradients with respect to the images are wanted, for which activations are kept."""
+    """As ``default_batch``, for gradients with respect to the images, which keep activations in memory."""
 
     def forward_and_backward(images: torch.Tensor) -> None:
         images = images.requires_grad_()
         torch.autograd.grad(classifier(images).sum(), images)
 
-    return batch_that_suits(forward_and_backward, image_shape, device, alike)
+    return batch_that_suits(forward_and_backward, image_shape, device, of_total)
 
 
 def default_attack_batch(
-    classifier: nn.Module, image_shape: tuple[int, ...], device: torch.device, copies: int, alike: bool = False
+    classifier: nn.Module, image_shape: tuple[int, ...], device: torch.device, copies: int, of_total: bool = False
 ) -> int:
-    """The same for attacks on images in ``copies`` noisy copies each."""
-    # More images in a pass would be attacked for nothing where it is interrupted, or shared out among processes.
-    batch = min(default_gradient_batch(classifier, image_shape, device, alike), _MOST_EXAMPLES * copies)
-    # A CPU gains nothing from more, and a pass of one image has no place that could stay empty.
+    """As ``default_batch``, for attacks on images with ``copies`` noisy copies each."""
+    # With more images in a pass, an interruption loses more work and processes share the images less evenly.
+    batch = min(default_gradient_batch(classifier, image_shape, device, of_total), _MOST_EXAMPLES * copies)
+    # A CPU gains nothing from larger passes, and in a pass of one image no place can stay empty.
     return min(batch, max(copies, _ENOUGH_FOR_A_CPU)) if device.type == "cpu" else batch
 
 
 def make_deterministic() -> None:
-    """Let this process use kernels only whose results depend on nothing but their inputs and shapes.
+    """Make this process use only kernels whose results depend on nothing but their inputs and shapes.
 
-    Before the first use of CUDA. RuntimeError, later, from an operation that has no such kernel.
+    Call it before the first use of CUDA. An operation without such a kernel raises a RuntimeError later.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    # Nothing here reads what it has not written. (The module makes this attribute when it is imported.)
+    # No code here reads memory before writing it. mypy does not see this attribute, which torch sets at import.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True

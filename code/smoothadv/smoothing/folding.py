@@ -1,7 +1,7 @@
-"""Batch normalization folded into the convolutions before it: the same function in eval mode, with fewer layers.
+"""Folds batch normalization into the convolutions before it: the same function in eval mode, with fewer layers.
 
-Certification folds a network once; training folds it again after every update, for the attacks on it. A network whose
-folded form gives other logits than itself, by more than rounding, is used as it is.
+Certification folds a network once; training folds it again after every update, for the attacks on it. If folding
+changes a network's logits by more than rounding, the network is used without folding.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ Folded = tuple[Convolution, Convolution, BatchNorm]
 
 
 def split_entrance(classifier: nn.Module) -> tuple[nn.Module | None, nn.Module]:
-    """The input layer and the network of a base classifier; None where it is not a pair of them."""
+    """The input layer and the network of a base classifier; (None, the classifier) where it is no pair of these."""
     if isinstance(classifier, nn.Sequential) and len(classifier) == 2:
         return classifier[0], classifier[1]
     return None, classifier
 
 
 def fold(classifier: nn.Module, example: torch.Tensor | None = None) -> nn.Module:
-    """The same function with batch normalization, and a Normalize in front, folded into convolutions.
+    """The same function, in eval mode, with batch normalization, and a Normalize in front, folded into convolutions.
 
-    In eval mode only. These are returned as they are: a network that torch.fx cannot trace; one whose layers are used
-    twice, share weights or compute their weights anew in each pass; and one whose logits on the ``example`` images
-    [B, C, H, W] change by more than rounding, as where tracing followed a branch that no tensor takes.
+    Returns the classifier itself if torch.fx cannot trace it, if its layers are used twice, share weights or compute
+    their weights in each pass, or if the logits of the ``example`` images [B, C, H, W] change by more than rounding,
+    for instance because tracing followed a branch that no tensor takes.
     """
     entrance, network = split_entrance(classifier)
     traced = copy.deepcopy(traced_plainly(network))  # its layers are those of the network, which stays as it is
@@ -60,17 +60,17 @@ def fold(classifier: nn.Module, example: torch.Tensor | None = None) -> nn.Modul
 def agree(
     one: Callable[[torch.Tensor], torch.Tensor], other: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor
 ) -> bool:
-    """Whether two functions of images [B, C, H, W] give the same finite logits, but for rounding (in float64: 1e-6)."""
+    """Whether two functions of images [B, C, H, W] return the same finite logits up to rounding (in float64: 1e-6)."""
     try:
         before, after = one(images), other(images)
-    except (RuntimeError, TypeError, ValueError):  # a network that insists on its dtype, or that tracing broke
+    except (RuntimeError, TypeError, ValueError):  # a network that accepts one dtype only, or that tracing broke
         return False
     scale = float(before.abs().max())
     return scale < math.inf and torch.allclose(before, after, rtol=_ROUNDING, atol=_ROUNDING * scale)
 
 
 def replace_norms(graph: torch.fx.GraphModule, dtype: torch.dtype | None = None) -> list[Folded]:
-    """Put one convolution in the place of each with its batch normalization; its weights are set by ``refresh``.
+    """Replace each convolution and its batch normalization by one convolution, whose weights ``refresh`` sets.
 
     The new convolutions have ``dtype`` (None: that of the old ones) and need no gradients.
     """
@@ -134,10 +134,10 @@ def _convolution_like(layer: Convolution, dtype: torch.dtype) -> Convolution:
 
 
 def _scale_first_convolution(network: torch.fx.GraphModule, std: torch.Tensor) -> bool:
-    """Divide the first layer's weights by ``std`` [C, 1, 1]; False, and nothing done, where that is no convolution.
+    """Divide the first layer's weights by ``std`` [C, 1, 1]; if that layer is no plain convolution, do nothing: False.
 
-    Exact under zero padding, where the border of a centred image is the mean; folding the mean itself into a bias
-    would not be exact.
+    This is exact with zero padding: a border of zeros is zero before and after the division. Folding the mean into a
+    bias would not be exact, since the border of a centred image stands for the mean.
     """
     users = list(next(node for node in network.graph.nodes if node.op == "placeholder").users)
     if len(users) != 1 or users[0].op != "call_module":

@@ -1,7 +1,7 @@
-"""Counting votes: the draws of several images, packed into batches of one fixed shape.
+"""Counts votes: the draws of several images share batches of one fixed shape.
 
-Kernels may round differently with another shape, so every forward pass has the same one, padded where too few draws
-are wanted. Which draws share a batch then decides nothing: the votes of an image are a function of its stream.
+Kernels may round differently for another shape, so every forward pass has the same shape, with padding where there are
+too few draws. Then it does not matter which draws share a batch: an image's votes are a function of its noise stream.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from smoothadv.noise import NoiseStream
 
 @dataclass(frozen=True)
 class Poll:
-    """An image [C, H, W] put to the vote: ``voting`` asks for votes until it returns, ``stream`` has its draws.
+    """An image [C, H, W] whose votes are counted: ``voting`` requests votes until it returns, ``stream`` makes noise.
 
-    ``tag`` is for the caller to know it by.
+    The caller recognizes the poll's result by ``tag``.
     """
 
     image: torch.Tensor
@@ -36,7 +36,7 @@ class Poll:
 
 @dataclass(frozen=True)
 class Result:
-    """What a poll's ``voting`` returned, and its share of the time that the batches took."""
+    """The ``outcome`` that a poll's ``voting`` returned, and the poll's share of the time that the batches took."""
 
     tag: Any
     outcome: Any
@@ -44,7 +44,7 @@ class Result:
 
 
 class _OpenPoll:
-    """A poll under way: its present request, what was counted of it and what was handed out."""
+    """An unfinished poll: its current request, the votes counted for it, and the draws already put into batches."""
 
     def __init__(self, poll: Poll, num_classes: int) -> None:
         self.poll, self.num_classes = poll, num_classes
@@ -55,7 +55,7 @@ class _OpenPoll:
         self._proceed(None)
 
     def _proceed(self, answer: np.ndarray | None) -> None:
-        """Answer the present request and take the next one; none is left once the poll is closed."""
+        """Answer the current request and take the next one; when ``voting`` returns, the poll is closed."""
         self.round += 1
         self.wanted = 0
         self.counts = np.zeros(self.num_classes, dtype=np.int64)
@@ -70,14 +70,14 @@ class _OpenPoll:
             self._proceed(self.counts)
 
     def hand_out(self, most: int) -> tuple[int, int]:
-        """At most ``most`` of the draws wanted: the number of the first and how many."""
+        """Take up to ``most`` of the draws that are still needed: the number of the first one, and how many."""
         count = min(most, self.wanted)
         first, self._next_draw = self._next_draw, self._next_draw + count
         self.wanted -= count
         return first, count
 
     def receive(self, round_: int, votes: np.ndarray) -> None:
-        """Count the votes of draws handed out in ``round_``, in their order; those of an ended round come too late."""
+        """Count the votes, in order, of draws taken in ``round_``; the votes of a finished round are ignored."""
         if round_ != self.round or self.closed:
             return
         request = self.request
@@ -86,7 +86,7 @@ class _OpenPoll:
             missed = np.flatnonzero(votes != request.candidate)
             left = request.misses - (self.counts.sum() - self.counts[request.candidate])
             if len(missed) > left:
-                # Up to the very vote that decides, so that the counts do not depend on the size of a batch.
+                # Count exactly up to the vote that decides: otherwise the counts would depend on the batch.
                 votes, decided = votes[: missed[left] + 1], True
         self.counts += np.bincount(votes, minlength=self.num_classes)
         if decided or self.counts.sum() == request.count:
@@ -95,7 +95,7 @@ class _OpenPoll:
 
 @dataclass(frozen=True)
 class _Share:
-    """The rows start..stop-1 of a batch: draws of one open poll."""
+    """The rows start..stop-1 of a batch: draws of one open poll, numbered from ``first``."""
 
     owner: _OpenPoll
     round: int
@@ -105,10 +105,11 @@ class _Share:
 
 
 class VoteCounter:
-    """Puts images to the vote of ``classifier``, which maps [B, C, H, W] to logits [B, num_classes].
+    """Counts the votes of ``classifier``, which maps noisy images [B, C, H, W] to logits [B, num_classes].
 
-    ``batch`` is the number of noisy images per forward pass; ``keep_batch`` forbids to halve it where memory runs
-    out, and ``on_smaller_batch`` is told if that happens. ``on_batch`` is told the number of draws after every batch.
+    ``batch`` is the number of noisy images per forward pass. When memory runs out, it is halved and
+    ``on_smaller_batch`` is called with the new one; with ``keep_batch`` that is a UserError instead. ``on_batch`` is
+    called with the number of draws after every batch.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class VoteCounter:
         self._depth = 1 if device.type == "cpu" else 2
 
     def run(self, polls: Iterable[Poll]) -> Iterator[Result]:
-        """The results of ``polls``, in their order. Earlier polls come first; later ones fill up the batches.
+        """The results of ``polls``, in their order. A batch takes draws of earlier polls first, then of later ones.
 
         NonFiniteError if a logit is NaN or infinite; ValueError if the classifier's number of classes is not
         num_classes.
@@ -156,7 +157,7 @@ class VoteCounter:
                 return
 
     def _plan(self, open_polls: deque[_OpenPoll], waiting: Iterator[Poll]) -> list[_Share]:
-        """Which draws the next batch holds; starts further polls where there is room for them."""
+        """Choose the draws of the next batch; starts further polls if the batch has room for them."""
         shares: list[_Share] = []
         filled = 0
 
@@ -230,7 +231,7 @@ class VoteCounter:
         return self._buffer
 
     def _halve(self, error: BaseException) -> None:
-        """Go on with half the batch; the draws keep their addresses, so none is lost or repeated."""
+        """Continue with half the batch; draws keep their numbers, so none is lost or repeated."""
         if self.keep_batch or self.batch == 1:
             raise UserError(f"out of memory with --batch {self.batch}: give a smaller one ({first_line(error)})")
         self._buffer = None
@@ -241,9 +242,9 @@ class VoteCounter:
 
 @torch.inference_mode()
 def check_repeatable(counter: VoteCounter, image: torch.Tensor, stream: NoiseStream) -> None:
-    """UserError unless the classifier gives a noisy image the same logits again, in another row and among others.
+    """UserError unless a noisy image gets the same logits again, also in another row and beside other images.
 
-    Certificates for the executed arithmetic need a classifier that is one function of one image.
+    Certificates for the executed arithmetic need a classifier whose logits depend on one image only.
     """
     draws = (stream.noisy(counter.batch, image) for _ in range(2))
     images, others = (noisy.to(memory_format=torch.channels_last) for noisy in draws)
@@ -252,10 +253,10 @@ def check_repeatable(counter: VoteCounter, image: torch.Tensor, stream: NoiseStr
     others[::2] = images[::2]
     if not torch.equal(logits, again):
         raise UserError(
-            "the base classifier gives different logits for the same batch: it is no function on this device"
+            "the base classifier gives different logits for the same batch: on this device it is not deterministic"
         )
     if not torch.equal(logits[::2], counter.classifier(others)[::2]):
-        raise UserError("the base classifier's logits depend on the other images in a batch: it is no function of one")
+        raise UserError("the base classifier's logits for an image depend on the other images in a batch")
     if not torch.equal(logits.roll(1, 0), rolled):
         raise UserError(
             f"the base classifier's logits depend on an image's row in the batch at --batch {counter.batch}: "

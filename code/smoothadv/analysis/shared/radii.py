@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from smoothadv.analysis.shared.selection import one_of
 from smoothadv.analysis.shared.table_formats import Column
 from smoothadv.bounds import linf_radius
 from smoothadv.errors import UserError
-from smoothadv.settings import probability, setting
+from smoothadv.settings import SettingError, probability, setting
 
 NORMS = ("l2", "linf")
 _LINF_RADII = ("1/255", "2/255", "4/255", "8/255")
@@ -34,9 +33,7 @@ class Radius(float):
         except (ValueError, ZeroDivisionError):
             radius = super().__new__(cls, math.nan)
         if not (math.isfinite(radius) and radius >= 0):
-            raise argparse.ArgumentTypeError(
-                f"'{text}' is no radius: write a number like 0.25 or a fraction like 2/255"
-            )
+            raise SettingError(f"'{text}' is no radius: write a number like 0.25 or a fraction like 2/255")
         radius.text = text
         return radius
 

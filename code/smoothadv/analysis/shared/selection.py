@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -13,17 +12,18 @@ from smoothadv.analysis.shared.hyper_parameters import FIELDS, ParameterValue, d
 from smoothadv.analysis.shared.log_statistics import clean_accuracy
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.errors import UserError
+from smoothadv.settings import SettingError
 
 _FEWEST_TO_RECOGNISE = 20  # fewer rows may be equal by chance
 
 
 def one_of(names: Iterable[str]) -> Callable[[str], str]:
-    """An argparse type: one of ``names``."""
+    """A parser of texts: one of ``names``."""
     known = tuple(names)
 
     def parse(text: str) -> str:
         if text not in known:
-            raise argparse.ArgumentTypeError(f"'{text}' is not known; known: {', '.join(known)}")
+            raise SettingError(f"'{text}' is not known; known: {', '.join(known)}")
         return text
 
     return parse

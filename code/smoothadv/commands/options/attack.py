@@ -1,4 +1,4 @@
-"""--attack and what belongs to it, in training and in evaluation, and the attacks that these options describe."""
+"""--attack and its further options, in training and in evaluation, and the attacks that these options describe."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from smoothadv.settings import Setting, batch_size, perturbation_size_in_256ths,
 
 BASE = "base"
 _NO_GRADIENT = {
-    "--no-grad-attack": "estimate gradients without gradients (SmoothAdv, appendix B.1)",
-    "--hard-no-grad-attack": "as --no-grad-attack, from the base classifier's decisions alone",
+    "--no-grad-attack": "estimate gradients from probabilities, without backpropagation (SmoothAdv, appendix B.1)",
+    "--hard-no-grad-attack": "as --no-grad-attack, but from the base classifier's decisions only",
 }
 
 
@@ -34,9 +34,9 @@ def add_attack(
     default: str | None = None,
     same_as: Mapping[str, str] = MappingProxyType({}),
 ) -> argparse._ArgumentGroup:
-    """--attack, where its gradients come from, and the settings of each attack, as ``adapt`` makes them.
+    """--attack, the estimators of its gradients, and the settings of all attacks, each changed by ``adapt``.
 
-    ``same_as`` has other help texts for flags that a command knows by another name too.
+    ``same_as`` replaces the help texts of flags for which a command has another name too.
     """
     group = parser.add_argument_group("attack")
     names = ", ".join(ATTACKS)
@@ -60,14 +60,14 @@ def _attack_settings() -> list[Setting]:
 
 
 def in_256ths(setting: Setting) -> Setting:
-    """The setting with an epsilon that is read as the released code does: ``64`` is 64/256."""
+    """The setting; an epsilon is read in 1/256, as in the released code: ``64`` is 64/256."""
     if setting.flag != "--epsilon":
         return setting
     return dataclasses.replace(setting, parse=perturbation_size_in_256ths, help="attack's l2 norm in 1/256, like 64")
 
 
 def compose_attack(parser: Parser, options: argparse.Namespace, noise_sd: float, **given: Any) -> GradientAttack:
-    """The attack that the options, and the fields ``given``, describe; a usage error where they make no sense."""
+    """The attack that the options and the fields ``given`` describe; a usage error where they contradict each other."""
     if options.attack is None:
         parser.error(
             f"an attack is needed: --attack NAME --epsilon E --num-steps T, where NAME is {', '.join(ATTACKS)}"
@@ -92,7 +92,7 @@ def _estimator(parser: Parser, options: argparse.Namespace, noise_sd: float) -> 
 
 
 def given_attack_flags(options: argparse.Namespace) -> list[str]:
-    """The attack options on the command line: what a command that makes no attack must refuse."""
+    """The attack options on the command line: a command that makes no attack must refuse them."""
     flags = ["--attack"] * (options.attack is not None)
     return flags + [
         flag for flag in (*(setting.flag for setting in _attack_settings()), *_NO_GRADIENT) if flag in options
@@ -105,7 +105,7 @@ def add_evaluation_attack(
     default: str | None = None,
     default_draws: int = 1,
 ) -> None:
-    """--attack and its settings, and what an attack on a smoothed classifier needs besides."""
+    """--attack and its settings, and the further options of an attack on a smoothed classifier."""
     same_as = {
         "--no-grad-attack": "the same as --gradient stein",
         "--hard-no-grad-attack": "the same as --gradient hard-stein",
@@ -125,7 +125,7 @@ def add_evaluation_attack(
         "--gradient",
         choices=list(kinds),
         default=None,
-        help=f"where gradients come from (default: plug-in). {text}",
+        help=f"how gradients are computed (default: plug-in). {text}",
     )
     group.add_argument("--base-attack", action="store_true", help=f"the same as --gradient {BASE}")
     group.add_argument(
@@ -133,23 +133,23 @@ def add_evaluation_attack(
         type=positive_int,
         default=None,
         metavar="R",
-        help="runs of the attack, all but the first from random points; the strongest counts (default: 1)",
+        help="number of runs of the attack, all but the first from random points; the strongest counts (default: 1)",
     )
     group.add_argument(
         "--target",
         type=_target,
         default=None,
         metavar="CLASS",
-        help=f"class that the attack wants: a number, {', '.join(TARGET_RULES)}, or {EVERY} (each in turn; the "
-        "strongest counts); images of that class are left alone (default: anything but the label)",
+        help=f"class at which the attack aims: a number, {', '.join(TARGET_RULES)}, or {EVERY} (each in turn; the "
+        "strongest counts); images of that class are not attacked (default: any class but the label)",
     )
     group.add_argument(
         "--attack-batch",
         type=batch_size,
         default=None,
         metavar="B",
-        help="noisy images per forward and backward pass of the attack (default: on a CPU 16, or the M of one image if "
-        "those are more; by free memory on an accelerator); halved where memory runs out",
+        help="noisy images per forward and backward pass of the attack (default: on a CPU 16, or M if that is more; by "
+        "free memory on an accelerator); halved when memory runs out",
     )
 
 
@@ -164,7 +164,7 @@ def _target(text: str) -> int | str:
 
 
 def given_evaluation_flags(options: argparse.Namespace) -> list[str]:
-    """Those of the options that are on the command line: what a command that makes no attack must refuse."""
+    """Those of these options that are on the command line: a command that makes no attack must refuse them."""
     further = {
         "--num-noise-vec": options.num_noise_vec is not None,
         "--gradient": options.gradient is not None,
@@ -177,7 +177,7 @@ def given_evaluation_flags(options: argparse.Namespace) -> list[str]:
 
 
 def attack_plan(parser: Parser, options: argparse.Namespace, default_draws: int = 1, **given: Any) -> AttackPlan:
-    """The attack that the options, and its fields ``given``, describe; a usage error where they make no sense."""
+    """The attack that the options and the fields ``given`` describe; a usage error where they contradict each other."""
     if options.base_attack and options.gradient is not None:
         parser.error("--base-attack and --gradient say the same thing: leave one of them out")
     is_on_base = options.base_attack or options.gradient == BASE

@@ -1,4 +1,4 @@
-"""Components on the command line: their names, their settings as options, their making and their description."""
+"""Components on the command line: their names, their settings as options, and how options become components."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def name_in(registry: Registry) -> Callable[[str], str]:
 
 
 def name_that(check: Callable[[str], object]) -> Callable[[str], str]:
-    """An argparse type: a name that ``check`` does not answer with a UserError."""
+    """An argparse type: a name for which ``check`` raises no UserError."""
 
     def parse(text: str) -> str:
         try:
@@ -31,8 +31,10 @@ def name_that(check: Callable[[str], object]) -> Callable[[str], str]:
 
 
 def add_settings(parser: argparse._ActionsContainer, settings: Iterable[Setting]) -> None:
-    """One option per setting; components may share a flag. The option's destination is its flag, and an absent
-    option leaves no trace there, so that what was given can be told from defaults.
+    """Add an option for each setting; components may share a flag.
+
+    The option's destination is its flag. An option that is not on the command line has no attribute there, so that it
+    can be distinguished from one that is given with its default.
     """
     for setting in {setting.flag: setting for setting in settings}.values():
         default = (
@@ -66,7 +68,7 @@ def compose(parser: Parser, component: type, options: argparse.Namespace, name: 
 def given_settings(
     parser: Parser, component: type, options: argparse.Namespace, name: str, without: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """The settings of ``component`` that are on the command line, by field, but for the fields ``without``.
+    """The settings of ``component`` that are on the command line, by field, except the fields ``without``.
 
     A usage error where a required one is missing.
     """
@@ -92,12 +94,12 @@ def refuse_foreign_settings(
                 parser.error(f"{setting.flag} is not read by {names}: leave it out")
 
 
-def retyped(
+def command_line_of(
     parser: Parser, options: argparse.Namespace, without: Iterable[str], changes: Mapping[str, Any]
 ) -> list[str]:
-    """The command line that gives ``options`` with ``changes``, but for the destinations ``without``.
+    """The command line that gives ``options`` with ``changes``, except the destinations ``without``.
 
-    Positional words come first; options at their default are left out.
+    Positional arguments come first; options with their default value are left out.
     """
     words, flags = [], []
     values = {**vars(options), **changes}

@@ -1,4 +1,4 @@
-"""Recipes: files of training options under a name. What the command line says wins."""
+"""Recipes: named files of training options. Options on the command line override them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smoothadv.errors import UserError
 
 _FOLDER = Path(__file__).parents[2] / "recipes"
 RELEASED = "released-behaviour"
-# A recipe says how to train: neither on what, nor where.
+# A recipe says how to train, not on which data or in which place.
 _NEVER = (
     *("--recipe", "--released-behaviour", "--data-dir", "--device", "--seed", "--resume", "--overwrite", "--debug"),
     *("--help", "-h", "--version", "--plugin"),
@@ -25,7 +25,7 @@ def recipe_names() -> list[str]:
 
 
 def recipe_words(name: str) -> list[str]:
-    """The options in a recipe, by its name or the path of a file; UserError where there is none."""
+    """The words in a recipe, given its name or the path of a file; UserError if there is no such file."""
     path = _FOLDER / f"{name}.txt"
     path = path if path.is_file() else Path(name)
     try:
@@ -39,10 +39,11 @@ def recipe_words(name: str) -> list[str]:
 def with_recipe(
     parser: Parser, options: argparse.Namespace, name: str, readable: Callable[[argparse.Namespace], set[str]]
 ) -> argparse.Namespace:
-    """The options with what a recipe says and the command line does not.
+    """The options, with those of a recipe added where the command line does not give them.
 
-    Settings of components, whose destinations are their flags, are taken only where ``readable(options)`` has them: a
-    recipe may serve several objectives and attacks. A usage error where the recipe holds anything but training options.
+    Of the settings of components, whose destinations are their flags, only those in ``readable(options)`` are added,
+    since a recipe may serve several objectives and attacks. A usage error where the recipe has other options than those
+    of training.
     """
     words = recipe_words(name)
     with parser.reading(f"recipe {name}"):
@@ -50,13 +51,13 @@ def with_recipe(
             if word.partition("=")[0] in _NEVER:
                 parser.error(f"{word.partition('=')[0]} is no part of a recipe")
         recipe = vars(parser.parse_args([options.dataset, options.arch, str(options.outdir), *words]))
-    # What is read depends on the objective and the attack, which the recipe may name.
+    # First the options that choose components: which settings are readable depends on them.
     for is_setting in (False, True):
         known = readable(options)
         added = {}
         for field, value in recipe.items():
             present = getattr(options, field, None)
-            # A switch that was not given is its default, False; another option is None or not there.
+            # A switch that is not on the command line is False; another option is None or has no attribute.
             is_missing = present is None or (present is False and parser.get_default(field) is False)
             if field.startswith("--") == is_setting and is_missing and (not is_setting or field in known):
                 added[field] = value

@@ -27,7 +27,7 @@ def add_dataset(parser: Parser, check: Callable[[str], object] = check_dataset_n
 
 
 def add_running(parser: Parser, existing: str = "refuse") -> None:
-    """Where data lies, where to compute, the seed and what to do with output that exists (by default ``existing``)."""
+    """Data folder, device, seed, and what to do with existing output (by default ``existing``)."""
     group = parser.add_argument_group("running")
     group.add_argument(
         "--data-dir", metavar="DIR", help="folder of the dataset's files (default: data; for imagenet IMAGENET_DIR)"
@@ -43,7 +43,7 @@ def add_running(parser: Parser, existing: str = "refuse") -> None:
         action="store_const",
         const="resume",
         default=existing,
-        help="continue what an earlier run of the same command left; start anew if there is nothing"
+        help="continue the output of an earlier run of the same command, if there is any"
         + (" (the default)" if existing == "resume" else ""),
     )
     choice.add_argument(
@@ -70,7 +70,7 @@ def add_input_layer(parser: argparse._ActionsContainer, default: str | None, hel
 
 
 def add_examples(parser: Parser) -> None:
-    """Which images to visit."""
+    """The selection of images."""
     group = parser.add_argument_group("images")
     group.add_argument("--split", choices=SPLITS, default="test", help="images to use (default: test)")
     group.add_argument(

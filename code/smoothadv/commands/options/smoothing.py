@@ -1,4 +1,4 @@
-"""Options that certify, predict and attack share, and the fields of a request that they give."""
+"""Options that certify, predict and attack share, and the fields of a request that they set."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def add_smoothing(parser: Parser, outfile: str, n_help: str, output: str = "outf
         "--alpha", type=probability, default=0.001, help="probability of a false statement per image (default: 0.001)"
     )
     add_input_layer(
-        parser, None, "first layer of a model whose checkpoint does not record it, as the released ones do not"
+        parser, None, "first layer of a model whose checkpoint does not record it (released checkpoints do not)"
     )
     add_examples(parser)
     add_running(parser, existing="resume")
@@ -62,23 +62,25 @@ def _add_speed(parser: Parser) -> None:
         type=batch_size,
         default=None,
         metavar="B",
-        help="noisy images per forward pass (default: 16 to 200 on a CPU, by free memory on an accelerator); the "
-        "noise does not depend on it, the rounding of the logits may",
+        help="noisy images per forward pass (default: 16 to 200 on a CPU, by free memory on an accelerator); it "
+        "does not change the noise, but may change the rounding of the logits",
     )
     group.add_argument(
         "--precision",
         choices=PRECISION_NAMES,
         default="fp32",
-        help="of weights and activations; less is a different base classifier (default: fp32, whose convolutions "
-        "use TF32 on GPUs that have it, as is PyTorch's default)",
+        help="precision of weights and activations; a lower one is a different base classifier (default: fp32; its "
+        "convolutions use TF32 on GPUs that have it, which is PyTorch's default)",
     )
-    group.add_argument("--compile", action="store_true", help="compile the classifier first: a minute, then faster")
+    group.add_argument(
+        "--compile", action="store_true", help="compile the classifier first: takes a minute, then runs faster"
+    )
     group.add_argument(
         "--shard",
         type=shard,
         default=None,
         metavar="K/N",
-        help="do only the K-th of N shares of the examples, K from 0; `merge OUTFILE` joins them",
+        help="evaluate only the K-th of N shares of the examples, K from 0; `merge OUTFILE` joins the shares",
     )
 
 
@@ -95,7 +97,7 @@ def _check_dataset(options: argparse.Namespace) -> None:
 
 
 def request_fields(options: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
-    """The fields of an ``EvaluationRequest`` that the options give; ``command`` is what was typed."""
+    """The fields of an ``EvaluationRequest`` that the options set; ``command`` is the command line."""
     _check_dataset(options)
     return {
         "classifier": options.checkpoint,

@@ -1,4 +1,4 @@
-"""Options of the training commands, and what they describe: objective, schedule, execution."""
+"""Options of the training commands, and the request that they describe."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from smoothadv.training.schedule import SHAPES
 
 def add_recipe(parser: Parser) -> None:
     """--recipe and --released-behaviour."""
-    group = parser.add_argument_group("recipes (what the command line says wins)")
+    group = parser.add_argument_group("recipes (options on the command line override them)")
     group.add_argument(
-        "--recipe", metavar="NAME", help=f"options of a recipe: {', '.join(recipe_names())}, or a file of your own"
+        "--recipe", metavar="NAME", help=f"take options from a recipe: {', '.join(recipe_names())}, or a file"
     )
     group.add_argument(
         "--released-behaviour",
@@ -49,18 +49,18 @@ def add_objective(parser: Parser, default: str) -> None:
 
 
 def add_schedule(parser: Parser) -> None:
-    """Epochs, batches, learning rate; no default is an argparse default, so that a recipe may fill it in."""
+    """Epochs, batches, learning rate; the defaults are not set here, so that a recipe can replace them."""
     group = parser.add_argument_group("schedule (defaults: the paper's for the dataset)")
-    group.add_argument("--epochs", type=positive_int, metavar="N")
+    group.add_argument("--epochs", type=positive_int, metavar="N", help="passes over the training images")
     group.add_argument(
-        "--batch", type=positive_int, metavar="B", help="images per update, each in all its noisy copies"
+        "--batch", type=positive_int, metavar="B", help="images per update, each with all its noisy copies"
     )
     group.add_argument(
         "--micro-batch",
         type=positive_int,
         metavar="B",
-        help="images of an update whose gradients are computed at a time, where memory is short; statistics of batch "
-        "normalization are then those of the micro-batch (default: all)",
+        help="compute gradients of so many images at a time, to save memory; statistics of batch normalization are "
+        "then those of the micro-batch (default: all images of an update)",
     )
     group.add_argument(
         "--split-updates",
@@ -70,27 +70,31 @@ def add_schedule(parser: Parser) -> None:
     )
     group.add_argument("--steps-per-epoch", type=positive_int, metavar="N", help="updates per epoch (default: all)")
     group.add_argument("--lr", type=positive_float, help="initial learning rate, or the highest of one-cycle")
-    group.add_argument("--lr-schedule", choices=SHAPES, help="divisions in steps, or one rise and fall (default: step)")
+    group.add_argument(
+        "--lr-schedule",
+        choices=SHAPES,
+        help="divide the learning rate in steps, or let it rise and fall once (default: step)",
+    )
     group.add_argument(
         "--lr-step-size",
         "--lr_step_size",
         type=positive_int,
         metavar="N",
-        help="epochs between divisions of the learning rate",
+        help="epochs between two steps of the learning rate",
     )
     group.add_argument(
         "--lr-factor",
         "--gamma",
         type=positive_float,
         metavar="F",
-        help="what the learning rate is multiplied with then (default: 0.1)",
+        help="factor by which each step multiplies the learning rate (default: 0.1)",
     )
     group.add_argument("--momentum", type=non_negative_float, help="default: 0.9")
     group.add_argument("--weight-decay", type=non_negative_float, help="default: 1e-4")
 
 
 def add_data(parser: Parser) -> None:
-    """Augmentation, other people's weights and pseudo-labelled images."""
+    """Augmentation, initial weights and pseudo-labelled images."""
     group = parser.add_argument_group("data and start")
     group.add_argument(
         "--crop-padding",
@@ -121,25 +125,28 @@ def add_data(parser: Parser) -> None:
         "--unlabelled-weight",
         type=positive_float,
         metavar="ETA",
-        help="weight of the loss on those (paper: 0.1, 0.5, 1; default: 1)",
+        help="weight of the loss on the images of --use-unlabelled (paper: 0.1, 0.5, 1; default: 1)",
     )
     add_input_layer(group, None, "first layer of the model (default: normalize, or that of --pretrained-model)")
 
 
 def add_execution(parser: Parser) -> None:
-    """Speed, checkpoints and what is told on the way."""
+    """Precision and speed, checkpoints, and evaluation during training."""
     group = parser.add_argument_group("execution")
     group.add_argument(
         "--precision",
         choices=list(CONVOLUTION_DTYPES),
-        help="of convolutions; weights and losses stay float32 (default: fp32, whose convolutions use TF32 on GPUs "
-        "that have it, as is PyTorch's default)",
+        help="precision of convolutions; weights and losses stay float32 (default: fp32; convolutions then use TF32 on "
+        "GPUs that have it, which is PyTorch's default)",
     )
-    group.add_argument("--compile", action="store_true", help="compile the network first: minutes, then faster")
+    group.add_argument(
+        "--compile", action="store_true", help="compile the network first: takes minutes, then runs faster"
+    )
     group.add_argument(
         "--sync-bn",
         action="store_true",
-        help="several GPUs: statistics of batch normalization over all (default: each its own, as in the paper)",
+        help="with several GPUs: statistics of batch normalization over all of them (default: on each GPU separately, "
+        "as in the paper)",
     )
     group.add_argument(
         "--checkpoint-minutes",
@@ -151,13 +158,16 @@ def add_execution(parser: Parser) -> None:
         "--evaluate-every", type=positive_int, metavar="K", help="test after every K-th epoch and the last (default: 1)"
     )
     group.add_argument(
-        "--evaluate-images", type=positive_int, metavar="N", help="on N evenly spaced test images (default: 1000)"
+        "--evaluate-images",
+        type=positive_int,
+        metavar="N",
+        help="number of evenly spaced test images to evaluate on (default: 1000)",
     )
     group.add_argument("--tensorboard", action="store_true", help="write curves to OUTDIR/tensorboard")
 
 
 def with_recipes(parser: Parser, options: argparse.Namespace) -> argparse.Namespace:
-    """The options with what the recipes say and the command line does not; the named recipe wins over the released."""
+    """The options with those of the recipes added; --recipe overrides --released-behaviour, the command line both."""
     if options.lr_schedule == "one-cycle" and (options.lr_step_size or options.lr_factor):
         parser.error("--lr-schedule one-cycle has no steps: leave out --lr-step-size and --lr-factor")
     if options.recipe == RELEASED:
@@ -168,7 +178,7 @@ def with_recipes(parser: Parser, options: argparse.Namespace) -> argparse.Namesp
 
 
 def _readable(options: argparse.Namespace) -> set[str]:
-    """The flags of settings that the objective, and the attack if it makes one, read."""
+    """The flags of the settings of the objective and, if it makes an attack, of the attack."""
     objective = OBJECTIVES[options.objective or options.default_objective]
     chosen: list[type] = [objective]
     if _makes_attack(objective) and options.attack:
@@ -181,7 +191,7 @@ def _makes_attack(objective: type) -> bool:
 
 
 def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> TrainingRequest:
-    """What the options, with their recipes, ask for; a usage error where they make no sense together."""
+    """The request that the options, with recipes added, describe; a usage error where they contradict each other."""
     objective = _objective(parser, options)
     _refuse_contradictions(parser, options)
     return TrainingRequest(
@@ -247,17 +257,17 @@ def _objective(parser: Parser, options: argparse.Namespace) -> Objective:
 
 
 def _refuse_contradictions(parser: Parser, options: argparse.Namespace) -> None:
-    """A usage error where options make no sense together."""
+    """A usage error where options contradict each other."""
     if options.unlabelled_weight is not None and options.use_unlabelled is None:
         parser.error("--unlabelled-weight weighs the images of --use-unlabelled: name their file, or leave it out")
     if options.sync_bn and options.micro_batch is not None:
         parser.error("--sync-bn computes statistics of whole batches, --micro-batch of parts: leave one of them out")
     if getattr(options, "--noise", None) == 0 and getattr(options, "--num-noise-vec", 1) > 1:
-        parser.error("--noise 0 makes all --num-noise-vec copies of an image alike: leave --num-noise-vec out")
+        parser.error("--noise 0 makes all --num-noise-vec copies of an image identical: leave --num-noise-vec out")
     if "--init-norm-DDN" in options and "--init-norm-is-epsilon-DDN" in options and not options.released_behaviour:
         parser.error("--init-norm-DDN and --init-norm-is-epsilon-DDN contradict each other: leave one out")
 
 
 def _given(**values: Any) -> dict[str, Any]:
-    """Those that were given: the others have their defaults where they are read."""
+    """The values that are not None; for the others, the called class has a default."""
     return {name: value for name, value in values.items() if value is not None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import secrets
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smoothadv.errors import UserError
-from smoothadv.settings import non_negative_int, setting
+from smoothadv.settings import SettingError, non_negative_int, setting
 from smoothadv.sweeps.engines import ENGINES
 from smoothadv.sweeps.engines.engine import Engine, ReportEnd, Site
 from smoothadv.sweeps.job_execution import FAILED, STOPPED, attempt, stage_environment
@@ -38,7 +37,7 @@ _KEEPALIVE = {"RAY_grpc_client_keepalive_time_ms": "60000", "RAY_grpc_client_kee
 def _host_and_port(text: str) -> str:
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit():
-        raise argparse.ArgumentTypeError(f"'{text}' is not HOST:PORT, like 10.0.0.1:6379")
+        raise SettingError(f"'{text}' is not HOST:PORT, like 10.0.0.1:6379")
     return text
 
 

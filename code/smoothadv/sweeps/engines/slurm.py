@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import os
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smoothadv.errors import UserError
-from smoothadv.settings import positive_int, setting
+from smoothadv.settings import SettingError, positive_int, setting
 from smoothadv.sweeps.engines import ENGINES
 from smoothadv.sweeps.engines.engine import Engine, ReportEnd, Site, package_on_path
 from smoothadv.sweeps.job_execution import DONE, FAILED, STOPPED, attempt
@@ -58,10 +57,10 @@ _REFUSED_OPTIONS = {
 
 def _key_value(text: str) -> str:
     if "=" not in text.strip("="):
-        raise argparse.ArgumentTypeError(f"'{text}' is not KEY=VALUE, like account=vision or constraint=a100")
+        raise SettingError(f"'{text}' is not KEY=VALUE, like account=vision or constraint=a100")
     key = text.partition("=")[0].replace("-", "_")
     if key in _REFUSED_OPTIONS:
-        raise argparse.ArgumentTypeError(f"'{text}': {_REFUSED_OPTIONS[key]}")
+        raise SettingError(f"'{text}': {_REFUSED_OPTIONS[key]}")
     return text
 
 
