@@ -29,7 +29,6 @@ from smoothadv.api.arguments import (
     dataset_of,
     folder_at,
     log_at,
-    read_if,
 )
 from smoothadv.attacks import GradientAttack
 from smoothadv.datasets.images import ImageDataset
@@ -99,7 +98,8 @@ def certify(
             procedure_settings=dict(settings or {}),
             sound=sound,
         )
-        return read_if(certifying.certify(request).is_whole, read_certification_log, outfile)
+        certifying.certify(request)
+        return read_certification_log(outfile)
 
 
 def predict(
@@ -137,7 +137,8 @@ def predict(
     )
     with log_at(log) as outfile:
         request = PredictRequest(**fields, sigma=sigma, alpha=alpha, draws=n, outfile=outfile, attack=plan)
-        return read_if(predicting.predict(request), read_prediction_log, outfile)
+        predicting.predict(request)
+        return read_prediction_log(outfile)
 
 
 def attack(
@@ -179,8 +180,7 @@ def attack(
     plan = attack_plan(attack, num_noise_vec, base_attack, restarts, target, attack_batch)
     with folder_at(folder) as outdir:
         request = AttackRequest(**fields, sigma=sigma, alpha=alpha, draws=n, outdir=outdir, attack=plan, epsilons=sizes)
-        tables = [read_if(log.is_whole, read_prediction_log, log.path) for log in attacking.attack(request)]
-        return pd.concat(tables, ignore_index=True)
+        return pd.concat([read_prediction_log(log.path) for log in attacking.attack(request)], ignore_index=True)
 
 
 def falsify(

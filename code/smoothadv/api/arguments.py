@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import torch
 
@@ -20,9 +20,6 @@ from smoothadv.devices import usable_device
 from smoothadv.errors import UserError
 from smoothadv.evaluation.classifiers import count_classes
 from smoothadv.evaluation.requests import AttackPlan
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Model = str | os.PathLike[str] | torch.nn.Module
 FilePath = str | os.PathLike[str]
@@ -124,13 +121,6 @@ def _class_names(model: str | Path | torch.nn.Module, items: Any, num_classes: i
             raise UserError(f"nothing tells how many classes {model} has: give num_classes")
         num_classes = count_classes(model, checked_image(items[0][0], "image 0"))
     return [str(number) for number in range(num_classes)]
-
-
-def read_if(is_whole: bool, read: Callable[[Path], pd.DataFrame], path: Path) -> pd.DataFrame:
-    """The rows of a log; none in a process that did only a share of the work, under torchrun."""
-    import pandas as pd
-
-    return read(path) if is_whole else pd.DataFrame()
 
 
 @contextmanager
