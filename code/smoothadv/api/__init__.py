@@ -24,6 +24,7 @@ from smoothadv.api.arguments import (
     FilePath,
     Model,
     attack_plan,
+    attack_sizes,
     called_from,
     common_fields,
     dataset_of,
@@ -174,10 +175,8 @@ def attack(
     import pandas as pd
 
     fields = common_fields("attack", model, images, labels, options)
-    sizes = (attack.epsilon,) if epsilons is None else tuple(epsilons)
-    if not sizes or len(set(sizes)) < len(sizes):
-        raise UserError(f"epsilons: found {list(sizes)}, expected one l2 norm or several different ones")
     plan = attack_plan(attack, num_noise_vec, base_attack, restarts, target, attack_batch)
+    sizes = attack_sizes(epsilons, attack)
     with folder_at(folder) as outdir:
         request = AttackRequest(**fields, sigma=sigma, alpha=alpha, draws=n, outdir=outdir, attack=plan, epsilons=sizes)
         return pd.concat([read_prediction_log(log.path) for log in attacking.attack(request)], ignore_index=True)
@@ -257,7 +256,14 @@ def train(
     Returns the model and the history of its training. UserError on bad input, NonFiniteError where the loss or the
     weights stop being finite.
     """
+    if not isinstance(objective, Objective):
+        raise UserError(f"the objective is a {type(objective).__name__}: give one, like Gaussian(noise_sd=0.25)")
+    unknown = sorted((schedule or {}).keys() - ScheduleChoices.__dataclass_fields__.keys())
+    if unknown:
+        raise UserError(f"schedule: found '{unknown[0]}', expected {', '.join(ScheduleChoices.__dataclass_fields__)}")
     if isinstance(images, str):
+        if not (labels is None and test is None and test_labels is None):
+            raise UserError(f"the dataset '{images}' has labels and test images of its own: leave them out")
         sources: str | tuple[ImageDataset, ImageDataset] = images
     else:
         training = dataset_of(model, images, labels, num_classes, "images")
