@@ -248,3 +248,10 @@ def test_reader_that_stops_early_is_no_error(logs):
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait(timeout=HANG_SECONDS) == 0
+
+
+def test_closed_output_is_no_error(logs):
+    """As in `analyze ... >&-`: the process has no standard output at all."""
+    command = f"{shlex.join(script('analyze', 'summary', 'results/ours.tsv'))} >&-"
+    result = run_process(["/bin/sh", "-c", command], logs)
+    assert (result.returncode, result.stderr) == (0, "")

@@ -13,7 +13,9 @@ log as the commands do, row by row and with a manifest: the same call again cont
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +32,16 @@ from smoothadv.api.arguments import (
     dataset_of,
     folder_at,
     log_at,
+    torch_settings_kept,
 )
 from smoothadv.attacks import GradientAttack
+from smoothadv.datasets import describe_dataset
+from smoothadv.datasets.given import GivenImages
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.devices import usable_device
 from smoothadv.errors import UserError
 from smoothadv.evaluation import attacking, certifying, falsifying, predicting
+from smoothadv.evaluation.classifiers import trained_on_logits
 from smoothadv.evaluation.requests import (
     DEFAULT_FALSE_ALARM,
     DEFAULT_FRACTION,
@@ -56,6 +62,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@torch_settings_kept()
 def certify(
     model: Model,
     images: Any,
@@ -103,6 +110,7 @@ def certify(
         return read_certification_log(outfile)
 
 
+@torch_settings_kept()
 def predict(
     model: Model,
     images: Any,
@@ -142,6 +150,7 @@ def predict(
         return read_prediction_log(outfile)
 
 
+@torch_settings_kept()
 def attack(
     model: Model,
     images: Any,
@@ -182,6 +191,7 @@ def attack(
         return pd.concat([read_prediction_log(log.path) for log in attacking.attack(request)], ignore_index=True)
 
 
+@torch_settings_kept()
 def falsify(
     model: Model,
     images: Any,
@@ -223,6 +233,7 @@ def falsify(
         return falsifying.verdict(request, certificates)
 
 
+@torch_settings_kept()
 def train(
     model: str | torch.nn.Module,
     images: Any,
@@ -237,6 +248,7 @@ def train(
     device: str | torch.device | None = None,
     existing: str = "resume",
     quiet: bool = False,
+    data_dir: str | Path | None = None,
     schedule: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Trained:
@@ -258,27 +270,36 @@ def train(
     """
     if not isinstance(objective, Objective):
         raise UserError(f"the objective is a {type(objective).__name__}: give one, like Gaussian(noise_sd=0.25)")
+    foreign = sorted(set(options) - TrainingRequest.__dataclass_fields__.keys())
+    if foreign:
+        hint = f": give schedule={{'{foreign[0]}': ...}}" if foreign[0] in ScheduleChoices.__dataclass_fields__ else ""
+        raise TypeError(f"train() got an unexpected keyword argument '{foreign[0]}'{hint}")
     unknown = sorted((schedule or {}).keys() - ScheduleChoices.__dataclass_fields__.keys())
     if unknown:
         raise UserError(f"schedule: found '{unknown[0]}', expected {', '.join(ScheduleChoices.__dataclass_fields__)}")
+    sources: str | tuple[ImageDataset, ImageDataset]
     if isinstance(images, str):
         if not (labels is None and test is None and test_labels is None):
             raise UserError(f"the dataset '{images}' has labels and test images of its own: leave them out")
-        sources: str | tuple[ImageDataset, ImageDataset] = images
+        sources, description = images, describe_dataset(images, data_dir)
     else:
         training = dataset_of(model, images, labels, num_classes, "images")
+        if isinstance(model, str) and isinstance(training, GivenImages):
+            training = training.with_constants()  # for the input layer
         tested = training if test is None else dataset_of(model, test, test_labels, num_classes, "images")
-        sources = (training, tested)
+        sources, description = (training, tested), training.description
     request = TrainingRequest(
         classifier=model,
         images=sources,
         outdir=Path(outdir),
         objective=objective,
         schedule=ScheduleChoices(**(schedule or {})),
-        seed=seed,
+        seed=operator.index(seed),
         device=None if device is None else usable_device(device),
         existing=check_existing(existing),
+        data_dir=data_dir,
         command=called_from("train"),
         **options,
     )
-    return train_as_requested(request, (lambda line: None) if quiet else print)
+    with trained_on_logits(model, description) if isinstance(model, torch.nn.Module) else nullcontext():
+        return train_as_requested(request, (lambda line: None) if quiet else print)

@@ -15,7 +15,7 @@ import torch
 
 from smoothadv.attacks import GradientAttack
 from smoothadv.checkpoints import read_checkpoint
-from smoothadv.datasets.given import checked_image, described, items_of
+from smoothadv.datasets.given import described, first_image, items_of
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.devices import usable_device
 from smoothadv.errors import UserError
@@ -59,7 +59,7 @@ class CommonOptions(TypedDict, total=False):
 
 def common_fields(function: str, model: Model, images: Any, labels: Any, options: CommonOptions) -> dict[str, Any]:
     """The model, the images and the common options of ``function`` as fields of an ``EvaluationRequest``."""
-    unknown = sorted(options.keys() - CommonOptions.__annotations__.keys())
+    unknown = sorted(set(options) - CommonOptions.__annotations__.keys())
     if unknown:
         raise TypeError(f"{function}() got an unexpected keyword argument '{unknown[0]}'")
     fields: dict[str, Any] = {**options}
@@ -134,12 +134,10 @@ def dataset_of(
     if hasattr(images, "fingerprint") and hasattr(images, "description"):
         return images
     items = items_of(images, labels)
-    if not len(items):
-        raise UserError(f"{name}: there are no images")
-    return described(items, _class_names(model, items, num_classes), name)
+    return described(items, _class_names(model, first_image(items, name), num_classes), name)
 
 
-def _class_names(model: str | Path | torch.nn.Module, items: Any, num_classes: int | None) -> Sequence[str]:
+def _class_names(model: str | Path | torch.nn.Module, image: torch.Tensor, num_classes: int | None) -> Sequence[str]:
     if isinstance(model, Path):
         recorded = read_checkpoint(model).get("classes")
         if recorded is not None:
@@ -147,8 +145,23 @@ def _class_names(model: str | Path | torch.nn.Module, items: Any, num_classes: i
     if num_classes is None:
         if not isinstance(model, torch.nn.Module):
             raise UserError(f"nothing tells how many classes {model} has: give num_classes")
-        num_classes = count_classes(model, checked_image(items[0][0], "image 0"))
+        num_classes = count_classes(model, image)
     return [str(number) for number in range(num_classes)]
+
+
+@contextmanager
+def torch_settings_kept() -> Iterator[None]:
+    """Within this context or function, settings of this process's PyTorch may change; afterwards they are as before."""
+    cudnn, deterministic = torch.backends.cudnn, torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    of_cudnn = cudnn.benchmark, cudnn.deterministic
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic, warn_only=only_warns)
+        torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+        cudnn.benchmark, cudnn.deterministic = of_cudnn
 
 
 @contextmanager

@@ -149,6 +149,8 @@ def run(parser: Parser, body: Body, arguments: Sequence[str] | None, interrupted
     traceback. Any other exception is a defect and propagates.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
+    if sys.stdout is None:  # the process was started with it closed, as by >&-
+        sys.stdout = open(os.devnull, "w")
     try:
         options = parser.parse_args(words)
         with _warnings_as_lines():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from smoothadv.datasets.images import Batches
 from smoothadv.errors import UserError
 
 _DEFAULTS = TrainingDefaults(batch=256, epochs=30, learning_rate=0.1, learning_rate_step=10)
-_MOST_HASHED = 256
+_MOST_SAMPLED = 256
 
 
 class Items(Protocol):
@@ -69,6 +70,20 @@ class GivenImages:
         images, labels = zip(*(self[int(index)] for index in indices))
         return torch.stack(images), torch.tensor(labels)
 
+    def _sample(self) -> Iterator[tuple[torch.Tensor, int]]:
+        """Up to 256 evenly spaced images, with their labels."""
+        count = min(len(self), _MOST_SAMPLED)
+        return (self[number * len(self) // count] for number in range(count))
+
+    def with_constants(self) -> GivenImages:
+        """The same images with mean and standard deviation of each channel: over all in memory, else over a sample."""
+        if isinstance(self.items, Arrays):
+            pixels = self.items.images
+        else:
+            pixels = torch.stack([image for image, _ in self._sample()])
+        mean, std = (found.tolist() for found in (pixels.mean((0, 2, 3)), pixels.std((0, 2, 3), correction=0)))
+        return GivenImages(self.items, replace(self.description, mean=tuple(mean), std=tuple(std)))
+
     def fingerprint(self) -> str:
         """A hash of all images and labels in memory; of a Dataset, of its length and of up to 256 evenly spaced images.
 
@@ -77,9 +92,7 @@ class GivenImages:
         if isinstance(self.items, Arrays):
             return self.items.fingerprint()
         digest = hashlib.sha256(f"{len(self)} {self.description.image_shape}\n".encode())
-        count = min(len(self), _MOST_HASHED)
-        for number in range(count):
-            image, label = self[number * len(self) // count]
+        for image, label in self._sample():
             digest.update(f"{label}\n".encode())
             digest.update(image.contiguous().numpy().data)
         return digest.hexdigest()
@@ -208,14 +221,19 @@ def items_of(images: Any, labels: Any = None) -> Items:
     )
 
 
-def described(items: Items, classes: Sequence[str], name: str) -> GivenImages:
-    """``items`` as a dataset called ``name`` with these classes; UserError where the first image is no image."""
+def first_image(items: Items, name: str) -> torch.Tensor:
+    """The first image [C, H, W] of ``items``, which a message calls ``name``; UserError where there is none."""
     if not len(items):
         raise UserError(f"{name}: there are no images")
     image = checked_image(_pair(items[0], 0)[0], "image 0")
     if image.dim() != 3:
         raise UserError(f"image 0 has shape {list(image.shape)}, expected [C, H, W]")
-    channels, height, width = image.shape
+    return image
+
+
+def described(items: Items, classes: Sequence[str], name: str) -> GivenImages:
+    """``items`` as a dataset called ``name`` with these classes; UserError where the first image is no image."""
+    channels, height, width = first_image(items, name).shape
     shape = (channels, height, width)
     description = DatasetDescription(
         name, tuple(classes), shape, None, None, _DEFAULTS, crop_padding=0, horizontal_flip=False

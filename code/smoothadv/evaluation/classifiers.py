@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,8 @@ def base_classifier(
 def _from_module(module: torch.nn.Module, description: DatasetDescription) -> BaseClassifier:
     name = f"{type(module).__module__}.{type(module).__qualname__}"
     settings = {"module_sha256": module_digest(module), "arch": name, "input_layer": None, "training": None}
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise UserError(f"{type(module).__name__} is TorchScript, which cannot be copied whole: give the module itself")
     classifier = copy.deepcopy(module).eval().cpu()
     return BaseClassifier(logits_of(classifier, description), settings)
 
@@ -88,7 +91,7 @@ def module_digest(module: torch.nn.Module) -> str:
             digest.update(f"{name} {_ADDRESS.sub('', repr(value))}\n".encode())
             continue
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -120,12 +123,37 @@ def logits_of(network: torch.nn.Module, description: DatasetDescription) -> torc
 
 def count_classes(network: torch.nn.Module, image: torch.Tensor) -> int:
     """K, the number of logits that a network returns for an image [C, H, W]; UserError where it returns none."""
+    with _in_eval_mode(network):
+        return _try_on(network, image)[1]
+
+
+@contextmanager
+def _in_eval_mode(network: torch.nn.Module) -> Iterator[None]:
     modes = {module: module.training for module in network.modules()}
+    network.eval()
     try:
-        return _try_on(network.eval(), image)[1]
+        yield
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+@contextmanager
+def trained_on_logits(network: torch.nn.Module, description: DatasetDescription) -> Iterator[None]:
+    """Within this context, a network that returns an object or a mapping with ``logits`` returns the logits.
+
+    Its ``state_dict`` stays as it is. UserError where it does not fit the images or has nothing to train.
+    """
+    if not any(weight.requires_grad for weight in network.parameters()):
+        raise UserError(f"{type(network).__name__} has no parameters that require gradients: there is nothing to train")
+    with _in_eval_mode(network):
+        is_plain = logits_of(network, description) is network
+    hook = None if is_plain else network.register_forward_hook(lambda module, images, output: logits_in(output))
+    try:
+        yield
+    finally:
+        if hook is not None:
+            hook.remove()
 
 
 @torch.inference_mode()

@@ -116,7 +116,9 @@ def _convert(request: Any, kind: type[int] | type[float], *names: str) -> None:
                 if isinstance(found, str) or (kind is int and number != found):
                     raise ValueError
             except (TypeError, ValueError, OverflowError, RuntimeError):
-                _require(False, name, found, "a whole number" if kind is int else "a number")
+                _require(
+                    False, "n" if name == "draws" else name, found, "a whole number" if kind is int else "a number"
+                )
             object.__setattr__(request, name, number)  # the dataclass is frozen, but not yet complete
 
 

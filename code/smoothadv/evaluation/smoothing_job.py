@@ -33,6 +33,9 @@ from smoothadv.smoothing.classifier import (
 )
 from smoothadv.smoothing.voting import VoteCounter, check_repeatable
 
+# Logits of an image that differ by more than this share of the largest one differ by more than rounding, also in bf16.
+_FUNCTION = 0.02
+
 
 @dataclass(frozen=True)
 class SmoothingJob:
@@ -122,6 +125,8 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
         base.warn_about_mismatch(request.images if isinstance(request.images, str) else None, request.sigma)
     example = dataset[0][0] if len(dataset) else None
     voter = arrange(classifier, Arrangement(request.precision), device, example)
+    if example is not None and isinstance(source, torch.nn.Module):
+        _check_module(voter, example, type(source).__name__, is_first)
     attacked = voter
     batch = request.batch or recorded_number(request, log, "batch")
     if batch is None:
@@ -152,6 +157,27 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
     if len(job.indices):
         _check_classifier(job, sound)
     return job
+
+
+@torch.inference_mode()
+def _check_module(voter: VotingClassifier, image: torch.Tensor, name: str, warns: bool) -> None:
+    """UserError where a module of the user's own does not run in the form that votes; a warning if it is no function.
+
+    An architecture of a checkpoint needs no such check.
+    """
+    device = next((weight.device for weight in voter.parameters()), torch.device("cpu"))
+    first = image.to(device)
+    try:
+        logits = voter(torch.stack([first, 1 - first, first]))[0]
+        again = voter(torch.stack([first, first / 2, 1 - first]))[0]
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{name} does not run with weights and images of {voter.dtype}, batch 3: {reason}") from error
+    if warns and not torch.allclose(logits, again, rtol=_FUNCTION, atol=_FUNCTION * float(logits.abs().max())):
+        warn(
+            f"the logits of {name} for an image depend on the other images in a batch, or on chance, in eval mode too: "
+            "certificates are about a function of one image"
+        )
 
 
 def _settings(

@@ -106,6 +106,8 @@ def _model(
 ) -> tuple[DatasetDescription, str | None, torch.nn.Module, str | None]:
     """Description with the model's constants, input layer, model, and what it starts from."""
     if not isinstance(request.classifier, str):
+        if request.pretrained_model is not None or request.input_layer is not None:
+            raise UserError("a module has weights and input layer: leave pretrained_model and input_layer out")
         return description, None, request.classifier, None
     path, content = request.pretrained_model, None
     input_layer = request.input_layer or "normalize"

@@ -88,7 +88,11 @@ class RunFolder:
     def restore(saved: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Load the state of a run's checkpoint, ``RunFolder.saved``, into model and optimizer."""
         weights = saved["state_dict"]
-        model.load_state_dict(weights if is_module(saved) else network_keys(weights))
+        try:
+            model.load_state_dict(weights if is_module(saved) else network_keys(weights))
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"cannot resume: the checkpoint is of another module ({reason[:200]})") from error
         optimizer.load_state_dict(saved["optimizer"])
 
     def take_saved(self) -> dict[str, Any] | None:

@@ -1,0 +1,334 @@
+"""The Python face on what callers really hand over: arrays of any layout, numbers of NumPy, modules of all kinds."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDataset
+
+import smoothadv
+from smoothadv.attacks.pgd import PGD
+from smoothadv.errors import DoubtfulWarning, UserError
+from smoothadv.evaluation.classifiers import module_digest
+from smoothadv.objectives.gaussian import Gaussian
+from support.commands import CODE, run_process
+
+COUNT, CLASSES = 6, 2
+IMAGES = np.random.default_rng(0).random((COUNT, 1, 6, 6), dtype=np.float32)
+LABELS = np.arange(COUNT) % CLASSES
+QUICK = {"sigma": 0.25, "n0": 10, "n": 50, "device": "cpu"}
+TRAINING = {"objective": Gaussian(noise_sd=0.25), "schedule": {"epochs": 1, "batch": 3}, "device": "cpu", "quiet": True}
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, CLASSES))
+
+
+def certify(model=None, images=IMAGES, labels=LABELS, **options) -> pd.DataFrame:
+    return smoothadv.certify(model or network(), images, labels, **{**QUICK, **options})
+
+
+@pytest.fixture(scope="module")
+def expected() -> pd.DataFrame:
+    return certify()
+
+
+def read_only() -> np.ndarray:
+    images = IMAGES.copy()
+    images.flags.writeable = False
+    return images
+
+
+IMAGE_LAYOUTS = {
+    "read-only": read_only,
+    "reversed twice": lambda: np.ascontiguousarray(IMAGES[:, :, ::-1])[:, :, ::-1],
+    "Fortran's order": lambda: np.asfortranarray(IMAGES),
+    "the other byte order": lambda: IMAGES.astype(IMAGES.dtype.newbyteorder()),
+    "objects": lambda: IMAGES.astype(object),
+}
+LABEL_TYPES = {
+    "bool": lambda: LABELS.astype(bool),
+    "bool tensor": lambda: torch.tensor(LABELS).bool(),
+    "uint8 tensor": lambda: torch.tensor(LABELS).to(torch.uint8),
+    "uint16": lambda: LABELS.astype(np.uint16),
+    "uint64": lambda: LABELS.astype(np.uint64),
+    "objects": lambda: LABELS.astype(object),
+}
+
+
+@pytest.mark.parametrize("kind", IMAGE_LAYOUTS)
+def test_images_of_any_layout_are_the_same_images(kind, expected):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = certify(images=IMAGE_LAYOUTS[kind]())
+    pd.testing.assert_frame_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", LABEL_TYPES)
+def test_labels_of_any_type_are_the_same_labels(kind, expected):
+    pd.testing.assert_frame_equal(certify(labels=LABEL_TYPES[kind]()), expected)
+
+
+def test_numbers_of_numpy_and_whole_floats_are_numbers(tmp_path, expected):
+    given = {"n": 5e1, "n0": np.int64(10), "sigma": np.float32(0.25), "seed": np.int32(0), "skip": np.int64(1)}
+    log = tmp_path / "log.tsv"
+    pd.testing.assert_frame_equal(certify(log=log, **given), expected)
+    before = log.read_bytes()
+    certify(log=log)
+    assert log.read_bytes() == before, "the same settings"
+    with pytest.raises(UserError, match="n: found 50.5, expected a whole number"):
+        certify(n=50.5)
+
+
+class Items(Dataset):
+    def __init__(self, item) -> None:
+        self.item = item
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int):
+        return self.item(index)
+
+
+PAIRS = TensorDataset(torch.tensor(IMAGES), torch.tensor(LABELS))
+REFUSED = {
+    "labels beside a loader": (lambda: DataLoader(PAIRS), LABELS, "a DataLoader has its own labels"),
+    "random subset": (lambda: DataLoader(PAIRS, sampler=SubsetRandomSampler([1, 2])), None, "the DataLoader shuffles"),
+    "no batches": (lambda: DataLoader(PAIRS, batch_size=None), None, "batches of the DataLoader cannot be joined"),
+    "dict": (lambda: Items(lambda index: {"image": 0, "label": 0}), None, "item 0 of the dataset is a dict"),
+    "image alone": (lambda: Items(lambda index: IMAGES[index]), None, "item 0 of the dataset is a ndarray"),
+    "label between": (lambda: Items(lambda index: (IMAGES[index], 0.5)), None, "image 0 has the label 0.5"),
+    "one-hot": (lambda: Items(lambda index: (IMAGES[index], torch.eye(2)[0])), None, "expected a whole number"),
+    "words": (lambda: IMAGES, list("abcdef"), "labels: found a list, expected a tensor or array of numbers"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_pairs_that_are_none_are_refused(kind):
+    make, labels, message = REFUSED[kind]
+    with pytest.raises(UserError, match=message):
+        certify(images=make(), labels=labels)
+
+
+def test_another_image_in_memory_is_noticed_wherever_it_is(tmp_path):
+    images, labels = np.zeros((600, 1, 6, 6), np.float32), np.zeros(600, np.int64)
+    certify(images=images, labels=labels, maximum=1, log=tmp_path / "log.tsv")
+    images[1] = 1
+    with pytest.raises(UserError, match="dataset_fingerprint"):
+        certify(images=images, labels=labels, maximum=1, log=tmp_path / "log.tsv")
+
+
+def test_a_refused_call_leaves_the_log_open_to_the_next_one(tmp_path):
+    log = tmp_path / "log.tsv"
+    certify(log=log, maximum=4)
+    with pytest.raises(UserError, match="it holds example 3") as kept:  # and with it the frames of the call
+        certify(log=log, maximum=3)
+    assert len(certify(log=log)) == COUNT and kept
+
+
+class Stochastic(nn.Module):
+    """Drops pixels, also in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = network()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.network(nn.functional.dropout(images, 0.5))
+
+
+class Casting(Stochastic):
+    """Chooses its type itself."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.network(images.double())
+
+
+def test_modules_that_are_no_function_of_one_image_are_warned_about():
+    batch_statistics = nn.Sequential(nn.BatchNorm2d(1, track_running_stats=False), nn.Flatten(), nn.Linear(36, 2))
+    for module in (Stochastic(), batch_statistics):
+        with pytest.warns(DoubtfulWarning, match="depend on the other images in a batch, or on chance"):
+            certify(module, maximum=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        certify(maximum=1)
+
+
+def test_modules_that_cannot_vote_are_refused_in_one_line():
+    with pytest.raises(UserError, match="Casting does not run with weights and images of torch.float32"):
+        certify(Casting().double())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.trace(network().eval(), torch.tensor(IMAGES[:1]))
+    with pytest.raises(UserError, match="is TorchScript"):
+        certify(scripted)
+
+
+class WithState(nn.Module):
+    """Prints its address and has a state that is no tensor."""
+
+    def __init__(self, state: str) -> None:
+        super().__init__()
+        self.network, self.state = network(), state
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.network(images)
+
+    def extra_repr(self) -> str:
+        return object.__repr__(self)
+
+    def get_extra_state(self) -> dict[str, str]:
+        return {"state": self.state}
+
+
+def test_the_digest_of_a_module_is_that_of_its_content():
+    one, same, other = (module_digest(WithState(state)) for state in ("a", "a", "b"))
+    assert one == same != other
+
+
+def test_settings_of_the_process_stay_as_they_were():
+    def settings() -> tuple[bool, ...]:
+        cudnn = torch.backends.cudnn
+        return torch.are_deterministic_algorithms_enabled(), cudnn.benchmark, cudnn.deterministic
+
+    before = settings()
+    certify(images=np.round(IMAGES * 255).astype(np.float32) / np.float32(255), sound=True, maximum=1)
+    assert settings() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attack": "PGD"}, "attack is a str"),
+        ({"epsilons": 0.5}, "epsilons: found 0.5"),
+        ({"epsilons": [-0.5]}, "epsilons: found \\[-0.5\\]"),
+        ({"target": "cat"}, "unknown target 'cat'"),
+        ({"target": -1}, "there is no class -1"),
+        ({"restarts": 0}, "restarts: found 0"),
+        ({"num_noise_vec": 0}, "num_noise_vec: found 0"),
+    ],
+)
+def test_attacks_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        smoothadv.attack(
+            network(), IMAGES, LABELS, **{"sigma": 0.25, "n": 20, "device": "cpu", "attack": PGD(0.5, 1), **options}
+        )
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+
+
+class Wrapped(nn.Module):
+    """A network in a submodule called module, as DataParallel has one, whose logits are wrapped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = network()
+
+    def forward(self, images: torch.Tensor) -> Output:
+        return Output(self.module(images))
+
+
+def test_a_module_that_returns_an_object_is_trained_and_continued(tmp_path):
+    def trained(folder: str, *epochs: int) -> Wrapped:
+        for number in epochs:
+            model = Wrapped()
+            options = {**TRAINING, "schedule": {"epochs": number, "batch": 3}}
+            smoothadv.train(model, IMAGES, LABELS, outdir=tmp_path / folder, **options)
+        return model
+
+    at_once, continued = trained("at once", 2), trained("continued", 1, 2)
+    weights = continued.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in at_once.state_dict().items())
+    assert not torch.equal(weights["module.0.weight"], network()[0].weight), "it has learned something"
+    assert isinstance(continued(torch.tensor(IMAGES)), Output)
+    saved = torch.load(tmp_path / "continued" / "checkpoint.pth.tar", weights_only=True)["state_dict"]
+    Wrapped().load_state_dict(saved)
+    with pytest.raises(UserError, match="cannot resume: the checkpoint is of another module"):
+        smoothadv.train(
+            _RenamedWrapped(),
+            IMAGES,
+            LABELS,
+            outdir=tmp_path / "at once",
+            **{**TRAINING, "schedule": {"epochs": 3, "batch": 3}},
+        )
+
+
+class _RenamedWrapped(Wrapped):
+    """Another network under the same name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES))
+
+
+_RenamedWrapped.__qualname__ = Wrapped.__qualname__
+
+
+def test_an_architecture_is_trained_on_arrays_and_certified(tmp_path):
+    images, labels = np.random.default_rng(1).random((COUNT, 1, 8, 8), dtype=np.float32), LABELS
+    smoothadv.train("digits_resnet8", images, labels, num_classes=CLASSES, outdir=tmp_path, **TRAINING)
+    path = tmp_path / "checkpoint.pth.tar"
+    saved = torch.load(path, weights_only=True)
+    assert saved["mean"] == pytest.approx([images.mean()]) and saved["std"] == pytest.approx([images.std()])
+    assert len(certify(path, images, labels)) == COUNT
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"objective": "Gaussian"}, UserError, "the objective is a str"),
+        ({"schedule": {"lr": 1}}, UserError, "schedule: found 'lr', expected epochs, batch"),
+        ({"epochs": 3}, TypeError, "unexpected keyword argument 'epochs': give schedule="),
+        ({"input_layer": "center"}, UserError, "leave pretrained_model and input_layer out"),
+        ({"model": nn.Flatten()}, UserError, "there is nothing to train"),
+        ({"images": "digits"}, UserError, "labels and test images of its own"),
+    ],
+)
+def test_trainings_that_make_no_sense_are_refused(options, error, message, tmp_path):
+    given = {"model": network(), "images": IMAGES, "labels": LABELS, "outdir": tmp_path / "run", **TRAINING, **options}
+    with pytest.raises(error, match=message):
+        smoothadv.train(**given)
+    assert not (tmp_path / "run").exists()
+
+
+SEVERAL_CALLS = f"""
+import os, sys
+sys.path.insert(0, {str(CODE)!r})
+import numpy as np, torch, smoothadv
+from smoothadv.attacks.pgd import PGD
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 2))
+images = np.random.default_rng(0).random((20, 1, 6, 6), dtype=np.float32)
+given = (model, images, [0, 1] * 10)
+common = dict(sigma=0.25, n=100, device="cpu")
+one, two = (smoothadv.certify(*given, n0=10, seed=seed, log=f"{{seed}}.tsv", **common) for seed in range(2))
+attack = dict(attack=PGD(0.5, 1), num_noise_vec=2)
+verdict = smoothadv.falsify(*given, against="0.tsv", folder="against", **attack, **common)
+with open(f"rank{{os.environ['RANK']}}", "w") as file:
+    print(len(one), len(two), one.successes.equals(two.successes), len(verdict.flips), verdict.sentence, file=file)
+"""
+
+
+def test_a_program_does_several_jobs_under_torchrun_and_each_process_gets_all_rows(tmp_path):
+    (tmp_path / "program.py").write_text(SEVERAL_CALLS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "program.py"]
+    result = run_process(command, tmp_path, OMP_NUM_THREADS="1", PATH=os.environ["PATH"])
+    assert result.returncode == 0, result.stderr
+    found = [(tmp_path / f"rank{rank}").read_text() for rank in range(2)]
+    assert found[0] == found[1] and found[0].startswith("20 20 False "), found
+    assert not list(tmp_path.glob("*.shards")), "merged"
