@@ -159,7 +159,7 @@ def test_sweep_refuses_plugins_that_are_none(workplace, capsys, value, text):
 
 MISSING = ["which is not loaded: add --plugin PATH/shapes.py", CHECKPOINT]
 WITHOUT = {
-    "train": (2, ["unknown dataset 'shapes'", "--plugin FILE"]),
+    "train": (2, ["unknown option --label-smoothing; --plugin FILE adds the options of a plug-in"]),
     "certify": (2, ["dataset 'shapes' is from the plug-in shapes.py (sha256 ", *MISSING]),
     "attack": (2, ["dataset 'shapes' is from the plug-in shapes.py (sha256 ", *MISSING]),
 }
@@ -169,6 +169,17 @@ WITHOUT = {
 def test_missing_plugin_is_named(workplace, capsys, command):
     code, texts = WITHOUT[command]
     assert refused(call(capsys, command, *without_option(words(command))), code, *texts)
+
+
+def test_unknown_name_of_any_component_says_how_to_add_one(workplace, capsys):
+    train, noise = ("train", "digits", "digits_resnet8", "out"), ("--noise", 0.25)
+    for wrong, *arguments in (
+        ("dataset 'shapes'", "train", "shapes", "digits_resnet8", "out", *noise),
+        ("architecture 'shapes_cnn'", "train", "digits", "shapes_cnn", "out", *noise),
+        ("objective 'soft_gaussian'", *train, *noise, "--objective", "soft_gaussian"),
+        ("choice 'shapes'", "analyze", "shapes", "log.tsv"),
+    ):
+        assert refused(call(capsys, *arguments), 2, f"unknown {wrong}", "; --plugin FILE adds your own")
 
 
 def test_missing_plugin_of_an_architecture_is_named(workplace, capsys):

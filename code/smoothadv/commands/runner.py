@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from smoothadv import plugins
 from smoothadv.errors import DoubtfulWarning, Terminated, UsageError, UserError
-from smoothadv.registry import did_you_mean
+from smoothadv.registry import PLUGIN_HINT, did_you_mean
 from smoothadv.version import __version__
 
 SUCCESS, FAILURE, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
@@ -79,13 +79,15 @@ class Parser(argparse.ArgumentParser):
             if flag.startswith("--") and " " not in flag and flag not in self._option_string_actions:
                 # Compared without the dashes, which would make all flags similar.
                 known = [option[2:] for option in self._option_string_actions if option.startswith("--")]
-                self.error(f"unknown option {flag}{did_you_mean(flag[2:], known, shown='--{}')}")
+                hint = did_you_mean(flag[2:], known, shown="--{}") or "; --plugin FILE adds the options of a plug-in"
+                self.error(f"unknown option {flag}{hint}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]
             hint = did_you_mean(str(value), known)
-            raise argparse.ArgumentError(action, f"unknown choice '{value}'{hint}; known: {', '.join(known)}")
+            end = PLUGIN_HINT if action.dest == "analysis" else ""
+            raise argparse.ArgumentError(action, f"unknown choice '{value}'{hint}; known: {', '.join(known)}{end}")
 
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"error: {self._source}{message} (see {self.prog} --help)\n")
