@@ -48,5 +48,5 @@ class OneWorker:
     def agree(self, name: str, value: int) -> int:
         return value
 
-    def wait_for_all(self) -> None:
+    def wait_for_all(self, step: str) -> None:
         pass

@@ -24,12 +24,12 @@ from smoothadv.api.arguments import (
     FilePath,
     Model,
     attack_plan,
+    attack_sizes,
     called_from,
     common_fields,
     dataset_of,
     folder_at,
     log_at,
-    read_if,
 )
 from smoothadv.attacks import GradientAttack
 from smoothadv.datasets.images import ImageDataset
@@ -99,7 +99,8 @@ def certify(
             procedure_settings=dict(settings or {}),
             sound=sound,
         )
-        return read_if(certifying.certify(request).is_whole, read_certification_log, outfile)
+        certifying.certify(request)
+        return read_certification_log(outfile)
 
 
 def predict(
@@ -137,7 +138,8 @@ def predict(
     )
     with log_at(log) as outfile:
         request = PredictRequest(**fields, sigma=sigma, alpha=alpha, draws=n, outfile=outfile, attack=plan)
-        return read_if(predicting.predict(request), read_prediction_log, outfile)
+        predicting.predict(request)
+        return read_prediction_log(outfile)
 
 
 def attack(
@@ -173,14 +175,11 @@ def attack(
     import pandas as pd
 
     fields = common_fields("attack", model, images, labels, options)
-    sizes = (attack.epsilon,) if epsilons is None else tuple(epsilons)
-    if not sizes or len(set(sizes)) < len(sizes):
-        raise UserError(f"epsilons: found {list(sizes)}, expected one l2 norm or several different ones")
     plan = attack_plan(attack, num_noise_vec, base_attack, restarts, target, attack_batch)
+    sizes = attack_sizes(epsilons, attack)
     with folder_at(folder) as outdir:
         request = AttackRequest(**fields, sigma=sigma, alpha=alpha, draws=n, outdir=outdir, attack=plan, epsilons=sizes)
-        tables = [read_if(log.is_whole, read_prediction_log, log.path) for log in attacking.attack(request)]
-        return pd.concat(tables, ignore_index=True)
+        return pd.concat([read_prediction_log(log.path) for log in attacking.attack(request)], ignore_index=True)
 
 
 def falsify(
@@ -257,7 +256,14 @@ def train(
     Returns the model and the history of its training. UserError on bad input, NonFiniteError where the loss or the
     weights stop being finite.
     """
+    if not isinstance(objective, Objective):
+        raise UserError(f"the objective is a {type(objective).__name__}: give one, like Gaussian(noise_sd=0.25)")
+    unknown = sorted((schedule or {}).keys() - ScheduleChoices.__dataclass_fields__.keys())
+    if unknown:
+        raise UserError(f"schedule: found '{unknown[0]}', expected {', '.join(ScheduleChoices.__dataclass_fields__)}")
     if isinstance(images, str):
+        if not (labels is None and test is None and test_labels is None):
+            raise UserError(f"the dataset '{images}' has labels and test images of its own: leave them out")
         sources: str | tuple[ImageDataset, ImageDataset] = images
     else:
         training = dataset_of(model, images, labels, num_classes, "images")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import torch
 
@@ -20,9 +21,6 @@ from smoothadv.devices import usable_device
 from smoothadv.errors import UserError
 from smoothadv.evaluation.classifiers import count_classes
 from smoothadv.evaluation.requests import AttackPlan
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Model = str | os.PathLike[str] | torch.nn.Module
 FilePath = str | os.PathLike[str]
@@ -66,7 +64,7 @@ def common_fields(function: str, model: Model, images: Any, labels: Any, further
         raise TypeError(f"{function}() got an unexpected keyword argument '{unknown[0]}'")
     fields: dict[str, Any] = {**further}
     name, num_classes = fields.pop("name", "images"), fields.pop("num_classes", None)
-    source = model if isinstance(model, torch.nn.Module) else Path(model)
+    source = classifier_of(model)
     if isinstance(images, str):
         if labels is not None:
             raise UserError(f"the dataset '{images}' has labels of its own: leave labels out")
@@ -91,8 +89,10 @@ def attack_plan(
     target: int | str | None,
     batch: int | None,
 ) -> AttackPlan:
-    """An attack of a request."""
-    return AttackPlan(
+    """An attack of a request; UserError where it is none or cannot be carried out."""
+    if not isinstance(attack, GradientAttack):
+        raise UserError(f"attack is a {type(attack).__name__}: give an attack, like attacks.pgd.PGD(0.5, 20)")
+    plan = AttackPlan(
         attack=attack,
         num_noise_vec=1 if base_attack else num_noise_vec,
         is_on_base=base_attack,
@@ -100,6 +100,31 @@ def attack_plan(
         target=target,
         batch=batch,
     )
+    try:
+        plan.smoothed(sigma=1.0, seed=0)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return plan
+
+
+def attack_sizes(epsilons: Sequence[float] | None, attack: GradientAttack) -> tuple[float, ...]:
+    """The l2 norms of an ``AttackRequest``; UserError unless they are one or several different numbers >= 0."""
+    try:
+        sizes = (attack.epsilon,) if epsilons is None else tuple(float(epsilon) for epsilon in epsilons)
+    except (TypeError, ValueError):
+        sizes = ()
+    if not sizes or len(set(sizes)) < len(sizes) or not all(0 <= epsilon < math.inf for epsilon in sizes):
+        raise UserError(f"epsilons: found {epsilons!r}, expected a list of one l2 norm or several different ones")
+    return sizes
+
+
+def classifier_of(model: Any) -> Path | torch.nn.Module:
+    """The checkpoint or the module of a request; UserError for anything else."""
+    if isinstance(model, torch.nn.Module):
+        return model
+    if isinstance(model, (str, os.PathLike)):
+        return Path(model)
+    raise UserError(f"the model is a {type(model).__name__}: give a torch.nn.Module or the path of a checkpoint")
 
 
 def dataset_of(
@@ -126,16 +151,11 @@ def _class_names(model: str | Path | torch.nn.Module, items: Any, num_classes: i
     return [str(number) for number in range(num_classes)]
 
 
-def read_if(is_whole: bool, read: Callable[[Path], pd.DataFrame], path: Path) -> pd.DataFrame:
-    """The rows of a log; none in a process that did only a share of the work, under torchrun."""
-    import pandas as pd
-
-    return read(path) if is_whole else pd.DataFrame()
-
-
 @contextmanager
 def log_at(path: FilePath | None) -> Iterator[Path]:
     """The log to write, or one in a folder that is removed afterwards."""
+    if path is not None and not Path(path).name:
+        raise UserError(f"log: found {str(path)!r}, expected the name of a file")
     with folder_at(None if path is None else Path(path).parent) as folder:
         yield folder / "log.tsv" if path is None else Path(path)
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from smoothadv.datasets.augmentation import augmented, draw_augmentation, pixels_of
 from smoothadv.datasets.description import DatasetDescription, TrainingDefaults
@@ -70,7 +70,12 @@ class GivenImages:
         return torch.stack(images), torch.tensor(labels)
 
     def fingerprint(self) -> str:
-        """A hash of the number of images and of up to 256 evenly spaced ones: reading a million would take hours."""
+        """A hash of all images and labels in memory; of a Dataset, of its length and of up to 256 evenly spaced images.
+
+        To read a Dataset of a million images would take hours.
+        """
+        if isinstance(self.items, Arrays):
+            return self.items.fingerprint()
         digest = hashlib.sha256(f"{len(self)} {self.description.image_shape}\n".encode())
         count = min(len(self), _MOST_HASHED)
         for number in range(count):
@@ -84,7 +89,7 @@ class Arrays:
     """Images [N, C, H, W] and labels [N] in memory, checked as a whole."""
 
     def __init__(self, images: torch.Tensor | np.ndarray, labels: Any) -> None:
-        tensor = torch.as_tensor(images)
+        tensor = _tensor(images, "images")
         if tensor.dim() != 4:
             raise UserError(
                 f"images have shape {list(tensor.shape)}: give a batch [N, C, H, W], of one image [1, C, H, W]"
@@ -96,11 +101,12 @@ class Arrays:
         self.images = checked_image(tensor, "images")
         if labels is None:
             raise UserError("images without labels: give an array of N whole numbers after the images")
-        self.labels = torch.as_tensor(np.asarray(labels.cpu() if isinstance(labels, torch.Tensor) else labels))
-        if self.labels.shape != self.images.shape[:1]:
-            raise UserError(f"labels have shape {list(self.labels.shape)}, there are {len(self.images)} images")
-        if self.labels.is_floating_point() or self.labels.is_complex():
-            raise UserError(f"labels are {self.labels.dtype}: give whole numbers from 0 on")
+        found = _tensor(labels, "labels")
+        if found.shape != self.images.shape[:1]:
+            raise UserError(f"labels have shape {list(found.shape)}, there are {len(self.images)} images")
+        if found.is_floating_point() or found.is_complex():
+            raise UserError(f"labels are {found.dtype}: give whole numbers from 0 on")
+        self.labels = found.to(torch.int64)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -108,10 +114,17 @@ class Arrays:
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return self.images[index], int(self.labels[index])
 
+    def fingerprint(self) -> str:
+        """A hash that changes whenever an image, a label or their order does."""
+        digest = hashlib.sha256(repr(tuple(self.images.shape)).encode())
+        digest.update(self.images.numpy().data)
+        digest.update(self.labels.numpy().data)
+        return digest.hexdigest()
+
 
 def checked_image(image: Any, name: str) -> torch.Tensor:
     """An image, or several, as float32 on the CPU; UserError, which calls them ``name``, unless they are in [0, 1]."""
-    tensor = torch.as_tensor(image).detach().cpu()
+    tensor = _tensor(image, name)
     if not tensor.is_floating_point():
         found = str(tensor.dtype).removeprefix("torch.")
         hint = ": divide grey levels by 255" if tensor.dtype == torch.uint8 else ""
@@ -127,18 +140,38 @@ def checked_image(image: Any, name: str) -> torch.Tensor:
     return tensor
 
 
-def _pair(item: Any, index: int) -> tuple[Any, Any]:
+def _tensor(values: Any, name: str) -> torch.Tensor:
+    """``values`` as a tensor on the CPU, without gradients; UserError, which calls them ``name``, if they are none."""
     try:
-        image, label = item
-    except (TypeError, ValueError):
-        raise UserError(f"item {index} of the dataset is a {type(item).__name__}, expected (image, label)") from None
-    return image, label
+        if isinstance(values, torch.Tensor):
+            return values.detach().cpu()
+        array = np.asarray(values)
+        if array.dtype == object:
+            array = np.array(array.tolist())
+        # PyTorch refuses negative strides and other byte orders, and warns of arrays that cannot be written to.
+        native = array.astype(array.dtype.newbyteorder("="), copy=False)
+        return torch.from_numpy(native if native.flags.writeable and native.flags.c_contiguous else native.copy())
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError(f"{name}: found {_brief(values)}, expected a tensor or array of numbers") from None
+
+
+def _brief(value: Any) -> str:
+    kind = f"a {type(value).__name__}"
+    return f"{kind} of {value.dtype}" if isinstance(value, np.ndarray) else kind
+
+
+def _pair(item: Any, index: int) -> tuple[Any, Any]:
+    if isinstance(item, (tuple, list)) and len(item) == 2:
+        return item[0], item[1]
+    raise UserError(f"item {index} of the dataset is {_brief(item)}, expected (image, label)")
 
 
 def _label(label: Any, classes: int, name: str) -> int:
     try:
         number = int(label)
-    except (TypeError, ValueError):
+        if isinstance(label, str) or number != label:
+            raise ValueError
+    except (TypeError, ValueError, RuntimeError):
         raise UserError(f"{name} has the label {label!r}, expected a whole number") from None
     if not 0 <= number < classes:
         raise UserError(f"{name} has the label {number}, the classes are 0 to {classes - 1}")
@@ -151,12 +184,18 @@ def items_of(images: Any, labels: Any = None) -> Items:
     UserError for anything else, and for a DataLoader that shuffles: an image's index would then change with each pass.
     """
     if isinstance(images, DataLoader):
-        if isinstance(images.sampler, RandomSampler):
+        if labels is not None:
+            raise UserError("a DataLoader has its own labels: leave labels out")
+        if isinstance(images.sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)):
             raise UserError("the DataLoader shuffles, so images have no fixed index: make it with shuffle=False")
         batches = [_pair(batch, number) for number, batch in enumerate(images)]
         if not batches:
             raise UserError("the DataLoader has no batches")
-        return Arrays(*(torch.cat([torch.as_tensor(part) for part in parts]) for parts in zip(*batches)))
+        parts = [[_tensor(part, "a batch of the DataLoader") for part in batch] for batch in batches]
+        try:
+            return Arrays(torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts]))
+        except RuntimeError as error:  # they have several shapes, or the loader makes no batches
+            raise UserError(f"the batches of the DataLoader cannot be joined: {str(error).splitlines()[0]}") from error
     if isinstance(images, (torch.Tensor, np.ndarray)):
         return Arrays(images, labels)
     if hasattr(images, "__getitem__") and hasattr(images, "__len__") and not isinstance(images, (list, tuple, dict)):

@@ -82,9 +82,10 @@ def write_log(job: SmoothingJob, plan: LogPlan) -> bool:
         if plan.shard is None:
             _pack(plan, [plan.path])
         return plan.shard is None
-    workers.wait_for_all()
+    workers.wait_for_all("shards")
     if workers.rank == 0:
         _merge_shards_of_workers(plan, len(job.indices))
+    workers.wait_for_all("log")  # then every process can read it
     return workers.rank == 0
 
 
@@ -145,8 +146,12 @@ class _Parts:
         if had_images:  # only now, when this process has locked the log
             examples_path(path).unlink(missing_ok=True)
             spool_path(path).unlink(missing_ok=True)
-        check_logged_examples(log, indices)
-        return Part(log, indices, self._spool(path, log) if self.plan.keeps_images else None)
+        try:
+            check_logged_examples(log, indices)
+            return Part(log, indices, self._spool(path, log) if self.plan.keeps_images else None)
+        except BaseException:
+            log.close()  # else the lock would stay as long as this process
+            raise
 
     def _spool(self, path: Path, log: ExampleLog) -> Spool:
         if log.done and not spool_path(path).exists():

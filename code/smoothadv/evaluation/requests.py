@@ -71,6 +71,8 @@ class EvaluationRequest:
 
     def __post_init__(self) -> None:
         """UserError where a value is out of its range."""
+        _convert(self, int, "seed", "draws", "skip", "maximum", "batch")
+        _convert(self, float, "sigma", "alpha")
         _require(
             0 < self.sigma <= 10, "sigma", self.sigma, "a standard deviation above 0, up to 10, on images in [0, 1]"
         )
@@ -104,6 +106,20 @@ def _require(is_right: bool, name: str, found: Any, expected: str) -> None:
         raise UserError(f"{name}: found {found!r}, expected {expected}")
 
 
+def _convert(request: Any, kind: type[int] | type[float], *names: str) -> None:
+    """Make fields Python's numbers, which manifests can hold, of NumPy's and of 1e5; UserError where they are none."""
+    for name in names:
+        found = getattr(request, name)
+        if found is not None and type(found) is not kind:
+            try:
+                number = kind(found)
+                if isinstance(found, str) or (kind is int and number != found):
+                    raise ValueError
+            except (TypeError, ValueError, OverflowError, RuntimeError):
+                _require(False, name, found, "a whole number" if kind is int else "a number")
+            object.__setattr__(request, name, number)  # the dataclass is frozen, but not yet complete
+
+
 def check_existing(existing: str) -> str:
     """``existing``; UserError where it is none of EXISTING."""
     _require(existing in EXISTING, "existing", existing, f"one of {', '.join(EXISTING)}")
@@ -126,6 +142,7 @@ class CertifyRequest(EvaluationRequest):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _convert(self, int, "n0")
         _require(self.n0 >= 1, "n0", self.n0, "a whole number of at least 1")
         fields = {field.name for field in dataclasses.fields(self.procedure)} - {"smoothing"}
         for name in self.procedure_settings:
@@ -162,6 +179,13 @@ class AttackPlan:
     restarts: int = 1
     target: int | str | None = None
     batch: int | None = None
+
+    def __post_init__(self) -> None:
+        """UserError where a value is out of its range."""
+        _convert(self, int, "num_noise_vec", "restarts", "batch")
+        for name in ("num_noise_vec", "restarts", "batch"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, name, value, "a whole number of at least 1")
 
     def smoothed(self, sigma: float, seed: int) -> SmoothedAttack:
         """The attack on a classifier that is smoothed with ``sigma``; the caller must still set its batch."""

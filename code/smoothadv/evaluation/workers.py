@@ -1,8 +1,9 @@
-"""The processes that torchrun started for one evaluation: which process takes which shard, and when all are done."""
+"""The processes that torchrun started for an evaluation: which process takes which shard, and when all are done."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from torch import distributed
 
 _PAUSE_SECONDS = 0.2
+_jobs = itertools.count()
 
 
 class Workers:
@@ -24,8 +26,8 @@ class Workers:
         self.local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
         attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
         self.restarted = attempt > 0
-        # torchrun's store outlives a restart: with another prefix, the shards can be claimed again.
-        self._store = distributed.PrefixStore(f"attempt {attempt}", store)
+        # torchrun's store outlives a restart, and a program may do several jobs: each has counts of its own.
+        self._store = distributed.PrefixStore(f"attempt {attempt}, job {next(_jobs)}", store)
 
     def for_log(self, name: str) -> Workers:
         """The same processes with separate counts for the log ``name``: they write several logs in turn."""
@@ -48,14 +50,14 @@ class Workers:
             self._store.set(name, str(value))
         return int(self._store.get(name))
 
-    def wait_for_all(self) -> None:
-        """Return once every process has called this."""
-        self._store.add("finished", 1)
-        while self._store.add("finished", 0) < self.size:
+    def wait_for_all(self, step: str) -> None:
+        """Return once every process has called this for the same ``step``."""
+        self._store.add(f"reached {step}", 1)
+        while self._store.add(f"reached {step}", 0) < self.size:
             time.sleep(_PAUSE_SECONDS)
         # The first process may host the store: it must return last.
-        self._store.add("left", 1)
-        while self.rank == 0 and self._store.add("left", 0) < self.size:
+        self._store.add(f"left {step}", 1)
+        while self.rank == 0 and self._store.add(f"left {step}", 0) < self.size:
             time.sleep(_PAUSE_SECONDS)
 
 
