@@ -88,7 +88,7 @@ def module_digest(module: torch.nn.Module) -> str:
             digest.update(f"{name} {_ADDRESS.sub('', repr(value))}\n".encode())
             continue
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
