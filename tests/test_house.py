@@ -193,6 +193,18 @@ def test_importing_statistics_and_analysis_does_not_import_torch(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def users_of_argparse(sources: dict[str, str]) -> list[str]:
+    """Modules outside of the commands, and of the parsers of settings, that know what a command line is."""
+    allowed = {"commands", "settings"}
+    return [module for module, names in graph(sources).items() if part(module) not in allowed and "argparse" in names]
+
+
+def test_options_stay_in_the_commands():
+    assert users_of_argparse(SOURCES) == []
+    late = with_line("smoothadv.evaluation.certifying", "def late():\n    import argparse")
+    assert users_of_argparse(late) == ["smoothadv.evaluation.certifying"]
+
+
 def test_training_names_no_objective():
     assert objectives_named_by_training(SOURCES) == set()
     sources = [source for module, source in SOURCES.items() if part(module) == "training"]

@@ -1,7 +1,7 @@
-"""Components declare their settings as dataclass fields; commands make options of them.
+"""Components declare their settings as dataclass fields; commands make an option of each.
 
 A component (an attack, an objective) is a frozen dataclass. Each field made by ``setting`` becomes one
-command-line option, so that the file of a new component also defines them.
+command-line option, so that the file of a new component also defines what commands offer.
 """
 
 from __future__ import annotations

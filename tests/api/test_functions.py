@@ -21,7 +21,7 @@ from smoothadv.errors import DoubtfulWarning, UserError
 from smoothadv.evaluation.saved_examples import read_examples
 from smoothadv.noise import GaussianNoise
 from smoothadv.objectives.smoothadv import SmoothAdv
-from support.commands import CODE, call, rows, run_process, start_process, wait_until
+from support.commands import CODE, call, rows, run_process, wait_until
 
 SIGMA, COUNT, CLASSES = 0.5, 6, 4
 QUICK = {"sigma": SIGMA, "n0": 20, "n": 200, "device": "cpu"}
@@ -164,28 +164,27 @@ KILLED = """
 import numpy as np, torch, torchvision, smoothadv
 torch.manual_seed(0)
 model = torchvision.models.resnet18(num_classes=5)
-images = np.random.default_rng(0).random((20, 3, 32, 32), dtype=np.float32)
-rows = smoothadv.certify(model, images, np.arange(20) % 5, sigma=0.25, n=400, n0=20, device="cpu", log=LOG)
+images = np.random.default_rng(0).random((20, 3, 16, 16), dtype=np.float32)
+rows = smoothadv.certify(model, images, np.arange(20) % 5, sigma=0.25, n=60, n0=20, device="cpu", batch=20, log=LOG)
 print(len(rows))
 """
 
 
-def test_a_script_that_was_killed_is_continued_by_itself(tmp_path, capsys):
+def test_a_script_that_was_killed_is_continued_by_itself(warm, tmp_path):
     """kill -9 in the middle of a log: the same script then ends with the rows of an undisturbed one."""
 
     def command(name: str) -> list[str]:
-        program = f"import sys; sys.path.insert(0, {str(CODE)!r}); LOG = {name!r}{KILLED}"
-        return [sys.executable, "-c", program]
+        return [sys.executable, "-c", f"LOG = {name!r}{KILLED}"]
 
     log = tmp_path / "killed.tsv"
-    process = start_process(command(log.name), tmp_path)
+    process = warm.start(command(log.name), tmp_path)
     wait_until(lambda: log.exists() and log.read_text().count("\n") >= 5, process)
     process.send_signal(signal.SIGKILL)
     process.wait()
     begun = log.read_text().count("\n") - 1
     assert 4 <= begun < 20, "it was killed in the middle"
     for name in (log.name, "whole.tsv"):
-        done = run_process(command(name), tmp_path)
+        done = warm.run(command(name), tmp_path)
         assert (done.returncode, done.stdout) == (0, "20\n"), done.stderr
     killed, whole = (
         [{key: value for key, value in row.items() if key != "time"} for row in rows(tmp_path / name)]
@@ -345,7 +344,7 @@ def test_certificates_of_a_module_are_attacked_and_others_are_refused(tmp_path):
 
 
 def test_training_of_a_module_is_continued_to_the_same_weights(tmp_path):
-    objective = SmoothAdv(attack=PGD(0.5, 2), noise_sd=0.25, num_noise_vec=2, warmup=1)
+    objective = SmoothAdv(attack=PGD(0.5, 2), noise_sd=0.25, num_noise_vec=2, warmup=0)
 
     def trained(folder: str, *epochs: int) -> dict[str, torch.Tensor]:
         for number in epochs:

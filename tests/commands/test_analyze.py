@@ -7,6 +7,7 @@ import glob
 import io
 import json
 import math
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from support.commands import ENVIRONMENT, call, script
+from support.commands import ENVIRONMENT, call, run_process, script
 from support.patience import HANG_SECONDS
 
 # Ours: full precision, further columns after the released ones. 3 of 6 correct, 1 of 6 abstains.

@@ -11,6 +11,7 @@ import pytest
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.pgd import PGD
 from smoothadv.commands import merging
+from smoothadv.evaluation import log_writing
 from smoothadv.evaluation.attacked_images import passes_of
 from smoothadv.records import spool_path
 from support.attack_runs import SIGMA, archive, assert_same_attack
@@ -128,7 +129,8 @@ def interrupt_packing(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(merging, "pack", stop)
+    for module in (merging, log_writing):
+        monkeypatch.setattr(module, "pack", stop)
 
 
 @pytest.mark.parametrize("again", ["merge", "attack"])

@@ -34,19 +34,19 @@ def plans(text: str) -> list:
 
 def obvious_training_seconds(plan) -> float:
     """Epoch by epoch and batch by batch: trained and attacked copies, then the test images of the epoch."""
-    training, seconds = plan.training, 0.0
+    training, objective, seconds = plan.training, plan.training.request.objective, 0.0
     images = len(get_dataset("digits", "train"))
     for epoch in range(training.schedule.epochs):
         left = images
         for _ in range(training.schedule.steps_per_epoch or 10**9):
             batch = min(left, training.schedule.batch)
             left -= batch
-            copies = batch * training.objective.copies
-            steps = training.objective.attack.num_steps if training.objective.epsilon(epoch) > 0 else 0
+            copies = batch * objective.copies
+            steps = objective.attack.num_steps if objective.epsilon(epoch) > 0 else 0
             seconds += copies * (UPDATE + steps * STEP)
             if not left:
                 break
-        seconds += 359 * training.objective.copies * (UPDATE + training.objective.attack.num_steps * STEP)
+        seconds += 359 * objective.copies * (UPDATE + objective.attack.num_steps * STEP)
     return seconds
 
 
@@ -111,11 +111,11 @@ def test_step_of_an_attack_is_measured(workplace):
     (plan,) = plans('attack = "PGD"\nepsilon = 0.5\nnum-steps = 4\nbatch = 64\n[[sweep]]\nseed = 0\n')
     machine = costs._CostMeter(torch.device("cpu"))
     update, step = machine._measure_update(plan.training)
-    assert update > 0 and update >= step >= 0 and update + step < 1
+    assert update > 0 and update >= step >= 0
     (plan,) = plans("[[sweep]]\nseed = 0\n[[attack]]\nmax = 1\nepsilon = 0.5\n")
     (attacked,) = plan.evaluations
     vote = machine._measure_vote(plan.training, attacked)
-    assert 0 < vote < 1 and 0 < machine._measure_gradient(plan.training, attacked) < 1
+    assert vote > 0 and machine._measure_gradient(plan.training, attacked) > 0
 
 
 @pytest.mark.parametrize(

@@ -268,11 +268,11 @@ def test_help_lists_the_options_of_a_plugin(workplace, capsys):
 
 def test_command_that_repeats_an_attack_has_each_plugin_after_its_own_flag():
     from smoothadv.commands.attack import make_parser
-    from smoothadv.commands.options.components import retyped
+    from smoothadv.commands.options.components import command_line_of
 
     parser = make_parser()
     typed = ["digits", "c.pth.tar", "0.25", "out", "--plugin", "a.py", "--plugin", "b.py", "--only", "1", "2"]
-    again = retyped(parser, parser.parse_args(typed), (), {})
+    again = command_line_of(parser, parser.parse_args(typed), (), {})
     assert " --plugin a.py --plugin b.py" in " ".join(again) and " --only 1 2" in " ".join(again)
 
 

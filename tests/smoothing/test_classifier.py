@@ -294,6 +294,7 @@ def own_compiler_cache(tmp_path, monkeypatch) -> Iterator[Path]:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow  # nearly a minute, all of it in the compiler; .ci/run runs it
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler")
 @torch.inference_mode()
 def test_compiled_logits_are_close_and_by_no_more_than_rounding_those_of_another_row(own_compiler_cache):

@@ -57,12 +57,12 @@ class CommonOptions(TypedDict, total=False):
     """ "resume" continues a log that is there, "overwrite" replaces it, "refuse" raises ("resume")."""
 
 
-def common_fields(function: str, model: Model, images: Any, labels: Any, options: CommonOptions) -> dict[str, Any]:
-    """The model, the images and the common options of ``function`` as fields of an ``EvaluationRequest``."""
-    unknown = sorted(set(options) - CommonOptions.__annotations__.keys())
+def common_fields(function: str, model: Model, images: Any, labels: Any, further: CommonOptions) -> dict[str, Any]:
+    """The model, the images and the ``further`` arguments of ``function`` as fields of an ``EvaluationRequest``."""
+    unknown = sorted(further.keys() - CommonOptions.__annotations__.keys())
     if unknown:
         raise TypeError(f"{function}() got an unexpected keyword argument '{unknown[0]}'")
-    fields: dict[str, Any] = {**options}
+    fields: dict[str, Any] = {**further}
     name, num_classes = fields.pop("name", "images"), fields.pop("num_classes", None)
     source = classifier_of(model)
     if isinstance(images, str):

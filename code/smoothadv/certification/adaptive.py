@@ -53,7 +53,7 @@ class Adaptive(Procedure):
     on_grid: ClassVar[bool] = True
     radii: tuple[float, ...] | None = setting(
         None,
-        help="l2 radii to decide, 0 always among them (default: the columns of the paper's tables for the dataset)",
+        help="l2 radii to decide, in addition to 0 (default: the columns of the paper's tables for the dataset)",
         parse=non_negative_float,
         many=True,
     )
@@ -61,7 +61,7 @@ class Adaptive(Procedure):
         False, help="also test a fine grid of radii, sigma/100 apart, with the same draws: finer radii in the log"
     )
     label_aware: bool = setting(
-        False, help="benchmarks only: stop after the selection where it is not the true class; marked in the log"
+        False, help="for benchmarks only: stop if the selected class is not the true class; the log records it"
     )
 
     def __post_init__(self) -> None:

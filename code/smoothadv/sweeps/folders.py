@@ -64,8 +64,8 @@ def format_decimal(value: Any) -> str:
     return f"{whole}.{rest.ljust(2, '0')}" if whole.isdigit() and (not point or rest.isdigit()) else text
 
 
-def fill_placeholders(given: Mapping[str, Any], values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """``given`` with every "{name}" in a text replaced by that value in ``values``; UserError for an unknown name.
+def fill_placeholders(table: Mapping[str, Any], values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """``table`` with every "{name}" in a text replaced by that value in ``values``; UserError for an unknown name.
 
     Values are written as in the names of folders.
     """
@@ -80,7 +80,7 @@ def fill_placeholders(given: Mapping[str, Any], values: Mapping[str, Any], sourc
 
     return {
         key: [replaced(single) for single in value] if isinstance(value, list) else replaced(value)
-        for key, value in given.items()
+        for key, value in table.items()
     }
 
 

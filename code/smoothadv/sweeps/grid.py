@@ -185,12 +185,12 @@ def _models(path: Path, content: Options) -> Iterator[Model]:
             raise UserError(f"{source}: 'group' is to be a text without '=', found {group!r}")
         swept_here = {key: value for key, value in table.items() if key != "group"}
         _check_options(source, swept_here, _NEVER)
-        given = {**fixed, **swept_here}
-        axes = {key: _listed(value) for key, value in given.items()}
+        combined = {**fixed, **swept_here}
+        axes = {key: _listed(value) for key, value in combined.items()}
         for key in ("dataset", "arch"):
             if key not in axes:
                 raise UserError(f"{source}: names no '{key}'; give one here or under [fixed]")
-        swept = tuple(key for key, values in given.items() if isinstance(values, list))
+        swept = tuple(key for key, values in combined.items() if isinstance(values, list))
         for values in itertools.product(*axes.values()):
             model = dict(zip(axes, values))
             yield Model(fill_placeholders(model, model, source), swept, group, source)
@@ -215,9 +215,9 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _check_options(source: str, given: Mapping[str, Any], never: tuple[str, ...]) -> None:
+def _check_options(source: str, table: Mapping[str, Any], never: tuple[str, ...]) -> None:
     """UserError if a key is one of ``never``, or a value is none that a grid can hold."""
-    for key, value in given.items():
+    for key, value in table.items():
         if key in never:
             raise UserError(f"{source}: '{key}' is set by the sweep itself, or on its command line: leave it out")
         values = _listed(value)
@@ -230,14 +230,14 @@ def _check_options(source: str, given: Mapping[str, Any], never: tuple[str, ...]
             raise UserError(f"{source}: '{key}' names a value twice: {values}")
 
 
-def option_words(given: Mapping[str, Any], known: Mapping[str, bool], source: str) -> list[str]:
-    """Options as words of a command line: true gives the switch, false its opposite or nothing, a list several values.
+def option_words(table: Mapping[str, Any], known: Mapping[str, bool], source: str) -> list[str]:
+    """The options in a ``table`` as words of a command line.
 
-    ``known`` has the flags of the command, and whether each takes a value. UserError if a flag that takes a value is
-    given true or false.
+    True gives the switch, false its opposite or nothing, a list several values. ``known`` has the flags of the command,
+    and whether each takes a value. UserError if a flag that takes a value is given true or false.
     """
     words: list[str] = []
-    for key, value in given.items():
+    for key, value in table.items():
         if isinstance(value, bool):
             if known.get(f"--{key}"):
                 raise UserError(f"{source}: '{key}' takes a value, found {str(value).lower()}")

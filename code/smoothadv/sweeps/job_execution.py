@@ -145,7 +145,7 @@ def _launcher(job: Job) -> Sequence[str]:
     """The words after ``python`` that start a module in the job's number of processes, with torchrun if several."""
     if job.processes == 1:
         return ["-m"]
-    # The "--" keeps torchrun from reading the options of the stage.
+    # The "--" keeps torchrun from reading what is meant for the stage.
     return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.processes), "-m", "--"]
 
 

@@ -1,6 +1,7 @@
 """Engines find machines for jobs, one engine per file. They only schedule: the files on the disk decide what is done.
 
-An engine is a frozen dataclass derived from ``Engine``, registered in ``ENGINES``; ``sweep run`` makes options of its settings.
+An engine is a frozen dataclass derived from ``Engine``, registered in ``ENGINES``; its settings become
+options of ``sweep run``, and of ``sweep retry``.
 """
 
 from __future__ import annotations
