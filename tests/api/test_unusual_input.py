@@ -226,6 +226,27 @@ def test_attacks_that_make_no_sense_are_refused(options, message):
         )
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fraction": 2}, "fraction: found 2"),
+        ({"fraction": -1}, "fraction: found -1"),
+        ({"false_alarm": 0}, "false_alarm: "),
+    ],
+)
+def test_falsifications_that_make_no_sense_are_refused(options, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        smoothadv.falsify(
+            network(), IMAGES, LABELS, against=tmp_path / "log.tsv", sigma=0.25, attack=PGD(0.5, 1), **options
+        )
+
+
+@pytest.mark.parametrize("radii", [0.1, "0.1", [-1]])
+def test_settings_of_a_procedure_that_make_no_sense_are_refused(radii):
+    with pytest.raises(UserError):
+        certify(method="adaptive", settings={"radii": radii})
+
+
 @dataclass
 class Output:
     logits: torch.Tensor

@@ -69,6 +69,8 @@ def fit_to_job(plan: AttackPlan, job: SmoothingJob, request: EvaluationRequest, 
     classes = job.dataset.description.num_classes
     if isinstance(plan.target, int) and plan.target >= classes:
         raise UsageError(f"--target {plan.target}: the classes of {job.settings['dataset']} are 0 to {classes - 1}")
+    if plan.target is not None and classes < 2:
+        raise UsageError(f"--target {plan.target}: {job.settings['dataset']} has only one class")
     batch = plan.batch or recorded_number(request, log, "attack_batch")
     if batch is None:
         shape, is_shard = job.dataset.description.image_shape, request.shard is not None

@@ -77,7 +77,7 @@ def procedure_of(request: CertifyRequest, description: DatasetDescription, noise
     try:
         smoothing = Smoothing(request.sigma, request.n0, request.n, request.alpha, noise_distance)
         return chosen(smoothing, **given)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from error
 
 

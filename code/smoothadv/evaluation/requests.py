@@ -246,6 +246,12 @@ class FalsifyRequest(EvaluationRequest):
     false_alarm: float = DEFAULT_FALSE_ALARM
     only: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _convert(self, float, "fraction", "false_alarm")
+        _require(0 < self.fraction < 1, "fraction", self.fraction, "a share of the radius strictly between 0 and 1")
+        _require(0 < self.false_alarm < 1, "false_alarm", self.false_alarm, "a probability strictly between 0 and 1")
+
     @property
     def components(self) -> tuple[Any, ...]:
         return (self.attack.attack,)
