@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from smoothadv.bounds import binomial_interval
 from smoothadv.certification import ABSTAIN
 from smoothadv.commands.merging import finished_shard_message, merge_main
-from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan
+from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan_of
 from smoothadv.commands.options.components import command_line_of
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser, run, with_plugins
@@ -127,11 +127,12 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
     """The request that the options describe; a usage error where they contradict each other."""
     sizes = getattr(options, "--epsilon", None)
     _refuse_contradictions(parser, options, sizes)
+    steps = getattr(options, "--num-steps", _STEPS)
     fields = {
         **request_fields(options, command),
         "outdir": options.outdir,
         # Each log, or each certificate, sets its own epsilon.
-        "attack": attack_plan(parser, options, _DRAWS, epsilon=0.0, num_steps=getattr(options, "--num-steps", _STEPS)),
+        "attack": attack_plan_of(parser, options, _DRAWS, epsilon=0.0, num_steps=steps),
         "only": None if options.only is None else tuple(options.only),
     }
     if sizes is not None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from smoothadv.certification import ABSTAIN
 from smoothadv.commands.merging import finished_shard_message, merge_main
-from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan, given_evaluation_flags
+from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan_of, given_evaluation_flags
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser, run, with_plugins
 from smoothadv.evaluation.predicting import predict
@@ -56,7 +56,7 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
     return PredictRequest(
         **request_fields(options, command),
         outfile=options.outfile,
-        attack=attack_plan(parser, options) if options.attack is not None else None,
+        attack=attack_plan_of(parser, options) if options.attack is not None else None,
     )
 
 

@@ -16,7 +16,7 @@ from smoothadv.attacks.target_rules import EVERY
 from smoothadv.certification import ABSTAIN, Draws
 from smoothadv.certification.prediction import predict
 from smoothadv.errors import UsageError
-from smoothadv.evaluation.loop import Example
+from smoothadv.evaluation.image_loop import Example
 from smoothadv.evaluation.requests import AttackPlan, EvaluationRequest
 from smoothadv.evaluation.smoothing_job import SmoothingJob, recorded_number
 from smoothadv.noise import Purpose, RoundedGaussianNoise

@@ -14,8 +14,8 @@ from smoothadv.bounds import squared_grey_radius
 from smoothadv.certification import Draws, Procedure, Smoothing
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.errors import UsageError, warn
+from smoothadv.evaluation.image_loop import Example
 from smoothadv.evaluation.log_writing import LogPlan, write_log
-from smoothadv.evaluation.loop import Example
 from smoothadv.evaluation.requests import CertifyRequest
 from smoothadv.evaluation.smoothing_job import prepare
 from smoothadv.records import CERTIFICATION_COLUMNS, format_radius
@@ -40,7 +40,7 @@ def certify(request: CertifyRequest) -> CertifiedLog:
     UserError where the request cannot be carried out, possibly after some rows; the log keeps the rows written so far.
     """
     job = prepare(request, request.outfile, request.sound)
-    procedure = procedure_of(request, job.dataset.description, job.noise_distance)
+    procedure = make_procedure(request, job.dataset.description, job.noise_distance)
     if procedure.largest_radius is None:
         warn(
             f"--N {request.n} can certify nothing at --alpha {request.alpha:g}, every image will abstain: "
@@ -66,7 +66,7 @@ def certify(request: CertifyRequest) -> CertifiedLog:
     return CertifiedLog(request.outfile, write_log(job, plan), procedure)
 
 
-def procedure_of(request: CertifyRequest, description: DatasetDescription, noise_distance: float) -> Procedure:
+def make_procedure(request: CertifyRequest, description: DatasetDescription, noise_distance: float) -> Procedure:
     """The certification procedure of a request; UsageError where the procedure refuses the request's numbers.
 
     ``description`` is the dataset's; ``noise_distance`` is how far the noise is from a Gaussian (total variation).

@@ -27,8 +27,8 @@ from smoothadv.checkpoints import file_digest
 from smoothadv.errors import UserError, warn
 from smoothadv.evaluation.attacked_images import AttackedPolls, attack_record, fit_to_job, passes_of
 from smoothadv.evaluation.attacking import AttackedLog, chosen_images, job_and_attack_for, refuse_file_as_folder
+from smoothadv.evaluation.image_loop import Example
 from smoothadv.evaluation.log_writing import LogPlan, write_log
-from smoothadv.evaluation.loop import Example
 from smoothadv.evaluation.requests import FalsifyRequest
 from smoothadv.evaluation.smoothing_job import SmoothingJob, prepare, warn_of_few_draws
 from smoothadv.noise import Purpose

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.errors import UserError, warn
-from smoothadv.evaluation.loop import (
+from smoothadv.evaluation.image_loop import (
     Example,
     HasBatch,
     Part,

@@ -16,8 +16,8 @@ from smoothadv.evaluation.attacked_images import (
     fit_to_job,
     passes_of,
 )
+from smoothadv.evaluation.image_loop import Example
 from smoothadv.evaluation.log_writing import LogPlan, write_log
-from smoothadv.evaluation.loop import Example
 from smoothadv.evaluation.requests import PredictRequest
 from smoothadv.evaluation.smoothing_job import SmoothingJob, prepare, warn_of_few_draws
 from smoothadv.records import PREDICTION_COLUMNS

@@ -17,7 +17,7 @@ from smoothadv.datasets.images import ImageDataset
 from smoothadv.devices import default_device, device_name, device_of_process
 from smoothadv.errors import UserError, warn
 from smoothadv.evaluation.classifiers import BaseClassifier, base_classifier, read_source
-from smoothadv.evaluation.loop import select_examples
+from smoothadv.evaluation.image_loop import select_examples
 from smoothadv.evaluation.requests import EvaluationRequest
 from smoothadv.evaluation.shards import shards_of
 from smoothadv.evaluation.workers import Workers, join_workers

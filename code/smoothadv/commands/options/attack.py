@@ -176,7 +176,7 @@ def given_evaluation_flags(options: argparse.Namespace) -> list[str]:
     return given_attack_flags(options) + [flag for flag, is_given in further.items() if is_given]
 
 
-def attack_plan(parser: Parser, options: argparse.Namespace, default_draws: int = 1, **given: Any) -> AttackPlan:
+def attack_plan_of(parser: Parser, options: argparse.Namespace, default_draws: int = 1, **given: Any) -> AttackPlan:
     """The attack that the options and the fields ``given`` describe; a usage error where they contradict each other."""
     if options.base_attack and options.gradient is not None:
         parser.error("--base-attack and --gradient say the same thing: leave one of them out")

@@ -26,7 +26,7 @@ from smoothadv.commands.sweep.reading import EvaluationPlan, TrainingPlan
 from smoothadv.datasets import get_dataset
 from smoothadv.devices import default_device, device_name
 from smoothadv.errors import UserError
-from smoothadv.evaluation.loop import select_examples
+from smoothadv.evaluation.image_loop import select_examples
 from smoothadv.evaluation.requests import AttackPlan
 from smoothadv.objectives import Objective
 from smoothadv.smoothing.classifier import Arrangement, arrange, default_batch, default_gradient_batch

@@ -16,7 +16,7 @@ from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.evaluation.attacked_images import attack_record
 from smoothadv.evaluation.attacking import attacks_of
-from smoothadv.evaluation.certifying import procedure_of, procedure_record
+from smoothadv.evaluation.certifying import make_procedure, procedure_record
 from smoothadv.evaluation.requests import AttackPlan, AttackRequest, CertifyRequest
 from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
 from smoothadv.sweeps.grid import Options, option_words
@@ -117,7 +117,7 @@ class CommandReader:
             description = self._described(request)
             noise = (RoundedGaussianNoise if request.sound else GaussianNoise)(request.sigma, request.seed)
             distance = noise.distance(math.prod(description.image_shape))
-            self._procedures[key] = procedure_record(request, procedure_of(request, description, distance))
+            self._procedures[key] = procedure_record(request, make_procedure(request, description, distance))
         return self._procedures[key]
 
     def read_attack(self, words: Sequence[str], arch: str, source: str) -> EvaluationPlan:
