@@ -6,6 +6,7 @@ incomplete is dropped. Beside each log lies a manifest that records how the log 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -147,6 +148,7 @@ def _installed_version(package: str) -> str | None:
         return None
 
 
+@functools.cache  # of the code that this process has loaded
 def _git_commit() -> str | None:
     """The commit of the clone this package runs from; "-dirty" if files differ or are new; None outside one."""
 
