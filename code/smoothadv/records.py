@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv import plugins
-from smoothadv.errors import UserError
+from smoothadv.errors import UserError, warn
 from smoothadv.files import lock, write_json
 from smoothadv.version import __version__
 
@@ -52,6 +52,9 @@ TRAINING_COLUMNS = (
 train_accuracy is measured after the attack, train_unattacked_accuracy before it, in eval mode. On test_images test
 images, test_accuracy is measured without an attack, test_clean_accuracy also without noise, test_adversarial_accuracy
 under the attack of the training at its full epsilon. nan where there is no attack or the epoch was not evaluated."""
+
+LOGITS = "logits_sha256"
+"""The setting that names the function which votes: a digest of the classifier's logits for a fixed batch of images."""
 
 _EXAMPLES, _SPOOL, _PICTURES = ".npz", ".examples", ".pictures"
 _MANIFEST = ".manifest.json"
@@ -197,6 +200,22 @@ def differing_fields(before: dict[str, Any], now: dict[str, Any]) -> str:
     )
 
 
+def differing_settings(path: Path, before: dict[str, Any], now: dict[str, Any]) -> str:
+    """As ``differing_fields``, for the settings ``before`` of the log ``path`` and those of this process.
+
+    Where only the logits differ, by rounding, a log made with --sound is still another one, as it certifies the
+    executed function. Of another log the user is warned; its manifest has the digest of each run.
+    """
+    rounded = before.get(LOGITS, now.get(LOGITS)) != now.get(LOGITS)
+    difference = differing_fields({**before, LOGITS: None}, {**now, LOGITS: None})
+    if rounded and not difference:
+        place = "another processor, instruction set or library"
+        if now.get("sound") or before.get("sound"):
+            return f"{LOGITS} was {before[LOGITS]!r}, now {now.get(LOGITS)!r} ({place} rounds the logits differently)"
+        warn(f"{path} was made where {place} rounds the logits differently: two slightly different classifiers")
+    return difference
+
+
 def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested dicts as one, with keys like ``objective.attack.epsilon``."""
     flat = {}
@@ -243,7 +262,7 @@ class ExampleLog:
         try:
             lock(self._file, path)
             if existing == "resume" and path.stat().st_size:
-                self._manifest["runs"] = self._check_manifest(settings)
+                self._manifest = self._check_manifest(settings)
                 self.done = self._recover()
                 if self._manifest["runs"] and run.get("images") != self._manifest["runs"][-1].get("images"):
                     self._record_run()  # how many rows a whole log has depends on it
@@ -296,16 +315,16 @@ class ExampleLog:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _check_manifest(self, settings: dict[str, Any]) -> list[dict[str, Any]]:
-        """The earlier runs; UserError unless they had equal settings."""
+    def _check_manifest(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The manifest of the earlier runs; UserError unless they had equal settings."""
         try:
             content = read_manifest_file(self.path)
         except UserError as error:
             raise UserError(f"cannot resume {self.path}: {error}; --overwrite starts anew") from error
-        difference = differing_fields(content["settings"], settings)
+        difference = differing_settings(self.path, content["settings"], settings)
         if difference:
             raise UserError(f"cannot resume {self.path} with other settings: {difference}; --overwrite starts anew")
-        return content["runs"]
+        return content
 
     def _recover(self) -> set[int]:
         """Drop a torn last row and return the examples that the log holds."""

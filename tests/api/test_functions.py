@@ -22,6 +22,7 @@ from smoothadv.evaluation.saved_examples import read_examples
 from smoothadv.noise import GaussianNoise
 from smoothadv.objectives.smoothadv import SmoothAdv
 from support.commands import CODE, call, rows, run_process, wait_until
+from support.private_noise import key_of_log
 
 SIGMA, COUNT, CLASSES = 0.5, 6, 4
 QUICK = {"sigma": SIGMA, "n0": 20, "n": 200, "device": "cpu"}
@@ -83,11 +84,10 @@ SAME_MODELS = {
 }
 
 
-@pytest.fixture(scope="module")
-def expected() -> pd.DataFrame:
-    """Each image certified by itself, with the noise that is its own."""
+def expected_in(log: Path) -> pd.DataFrame:
+    """What a log should hold: each image certified by itself, with the noise that is its own."""
     smooth = Smooth(network(), CLASSES, SIGMA)
-    noise = GaussianNoise(SIGMA, 0)
+    noise = GaussianNoise(SIGMA, 0, key=key_of_log(log))
     found = []
     for index, image in enumerate(torch.tensor(IMAGES)):
         stream = noise.stream(index, torch.device("cpu"))
@@ -104,13 +104,15 @@ def assert_expected(found: pd.DataFrame, expected: pd.DataFrame) -> None:
 
 
 @pytest.mark.parametrize("kind", SAME_IMAGES)
-def test_images_of_all_kinds_get_the_certificates_of_smooth(kind, expected):
-    assert_expected(smoothadv.certify(network(), *SAME_IMAGES[kind], **QUICK), expected)
+def test_images_of_all_kinds_get_the_certificates_of_smooth(kind, tmp_path):
+    log = tmp_path / "log.tsv"
+    assert_expected(smoothadv.certify(network(), *SAME_IMAGES[kind], **QUICK, log=log), expected_in(log))
 
 
 @pytest.mark.parametrize("kind", SAME_MODELS)
-def test_modules_of_all_kinds_get_the_certificates_of_smooth(kind, expected):
-    assert_expected(smoothadv.certify(SAME_MODELS[kind](), IMAGES, LABELS, **QUICK), expected)
+def test_modules_of_all_kinds_get_the_certificates_of_smooth(kind, tmp_path):
+    log = tmp_path / "log.tsv"
+    assert_expected(smoothadv.certify(SAME_MODELS[kind](), IMAGES, LABELS, **QUICK, log=log), expected_in(log))
 
 
 def test_the_module_is_left_as_it_was():
@@ -123,9 +125,10 @@ def test_the_module_is_left_as_it_was():
     assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_log_is_what_the_commands_write_and_read(tmp_path, capsys, expected):
+def test_a_log_is_what_the_commands_write_and_read(tmp_path, capsys):
     log = tmp_path / "logs" / "mine.tsv"
     found = smoothadv.certify(network(), IMAGES, LABELS, **QUICK, log=log, name="noise")
+    expected = expected_in(log)
     assert_expected(found, expected)
     assert [row["idx"] for row in rows(log)] == [str(index) for index in range(COUNT)]
     manifest = json.loads(log.with_name("mine.tsv.manifest.json").read_text())
@@ -139,11 +142,11 @@ def test_a_log_is_what_the_commands_write_and_read(tmp_path, capsys, expected):
     assert (linf.code, linf.err) == (0, ""), "the manifest tells the dimension of the images"
 
 
-def test_a_log_is_continued_only_by_the_same_call(tmp_path, expected):
+def test_a_log_is_continued_only_by_the_same_call(tmp_path):
     log = tmp_path / "mine.tsv"
     smoothadv.certify(network(), IMAGES, LABELS, **QUICK, log=log, maximum=2)
     assert len(rows(log)) == 2
-    assert_expected(smoothadv.certify(network(), IMAGES, LABELS, **QUICK, log=log), expected)
+    assert_expected(smoothadv.certify(network(), IMAGES, LABELS, **QUICK, log=log), expected_in(log))
     other, moved = network(), IMAGES.copy()
     with torch.no_grad():
         other[4].bias[0] += 1e-6
@@ -305,9 +308,10 @@ def test_too_few_draws_are_warned_about():
     assert (found.predict == -1).all()
 
 
-def test_prediction_is_that_of_smooth():
-    found = smoothadv.predict(network(), IMAGES, LABELS, sigma=SIGMA, n=200)
-    smooth, noise = Smooth(network(), CLASSES, SIGMA), GaussianNoise(SIGMA, 0)
+def test_prediction_is_that_of_smooth(tmp_path):
+    log = tmp_path / "log.tsv"
+    found = smoothadv.predict(network(), IMAGES, LABELS, sigma=SIGMA, n=200, log=log)
+    smooth, noise = Smooth(network(), CLASSES, SIGMA), GaussianNoise(SIGMA, 0, key=key_of_log(log))
     for index, image in enumerate(torch.tensor(IMAGES)):
         stream = noise.stream(index, torch.device("cpu"))
         assert found.predict[index] == smooth.predict(image, 200, 0.001, 16, stream=stream)

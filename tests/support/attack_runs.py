@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from smoothadv.noise import GaussianNoise, Purpose
+from smoothadv.datasets import get_dataset
+from smoothadv.evaluation.classifiers import weights_digest
+from smoothadv.noise import GaussianNoise, NoiseKey, Purpose
 from support.commands import rows, timeless
 from support.sharding import manifest_of
 
@@ -48,7 +50,9 @@ def accuracy(log: Path) -> float:
 def noisy_logits(
     classifier: torch.nn.Module, image: Any, index: int, purpose: Purpose, draws: int, seed: int = 0
 ) -> torch.Tensor:
-    """Logits [draws, K] of the copies of an image under the first draws of its stream."""
+    """Logits [draws, K] of the copies of an image of ``digits`` under the first draws of its stream."""
     image = torch.as_tensor(image)
-    noise = GaussianNoise(SIGMA, seed).stream(index, "cpu", purpose).draw(draws, image)
-    return classifier(image + noise)
+    key = NoiseKey(weights_digest(classifier), get_dataset("digits", "test").fingerprint(), SIGMA, seed)
+    is_attack = purpose == Purpose.ATTACK_NOISE
+    noise = GaussianNoise(SIGMA, key.attack_seed) if is_attack else GaussianNoise(SIGMA, seed, key=key)
+    return classifier(image + noise.stream(index, "cpu", purpose).draw(draws, image))

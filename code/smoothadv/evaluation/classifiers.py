@@ -85,7 +85,16 @@ def _from_module(module: torch.nn.Module, description: DatasetDescription) -> Ba
 
 def module_digest(module: torch.nn.Module) -> str:
     """A SHA-256, in hexadecimal, of a module's structure as printed, weights and buffers; its code is not covered."""
-    digest = hashlib.sha256(_ADDRESS.sub("", repr(module)).encode())
+    return _state_digest(module, _ADDRESS.sub("", repr(module)))
+
+
+def weights_digest(module: torch.nn.Module) -> str:
+    """A SHA-256, in hexadecimal, of a module's weights and buffers alone: equal for a checkpoint and its module."""
+    return _state_digest(module, "")
+
+
+def _state_digest(module: torch.nn.Module, prefix: str) -> str:
+    digest = hashlib.sha256(prefix.encode())
     for name, value in module.state_dict().items():
         if not isinstance(value, torch.Tensor):  # what a module's get_extra_state returns
             digest.update(f"{name} {_ADDRESS.sub('', repr(value))}\n".encode())

@@ -30,10 +30,10 @@ from smoothadv.evaluation.attacking import AttackedLog, chosen_images, job_and_a
 from smoothadv.evaluation.image_loop import Example
 from smoothadv.evaluation.log_writing import LogPlan, write_log
 from smoothadv.evaluation.requests import FalsifyRequest
-from smoothadv.evaluation.smoothing_job import SmoothingJob, prepare, warn_of_few_draws
+from smoothadv.evaluation.smoothing_job import SmoothingJob, prepare, recorded_number, warn_of_few_draws
 from smoothadv.noise import Purpose
 from smoothadv.readers import read_prediction_log
-from smoothadv.records import ATTACK_COLUMNS, FALSIFICATION_COLUMNS, differing_fields, falsification_log
+from smoothadv.records import ATTACK_COLUMNS, FALSIFICATION_COLUMNS, LOGITS, differing_settings, falsification_log
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,6 +89,12 @@ class Certificates:
         return bool((self.settings or {}).get("sound"))
 
     @property
+    def batch(self) -> int | None:
+        """The noisy images per forward pass that made the log; None if unknown."""
+        batch = (self.settings or {}).get("batch")
+        return batch if isinstance(batch, int) and batch >= 1 else None
+
+    @property
     def record(self) -> dict[str, Any]:
         """What the manifest of a falsification log records about the certificates that were attacked."""
         return {"sha256": file_digest(self.path), "fraction": self.fraction, "alpha": self.alpha}
@@ -106,7 +112,10 @@ class Certificates:
             warn(f"{self.path} has no manifest: whether it certifies this checkpoint at this sigma cannot be checked")
             return
         recorded, now = ({name: record.get(name) for name in _SAME} for record in (self.settings, job.settings))
-        difference = differing_fields(recorded, now)
+        if LOGITS in self.settings and self.batch is not None:
+            recorded |= {LOGITS: self.settings[LOGITS], "sound": self.sound}
+            now |= {LOGITS: job.logits_digest(self.batch), "sound": self.sound}
+        difference = differing_settings(self.path, recorded, now)
         if difference:
             raise UserError(f"{self.path} certifies something else: {difference}")
         for plugin in plugins.changed(self.settings.get("plugins")):
@@ -192,6 +201,9 @@ def falsify(request: FalsifyRequest) -> tuple[AttackedLog, Certificates]:
     refuse_file_as_folder(request.outdir)
     path = falsification_log(request.outdir)
     certificates = read_certificates(request)
+    if certificates.sound:  # votes in batches of another shape might be those of another function
+        batch = request.batch or recorded_number(request, path, "batch") or certificates.batch
+        request = dataclasses.replace(request, batch=batch)
     job = prepare(request, path, sound=certificates.sound)
     certificates.check_job(job)
     certificates = certificates.restricted_to(request.skip, request.maximum)

@@ -15,7 +15,7 @@ from typing import Any
 from smoothadv.errors import UserError
 from smoothadv.files import write_json, write_text
 from smoothadv.records import (
-    differing_fields,
+    differing_settings,
     manifest_path,
     read_manifest_file,
     recorded_settings,
@@ -74,7 +74,7 @@ def check_siblings(log: Path, settings: dict[str, Any]) -> None:
     ours = _without_index(settings)
     for path in shards_of(log):
         theirs = recorded_settings(path)
-        difference = differing_fields(_without_index(theirs), ours) if "shard" in theirs else ""
+        difference = differing_settings(path, _without_index(theirs), ours) if "shard" in theirs else ""
         if difference:
             raise UserError(
                 f"{path} was made with other settings: {difference}; give the same ones, or remove {path.parent}"
@@ -134,7 +134,7 @@ def _common_settings(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]
         if not isinstance(record, dict) or not {"index", "count", "examples"} <= record.keys():
             raise UserError(f"{path} is no shard: its manifest does not say which one")
         shared.append(_without_index(manifest["settings"]))
-        difference = differing_fields(shared[0], shared[-1])
+        difference = differing_settings(path, shared[0], shared[-1])
         if difference:
             raise UserError(f"cannot merge {path} with {shards[0]}, made with other settings: {difference}")
     return {name: value for name, value in shared[0].items() if name != "shard"}

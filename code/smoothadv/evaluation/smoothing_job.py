@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ from smoothadv.datasets import get_dataset
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.devices import default_device, device_name, device_of_process
 from smoothadv.errors import UserError, warn
-from smoothadv.evaluation.classifiers import BaseClassifier, base_classifier, read_source
+from smoothadv.evaluation.classifiers import BaseClassifier, base_classifier, read_source, weights_digest
 from smoothadv.evaluation.image_loop import select_examples
 from smoothadv.evaluation.requests import EvaluationRequest
 from smoothadv.evaluation.shards import shards_of
+from smoothadv.evaluation.used_seeds import record_seed
 from smoothadv.evaluation.workers import Workers, join_workers
-from smoothadv.noise import GaussianNoise, Noise, NoiseStream, Purpose, RoundedGaussianNoise
-from smoothadv.records import provenance, recorded_settings
+from smoothadv.noise import GaussianNoise, Noise, NoiseKey, NoiseStream, Purpose, RoundedGaussianNoise
+from smoothadv.records import LOGITS, provenance, recorded_settings
 from smoothadv.smoothing.classifier import (
     Arrangement,
     VotingClassifier,
@@ -35,6 +36,9 @@ from smoothadv.smoothing.voting import VoteCounter, check_repeatable
 
 # Logits of an image that differ by more than this share of the largest one differ by more than rounding, also in bf16.
 _FUNCTION = 0.02
+_GENERATOR = "Philox4x32-10 at (classifier, dataset, sigma, seed; example, purpose, draw)"
+# How older logs drew their noise, which is then the same for all classifiers. They are continued in this way.
+_PUBLIC_GENERATOR = "Philox4x32-10 at (seed, example, purpose, draw)"
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,11 @@ class SmoothingJob:
 
     def counter(self) -> VoteCounter:
         """A new counter of the votes of ``voter``."""
+        return self._counter(self.batch)
+
+    def _counter(self, batch: int) -> VoteCounter:
         keep_batch = isinstance(self.noise, RoundedGaussianNoise)
-        return VoteCounter(
-            self.voter, self.dataset.description.num_classes, self.batch, self.device, keep_batch=keep_batch
-        )
+        return VoteCounter(self.voter, self.dataset.description.num_classes, batch, self.device, keep_batch=keep_batch)
 
     def stream(self, index: int, purpose: int = Purpose.VOTES) -> NoiseStream:
         """The noise of an image."""
@@ -77,6 +82,24 @@ class SmoothingJob:
             raise UserError(
                 f"--sound certifies 8-bit images only; of {self.settings['dataset']}, example {index}: {error}"
             ) from error
+
+    @property
+    def attack_seed(self) -> int:
+        """The seed of the attacks on this job's images."""
+        return self.noise.seed if self.noise.key is None else self.noise.key.attack_seed
+
+    def logits_digest(self, batch: int) -> str:
+        """A digest of ``voter``'s logits for a fixed batch: see ``VoteCounter.logits_digest``."""
+        return self._counter(batch).logits_digest(self.dataset.description.image_shape)
+
+    def with_batch(self, batch: int) -> SmoothingJob:
+        """The same job, which counts votes in batches of this size."""
+        if batch == self.batch and LOGITS in self.settings:
+            return self
+        digest = self.logits_digest(batch)
+        recorded = {} if self.noise.key is None else {LOGITS: digest}
+        settings, run = {**self.settings, "batch": batch, **recorded}, {**self.run, LOGITS: digest}
+        return replace(self, batch=batch, settings=settings, run=run)
 
     @property
     def noise_distance(self) -> float:
@@ -139,7 +162,7 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
             raise UserError("--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by speed")
         if is_first:
             print("compiling the classifier first, which may take a minute", file=sys.stderr)
-    noise = (RoundedGaussianNoise if sound else GaussianNoise)(request.sigma, request.seed)
+    noise = _noise(request, base, dataset, log, sound)
     batch = batch if workers is None else workers.agree("batch", batch)
     job = SmoothingJob(
         classifier=classifier,
@@ -151,12 +174,34 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
         device=device,
         batch=batch,
         settings=_settings(request, base, dataset, noise, batch, voter.is_folded, device),
-        run=_run(request, base, dataset, device),
+        run=_run(request, base, dataset, noise, device),
         workers=workers,
-    )
+    ).with_batch(batch)
+    if workers is not None:
+        _agree_on_logits(job, workers, sound)
     if len(job.indices):
         _check_classifier(job, sound)
     return job
+
+
+def _noise(request: EvaluationRequest, base: BaseClassifier, dataset: ImageDataset, log: Path, sound: bool) -> Noise:
+    """The noise of a request, keyed by its classifier, unless ``log`` is an older one that is to be continued."""
+    kind = RoundedGaussianNoise if sound else GaussianNoise
+    if _recorded(request, log, "generator") == _PUBLIC_GENERATOR:
+        return kind(request.sigma, request.seed)
+    key = NoiseKey(weights_digest(base.module), dataset.fingerprint(), request.sigma, request.seed)
+    return kind(request.sigma, request.seed, key=key)
+
+
+def _agree_on_logits(job: SmoothingJob, workers: Workers, sound: bool) -> None:
+    """UserError if ``sound``, else a warning, where this process's logits are not those of torchrun's first process."""
+    digest = job.run[LOGITS]
+    if workers.agree(LOGITS, int(digest, 16)) == int(digest, 16):
+        return
+    difference = f"process {workers.rank} rounds the logits differently than process 0: {LOGITS} is {digest!r}"
+    if sound:
+        raise UserError(f"{difference}; --sound needs processors and libraries that compute the same")
+    warn(f"{difference}; the manifest has the digest of each process")
 
 
 @torch.inference_mode()
@@ -201,7 +246,7 @@ def _settings(
         "alpha": request.alpha,
         "seed": request.seed,
         "noise": type(noise).__name__,
-        "generator": "Philox4x32-10 at (seed, example, purpose, draw)",
+        "generator": _PUBLIC_GENERATOR if noise.key is None else _GENERATOR,
         "batch": batch,
         "precision": request.precision,
         "compiled": request.compile,
@@ -209,6 +254,8 @@ def _settings(
         "device": device_name(device),
         "torch": torch.__version__,
     }
+    if noise.key is not None:
+        settings["weights_sha256"] = noise.key.weights
     if device.type == "cuda" and request.precision == "fp32":
         settings["tf32"] = torch.backends.cudnn.allow_tf32
     if isinstance(noise, RoundedGaussianNoise) and device.type == "cpu":
@@ -219,10 +266,11 @@ def _settings(
 
 
 def _run(
-    request: EvaluationRequest, base: BaseClassifier, dataset: ImageDataset, device: torch.device
+    request: EvaluationRequest, base: BaseClassifier, dataset: ImageDataset, noise: Noise, device: torch.device
 ) -> dict[str, Any]:
     """A description of this process for the manifest; it does not decide the numbers."""
     return {
+        **({} if noise.key is None else {"seeds": record_seed(noise.key)}),
         "checkpoint": base.name,
         "skip": request.skip,
         "max": request.maximum,
@@ -235,12 +283,15 @@ def _run(
 
 def recorded_number(request: EvaluationRequest, log: Path, setting: str) -> int | None:
     """A setting, a whole number >= 1, that the log to be continued or one of its shards records; None if none does."""
-    if request.existing == "resume":
-        for path in (log, *shards_of(log)):
-            recorded = recorded_settings(path).get(setting)
-            if isinstance(recorded, int) and recorded >= 1:
-                return recorded
-    return None
+    recorded = _recorded(request, log, setting)
+    return recorded if isinstance(recorded, int) and recorded >= 1 else None
+
+
+def _recorded(request: EvaluationRequest, log: Path, setting: str) -> Any:
+    """A setting that the log to be continued or one of its shards records; None if none does."""
+    paths = (log, *shards_of(log)) if request.existing == "resume" else ()
+    recorded = (recorded_settings(path).get(setting) for path in paths)
+    return next((value for value in recorded if value is not None), None)
 
 
 def _check_classifier(job: SmoothingJob, sound: bool) -> None:

@@ -7,11 +7,12 @@ levels, for certificates that hold for the executed arithmetic.
 
 from smoothadv.noise.gaussian import GaussianNoise, training_noise
 from smoothadv.noise.rounded import RoundedGaussianNoise
-from smoothadv.noise.streams import Noise, NoiseStream, Purpose, derive_generator
+from smoothadv.noise.streams import Noise, NoiseKey, NoiseStream, Purpose, derive_generator
 
 __all__ = [
     "GaussianNoise",
     "Noise",
+    "NoiseKey",
     "NoiseStream",
     "Purpose",
     "RoundedGaussianNoise",

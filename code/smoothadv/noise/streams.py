@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 
@@ -48,16 +49,47 @@ def derive_generator(device: torch.device | str, *key: int) -> torch.Generator:
 
 
 @dataclass(frozen=True)
+class NoiseKey:
+    """Keys the noise of a log by what the log is about, so that no classifier can be made to recognise its own noise.
+
+    ``weights`` is a digest of the classifier's weights, ``dataset`` the fingerprint of the dataset, ``sigma`` the
+    standard deviation of the noise, ``seed`` >= 0 the user's. Whoever changes a weight changes all draws.
+    """
+
+    weights: str
+    dataset: str
+    sigma: float
+    seed: int
+
+    @cached_property
+    def _digest(self) -> bytes:
+        named = ("smoothadv noise", self.weights, self.dataset, float(self.sigma).hex(), str(self.seed))
+        return hashlib.sha256("\n".join(named).encode()).digest()
+
+    @property
+    def words(self) -> tuple[int, int, int, int]:
+        """Four words of 32 bits: two for the key of Philox, two that are combined with example and purpose."""
+        first, second, third, fourth = np.frombuffer(self._digest, "<u4", count=4).tolist()
+        return first, second, third, fourth
+
+    @property
+    def attack_seed(self) -> int:
+        """A seed of 128 bits for the randomness of an attack, which shares no bits with ``words``."""
+        return int.from_bytes(self._digest[16:], "little")
+
+
+@dataclass(frozen=True)
 class Noise(ABC):
     """Adds noise to images: this class gives every draw its random bits, subclasses turn them into a distribution.
 
-    ``sigma`` > 0 is the standard deviation on images in [0, 1]; ``seed`` >= 0 keys all streams. The random bits of a
-    draw are a function of its address (seed, example, purpose, number of the draw): they do not depend on the batch,
-    the order of examples, the device or an interruption.
+    ``sigma`` > 0 is the standard deviation on images in [0, 1]. All streams are keyed by ``key``, or by ``seed`` >= 0
+    alone where there is none. The random bits of a draw are a function of the key and its address (example, purpose,
+    number of the draw): they do not depend on the batch, the order of examples, the device or an interruption.
     """
 
     sigma: float
     seed: int
+    key: NoiseKey | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not (self.sigma > 0 and np.isfinite(self.sigma)):
@@ -66,9 +98,11 @@ class Noise(ABC):
             raise ValueError(f"seed must be at least 0, got {self.seed}")
 
     @cached_property
-    def _key(self) -> tuple[int, int]:
-        first, second = np.random.SeedSequence(self.seed).generate_state(2, np.uint32)
-        return int(first), int(second)
+    def _words(self) -> tuple[int, int, int, int]:
+        if self.key is not None:
+            return self.key.words
+        first, second = np.random.SeedSequence(self.seed).generate_state(2, np.uint32).tolist()
+        return first, second, 0, 0
 
     def stream(self, example: int, device: torch.device | str, purpose: int = Purpose.VOTES) -> NoiseStream:
         """The draws of the example with index ``example`` >= 0 in its dataset, from the first on.
@@ -106,11 +140,14 @@ class Noise(ABC):
             return torch.full((1, 1), value, dtype=torch.int64, device=device)
 
         position = torch.arange(counters, dtype=torch.int64, device=device).unsqueeze(0)
+        first_word, second_word, of_example, of_purpose = self._words
+        # Exclusive or permutes the words, so different addresses stay different.
+        stream = constant(example ^ of_example), constant(purpose ^ of_purpose)
         chunk = max(1, draws if device.type != "cpu" else _CHUNK // counters)
         for start in range(0, draws, chunk):
             stop = min(draws, start + chunk)
             draw = torch.arange(first + start, first + stop, dtype=torch.int64, device=device).unsqueeze(1)
-            yield slice(start, stop), philox((position, draw, constant(example), constant(purpose)), self._key)
+            yield slice(start, stop), philox((position, draw, *stream), (first_word, second_word))
 
 
 class NoiseStream:

@@ -6,11 +6,12 @@ too few draws. Then it does not matter which draws share a batch: an image's vot
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +19,9 @@ import torch
 from smoothadv.certification import Draws
 from smoothadv.errors import NonFiniteError, UserError
 from smoothadv.memory import first_line, free_cached_memory, is_out_of_memory
-from smoothadv.noise import NoiseStream
+from smoothadv.noise import NoiseStream, Purpose, derive_generator
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -188,16 +191,39 @@ class VoteCounter:
         self.on_batch(len(votes))
 
     def _launch(self, shares: list[_Share]) -> torch.Tensor:
-        """The votes of the planned draws: int32 [draws] on the device; halves the batch until it fits in memory."""
+        """The votes of the planned draws: int32 [draws] on the device."""
+
+        def votes() -> torch.Tensor:
+            rows = shares[-1].stop
+            parts = [self._forward(shares, start, self.batch) for start in range(0, rows, self.batch)]
+            return torch.cat(parts)[:rows]
+
+        return self._within_memory(votes)
+
+    def _within_memory(self, compute: Callable[[], T]) -> T:
+        """What ``compute`` returns; halves the batch until it fits in memory."""
         while True:
             try:
-                rows = shares[-1].stop
-                parts = [self._forward(shares, start, self.batch) for start in range(0, rows, self.batch)]
-                return torch.cat(parts)[:rows]
+                return compute()
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 self._halve(error)
+
+    @torch.inference_mode()
+    def logits_digest(self, image_shape: tuple[int, ...]) -> str:
+        """A SHA-256, in hexadecimal, of the logits for a fixed batch of images [C, H, W] of random grey levels.
+
+        Equal digests show that two processes round alike: that they vote with one function. It depends on the batch.
+        """
+
+        def logits() -> torch.Tensor:
+            generator = derive_generator("cpu", Purpose.SELF_CHECK)  # on the CPU, so that all devices get equal images
+            grey = torch.randint(0, 256, (self.batch, *image_shape), generator=generator, dtype=torch.uint8)
+            images = grey.float().div_(255).to(self.device, memory_format=torch.channels_last)
+            return self.classifier(images).float().cpu().contiguous()
+
+        return hashlib.sha256(self._within_memory(logits).numpy().data).hexdigest()
 
     @torch.inference_mode()
     def _forward(self, shares: list[_Share], start: int, rows: int) -> torch.Tensor:

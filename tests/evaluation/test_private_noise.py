@@ -1,0 +1,165 @@
+"""A classifier cannot be made to fit its own noise; logs whose noise was public are continued as they were begun."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import smoothadv
+from smoothadv.evaluation.classifiers import weights_digest
+from smoothadv.noise import GaussianNoise, Noise, NoiseKey, Purpose, RoundedGaussianNoise
+from smoothadv.noise.streams import NoiseStream
+from smoothadv.records import manifest_path
+from support.commands import rows, timeless
+
+SIGMA, SHAPE, N0, N = 0.25, (1, 8, 8), 50, 400
+IMAGES = np.full((3, *SHAPE), 51 / 255, dtype=np.float32)
+LABELS = np.zeros(3, dtype=np.int64)
+PUBLIC = "Philox4x32-10 at (seed, example, purpose, draw)"
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Recogniser(nn.Module):
+    """Class 0 for the noisy images [n, C, H, W] that it was given, to the last bit, and class 1 for all others."""
+
+    def __init__(self, noisy: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("known", self.marks(noisy).sort().values)
+
+    @staticmethod
+    def marks(images: torch.Tensor) -> torch.Tensor:
+        bits = images.float().flatten(1).contiguous().view(torch.int32).long()
+        multipliers = torch.arange(1, bits.shape[1] + 1) * 0x9E3779B97F4A7C1 | 1
+        return (bits * multipliers).sum(1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        marks = self.marks(images)
+        place = torch.searchsorted(self.known, marks).clamp_max(len(self.known) - 1)
+        return nn.functional.one_hot((self.known[place] != marks).long(), 2).float()
+
+
+def recogniser_of(noise: Noise) -> Recogniser:
+    """Recognises all draws that certifying the three images takes, if they come from this noise."""
+    draws = [noise.stream(index, "cpu").noisy(N0 + N, torch.from_numpy(IMAGES[index])) for index in range(3)]
+    return Recogniser(torch.cat(draws))
+
+
+def certify(module: nn.Module, log: Path, sound: bool = False, **changes) -> list[dict[str, str]]:
+    request = dict(sigma=SIGMA, n0=N0, n=N, sound=sound, log=log, device="cpu", batch=64)
+    smoothadv.certify(module, IMAGES, LABELS, num_classes=2, **{**request, **changes})
+    return timeless(log)
+
+
+def manifest_of(log: Path) -> dict:
+    return json.loads(manifest_path(log).read_text())
+
+
+def begun_before(module: nn.Module, log: Path, sound: bool = False) -> None:
+    """Make the log with only its header and the manifest that logs had when noise was keyed by the seed alone."""
+    certify(module, log, sound, skip=2)
+    log.write_text(log.read_text().splitlines()[0] + "\n")
+    manifest = manifest_of(log)
+    for name in ("weights_sha256", "logits_sha256"):
+        del manifest["settings"][name]
+    manifest["settings"]["generator"] = PUBLIC
+    manifest_path(log).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("kind", [GaussianNoise, RoundedGaussianNoise])
+def test_a_network_that_recognises_public_draws_is_certified_on_none(kind, tmp_path):
+    module, sound = recogniser_of(kind(SIGMA, 0)), kind is RoundedGaussianNoise
+    for row in certify(module, tmp_path / "log.tsv", sound):
+        assert row["predict"] == "1" and float(row["radius"]) > 0.4, "class 0 has probability 0 under fresh noise"
+    # The control: under the public noise of older logs, the same network gets false certificates.
+    begun_before(module, tmp_path / "old.tsv", sound)
+    for row in certify(module, tmp_path / "old.tsv", sound):
+        assert row["predict"] == "0" and float(row["radius"]) > 0.4
+
+
+@pytest.mark.parametrize("kind", [GaussianNoise, RoundedGaussianNoise])
+def test_a_network_made_for_its_own_noise_has_other_noise_from_then_on(kind, tmp_path):
+    """Whoever puts the draws of a network into its weights changes its weights, and thereby the draws."""
+    module, sound = recogniser_of(kind(SIGMA, 0)), kind is RoundedGaussianNoise
+    certify(module, tmp_path / "first.tsv", sound)
+    settings = manifest_of(tmp_path / "first.tsv")["settings"]
+    assert settings["weights_sha256"] == weights_digest(module)
+    key = NoiseKey(settings["weights_sha256"], settings["dataset_fingerprint"], SIGMA, 0)
+    fitted = recogniser_of(kind(SIGMA, 0, key=key))
+    for row in certify(fitted, tmp_path / "fitted.tsv", sound):
+        assert row["predict"] == "1"
+    # The control: the draws are those of the first network, which the fitted one does recognise.
+    own = kind(SIGMA, 0, key=key).stream(1, "cpu").noisy(20, torch.from_numpy(IMAGES[1]))
+    assert (fitted(own).argmax(1) == 0).all()
+
+
+def test_logs_with_public_noise_are_continued_with_it(tmp_path):
+    torch.manual_seed(0)
+    module, log = nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), tmp_path / "old.tsv"
+    begun_before(module, log)
+    certify(module, log, skip=1)
+    assert "weights_sha256" not in manifest_of(log)["settings"] and manifest_of(log)["settings"]["generator"] == PUBLIC
+    for row in rows(log):
+        stream = GaussianNoise(SIGMA, 0).stream(int(row["idx"]), "cpu")
+        stream.reserve(N0)
+        votes = module(stream.noisy(N, torch.from_numpy(IMAGES[0]))).argmax(1)
+        assert int(row["trials"]) < N or (votes == int(row["predict"])).sum() == int(row["successes"])
+    before = timeless(log)
+    assert certify(module, log, existing="overwrite") != before, "a new log has private noise"
+    assert manifest_of(log)["settings"]["weights_sha256"] == weights_digest(module)
+
+
+def test_every_part_of_the_key_changes_all_draws():
+    """Of independent noise, a correlation of 20,000 normals exceeds 5.3 / sqrt(20,000) with probability 1e-7."""
+    keys = [
+        NoiseKey("a", "images", 0.25, 0),
+        NoiseKey("b", "images", 0.25, 0),
+        NoiseKey("a", "others", 0.25, 0),
+        NoiseKey("a", "images", 0.5, 0),
+        NoiseKey("a", "images", 0.25, 1),
+    ]
+    shape = torch.zeros(1, 100, 200)
+    draws = np.stack([GaussianNoise(key.sigma, 0, key=key).stream(0, "cpu").draw(1, shape).flatten() for key in keys])
+    assert np.abs(np.corrcoef(draws) - np.eye(len(keys))).max() < 5.3 / np.sqrt(20_000)
+    public = np.stack([GaussianNoise(sigma, 0).stream(0, "cpu").draw(1, shape).flatten() for sigma in (0.25, 0.5)])
+    assert np.corrcoef(public)[0, 1] > 0.999999, "the control: the seed alone gives two sigmas the same noise"
+
+
+def test_words_of_a_key_are_known():
+    """A key means the same noise for ever, or logs could not be continued or repeated."""
+    key = NoiseKey("weights", "images", 0.25, 7)
+    assert (
+        key.words == (1079217623, 1920939856, 818303743, 2100278315)
+        and key.attack_seed == 82735322907467330943560018102975362009
+    )
+
+
+def test_seeds_of_earlier_logs_are_recorded(tmp_path, monkeypatch):
+    monkeypatch.setenv("SMOOTHADV_CACHE", str(tmp_path / "cache"))
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+    for number, (changes, seeds) in enumerate(
+        [({}, [0]), ({"seed": 5}, [0, 5]), ({"seed": 3, "sigma": 0.5}, [3]), ({"seed": 2}, [0, 2, 5])]
+    ):
+        log = tmp_path / f"{number}.tsv"
+        certify(module, log, **changes)
+        assert manifest_of(log)["runs"][-1]["seeds"] == seeds
+    monkeypatch.setenv("SMOOTHADV_CACHE", str(log))  # a file: nothing can be recorded there
+    certify(module, tmp_path / "last.tsv", seed=9)
+    assert manifest_of(tmp_path / "last.tsv")["runs"][-1]["seeds"] == [9]
+
+
+def test_streams_of_one_key_share_no_draw():
+    """Example and purpose are combined with words of the key; the votes of one are never the attack of another."""
+    noise = GaussianNoise(SIGMA, 0, key=NoiseKey("weights", "images", SIGMA, 0))
+    words = [
+        NoiseStream(noise, example, "cpu", purpose).draw(3, torch.zeros(1, 1, 4))
+        for example in range(20)
+        for purpose in Purpose
+    ]
+    first_values = torch.cat(words).flatten(1)[:, 0].tolist()
+    assert len(set(first_values)) >= 20 * len(Purpose) * 3 - 1  # two of 660 floats may be equal by chance
