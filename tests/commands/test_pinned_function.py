@@ -1,0 +1,126 @@
+"""One log, one function: kernels that round the logits differently are noticed, and refused with --sound."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.commands import call, rows, script
+from support.sharding import OneWorker, manifest_of, refused
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+# The same processor with the kernels of older ones: what another machine would compute.
+OTHER_KERNELS = [{"ONEDNN_MAX_CPU_ISA": "SSE41"}, {"MKL_CBWR": "COMPATIBLE"}]
+MODES = [[], ["--sound"]]
+HERE, ELSEWHERE = "a" * 64, "b" * 64
+
+
+def digests(log: Path) -> list[str]:
+    """The digest of the logits in the settings of a log, then those of its runs."""
+    manifest = manifest_of(log)
+    return [manifest["settings"]["logits_sha256"], *(run["logits_sha256"] for run in manifest["runs"])]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=" ".join)
+@pytest.mark.parametrize("kernels", OTHER_KERNELS, ids=lambda kernels: next(iter(kernels)))
+def test_other_instruction_sets_do_not_share_a_sound_log(warm, checkpoint, workplace, kernels, mode):
+    def certify(log: str, images: int, **environment: str):
+        options = ["--N", 20, "--max", images, "--device", "cpu", *mode]
+        process = warm.start(script("certify", "digits", checkpoint, 0.25, log, *options), workplace, **environment)
+        return process.communicate()[1], process.returncode
+
+    assert certify("log.tsv", 2) == ("", 0)
+    assert certify("same.tsv", 2) == ("", 0) and certify("same.tsv", 3) == ("", 0)
+    assert len(set(digests(workplace / "same.tsv"))) == 1, "the same machine computes the same"
+    assert certify("other.tsv", 2, **kernels) == ("", 0)
+    if digests(workplace / "other.tsv")[0] == digests(workplace / "log.tsv")[0]:
+        pytest.skip(f"this processor, or this build of PyTorch, computes the same logits under {kernels}")
+    error, code = certify("log.tsv", 3, **kernels)
+    if mode:
+        assert code == 1 and error.count("\n") == 1 and "logits_sha256 was" in error
+        assert len(rows(workplace / "log.tsv")) == 2
+    else:
+        assert code == 0 and error.count("\n") == 1 and error.startswith("warning: log.tsv was made where")
+        assert len(set(digests(workplace / "log.tsv"))) == 2 and len(rows(workplace / "log.tsv")) == 3
+
+
+@pytest.fixture
+def at(checkpoint, workplace, capsys, monkeypatch) -> Callable:
+    """Runs a command of evaluation on the shared classifier at a place where the logits have this digest."""
+
+    def run(place: str, command: str, *options: object):
+        monkeypatch.setattr("smoothadv.smoothing.voting.VoteCounter.logits_digest", lambda counter, shape: place)
+        common = ["digits", checkpoint, 0.25, *options, "--N", 300, "--device", "cpu"]
+        return call(capsys, command, *common)
+
+    return run
+
+
+@pytest.mark.parametrize("mode", MODES, ids=" ".join)
+def test_shards_of_different_functions_are_not_merged_with_sound(at, capsys, workplace, mode):
+    for shard, place in enumerate([HERE, ELSEWHERE]):
+        outcome = at(place, "certify", "log.tsv", "--max", 4, "--shard", f"{shard}/2", *mode)
+    if mode:
+        assert refused(outcome, "logits_sha256 was", ELSEWHERE)
+        # As if both had been made in different folders, where neither sees the other.
+        path = workplace / "log.tsv.shards" / "1-of-2.tsv"
+        (workplace / "elsewhere").mkdir()
+        first = workplace / "log.tsv.shards" / "0-of-2.tsv"
+        hidden = first.rename(workplace / "elsewhere" / first.name)
+        manifest = first.with_name(first.name + ".manifest.json")
+        manifest.rename(workplace / "elsewhere" / manifest.name)
+        assert at(ELSEWHERE, "certify", "log.tsv", "--max", 4, "--shard", "1/2", *mode).code == 0
+        assert refused(call(capsys, "certify", "merge", "whole.tsv", hidden, path), "logits_sha256 was", HERE)
+        assert not (workplace / "whole.tsv").exists()
+    else:
+        assert outcome.code == 0 and outcome.err.startswith("warning: ")
+        merged = call(capsys, "certify", "merge", "log.tsv")
+        assert merged.code == 0 and merged.err.startswith("warning: ")
+        assert digests(workplace / "log.tsv") == [HERE, HERE, ELSEWHERE]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=" ".join)
+def test_certificates_of_another_function_are_not_attacked_with_sound(at, workplace, mode):
+    assert at(HERE, "certify", "log.tsv", "--max", 3, "--batch", 48, *mode).code == 0
+    attack = ["--against", "log.tsv", "--num-steps", 2, "--num-noise-vec", 2]
+    assert at(HERE, "attack", "same", *attack).err == ""
+    outcome = at(ELSEWHERE, "attack", "other", *attack)
+    if mode:
+        assert refused(outcome, "certifies something else", "logits_sha256 was") and not list(workplace.glob("other/*"))
+        assert manifest_of(workplace / "same/against.tsv")["settings"]["batch"] == 48, "the same function votes"
+    else:
+        assert outcome.code == 0 and outcome.err.startswith("warning: log.tsv was made where")
+
+
+@pytest.mark.parametrize("mode", MODES, ids=" ".join)
+def test_a_worker_that_rounds_differently_does_not_join_with_sound(at, workplace, monkeypatch, mode):
+    class Second(OneWorker):
+        def agree(self, name: str, value: int) -> int:
+            return int(HERE, 16) if name == "logits_sha256" else value
+
+    monkeypatch.setattr("smoothadv.evaluation.smoothing_job.join_workers", Second)
+    outcome = at(ELSEWHERE, "certify", "log.tsv", "--max", 3, *mode)
+    if mode:
+        assert refused(outcome, "process 0", "--sound") and not (workplace / "log.tsv").exists()
+    else:
+        assert outcome.code == 0 and "warning: process 0 rounds" in outcome.err
+        assert digests(workplace / "log.tsv") == [ELSEWHERE, ELSEWHERE]
+    assert at(HERE, "certify", "agreed.tsv", "--max", 3, *mode).err == ""
+
+
+def test_a_log_of_before_is_continued_without_a_digest(at, workplace):
+    """Older logs have no digest: nothing can be compared, but the runs that follow record theirs."""
+    at(HERE, "certify", "log.tsv", "--max", 2)
+    path = workplace / "log.tsv.manifest.json"
+    manifest = json.loads(path.read_text())
+    for name in ("logits_sha256", "weights_sha256"):
+        del manifest["settings"][name]
+    manifest["settings"]["generator"] = "Philox4x32-10 at (seed, example, purpose, draw)"
+    path.write_text(json.dumps(manifest))
+    outcome = at(ELSEWHERE, "certify", "log.tsv", "--max", 4)
+    assert (outcome.code, outcome.err) == (0, "")
+    after = manifest_of(workplace / "log.tsv")
+    assert "logits_sha256" not in after["settings"] and after["runs"][-1]["logits_sha256"] == ELSEWHERE
