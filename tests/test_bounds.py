@@ -7,13 +7,14 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from smoothadv.bounds import (
     certified_accuracy_deduction,
     certified_radius,
     failure_upper_bound,
+    l2_radius_for,
     linf_radius,
     lower_confidence_bound,
     maximum_radius,
@@ -293,6 +294,29 @@ def test_linf_radius_is_below_the_exact_distance_of_other_weights():
     # w = (3, 4), margin 4: l2 distance 0.8, exact l_inf distance 4 / 7.
     assert linf_radius(0.8, 2) == pytest.approx(0.565685, abs=5e-7)
     assert linf_radius(0.8, 2) <= 4 / 7
+
+
+@exhaustive
+@given(st.floats(0, 8) | st.sampled_from([5e-324, 1e-300, 0.1, 1e300]), st.integers(1, 10**6))
+@example(0.1, 100)
+@example(0.5, 3072)
+def test_radii_are_the_nearest_floats_on_the_safe_side_of_the_root(radius, dimension):
+    small, large = linf_radius(radius, dimension), l2_radius_for(radius, dimension)
+    assert Fraction(small) ** 2 * dimension <= Fraction(radius) ** 2
+    assert Fraction(math.nextafter(small, math.inf)) ** 2 * dimension > Fraction(radius) ** 2
+    assert Fraction(large) ** 2 >= Fraction(radius) ** 2 * dimension
+    assert large == 0 or Fraction(math.nextafter(large, 0.0)) ** 2 < Fraction(radius) ** 2 * dimension
+    assert l2_radius_for(small, dimension) <= radius, "an l_inf radius is certified by the l2 radius that it came from"
+
+
+def test_of_many_radii_divided_by_the_root_none_is_too_large():
+    cases = [(k / 1009, dimension) for k in range(1, 1001) for dimension in (192, 3_072, 150_528)]
+
+    def too_large(found) -> int:
+        return sum(Fraction(small) ** 2 * d > Fraction(r) ** 2 for (r, d), small in zip(cases, found))
+
+    assert too_large(linf_radius(*case) for case in cases) == 0
+    assert too_large(r / math.sqrt(d) for r, d in cases) > 900, "what rounding to the nearest does"
 
 
 @pytest.mark.parametrize("examples, deduction", [(500, 0.010859), (10_000, 0.002405)])

@@ -86,8 +86,8 @@ def repeated_certificates(alpha: float, repetitions: int):
 @pytest.mark.parametrize("alpha", [1e-3, 0.05])
 def test_certificates_are_false_with_probability_at_most_alpha(alpha):
     certificates, distance, sigma = repeated_certificates(alpha, 2_000)
-    # The true class is 1, and its radius is the distance: anything else, or more, is a false statement.
-    false = sum(c.prediction == 0 or c.radius > distance for c in certificates)
+    # The true class is 1, and its radius is the distance, where two classes tie: a ball that reaches it is false.
+    false = sum(c.prediction == 0 or c.radius >= distance for c in certificates)
     assert not too_many(false, len(certificates), alpha)
     assert sum(c.prediction == 1 for c in certificates) > len(certificates) / 3
 

@@ -9,6 +9,7 @@ q has not.
 from __future__ import annotations
 
 import math
+import sys
 from fractions import Fraction
 
 from scipy import special
@@ -32,7 +33,7 @@ def lower_confidence_bound(successes: int, trials: int, alpha: float) -> float:
     The ``alpha`` quantile of Beta(successes, trials - successes + 1); 0 if there was no success and
     alpha^(1/trials) if there was nothing else (Cohen et al., LowerConfBound, section 3.2.2).
 
-    Formal guarantee: for every p, P[bound > p] <= alpha over successes ~ Binomial(trials, p).
+    Formal guarantee: for every p > 0, P[bound >= p] <= alpha over successes ~ Binomial(trials, p).
     Returns a float in [0, 1). ValueError unless 0 <= successes <= trials and 0 < alpha < 1.
     """
     _check_counts(successes, trials, alpha)
@@ -75,9 +76,10 @@ def certified_radius(
     on any one image; the radius is then sigma * (Phi^-1(p_lower - d) - Phi^-1(1/2 + d)), since the probabilities are
     off by up to d at both images, the certified one and the perturbed one.
 
-    Formal guarantee: with probability at least 1 - alpha over the draws, the smoothed classifier returns
-    the same class everywhere in the open l2 ball of this radius. The returned float64 is never above
-    the exact value (and within 1e-8 sigma of it). Same unit as ``sigma``. None where p_lower < 1/2.
+    Formal guarantee: with probability at least 1 - alpha over the draws, p_A > p_lower; the smoothed classifier then
+    returns the same class everywhere in the closed l2 ball of this radius, which lies in the open one of radius
+    sigma * Phi^-1(p_A). The returned float64 is never above the exact value (and within 1e-8 sigma of it). Same unit
+    as ``sigma``. None where p_lower < 1/2.
     ValueError on impossible counts, alpha outside (0, 1) or sigma <= 0.
     """
     check_sigma(sigma)
@@ -142,7 +144,7 @@ def _distance_quantile(distance: float) -> float:
 def radius_probability(radius: float, sigma: float, noise_distance: float = 0.0) -> float:
     """An upper bound on Phi(radius / sigma), the largest p_A for which ``radius`` is not certified.
 
-    If the smoothed classifier is not constant on the open ball of this radius, then p_A is at most this (Cohen et
+    If the smoothed classifier is not constant on the closed ball of this radius, then p_A is at most this (Cohen et
     al., Theorem 1, read backwards). With noise at total variation distance d from the Gaussian it is
     Phi(radius / sigma + Phi^-1(1/2 + d)) + d. Returns a float in [1/2, 1].
     """
@@ -171,7 +173,7 @@ def minimum_successes_to_certify(trials: int, alpha: float, noise_distance: floa
 def squared_grey_radius(radius: float) -> int:
     """The largest integer m that is certain to lie below (255 * radius)^2; 0, the image itself, at radius 0.
 
-    An 8-bit image X' with sum((X' - X)^2) <= m, in grey levels 0..255, then lies in the open ball of ``radius`` around
+    An 8-bit image X' with sum((X' - X)^2) <= m, in grey levels 0..255, then lies in the ball of ``radius`` around
     X on the scale [0, 1]. The check uses integers only, so that no norm is rounded.
     """
     return math.floor(Fraction(255) ** 2 * Fraction(radius) ** 2 * (1 - Fraction(1, 10**12)))
@@ -214,20 +216,43 @@ def vote_is_significant(top: int, runner_up: int, alpha: float) -> bool:
 
 
 def linf_radius(l2_radius: float, dimension: int) -> float:
-    """The l_inf radius that an l2 radius implies in ``dimension`` coordinates: r / sqrt(d).
+    """The l_inf radius that an l2 radius implies in ``dimension`` coordinates: the largest float64 up to r / sqrt(d).
 
-    Holds because ||v||_2 <= sqrt(d) ||v||_inf (SmoothAdv, section 4.2). Same unit as ``l2_radius``.
+    Holds because ||v||_2 <= sqrt(d) ||v||_inf (SmoothAdv, section 4.2). Same unit as ``l2_radius`` >= 0.
     """
-    return l2_radius / math.sqrt(dimension)
+    numerator, denominator = l2_radius.as_integer_ratio()
+    return _root_below(l2_radius / math.sqrt(dimension), numerator**2, denominator**2 * dimension)
 
 
-def certified_accuracy_deduction(examples: int, alpha: float, rho: float) -> float:
-    """What to subtract from a measured certified accuracy so that it holds with probability 1 - rho.
+def l2_radius_for(linf_radius: float | Fraction, dimension: int) -> float:
+    """The l2 radius that certifies an l_inf radius r >= 0 in ``dimension`` coordinates: r sqrt(d), rounded up."""
+    numerator, denominator = linf_radius.as_integer_ratio()
+    square = numerator**2 * dimension, denominator**2
+    root = _root_below(float(linf_radius) * math.sqrt(dimension), *square)
+    return root if Fraction(root) ** 2 == Fraction(*square) else math.nextafter(root, math.inf)
 
-    Each of ``examples`` certificates is false with probability at most alpha, independently; Bernstein's
-    inequality bounds the false share: alpha + sqrt(2 alpha (1 - alpha) ln(1/rho) / N) + ln(1/rho) / (3 N)
-    (Cohen et al., appendix C, with the factor 2 that the released analysis omits). A fraction. Valid for
-    one fixed model and radius, not after a selection among several.
+
+def _root_below(guess: float, numerator: int, denominator: int) -> float:
+    """The largest float64 whose square is at most a fraction; ``guess`` is the fraction's root but for rounding."""
+    root = min(math.nextafter(math.nextafter(guess, math.inf), math.inf), sys.float_info.max)
+    while True:
+        above, below = root.as_integer_ratio()
+        if above**2 * denominator <= numerator * below**2:
+            return root
+        root = math.nextafter(root, 0.0)
+
+
+def certified_accuracy_deduction(examples: int, alpha: float, rho: float, exact: bool = False) -> float:
+    """What to subtract from measured certified accuracies so that they hold with probability 1 - rho. A fraction.
+
+    Each of ``examples`` certificates is false with probability at most alpha, independently of the others, because
+    each has random bits of its own: the number of false ones is at most that of a Binomial(N, alpha) in
+    distribution. Bernstein's inequality bounds the false share: alpha + sqrt(2 alpha (1 - alpha) ln(1/rho) / N) +
+    ln(1/rho) / (3 N) (Cohen et al., appendix C, with the factor 2 that the released analysis omits). With ``exact``
+    it is the binomial quantile k / N instead, for the smallest k that is exceeded with probability at most rho: never
+    more. Both are valid for one fixed model, at all radii at once, not after a selection among several models.
     """
+    if exact:
+        return tolerated_false_statements(examples, alpha, rho) / examples
     log_term = math.log(1 / rho)
     return alpha + math.sqrt(2 * alpha * (1 - alpha) * log_term / examples) + log_term / (3 * examples)

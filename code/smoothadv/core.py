@@ -44,7 +44,7 @@ class Smooth:
     def certify(
         self, x: torch.Tensor, n0: int, n: int, alpha: float, batch_size: int, *, stream: NoiseStream | None = None
     ) -> tuple[int, float]:
-        """The class at ``x`` [C, H, W] and the l2 radius within which it is certified; (ABSTAIN, 0.0) if none.
+        """The class at ``x`` [C, H, W] and the radius of the closed l2 ball where it is certified; else (ABSTAIN, 0.0).
 
         ``n0`` draws select the class, ``n`` fresh ones estimate its probability, ``alpha`` is the probability
         of a false statement, ``batch_size`` the draws per forward pass. ``stream`` supplies the noise:

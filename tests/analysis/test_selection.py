@@ -1,6 +1,7 @@
 """Choosing among logs: conditions, groups, the upper envelope and its ties, and doubts about comparing."""
 
 import argparse
+import math
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.log_statistics import certified_accuracies, clean_accuracy
 from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.radii import AtRadii, Radius
+from smoothadv.analysis.shared.radii import AtRadii, ErrorProbability, Radius
 from smoothadv.analysis.shared.selection import (
     different_examples,
     doubts,
@@ -207,10 +208,36 @@ def test_linf_radii_of_the_paper_are_these_l2_radii():
 def test_linf_radii_need_the_number_of_pixels():
     with pytest.raises(UserError, match="^lost does not say how many coordinates .* --dimension"):
         AtRadii(norm="linf").accuracies(log("lost"), [0.1])
-    assert AtRadii(norm="linf").per_l2(log("stated", dimension=100)) == 0.1
+    stated = log("stated", dimension=100)
+    assert AtRadii(norm="linf").certified_by(stated, [1.0, 0.0]).tolist() == [math.nextafter(0.1, 0), 0.0]
+    assert AtRadii().certified_by(log("lost"), [1.0]).tolist() == [1.0]
 
 
-@pytest.mark.parametrize("text", ["", "x", "nan", "inf", "-0.25", "1/0", "2/255/3", "1e999", "/255", "2/"])
+@pytest.mark.parametrize(
+    "radius, counts", [(0.5, True), (math.nextafter(0.5, 0), False), (math.nextafter(0.5, 1), True)]
+)
+def test_linf_accuracy_counts_radii_of_at_least_the_exact_length(radius, counts):
+    """0.05 of 100 pixels is l2 0.5: the text, for the float next to it is larger than 1/20."""
+    one = log("one", [radius], dimension=100)
+    for text in ("0.05", "5/100", "1/20"):
+        assert AtRadii(norm="linf").accuracies(one, [Radius(text)]).tolist() == [counts]
+    assert AtRadii(norm="linf").accuracies(one, [0.05]).tolist() == [radius > 0.5]
+
+
+def test_exact_deduction_is_a_quantile_of_the_number_of_false_rows():
+    """Of 500, more than 4 are false with probability 1.7e-4, more than 3 with 1.7e-3; more than 5 with 1.4e-5."""
+    many = log("many", [1.0] * 250 + [0.5] * 250)
+    exact, bernstein = (AtRadii(high_probability=ErrorProbability(text)) for text in ("exact:0.001", "0.001"))
+    assert exact.accuracies(many, [0.5, 1.0]) == pytest.approx([0.992, 0.492], abs=1e-12)
+    assert bernstein.accuracies(many, [0.5]) == pytest.approx([0.989141], abs=5e-7)
+    assert exact.accuracies(many, [0.5], models=20) == pytest.approx([0.99]), "rho is divided among the logs"
+    with pytest.raises(argparse.ArgumentTypeError, match="^'other:0.1' is not a probability"):
+        ErrorProbability("other:0.1")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "nan", "inf", "-0.25", "1/0", "2/255/3", "1e999", "1/inf", "1e308/1e-308", "/255", "2/"]
+)
 def test_what_is_no_radius_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="is no radius: write a number like 0.25 or a frac"):
         Radius(text)

@@ -169,6 +169,6 @@ def test_violations_would_be_noticed(dtype):
             assert faults(result, inputs, radii) == expected
     result = PGD(0.1, 3)(model, inputs, labels)
     assert faults(result / 0, inputs, radii) and faults(result, inputs, torch.tensor([0.0, 1.0]))
-    # Rounding to grey levels after the projection is documented to leave the ball, and does.
-    rounded = DDN(0.05, 4, initial_norm=0.1, result_levels=8)(model, inputs, model(inputs).argmax(1))
+    # Rounding the perturbation after its projection is documented to leave the ball, and does.
+    rounded = DDN(0.05, 4, initial_norm=3.0, result_levels=64)(model, inputs, model(inputs).argmax(1))
     assert faults(rounded, inputs, torch.full((2,), 0.05)) == ["outside the ball"]

@@ -221,9 +221,33 @@ def test_rounded_ddn_is_that_of_the_pseudo_code(levels, steps):
     shared = {"initial_norm": 0.5, **levels}
     quick, slow = ddn_and_slow(5, steps, 0.4, shared, shared)
     torch.testing.assert_close(quick, slow, rtol=0, atol=1e-10)
-    if "result_levels" in levels:
-        multiples = quick * (levels["result_levels"] - 1)
-        torch.testing.assert_close(multiples, multiples.round(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_perturbation_is_rounded_so_that_inputs_keep_their_own_levels(dtype):
+    """As released: x + round(v). Rounding x + v would move every input, also those without an adversarial example."""
+    model, any_levels = (
+        linear_classifier(torch.ones(48), -24.0, dtype),
+        torch.rand(20, 48, generator=seeded(1)).to(dtype),
+    )
+    grey = torch.randint(0, 256, (20, 48), generator=seeded(2))
+    labels = torch.arange(20) % 2  # half of them are attacked, the others are of another class from the start
+    attack = DDN(0.3, 8, initial_norm=0.5, result_levels=256)
+    for x in (any_levels, grey.to(dtype) / 255):
+        moves = (attack(model, x, labels) - x) * 255
+        torch.testing.assert_close(moves, moves.round(), rtol=0, atol=1e-4)
+        unmoved = (model(x).argmax(1) != labels) & (moves == 0).all(1)
+        assert unmoved.any() and (moves != 0).any(1).any()
+        assert torch.equal(attack(model, x, labels)[unmoved], x[unmoved])
+    levels = attack(model, grey.to(dtype) / 255, labels)
+    assert torch.equal(levels, (levels * 255).round() / 255), "grey levels become grey levels, to the last bit"
+    # What lies 0.6 of a level below white goes to white, and from there by rounding 0.4 beyond.
+    bright, towards_white = (
+        torch.full((1, 48), 1 - 0.6 / 255, dtype=dtype),
+        linear_classifier(torch.ones(48), -47.95, dtype),
+    )
+    beyond = DDN(1.0, 8, initial_norm=0.1, result_levels=256)(towards_white, bright, torch.tensor([0]))
+    assert beyond.max().item() == pytest.approx(1 + 0.4 / 255, abs=1e-6)
 
 
 def test_everything_released_at_once_is_that_of_the_pseudo_code():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from smoothadv.bounds import certified_radius
 from smoothadv.certification import ABSTAIN, Draws, Smoothing
 from smoothadv.certification.exact import Exact
+from support.exact_tails import DIGITS, probability_of_at_most
 from support.votes import ListedVotes, certify, listed
 
 many = settings(deadline=None, derandomize=True, max_examples=300)
@@ -65,6 +67,19 @@ def test_counts_are_cut_at_the_first_miss_too_many(run):
     expected = smoothing.n if len(missed) <= allowed else missed[allowed] + 1
     assert certificate.trials == expected
     assert certificate.successes == expected - min(len(missed), allowed + 1)
+
+
+@pytest.mark.parametrize("alpha", [0.4, 0.05, 1e-3])
+@pytest.mark.parametrize("trials", [12, 100, 1_000])
+def test_a_tie_on_the_boundary_of_the_closed_ball_is_certified_no_more_often_than_alpha(trials, alpha):
+    """At each radius that can be reported, an image may lie exactly that far from a half-space: there classes tie."""
+    radii = [certified_radius(k, trials, 1.0, alpha) for k in range(trials + 1)]
+    reported = [k for k, radius in enumerate(radii) if radius is not None]
+    assert reported and sorted(radii[reported[0] :]) == radii[reported[0] :]
+    for k in reported[:: max(1, len(reported) // 20)]:
+        with mpmath.workdps(DIGITS):
+            reaching = probability_of_at_most(trials - k, trials, mpmath.ncdf(-mpmath.mpf(radii[k])))
+            assert alpha * (1 - 1e-6) < reaching <= alpha, "P[R >= distance], for p_A = Phi(distance)"
 
 
 def test_requests_name_the_candidate_and_the_misses_that_still_certify():

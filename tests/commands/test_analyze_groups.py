@@ -204,7 +204,7 @@ def test_high_probability_lowers_the_accuracies_by_the_deduction(analyze):
     assert (best["models"], 1 - best["certified_accuracy"]) == (2, pytest.approx(0.011578, abs=5e-7)), "rho is halved"
 
 
-@pytest.mark.parametrize(("rho", "text"), [(0.001, "0.999"), (0.05, "0.95"), ("1e-8", "0.99999999")])
+@pytest.mark.parametrize(("rho", "text"), [("1e-8", "0.99999999"), ("exact:0.05", "0.95 (exact binomial)")])
 def test_heading_says_the_probability(analyze, rho, text):
     title = analyze("table", "cohen", "--high-probability", rho).out.splitlines()[0]
     assert f"with probability {text} |" in title, "and never claims certainty"
@@ -303,7 +303,7 @@ USAGE = [
     (["summary", "cohen", "--dimension", "0"], "'0' is not a whole number of at least 1"),
     (["summary", "cohen", "--sigma", "0"], "'0' would smooth nothing"),
     (["summary", "cohen", "--alpha", "1"], "'1' is not a probability"),
-    (["summary", "cohen", "--high-probability", "0"], "'0' is not a probability"),
+    (["summary", "cohen", "--high-probability", "exact:0"], "'0' is not a probability"),
     (["summary", "cohen", "--group-by", "sigma"], "--group-by"),
     (["table", "cohen", "--confidence", "95"], "'95' is not a probability"),
     (["envelope", "cohen", "--group-by", "colour"], "'colour' is not known; known: dataset"),

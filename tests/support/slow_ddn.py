@@ -77,7 +77,7 @@ def slow_ddn(
         v = rounded(x + v, quantization_levels) - x
     if best.norm() > epsilon:
         best = best * (epsilon / best.norm())
-    return rounded(x + best, result_levels)
+    return x + rounded(best, result_levels)
 
 
 def slow_ddn_batch(model: Callable, x: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor, *args, **kwargs):

@@ -95,7 +95,8 @@ class HeatMap(AtRadii, Analysis):
     def best(self, group: Sequence[Log], radii: Sequence[float]) -> np.ndarray:
         """The largest value among the logs of a cell in each panel: float64, [panels]; accuracies are fractions."""
         if self.measure == _AVERAGE:
-            return np.array([max(average_certified_radius(log.table) * self.per_l2(log) for log in group)])
+            averages = [self.certified_by(log, [average_certified_radius(log.table)]) for log in group]
+            return np.max(averages, axis=0)
         return np.max([self.accuracies(log, radii, models=len(group)) for log in group], axis=0)
 
     def _panel_radii(self, logs: Sequence[Log]) -> list[float]:

@@ -17,7 +17,7 @@ from smoothadv.analysis.shared.figure_style import (
     mark_every,
     new_figure,
 )
-from smoothadv.analysis.shared.log_statistics import accuracy_curve, bootstrap_interval, high_probability_accuracies
+from smoothadv.analysis.shared.log_statistics import accuracy_curve, bootstrap_interval
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import Norm
 from smoothadv.settings import probability, setting
@@ -62,7 +62,6 @@ class CertifiedAccuracyPlot(Norm, Analysis):
     def _curve(self, log: Log) -> tuple[np.ndarray, np.ndarray]:
         radii, accuracies = accuracy_curve(log.table)
         if self.high_probability is not None:
-            alpha = log.parameters.alpha
-            accuracies = high_probability_accuracies(log.table, radii, alpha, self.high_probability)
+            accuracies = self.accuracies_at_lengths(log, radii)
             accuracies[-1] = 0.0
-        return radii * self.per_l2(log), accuracies
+        return self.certified_by(log, radii), accuracies

@@ -89,7 +89,7 @@ class EnvelopePlot(Norm, Analysis):
 
     def envelope_curve(self, group: Sequence[Log]) -> tuple[np.ndarray, np.ndarray]:
         """A fine grid of radii, with the largest one of each log, and the largest accuracy of the logs there."""
-        ends = np.array([log.table.radius.max() * self.per_l2(log) for log in group])
+        ends = np.concatenate([self.certified_by(log, [log.table.radius.max()]) for log in group])
         grid = np.unique(np.concatenate([np.linspace(0, ends.max(), _POINTS), ends, np.nextafter(ends, np.inf)]))
         best = np.max([self.accuracies(log, grid, models=len(group)) for log in group], axis=0)
         return grid, best

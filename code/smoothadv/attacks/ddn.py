@@ -26,7 +26,8 @@ class DDN(GradientAttack):
     example is adversarial and grows while it is not. Adversarial means that the majority of the m noisy
     copies is not classified as the label (``targeted``: is). Where no iterate was adversarial, the result is the
     clean input. ``quantization_levels`` rounds every iterate to that many grey levels; after the final projection
-    nothing is rounded, so that ||v|| <= epsilon holds, except with ``result_levels``.
+    nothing is rounded, so that ||v|| <= epsilon holds, except with ``result_levels``, which rounds v itself, as the
+    released code does: an input of other levels keeps them, and may be moved out of [0, 1] by half a level.
 
     An input that is adversarial before the first step is returned unchanged.
     """
@@ -48,7 +49,8 @@ class DDN(GradientAttack):
         None,
         flag="--result-levels-DDN",
         parse=_levels,
-        help="round DDN's result to this many grey levels: it may then lie outside the ball (default: none)",
+        help="round DDN's perturbation to multiples of a step between this many grey levels: the result may then lie "
+        "outside the ball (default: none)",
     )
     anneal_past_end: bool = setting(
         False,
@@ -103,8 +105,12 @@ class DDN(GradientAttack):
         return best
 
     def finish(self, inputs: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        adversarial = super().finish(inputs, v)
-        return adversarial if self.result_levels is None else quantize(adversarial, self.result_levels)
+        if self.result_levels is None:
+            return super().finish(inputs, v)
+        # Summed in units of a step, where whole numbers do not round: grey levels become exactly grey levels.
+        steps = self.result_levels - 1
+        moves = (v * steps).round()
+        return torch.where(moves == 0, inputs, (inputs * steps + moves) / steps)
 
     def _step_length(self, k: int) -> float:
         """Cosine annealing from 1 at k = 0 to 0.01 at k = T - 1."""

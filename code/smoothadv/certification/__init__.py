@@ -41,9 +41,9 @@ Voting = Generator[Draws, np.ndarray, "Certificate"]
 class Certificate:
     """What a procedure states about one input.
 
-    ``prediction`` is a class in 0..K-1 or ABSTAIN; ``radius`` is an l2 radius on images in [0, 1], 0 if
-    abstaining; ``successes`` of ``trials`` estimation draws voted for the selected class. ``details`` holds the
-    procedure's own columns of a log.
+    ``prediction`` is a class in 0..K-1 or ABSTAIN; ``radius`` is the l2 radius, on images in [0, 1], of the closed ball
+    that the statement is about, 0 if abstaining; ``successes`` of ``trials`` estimation draws voted for the selected
+    class. ``details`` holds the procedure's own columns of a log.
     """
 
     prediction: int

@@ -42,8 +42,8 @@ class Adaptive(Procedure):
     whose row was crossed; the procedure gives up where the next row is out of reach.
 
     Formal guarantee: the probability, over the draws, of returning a class and a radius such that the smoothed
-    classifier is not that class throughout the open ball of that radius is at most alpha, however early the procedure
-    stops. Let r_j be the smallest radius of the grid with Phi(r_j / sigma) > p_A, if c is the class of
+    classifier is not that class throughout the closed ball of that radius is at most alpha, however early the procedure
+    stops. Let r_j be the smallest radius of the grid with Phi(r_j / sigma) >= p_A, if c is the class of
     probability p_A: a false statement needs row j to be crossed, an event that grows with p and whose probability at
     p = Phi(r_j / sigma) is at most alpha by the construction of the row. It holds for each input by itself. It is
     void if the radii, n or alpha are chosen after the draws, or if the run is repeated until its result pleases.

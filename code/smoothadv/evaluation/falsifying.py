@@ -46,7 +46,7 @@ _SAME = (
 
 @dataclass(frozen=True)
 class Claim:
-    """A certificate of an image with ``label``: no perturbation of l2 norm < ``radius`` changes class ``certified``."""
+    """A certificate of an image with ``label``: its class ``certified`` holds in the closed l2 ball of ``radius``."""
 
     label: int
     certified: int

@@ -295,7 +295,7 @@ def _recorded(request: EvaluationRequest, log: Path, setting: str) -> Any:
 
 
 def _check_classifier(job: SmoothingJob, sound: bool) -> None:
-    """Check that the logits of an image depend on that image only: UserError if ``sound``, else a warning, if not."""
+    """Spot check that logits depend on one image only: UserError if ``sound``, else a warning, where they do not."""
     if job.device.type == "cpu" and not sound:
         return  # a CPU's kernels pass this check, and several passes of a large network take long
     image, _ = job.dataset[job.indices[0]]

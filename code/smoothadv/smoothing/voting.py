@@ -268,9 +268,10 @@ class VoteCounter:
 
 @torch.inference_mode()
 def check_repeatable(counter: VoteCounter, image: torch.Tensor, stream: NoiseStream) -> None:
-    """UserError unless a noisy image gets the same logits again, also in another row and beside other images.
+    """Spot check: UserError unless noisy images get the same logits again, also in other rows, beside other images.
 
-    Certificates for the executed arithmetic need a classifier whose logits depend on one image only.
+    Certificates for the executed arithmetic need a classifier whose logits depend on one image only. One batch of
+    noisy copies of ``image`` [C, H, W] can show that they depend on more, and cannot show that they never do.
     """
     draws = (stream.noisy(counter.batch, image) for _ in range(2))
     images, others = (noisy.to(memory_format=torch.channels_last) for noisy in draws)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from smoothadv.analysis.shared.log_statistics import certified_accuracies, defau
 from smoothadv.analysis.shared.logs import Log
 from smoothadv.analysis.shared.selection import one_of
 from smoothadv.analysis.shared.table_formats import Column
-from smoothadv.bounds import linf_radius
+from smoothadv.bounds import l2_radius_for, linf_radius
 from smoothadv.errors import UserError
 from smoothadv.settings import SettingError, probability, setting
 
@@ -22,20 +22,38 @@ _LINF_RADII = ("1/255", "2/255", "4/255", "8/255")
 
 
 class Radius(float):
-    """A radius that keeps its text, so that the heading of its column is 2/255 if the user wrote 2/255."""
+    """A radius that keeps its text, so that the heading of its column is 2/255 if the user wrote 2/255.
+
+    ``exact`` is the number that the text means, of which the float is a rounding.
+    """
 
     text: str
+    exact: Fraction
 
     def __new__(cls, text: str) -> Radius:
         numerator, slash, denominator = text.partition("/")
         try:
-            radius = super().__new__(cls, float(numerator) / (float(denominator) if slash else 1.0))
-        except (ValueError, ZeroDivisionError):
-            radius = super().__new__(cls, math.nan)
-        if not (math.isfinite(radius) and radius >= 0):
+            # By way of floats, because the exact value of a text like 1e-999999999 would fill the memory.
+            parts = float(numerator), float(denominator) if slash else 1.0
+            exact = Fraction(repr(parts[0])) / Fraction(repr(parts[1]))
+            radius = super().__new__(cls, float(exact))
+        except (ValueError, ArithmeticError):
+            exact = Fraction(-1)
+        if exact < 0:
             raise SettingError(f"'{text}' is no radius: write a number like 0.25 or a fraction like 2/255")
-        radius.text = text
+        radius.text, radius.exact = text, exact
         return radius
+
+
+class ErrorProbability(float):
+    """The RHO of --high-probability; ``exact`` says that the text was exact:RHO."""
+
+    exact: bool
+
+    def __new__(cls, text: str) -> ErrorProbability:
+        rho = super().__new__(cls, probability(text.removeprefix("exact:")))
+        rho.exact = text.startswith("exact:")
+        return rho
 
 
 @dataclass(frozen=True)
@@ -49,31 +67,34 @@ class Norm:
     )
     high_probability: float | None = setting(
         None,
-        parse=probability,
+        parse=ErrorProbability,
         help="RHO: lower the accuracies so that they hold with probability 1 - RHO over the certification's draws "
-        "(Cohen et al., appendix C, corrected)",
+        "(Cohen et al., appendix C, corrected); exact:RHO: by the binomial quantile in place of Bernstein's inequality",
     )
 
-    def per_l2(self, log: Log) -> float:
-        """The radius in this norm that an l2 radius of 1 certifies; UserError if it depends on an unknown dimension."""
+    def certified_by(self, log: Log, lengths: Iterable[float]) -> np.ndarray:
+        """The radii in this norm that l2 radii, ``lengths``, certify, rounded down: float64."""
         if self.norm == "l2":
-            return 1.0
-        if log.parameters.dimension is None:
-            raise UserError(
-                f"{log.path} does not say how many coordinates its images have: --dimension states it, like 3072"
-            )
-        return linf_radius(1.0, log.parameters.dimension)
+            return np.array([*lengths], dtype=float)
+        return np.array([linf_radius(float(length), _dimension(log)) for length in lengths])
 
     def accuracies(self, log: Log, radii: Iterable[float], models: int = 1) -> np.ndarray:
         """Certified accuracies of a log at the radii; ``models`` is the number of logs from which it is selected."""
-        lengths = self.l2_lengths(log, radii)
-        if self.high_probability is None:
+        return self.accuracies_at_lengths(log, self.l2_lengths(log, radii), models)
+
+    def accuracies_at_lengths(self, log: Log, lengths: Iterable[float], models: int = 1) -> np.ndarray:
+        """As ``accuracies``, at l2 radii."""
+        rho = self.high_probability
+        if rho is None:
             return certified_accuracies(log.table, lengths)
-        return high_probability_accuracies(log.table, lengths, log.parameters.alpha, self.high_probability, models)
+        exact = getattr(rho, "exact", False)
+        return high_probability_accuracies(log.table, lengths, log.parameters.alpha, rho, models, exact)
 
     def l2_lengths(self, log: Log, radii: Iterable[float]) -> np.ndarray:
-        """The l2 radii that certify the ``radii``: float64."""
-        return np.array([float(radius) for radius in radii]) / self.per_l2(log)
+        """The l2 radii that certify the ``radii``, rounded up: float64."""
+        if self.norm == "l2":
+            return np.array([float(radius) for radius in radii])
+        return np.array([l2_radius_for(getattr(radius, "exact", float(radius)), _dimension(log)) for radius in radii])
 
     @property
     def heading(self) -> str:
@@ -81,7 +102,8 @@ class Norm:
         radius = "l2 radius" if self.norm == "l2" else "l_inf radius"
         if self.high_probability is None:
             return radius
-        return f"{radius}, with probability {1 - Decimal(repr(self.high_probability)):f}"
+        bound = " (exact binomial)" if getattr(self.high_probability, "exact", False) else ""
+        return f"{radius}, with probability {1 - Decimal(repr(self.high_probability)):f}{bound}"
 
     @property
     def axis_title(self) -> str:
@@ -109,6 +131,15 @@ class AtRadii(Norm):
         if self.norm == "linf":
             return [Radius(text) for text in _LINF_RADII]
         return default_radii(log.table for log in logs)
+
+
+def _dimension(log: Log) -> int:
+    """The number of coordinates of an image; UserError if it is unknown."""
+    if log.parameters.dimension is None:
+        raise UserError(
+            f"{log.path} does not say how many coordinates its images have: --dimension states it, like 3072"
+        )
+    return log.parameters.dimension
 
 
 def radius_text(radius: float) -> str:
