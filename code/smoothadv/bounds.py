@@ -245,12 +245,11 @@ def _root_below(guess: float, numerator: int, denominator: int) -> float:
 def certified_accuracy_deduction(examples: int, alpha: float, rho: float, exact: bool = False) -> float:
     """What to subtract from measured certified accuracies so that they hold with probability 1 - rho. A fraction.
 
-    Each of ``examples`` certificates is false with probability at most alpha, independently of the others, because
-    each has random bits of its own: the number of false ones is at most that of a Binomial(N, alpha) in
-    distribution. Bernstein's inequality bounds the false share: alpha + sqrt(2 alpha (1 - alpha) ln(1/rho) / N) +
-    ln(1/rho) / (3 N) (Cohen et al., appendix C, with the factor 2 that the released analysis omits). With ``exact``
-    it is the binomial quantile k / N instead, for the smallest k that is exceeded with probability at most rho: never
-    more. Both are valid for one fixed model, at all radii at once, not after a selection among several models.
+    Each of ``examples`` certificates is false with probability at most alpha, independently; Bernstein's
+    inequality bounds the false share: alpha + sqrt(2 alpha (1 - alpha) ln(1/rho) / N) + ln(1/rho) / (3 N)
+    (Cohen et al., appendix C, with the factor 2 that the released analysis omits). ``exact``: the quantile k / N of
+    Binomial(N, alpha) instead, k exceeded with probability at most rho. Valid for one fixed model, at all radii at
+    once, not after a selection among several models.
     """
     if exact:
         return tolerated_false_statements(examples, alpha, rho) / examples

@@ -234,13 +234,13 @@ def test_the_perturbation_is_rounded_so_that_inputs_keep_their_own_levels(dtype)
     labels = torch.arange(20) % 2  # half of them are attacked, the others are of another class from the start
     attack = DDN(0.3, 8, initial_norm=0.5, result_levels=256)
     for x in (any_levels, grey.to(dtype) / 255):
-        moves = (attack(model, x, labels) - x) * 255
+        found = attack(model, x, labels)
+        moves = (found - x) * 255
         torch.testing.assert_close(moves, moves.round(), rtol=0, atol=1e-4)
         unmoved = (model(x).argmax(1) != labels) & (moves == 0).all(1)
         assert unmoved.any() and (moves != 0).any(1).any()
-        assert torch.equal(attack(model, x, labels)[unmoved], x[unmoved])
-    levels = attack(model, grey.to(dtype) / 255, labels)
-    assert torch.equal(levels, (levels * 255).round() / 255), "grey levels become grey levels, to the last bit"
+        assert torch.equal(found[unmoved], x[unmoved])
+    assert torch.equal(found, (found * 255).round() / 255), "grey levels become grey levels, to the last bit"
     # What lies 0.6 of a level below white goes to white, and from there by rounding 0.4 beyond.
     bright, towards_white = (
         torch.full((1, 48), 1 - 0.6 / 255, dtype=dtype),

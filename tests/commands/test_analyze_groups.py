@@ -303,7 +303,7 @@ USAGE = [
     (["summary", "cohen", "--dimension", "0"], "'0' is not a whole number of at least 1"),
     (["summary", "cohen", "--sigma", "0"], "'0' would smooth nothing"),
     (["summary", "cohen", "--alpha", "1"], "'1' is not a probability"),
-    (["summary", "cohen", "--high-probability", "exact:0"], "'0' is not a probability"),
+    (["summary", "cohen", "--high-probability", "exact0.1"], "'exact0.1' is not a probability"),
     (["summary", "cohen", "--group-by", "sigma"], "--group-by"),
     (["table", "cohen", "--confidence", "95"], "'95' is not a probability"),
     (["envelope", "cohen", "--group-by", "colour"], "'colour' is not known; known: dataset"),

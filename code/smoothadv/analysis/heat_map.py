@@ -95,8 +95,7 @@ class HeatMap(AtRadii, Analysis):
     def best(self, group: Sequence[Log], radii: Sequence[float]) -> np.ndarray:
         """The largest value among the logs of a cell in each panel: float64, [panels]; accuracies are fractions."""
         if self.measure == _AVERAGE:
-            averages = [self.certified_by(log, [average_certified_radius(log.table)]) for log in group]
-            return np.max(averages, axis=0)
+            return np.max([self.certified_by(log, [average_certified_radius(log.table)]) for log in group], axis=0)
         return np.max([self.accuracies(log, radii, models=len(group)) for log in group], axis=0)
 
     def _panel_radii(self, logs: Sequence[Log]) -> list[float]:

@@ -21,9 +21,8 @@ class Exact(Procedure):
     such an abstention are partial.
 
     Formal guarantee: the probability, over the draws, of returning a class and a radius such that the
-    smoothed classifier is not that class throughout the closed ball of that radius is at most alpha: a false
-    statement needs p_lower >= p_A. It holds for each input by itself. It is void if draws are reused, or if the run is
-    repeated until its result pleases.
+    smoothed classifier is not that class throughout the closed ball of that radius is at most alpha. It
+    holds for each input by itself. It is void if draws are reused, or if the run is repeated until its result pleases.
     """
 
     default_n: ClassVar[int] = 100_000

@@ -62,9 +62,8 @@ def high_probability_accuracies(
 ) -> np.ndarray:
     """Certified accuracies that hold with probability 1 - rho over the certification's draws, at each radius.
 
-    The measured ones less ``bounds.certified_accuracy_deduction``, by its ``exact`` form or not, at least 0. Where the
-    log is the best of ``models`` at the radius, rho is divided by their number (union bound), which allows for the
-    selection.
+    The measured ones less ``bounds.certified_accuracy_deduction``, which says what is ``exact``; at least 0. Where the
+    log is the best of ``models`` at the radius, rho is divided by their number (union bound): a selection is allowed.
     """
     deduction = certified_accuracy_deduction(len(table), alpha, rho / models, exact)
     return np.maximum(certified_accuracies(table, radii) - deduction, 0.0)

@@ -22,10 +22,7 @@ _LINF_RADII = ("1/255", "2/255", "4/255", "8/255")
 
 
 class Radius(float):
-    """A radius that keeps its text, so that the heading of its column is 2/255 if the user wrote 2/255.
-
-    ``exact`` is the number that the text means, of which the float is a rounding.
-    """
+    """A radius that keeps its text, for the heading of its column, and the ``exact`` number that the text means."""
 
     text: str
     exact: Fraction
