@@ -3,7 +3,7 @@
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
 
-sources=(code tests benchmarks .ci setup.py) # ruff does not look into folders like .ci by itself
+sources=(code tests benchmarks scripts .ci setup.py) # ruff does not look into folders like .ci by itself
 python -m mypy
 ruff check "${sources[@]}"
 ruff format --check "${sources[@]}"

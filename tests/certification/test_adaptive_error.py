@@ -94,7 +94,9 @@ def test_simulation_is_the_coroutine_run_by_run(ladder, p):
         certificate = certify(ladder, RecordedVotes(runs, run))
         row, looks = runs.row[run], runs.looks[run]
         assert certificate.details["looks"] == looks
-        assert certificate.successes == (runs.successes[run, looks - 1] if looks else 0)
+        deciding = list(ladder._tables.looks).index(certificate.trials) if looks else -1
+        assert deciding < looks and certificate.successes == (runs.successes[run, deciding] if looks else 0)
+        assert row < 0 or certificate.successes >= ladder._tables.efficacy[row, deciding], "the counts show the radius"
         assert certificate.radius == (ladder._grid[row] if row >= 0 else 0.0)
         assert (certificate.prediction == 2) == (row >= 0)
 

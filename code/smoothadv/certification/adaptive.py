@@ -26,8 +26,9 @@ LADDER = 100
 """Steps of the fine grid per sigma."""
 GRID_COLUMNS = ("samples", "level", "looks")
 LABEL_AWARE = "label_aware"
-"""Columns of a log. samples counts the draws of selection and estimation, level is the number of the largest radius
-that was certified (-1: none), looks counts the looks; LABEL_AWARE is 1 where the class selected was not the label."""
+"""Columns of a log. samples counts all draws, level is the number of the largest radius that was certified (-1: none),
+looks counts the looks; LABEL_AWARE is 1 where the class selected was not the label. successes and trials are the counts
+at the look that certified the radius: later looks, for a larger radius, may have a smaller share of successes."""
 _EARLY, _GAMMA = 0.5, 0.01
 _TABLES_VERSION = 1
 
@@ -100,17 +101,17 @@ class Adaptive(Procedure):
         selection = yield Draws(self.smoothing.n0)
         candidate = int(selection.argmax())
         if self.label_aware and candidate != label:
-            return self._certificate(candidate, 0, 0, 0, -1, skipped=True)
-        successes = looks = drawn = 0
-        best = -1  # the highest row crossed
+            return self._certificate(candidate, (0, 0), self.smoothing.n0, 0, -1, skipped=True)
+        successes, drawn, looks, best, counts = 0, 0, 0, -1, (0, 0)  # best: the highest row crossed, by counts
         if not self._hopeless(int(selection[candidate])):
             for look, n in enumerate(self._tables.looks):
                 votes = yield Draws(int(n) - drawn)
                 successes, drawn, looks = successes + int(votes[candidate]), int(n), looks + 1
-                best = max(best, self._crossed(successes, look))
+                if (crossed := self._crossed(successes, look)) > best or best < 0:
+                    best, counts = crossed, (successes, drawn)
                 if self._is_decided(best, look, successes):
                     break
-        return self._certificate(candidate, successes, drawn, looks, best)
+        return self._certificate(candidate, counts, self.smoothing.n0 + drawn, looks, best)
 
     def _hopeless(self, selected: int) -> bool:
         """Whether the selection alone makes an abstention so likely that no draw is worth its cost."""
@@ -129,15 +130,14 @@ class Adaptive(Procedure):
         return int(row[-1]) <= self.smoothing.n
 
     def _certificate(
-        self, candidate: int, successes: int, trials: int, looks: int, best: int, skipped: bool = False
+        self, candidate: int, counts: tuple[int, int], samples: int, looks: int, best: int, skipped: bool = False
     ) -> Certificate:
         level = int((self._decisions <= best).sum()) - 1
-        details = dict(zip(GRID_COLUMNS, (self.smoothing.n0 + trials, level, looks)))
+        details = dict(zip(GRID_COLUMNS, (samples, level, looks)))
         if self.label_aware:
             details[LABEL_AWARE] = int(skipped)
-        if best < 0:
-            return Certificate(ABSTAIN, 0.0, successes, trials, details)
-        return Certificate(candidate, float(self._grid[best]), successes, trials, details)
+        statement = (candidate, float(self._grid[best])) if best >= 0 else (ABSTAIN, 0.0)
+        return Certificate(*statement, *counts, details)
 
     @property
     def settings(self) -> dict[str, str]:

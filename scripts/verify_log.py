@@ -1,0 +1,200 @@
+"""Verify a certification log: python scripts/verify_log.py logs/quickstart/gaussian.tsv
+
+Shares no code with smoothadv: Python's integers and mpmath only. A row "class c, radius R" is true if c has probability
+p_A > t = Phi(R / sigma) under noise (Cohen et al., 2019, Theorem 1 with p_B = 1 - p_A). The row holds if its counts
+reject the hypothesis "p_A <= t" at the level alpha of the manifest:
+  exact     all N draws were made, and P[Binomial(N, t) >= successes] <= alpha (Clopper and Pearson, 1934)
+  adaptive  at the look after `trials` draws, the successes reach the boundary of each radius r <= R of the grid; the
+            boundaries of r are computed anew, such that p_A = Phi(r / sigma) reaches one with probability <= alpha
+  --sound   t = Phi(R / sigma + z) + d, d the distance of the noise from a Gaussian, Phi(z) >= 1/2 + d; and the
+            `squared_radius`, in squared grey levels, is below (255 R)^2, or 0 where R is 0
+Probabilities are whole numbers of units 2^-160, rounded to the side on which a row fails. No log can show that its
+counts are the classifier's, its draws independent, and N, alpha and the radii chosen beforehand. A --ladder takes
+minutes. Exit code 0: all rows hold and no image is missing; 1: not so, or not to be verified.
+"""
+
+import argparse
+import json
+import re
+import sys
+from bisect import bisect_left
+from fractions import Fraction
+from itertools import accumulate, takewhile
+from math import ceil, prod
+from pathlib import Path
+
+from mpmath import iv, mp
+
+BITS = 160
+ONE = 1 << BITS
+mp.prec = iv.prec = BITS + 64
+RESERVE = ONE // 10**12  # of its allowance, each look leaves this to those who compute boundaries in float64
+FORMS = {"time": "[^\t]*", "radius": "[0-9]{1,9}([.][0-9]{1,60})?"}  # other columns have whole numbers
+
+
+def below(interval):
+    """The lower end of an mpmath interval, in units, rounded down."""
+    return int(mp.floor(mp.mpf(interval.a) * ONE))
+
+
+def normal_cdf(x):
+    """1/2 + phi(x) (x + x^3 / 3 + x^5 / (3 * 5) + ...), from above by < 2^-110; Abramowitz and Stegun, 26.2.11."""
+    if x > 13:
+        return ONE  # above Phi(x) by less than 2^-120
+    x = ceil(x * ONE)
+    term, total, odd = x, x, 1
+    while term > 1 or odd * ONE**2 < 2 * x**2:  # from then on, each term is less than half of the one before
+        odd += 2
+        term = -(-term * x**2 // (odd * ONE**2))
+        total += term
+    density = -below(-iv.exp(-((iv.mpf(x) / ONE) ** 2) / 2) / iv.sqrt(2 * iv.pi))
+    return min(ONE, ONE // 2 - (-density * (total + term) // ONE))
+
+
+def binomial(draws, t):
+    """(a, [P[a], P[a + 1], ...]) of Binomial(draws, t), below: P[s] / P[s - 1] = (draws - s + 1) t / (s (1 - t))."""
+    if t >= ONE:
+        return draws, [0]
+    mode = min(draws, (draws + 1) * t // ONE)
+    log = iv.loggamma(draws + 1) - iv.loggamma(mode + 1) - iv.loggamma(draws - mode + 1)
+    peak = below(iv.exp(log + mode * iv.log(iv.mpf(t) / ONE) + (draws - mode) * iv.log(iv.mpf(ONE - t) / ONE)))
+    up = accumulate(range(mode + 1, draws + 1), lambda w, s: w * (draws - s + 1) * t // (s * (ONE - t)), initial=peak)
+    down = accumulate(range(mode, 0, -1), lambda w, s: w * s * (ONE - t) // ((draws - s + 1) * t), initial=peak)
+    lower = list(takewhile(bool, down))[:0:-1]
+    return mode - len(lower), lower + list(takewhile(bool, up))
+
+
+def convolution(a, b):
+    """Of lists of probabilities, from below: half of their bits are digits of two integers, which are multiplied."""
+    width = BITS // 8 + 1
+    size = width * (len(a) + len(b) - 1)
+    digits = (b"".join((v >> BITS // 2).to_bytes(width, "little") for v in values) for values in (a, b))
+    product = prod(int.from_bytes(number, "little") for number in digits).to_bytes(size, "little")
+    return [int.from_bytes(product[i : i + width], "little") for i in range(0, size, width)]
+
+
+def boundaries(t, looks, allowances):
+    """The successes that reject "p_A <= t" at each look; by look k, P <= allowances[k] (Lan and DeMets, 1983)."""
+    # alive[i] <= P[start + i successes, and no rejection so far]: whatever is not surely alive counts as rejected.
+    alive, start, drawn, found = [ONE], 0, 0, []
+    for k, (n, allowance) in enumerate(zip(looks, allowances), start=1):
+        low, weights = binomial(n - drawn, t)
+        alive, start, drawn = convolution(alive, weights) if drawn else weights, start + low, n
+        rejected, limit = ONE - sum(alive), allowance - k * RESERVE
+        while rejected + alive[-1] <= limit:
+            rejected += alive.pop()
+        found.append(start + len(alive) if rejected <= limit else n + 1)  # n + 1 is out of reach
+        dead = next((i for i, weight in enumerate(alive) if weight), 0)
+        alive, start = alive[dead:], start + dead
+    return found
+
+
+def noise_distance(sigma, dimension):
+    """d: the total variation between an image's integer noise and round(N(0, (255 sigma)^2)), from above."""
+    # A pixel's noise is at most i, -M <= i < M, with probability T_i / 2^62, T_i = round(2^62 Phi((i + 1/2) / (255
+    # sigma))) and M = 255 + ceil(6 * 255 sigma): d = dimension * sum |T_i / 2^62 - Phi(.)|, half of it for i < 0.
+    unit, steps = ONE >> 62, range(255 + ceil(6 * 255 * sigma))
+    exact = [normal_cdf(min(Fraction(13), (i + Fraction(1, 2)) / (255 * sigma))) for i in steps]
+    return 2 * dimension * sum(abs((value + unit // 2) // unit * unit - value) + (ONE >> 110) for value in exact)
+
+
+class Procedure:
+    """What decides the rows of a log: the settings of its manifest, and its last run, which says of what images."""
+
+    def __init__(self, settings, run):
+        self.sigma, self.alpha, self.n = Fraction(settings["sigma"]), settings["alpha"], settings["N"]
+        self.adaptive, self.sound = settings["method"] == "adaptive", settings["sound"] is True
+        dimension = prod(run["image_shape"]) if self.sound else 1
+        known = settings["method"], settings["noise"] == "Rounded" * self.sound + "GaussianNoise"
+        in_range = 0 < self.sigma <= 10 and 0 < self.alpha < 1 and 0 < self.n <= 4 * 10**9 and 0 < dimension <= 10**9
+        if known not in (("exact", True), ("adaptive", True)) or not in_range:
+            raise ValueError("its manifest has an unknown method or noise, or numbers out of range")
+        self.distance = noise_distance(self.sigma, dimension) if self.sound else 0
+        self.boundaries, self.columns = {}, "idx label predict radius correct time successes trials".split()
+        self.looks, self.allowances = [self.n], [below(self.spending(self.n)) + RESERVE]
+        if self.adaptive:
+            self.radii, self.n0 = sorted(map(float, settings["radii"])), settings["N0"]
+            ladder = [float(self.sigma) * rung / 100 for rung in range(1300 if settings["ladder"] else 0)]
+            self.grid, self.looks = sorted({*self.radii, *ladder}), self.make_looks()
+            self.allowances = [below(self.spending(n)) for n in self.looks]
+            self.columns += ["samples", "level", "looks", *["label_aware"] * settings["label_aware"]]
+        self.columns += ["squared_radius"] * self.sound
+        part = settings.get("shard", {"index": 0, "count": 1})
+        self.images = range(0, run["images"], run["skip"])[: run["max"]][part["index"] :: part["count"]]
+
+    def null(self, radius):
+        """Phi(R / sigma + z) + d, above; Phi(z) - 1/2 >= z phi(z) >= z (1 - z^2 / 2) / sqrt(2 pi) >= z / 2.52 = d."""
+        z = Fraction(252, 100) * self.distance / ONE  # far below 0.1, where the last inequality ends
+        return min(ONE, normal_cdf(Fraction(radius) / self.sigma + z) + self.distance)
+
+    def spending(self, n):
+        """The error that may be spent up to n draws: alpha / 2 ln(1 + n / 100) / ln(1 + N / 100); alpha at N."""
+        share = iv.log(1 + iv.mpf(n) / 100) / iv.log(1 + iv.mpf(self.n) / 100)
+        return iv.mpf(self.alpha) * (share / 2 if n < self.n else 1)
+
+    def make_looks(self):
+        """100 * 1.25^i to the nearest 50; 100,000; N; the first multiple of 50 with Phi(r / sigma)^n <= spending(n)."""
+        added, steps = {100_000, self.n} if self.n > 100_000 else {self.n}, range(50, self.n, 50)
+        for log in [iv.log(iv.mpf(self.null(radius)) / ONE) for radius in self.radii]:
+            first = bisect_left(steps, True, key=lambda n: bool(n * log <= iv.log(self.spending(n))))
+            added.update(steps[first : first + 1])
+        geometric = [100 * Fraction(5, 4) ** i for i in range(99)]
+        rising = {50 * round(n / 50) for n in geometric if 5 * n**2 < 4 * self.n**2}
+        return sorted(added | {n for n in rising if all(abs(n - near) * 25 > near for near in added)})
+
+    def fault(self, row):
+        """Why a row does not hold; None if it does."""
+        claims, radius, m = row["predict"] >= 0, row["radius"], row.get("squared_radius", 0)
+        checks = {
+            "its image is not among those selected": row["idx"] in self.images,
+            "correct is not whether predict is the label": row["correct"] == (row["predict"] == row["label"]),
+            "an abstention has predict -1 and radius 0": claims or (row["predict"], radius) == (-1, 0),
+            "its counts are impossible": 0 <= row["successes"] <= row["trials"] <= self.n,
+            "squared_radius is not below (255 R)^2": 0 <= m < (255 * radius) ** 2 or m == radius == 0 or not self.sound,
+            "no radius is decided after so many draws": not claims or row["trials"] in self.looks,
+        }
+        if self.adaptive:
+            drawn, level = row["samples"] - self.n0, sum(r <= float(radius) for r in self.radii) - 1
+            made = [0, *self.looks][row["looks"] : row["looks"] + 1]
+            checks["trials, samples and looks disagree"] = row["trials"] <= drawn in made
+            checks["its radius is not on the grid"] = radius <= float(radius) in self.grid
+            checks["level is not that of its radius"] = row["level"] == (level if claims else -1)
+        if all(checks.values()) and claims:
+            for tested in [r for r in self.grid if r <= float(radius)] if self.adaptive else [radius]:
+                if tested not in self.boundaries:
+                    self.boundaries[tested] = boundaries(self.null(tested), self.looks, self.allowances)
+                needed = self.boundaries[tested][self.looks.index(row["trials"])]
+                checks[f"radius {float(tested)} needs {needed} of {row['trials']} draws"] = row["successes"] >= needed
+        return next((fault for fault, holds in checks.items() if not holds), None)
+
+
+def verify(log):
+    """Print a line for each row that does not hold, and a summary; return whether all rows hold and none is missing."""
+    manifest = json.loads(log.with_name(f"{log.name}.manifest.json").read_text())
+    procedure, messages, seen = Procedure(manifest["settings"], manifest["runs"][-1]), [], set()
+    columns, (header, *lines) = procedure.columns, log.read_text().removesuffix("\n").split("\n")
+    if header.split("\t") != columns:
+        raise ValueError(f"its columns are not {' '.join(columns)}")
+    form = "\t".join(FORMS.get(name, "-?[0-9]{1,15}") for name in columns)
+    for number, line in enumerate(lines, start=2):
+        fault, fields = "it is no row of such a log", zip(columns, line.split("\t"))
+        if re.fullmatch(form, line):
+            row = {name: Fraction(text) if name == "radius" else int(text) for name, text in fields if name != "time"}
+            fault = "its image is there twice" if row["idx"] in seen else procedure.fault(row)
+            seen.add(row["idx"])
+        messages += [f"{log}, line {number}: {fault}"] if fault else []
+    missing = len(procedure.images) - sum(idx in procedure.images for idx in seen)
+    state = f"; unfinished: {missing} of {len(procedure.images)} images are missing" * (missing > 0)
+    state += "; label-aware: images of which the class selected was wrong were given up" * ("label_aware" in columns)
+    print(*messages, f"{log}: {len(lines) - len(messages)} of {len(lines)} rows hold{state}", sep="\n")
+    return not messages and not missing
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("log", metavar="LOG", type=Path, help="certification log, LOG.manifest.json beside it")
+    log = parser.parse_args().log
+    try:
+        sys.exit(not verify(log))
+    except (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
+        sys.exit(f"error: {log} cannot be verified: {'its manifest lacks ' * isinstance(error, KeyError)}{error}")

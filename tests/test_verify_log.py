@@ -1,0 +1,223 @@
+"""scripts/verify_log.py accepts what certify writes, and rejects every single field by which a log claims too much.
+
+"Too much" is a radius that the counts in the log do not support under the manifest beside it. More successes, a smaller
+radius or a larger sigma leave every claim supported: nobody can tell them from an honest log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from smoothadv.api.arguments import common_fields
+from smoothadv.certification import Smoothing
+from smoothadv.certification.adaptive import Adaptive
+from smoothadv.certification.error_spending import look_schedule
+from smoothadv.evaluation.certifying import certify
+from smoothadv.evaluation.requests import CertifyRequest
+from smoothadv.evaluation.shards import Shard, merge
+from smoothadv.noise import RoundedGaussianNoise
+from smoothadv.records import manifest_path
+from support.commands import header, rows
+from support.models import IntervalClassifier
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "verify_log.py"
+SIGMA, N = 0.5, 300
+GREY = [128, 128, 129, 145, 150, 158, 163, 168, 173, 178, 183, 77, 82, 92, 102]
+"""The first pixel: class 1 above 127.5 of 255, so that the certified radius grows with the distance from it."""
+LOGS = {
+    "exact": {},
+    "sound": {"sound": True},
+    "shards": {"shards": 3},
+    "adaptive": {"method": "adaptive", "radii": (0.02, 0.05, 0.1, 0.15, 0.4)},
+    "ladder": {"method": "adaptive", "radii": (0.1,), "ladder": True},
+    "sound-ladder": {"method": "adaptive", "radii": (0.05, 0.1), "ladder": True, "sound": True},
+    "label-aware": {"method": "adaptive", "radii": (0.05, 0.1), "label_aware": True},
+}
+Tampering = Callable[[list[dict[str, str]], dict[str, Any]], None]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """The script, which remembers what it has computed: two hundred logs share most of their boundaries."""
+    spec = importlib.util.spec_from_file_location("verify_log", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    boundaries = functools.cache(module.boundaries)
+    module.boundaries = lambda t, looks, allowances: boundaries(t, tuple(looks), tuple(allowances))
+    module.noise_distance = functools.cache(module.noise_distance)
+    return module
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("logs")
+    return {name: written(folder / f"{name}.tsv", **options) for name, options in LOGS.items()}
+
+
+def written(log: Path, method: str = "exact", sound: bool = False, shards: int = 0, **settings: object) -> Path:
+    images = torch.full((len(GREY), 1, 2, 2), 51 / 255)
+    images[:, 0, 0, 0] = torch.tensor(GREY) / 255
+    labels = torch.tensor([int(grey > 127) for grey in GREY[:-2]] + [1, 1])  # the last two will be wrong
+    fields = common_fields("certify", IntervalClassifier(0.5), images, labels, {"seed": 3, "device": "cpu"})
+    fields |= {"sigma": SIGMA, "draws": N, "method": method, "procedure_settings": settings, "sound": sound}
+    request = CertifyRequest(**fields, outfile=log)
+    for number in range(shards):
+        certify(dataclasses.replace(request, shard=Shard(number, shards)))
+    merge(log, [Shard(number, shards).path(log) for number in range(shards)]) if shards else certify(request)
+    return log
+
+
+def verdict(script: ModuleType, log: Path, capsys) -> tuple[bool, str]:
+    capsys.readouterr()
+    try:
+        return script.verify(log), capsys.readouterr().out
+    except (KeyError, ValueError, TypeError) as error:
+        return False, f"cannot be verified: {error}"
+
+
+def tampered(log: Path, target: Path, tampering: Tampering) -> Path:
+    table, manifest = rows(log), json.loads(manifest_path(log).read_text())
+    tampering(table, manifest)
+    target.write_text("\n".join("\t".join(row) for row in [header(log), *(row.values() for row in table)]) + "\n")
+    manifest_path(target).write_text(json.dumps(manifest))
+    return target
+
+
+def field(number: int, name: str, value: object) -> Tampering:
+    return lambda table, manifest: table[number].update({name: str(value)})
+
+
+def setting(name: str, value: object) -> Tampering:
+    return lambda table, manifest: manifest["settings"].update({name: value})
+
+
+def larger_radii(row: dict[str, str], settings: dict[str, Any]) -> list[str]:
+    """Radii that the counts in a row do not support: a last digit or a step of the grid above, and far above."""
+    alpha, radius = settings["alpha"], float(row["radius"])
+    if settings["method"] == "exact":
+        p_lower = stats.beta.ppf(alpha, int(row["successes"]), N - int(row["successes"]) + 1)
+        assert SIGMA * stats.norm.ppf(p_lower) < radius * (1 + 1e-8) + 1e-12, "a larger radius would be supported"
+        return [f"{radius * factor:.20f}" for factor in (1 + 1e-7, 1.001, 1.5)]
+    noise = RoundedGaussianNoise(SIGMA, 0).distance(4) if settings["sound"] else 0.0
+    procedure = Adaptive(
+        Smoothing(SIGMA, 100, N, alpha, noise), radii=tuple(settings["radii"]), ladder=settings["ladder"]
+    )
+    look = procedure._tables.looks.tolist().index(int(row["trials"]))
+    larger = procedure._grid[procedure._tables.efficacy[:, look] > int(row["successes"])]
+    assert float(row["radius"]) < larger[0], "a larger radius would be supported"
+    return [repr(float(larger[0])), f"{radius + 1e-9:.20f}", repr(float(larger[-1]))]
+
+
+def row_tamperings(row: dict[str, str], settings: dict[str, Any]) -> list[tuple[str, object]]:
+    if row["predict"] == "-1":
+        return [("predict", 2), ("radius", "0.05")]
+    successes, trials = int(row["successes"]), int(row["trials"])
+    changes: list[tuple[str, object]] = [("radius", radius) for radius in larger_radii(row, settings)]
+    changes += [("successes", successes // 2), ("trials", trials + 1), ("trials", trials - 1)]
+    if settings["method"] == "exact":
+        changes.append(("successes", successes - 1))
+    else:
+        changes += [("level", int(row["level"]) + 1), ("samples", int(row["samples"]) + 50)]
+    if settings["sound"]:
+        changes.append(("squared_radius", int(row["squared_radius"]) + 1))
+    return changes
+
+
+def manifest_tamperings(settings: dict[str, Any]) -> Iterator[Tampering]:
+    """Settings under which the radii claim more than the counts support, or that contradict the log."""
+    yield setting("sound", not settings["sound"])
+    yield setting("method", "adaptive" if settings["method"] == "exact" else "exact")
+    if settings["method"] == "adaptive":
+        yield setting("N0", settings["N0"] + 1)
+        larger = [radius * 1.01 for radius in settings["radii"]]
+        yield setting("ladder", False) if settings["ladder"] else setting("radii", larger)
+    if not settings.get("ladder"):
+        yield from (setting(name, settings[name] * 0.9) for name in ("sigma", "alpha"))
+        yield setting("N", settings["N"] + 50)
+    if settings["sound"] and settings["method"] == "exact":
+        yield setting("noise", "GaussianNoise")
+        yield lambda table, manifest: manifest["runs"][-1].update(image_shape=[3, 10_000, 10_000])
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_honest_logs_are_accepted(script, logs, name, capsys):
+    accepted, said = verdict(script, logs[name], capsys)
+    assert accepted and f"{len(GREY)} of {len(GREY)} rows hold" in said
+    assert ("label-aware" in said) == (name == "label-aware")
+    claims = {row["radius"] for row in rows(logs[name]) if row["predict"] != "-1"}
+    assert len(claims) >= 3 and len(rows(logs[name])) > len(claims), "radii and abstentions, for this to say anything"
+
+
+def test_shards_are_accepted_one_by_one_and_unfinished_logs_are_not(script, logs, tmp_path, capsys):
+    shards = [Shard(number, 3).path(logs["shards"]) for number in range(3)]
+    assert all(verdict(script, shard, capsys)[0] for shard in shards)
+    unfinished = tampered(shards[0], tmp_path / "x.tsv", lambda table, manifest: table.pop())
+    assert "4 of 4 rows hold; unfinished: 1 of 5" in verdict(script, unfinished, capsys)[1]
+
+
+def test_two_hundred_fields_that_claim_too_much_are_rejected(script, logs, tmp_path, capsys):
+    rejected = 0
+    for log in logs.values():
+        table, settings = rows(log), json.loads(manifest_path(log).read_text())["settings"]
+        for number, row in enumerate(table):
+            for name, value in row_tamperings(row, settings):
+                changed = tampered(log, tmp_path / "x.tsv", field(number, name, value))
+                accepted, said = verdict(script, changed, capsys)
+                reported = f"line {number + 2}: " in said and said.count("\n") == 2
+                assert reported and not accepted, (log, row, name, value)
+                rejected += 1
+        for number, tampering in enumerate(manifest_tamperings(settings)):
+            assert not verdict(script, tampered(log, tmp_path / "x.tsv", tampering), capsys)[0], (log, number)
+            rejected += 1
+    assert rejected >= 200
+
+
+def test_changes_that_leave_every_claim_supported_are_accepted(script, logs, tmp_path, capsys):
+    number = next(i for i, row in enumerate(rows(logs["exact"])) if 0.1 < float(row["radius"]))
+    successes = int(rows(logs["exact"])[number]["successes"])
+    of_row = [field(number, "successes", successes + 1), field(number, "radius", "0.05")]
+    for tampering in [*of_row, setting("sigma", SIGMA * 2), setting("alpha", 0.002), setting("seed", 4)]:
+        assert verdict(script, tampered(logs["exact"], tmp_path / "x.tsv", tampering), capsys)[0]
+
+
+@pytest.mark.parametrize(("n", "alpha", "radii"), [(3000, 1e-3, (0.25, 1.0)), (125_000, 1e-2, (1.25, 1.75))])
+def test_looks_and_boundaries_are_those_of_the_package(script, n, alpha, radii):
+    """In whole numbers here, in float64 there."""
+    settings = {"sigma": SIGMA, "alpha": alpha, "N": n, "N0": 100, "method": "adaptive", "sound": False}
+    settings |= {"noise": "GaussianNoise", "radii": [0.0, *radii], "ladder": False, "label_aware": False}
+    ours = script.Procedure(settings, {"images": 1, "skip": 1, "max": None})
+    theirs = Adaptive(Smoothing(SIGMA, 100, n, alpha), radii=radii)._tables
+    assert ours.looks == theirs.looks.tolist()
+    found = [script.boundaries(ours.null(radius), ours.looks, ours.allowances) for radius in radii]
+    assert np.maximum.accumulate(found).tolist() == theirs.efficacy[1:].tolist()
+    distance = script.noise_distance(ours.sigma, 3072) / script.ONE
+    assert distance == pytest.approx(RoundedGaussianNoise(SIGMA, 0).distance(3072), rel=1e-9)
+    ours.radii = []
+    for ours.n in [*range(1, 600), 4_000_000_000]:
+        assert ours.make_looks() == look_schedule([], ours.n, alpha, 0.5).tolist()
+
+
+def test_what_cannot_be_verified_is_one_line(tmp_path, logs):
+    def run(argument: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, SCRIPT, str(argument)], capture_output=True, text=True)
+
+    lacking = tampered(logs["exact"], tmp_path / "x.tsv", lambda table, manifest: manifest["settings"].pop("N"))
+    for log, word in ((lacking, "lacks 'N'"), (tmp_path / "released.tsv", "released.tsv.manifest.json")):
+        answer = run(log)
+        assert (answer.returncode, answer.stdout, answer.stderr.count("\n")) == (1, "", 1) and word in answer.stderr
+    assert run(logs["exact"]).returncode == 0
+    assert "python scripts/verify_log.py logs/" in run("--help").stdout
