@@ -22,7 +22,7 @@ from typing import Any
 
 from smoothadv import plugins
 from smoothadv.errors import UserError
-from smoothadv.files import lock, write_json
+from smoothadv.files import lock, refuse_to_replace, write_json
 from smoothadv.version import __version__
 
 CHECKPOINT = "checkpoint.pth.tar"
@@ -207,10 +207,7 @@ def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def refuse_to_replace_other_files(path: Path) -> None:
     """UserError unless ``path`` is a log or empty: --overwrite must not destroy, say, a checkpoint named by mistake."""
-    with path.open("rb") as file:
-        start = file.read(64)
-    if start and not start.startswith(b"idx\t"):
-        raise UserError(f"{path} is no log, so it is not overwritten: name another file")
+    refuse_to_replace(path, "log", b"idx\t")
 
 
 class ExampleLog:
@@ -238,6 +235,8 @@ class ExampleLog:
             raise UserError(f"{path} is a folder: name the log file to write")
         if path.exists() and existing == "refuse":
             raise UserError(f"{path} exists already: add --resume to continue it or --overwrite to start it anew")
+        if existing == "overwrite" or not path.is_file():
+            refuse_to_replace_other_files(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
         try:
@@ -248,7 +247,6 @@ class ExampleLog:
                 if self._manifest["runs"] and run.get("images") != self._manifest["runs"][-1].get("images"):
                     self._record_run()  # how many rows a whole log has depends on it
             else:
-                refuse_to_replace_other_files(path)
                 self._file.truncate(0)
                 self._record_run()
             if not path.stat().st_size:

@@ -11,7 +11,7 @@ import torch
 
 from smoothadv.checkpoints import is_module, network_keys, read_checkpoint, save_checkpoint
 from smoothadv.errors import UserError
-from smoothadv.files import lock, write_json, write_text
+from smoothadv.files import lock, refuse_to_replace, write_json, write_text
 from smoothadv.records import ARGUMENTS, CHECKPOINT, TRAINING_COLUMNS, TRAINING_LOG, differing_fields, tsv
 
 
@@ -51,6 +51,9 @@ class RunFolder:
                 lock(descriptor, self.folder)
             if self.checkpoint.exists():
                 self._open_existing()
+            else:
+                refuse_to_replace(self.folder / TRAINING_LOG, "log of a training", b"epoch\t")
+                refuse_to_replace(self.folder / ARGUMENTS, "record of a training", b'{\n  "recipe"')
             self._lock = stack.pop_all()
         return self
 
