@@ -269,10 +269,23 @@ class ExampleLog:
 
     def _record_run(self) -> None:
         """Add this run to the manifest, once."""
+        self._check_place()
         if self._unrecorded_run is not None:
             self._manifest["runs"].append({"first_row": len(self.done), **self._unrecorded_run})
             self._unrecorded_run = None
             write_json(manifest_path(self.path), self._manifest)
+
+    def _check_place(self) -> None:
+        """UserError if the file that is open is no longer at its path: every further row would be lost."""
+        try:
+            is_there = os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except FileNotFoundError:
+            is_there = False
+        if not is_there:
+            raise UserError(
+                f"{self.path} was deleted, moved or replaced while it was written, so nothing more is written: put it "
+                "back and add --resume, or start anew"
+            )
 
     def _write(self, fields: Iterable[str]) -> None:
         whole = os.fstat(self._file.fileno()).st_size

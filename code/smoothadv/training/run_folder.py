@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from smoothadv.checkpoints import is_module, network_keys, read_checkpoint, save_checkpoint
-from smoothadv.errors import UserError
+from smoothadv.errors import UserError, warn
 from smoothadv.files import lock, refuse_to_replace, write_json, write_text
 from smoothadv.records import ARGUMENTS, CHECKPOINT, TRAINING_COLUMNS, TRAINING_LOG, differing_fields, tsv
 
@@ -43,12 +43,8 @@ class RunFolder:
         self._lock = contextlib.ExitStack()
 
     def __enter__(self) -> RunFolder:
-        self.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
-            if os.name != "nt":  # Windows cannot open folders as files
-                descriptor = os.open(self.folder, os.O_RDONLY)
-                stack.callback(os.close, descriptor)
-                lock(descriptor, self.folder)
+            self._hold(stack)
             if self.checkpoint.exists():
                 self._open_existing()
             else:
@@ -59,6 +55,32 @@ class RunFolder:
 
     def __exit__(self, *exception: object) -> None:
         self._lock.close()
+
+    def _hold(self, stack: contextlib.ExitStack) -> None:
+        """Make the folder where there is none, and lock it until ``stack`` is closed."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if os.name != "nt":  # Windows cannot open folders as files
+            self._descriptor = os.open(self.folder, os.O_RDONLY)
+            stack.callback(os.close, self._descriptor)
+            lock(self._descriptor, self.folder)
+
+    def _hold_anew(self) -> bool:
+        """Hold the folder again if somebody deleted it during the training; False if nobody did.
+
+        UserError if a model of another training is there now, which must not be replaced.
+        """
+        if os.name == "nt" or (
+            self.folder.is_dir() and os.path.samestat(os.fstat(self._descriptor), self.folder.stat())
+        ):
+            return False
+        if self.checkpoint.exists():
+            raise UserError(
+                f"{self.folder} was replaced during the training by a folder with a model: nothing is saved"
+            )
+        self._lock.close()
+        self._hold(self._lock)
+        warn(f"{self.folder} was deleted or moved during the training: it is made anew")
+        return True
 
     def _open_existing(self) -> None:
         launch, saved = self.runs[0].get("launch"), None
@@ -122,6 +144,7 @@ class RunFolder:
 
         The checkpoint is written before the log: a kill between the two loses a line that the next resume writes again.
         """
+        is_anew = self._hold_anew()
         save_checkpoint(
             self.checkpoint,
             {
@@ -136,7 +159,7 @@ class RunFolder:
                 **self.facts,
             },
         )
-        if not self.has_checkpoint:
+        if is_anew or not self.has_checkpoint:
             self._write_arguments()
         self.has_checkpoint = True
         self._write_log(history)
