@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from smoothadv.errors import UserError
 from smoothadv.noise import Purpose, derive_generator
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL.Image import Image
 
 Item = tuple[torch.Tensor, int]
@@ -101,6 +103,50 @@ class InMemoryImages(Dataset[Item]):
         digest.update(self.images.cpu().contiguous().numpy().data)
         digest.update(self.labels.cpu().contiguous().numpy().data)
         return digest.hexdigest()
+
+
+class ImagesOnDemand(Dataset[Item]):
+    """Small images in files, which are read one by one where single images are asked for, and all at once for batches.
+
+    ``read(index)`` returns an image, an array uint8 [C, H, W], ``read_all()`` all of them, [N, C, H, W]. ``remembered``
+    calls the function that it gets, or returns what this function returned to an earlier process for the same files.
+    """
+
+    def __init__(
+        self,
+        labels: Sequence[int],
+        read: Callable[[int], np.ndarray],
+        read_all: Callable[[], np.ndarray],
+        remembered: Callable[[Callable[[], str]], str],
+        description: DatasetDescription,
+    ) -> None:
+        self.labels, self.description = labels, description
+        self._read, self._read_all, self._remembered = read, read_all, remembered
+
+    @functools.cached_property
+    def _whole(self) -> InMemoryImages:
+        return InMemoryImages(torch.from_numpy(self._read_all()), torch.tensor(self.labels), self.description)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Item:
+        if "_whole" in vars(self):
+            return self._whole[index]
+        return torch.tensor(self._read(index)).float() / 255, self.labels[index]
+
+    def training_batches(
+        self, batches: Sequence[torch.Tensor], device: torch.device, generator: torch.Generator
+    ) -> Batches:
+        self._whole.description = self.description  # which says how images are augmented
+        return self._whole.training_batches(batches, device, generator)
+
+    def evaluation_batches(self, batches: Sequence[torch.Tensor], device: torch.device) -> Batches:
+        return self._whole.evaluation_batches(batches, device)
+
+    def fingerprint(self) -> str:
+        """That of the same images in memory. All files are read for it, but only if it is not remembered."""
+        return self._remembered(lambda: self._whole.fingerprint())
 
 
 class _WithTransform(Dataset[Item]):
