@@ -56,6 +56,14 @@ under the attack of the training at its full epsilon. nan where there is no atta
 _EXAMPLES, _SPOOL, _PICTURES = ".npz", ".examples", ".pictures"
 _MANIFEST = ".manifest.json"
 _SHARDS = ".shards"
+_SECRET_NAME = "[a-z0-9_-]*(?:token|passw(?:or)?d|secret|credentials?|(?:api|access|private|auth)[_-]?key|signature)"
+_SECRET = re.compile(
+    rf"((?:^|[?&;\s-]){_SECRET_NAME}=)[^&]+"  # --token=..., and in addresses
+    r"|(?<=://)[^/\s@]+(?=@)"  # user:password@
+    r"|\b(?-i:hf_|gh[opsur]_|github_pat_|glpat-|sk-|xox[a-z]-|AKIA|eyJ)[\w.-]{16,}",
+    re.IGNORECASE,
+)
+_SECRET_OPTION = re.compile(f"--?{_SECRET_NAME}", re.IGNORECASE)
 _PACKAGES = ("torch", "torchvision", "numpy", "scipy", "statsmodels", "pandas")
 
 
@@ -131,7 +139,7 @@ def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
     """The command (None: that of this process), versions, plug-ins and commit that make a file, for its manifest."""
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": list(sys.argv if command is None else command),
+        "command": without_secrets(sys.argv if command is None else command),
         "smoothadv": __version__,
         "git_commit": _git_commit(),
         "python": platform.python_version(),
@@ -139,6 +147,12 @@ def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
         "packages": {name: _installed_version(name) for name in _PACKAGES},
         "plugins": [{"name": one.name, "source": one.source, "sha256": one.sha256} for one in plugins.loaded()],
     }
+
+
+def without_secrets(command: Sequence[object]) -> list[str]:
+    """The words of a command, with ``***`` for what looks like a password, a token or a key: records are shared."""
+    words = [_SECRET.sub(r"\1***", str(word)) for word in command]
+    return ["***" if _SECRET_OPTION.fullmatch(before) else word for before, word in zip(["", *words], words)]
 
 
 def _installed_version(package: str) -> str | None:

@@ -105,7 +105,7 @@ class InMemoryImages(Dataset[Item]):
         return digest.hexdigest()
 
 
-class ImagesOnDemand(Dataset[Item]):
+class ImagesOnDemand(InMemoryImages):
     """Small images in files, which are read one by one where single images are asked for, and all at once for batches.
 
     ``read(index)`` returns an image, an array uint8 [C, H, W], ``read_all()`` all of them, [N, C, H, W]. ``remembered``
@@ -120,33 +120,21 @@ class ImagesOnDemand(Dataset[Item]):
         remembered: Callable[[Callable[[], str]], str],
         description: DatasetDescription,
     ) -> None:
-        self.labels, self.description = labels, description
+        self.labels, self.description = torch.tensor(labels), description
         self._read, self._read_all, self._remembered = read, read_all, remembered
 
     @functools.cached_property
-    def _whole(self) -> InMemoryImages:
-        return InMemoryImages(torch.from_numpy(self._read_all()), torch.tensor(self.labels), self.description)
-
-    def __len__(self) -> int:
-        return len(self.labels)
+    def _pixels(self) -> torch.Tensor:  # type: ignore[override]  # cached, it can be written
+        with torch.inference_mode(False):  # whoever asks first
+            return pixels_of(torch.from_numpy(self._read_all()))
 
     def __getitem__(self, index: int) -> Item:
-        if "_whole" in vars(self):
-            return self._whole[index]
-        return torch.tensor(self._read(index)).float() / 255, self.labels[index]
-
-    def training_batches(
-        self, batches: Sequence[torch.Tensor], device: torch.device, generator: torch.Generator
-    ) -> Batches:
-        self._whole.description = self.description  # which says how images are augmented
-        return self._whole.training_batches(batches, device, generator)
-
-    def evaluation_batches(self, batches: Sequence[torch.Tensor], device: torch.device) -> Batches:
-        return self._whole.evaluation_batches(batches, device)
+        if "_pixels" in vars(self):
+            return super().__getitem__(index)
+        return torch.tensor(self._read(index)).float() / 255, int(self.labels[index])
 
     def fingerprint(self) -> str:
-        """That of the same images in memory. All files are read for it, but only if it is not remembered."""
-        return self._remembered(lambda: self._whole.fingerprint())
+        return self._remembered(super().fingerprint)
 
 
 class _WithTransform(Dataset[Item]):

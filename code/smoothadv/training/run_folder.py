@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from smoothadv.checkpoints import is_module, network_keys, read_checkpoint, save_checkpoint
-from smoothadv.errors import UserError, warn
+from smoothadv.errors import UserError
 from smoothadv.files import lock, refuse_to_replace, write_json, write_text
 from smoothadv.records import ARGUMENTS, CHECKPOINT, TRAINING_COLUMNS, TRAINING_LOG, differing_fields, tsv
 
@@ -64,23 +64,16 @@ class RunFolder:
             stack.callback(os.close, self._descriptor)
             lock(self._descriptor, self.folder)
 
-    def _hold_anew(self) -> bool:
-        """Hold the folder again if somebody deleted it during the training; False if nobody did.
-
-        UserError if a model of another training is there now, which must not be replaced.
-        """
-        if os.name == "nt" or (
-            self.folder.is_dir() and os.path.samestat(os.fstat(self._descriptor), self.folder.stat())
-        ):
-            return False
-        if self.checkpoint.exists():
+    def _is_held(self) -> bool:
+        """Whether the folder is there and still the one that was locked; UserError if it is one with another model."""
+        if os.name == "nt" or not self.folder.is_dir():
+            return self.folder.is_dir()
+        is_held = os.path.samestat(os.fstat(self._descriptor), self.folder.stat())
+        if not is_held and self.checkpoint.exists():
             raise UserError(
-                f"{self.folder} was replaced during the training by a folder with a model: nothing is saved"
+                f"{self.folder} was replaced during the training by one with a model: nothing is saved there"
             )
-        self._lock.close()
-        self._hold(self._lock)
-        warn(f"{self.folder} was deleted or moved during the training: it is made anew")
-        return True
+        return is_held
 
     def _open_existing(self) -> None:
         launch, saved = self.runs[0].get("launch"), None
@@ -144,7 +137,8 @@ class RunFolder:
 
         The checkpoint is written before the log: a kill between the two loses a line that the next resume writes again.
         """
-        is_anew = self._hold_anew()
+        if not (is_held := self._is_held()):  # somebody has deleted it
+            self._hold(self._lock)
         save_checkpoint(
             self.checkpoint,
             {
@@ -159,7 +153,7 @@ class RunFolder:
                 **self.facts,
             },
         )
-        if is_anew or not self.has_checkpoint:
+        if not is_held or not self.has_checkpoint:
             self._write_arguments()
         self.has_checkpoint = True
         self._write_log(history)
