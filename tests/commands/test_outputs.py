@@ -121,6 +121,6 @@ def test_pipes_are_no_logs(workplace, flag):
 @pytest.mark.parametrize("name", ["log.txt", ARGUMENTS])
 def test_training_does_not_replace_notes_of_the_user(workplace, capsys, name):
     Path(name).write_text("2 March: rerun with sigma 0.5\n")
-    outcome = call(capsys, "train", "digits", "digits_resnet8", ".", "--noise", 0.25, "--device", "cpu")
+    outcome = call(capsys, "train", "digits", "digits_resnet8", ".", "--noise", 0.25, "--epochs", 1, "--device", "cpu")
     assert_refused(outcome, name, "2 March")
     assert snapshot(workplace) == {name: b"2 March: rerun with sigma 0.5\n"}
