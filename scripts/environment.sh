@@ -1,5 +1,6 @@
 # The other scripts source this file: it enters the clone, makes .venv there if there is none, installs the packages of
-# requirements.txt into it, and activates it. Set PYTHON to choose the interpreter (3.10 or newer).
+# requirements.txt into it, in the versions of requirements.lock, and activates it. Set PYTHON to choose the interpreter
+# (3.10 or newer), and SMOOTHADV_NEWEST=1 to install the newest versions that requirements.txt allows.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -35,14 +36,23 @@ make_venv() {
     rm -rf "$tools"
 }
 
+pip_install() {
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@" --editable ".[test]"
+}
+
 install_requirements() {
     local wanted
-    wanted=$(cat requirements.txt setup.py pyproject.toml | cksum)
-    if [ "$(cat .venv/installed 2>/dev/null)" != "$wanted" ]; then
-        echo "== installing smoothadv and what it needs into .venv (minutes, PyTorch is large)"
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test]"
-        echo "$wanted" >.venv/installed
+    wanted=$(cat requirements.txt requirements.lock setup.py pyproject.toml | cksum)${SMOOTHADV_NEWEST:+ newest}
+    [ "$(cat .venv/installed 2>/dev/null)" != "$wanted" ] || return 0
+    echo "== installing smoothadv and what it needs into .venv (minutes, PyTorch is large)"
+    if [ -n "${SMOOTHADV_NEWEST-}" ]; then
+        pip_install --upgrade --upgrade-strategy eager
+    elif ! pip_install --constraint requirements.lock 2>.venv/refused; then
+        echo "warning: the versions in requirements.lock cannot be installed here, so others are:" \
+            "$(grep -m 1 ERROR .venv/refused || tail -n 1 .venv/refused)" >&2
+        pip_install
     fi
+    echo "$wanted" >.venv/installed
 }
 
 # sweep_and_report PAGE GRID... [-- OPTION of `sweep.py run`...]: runs what is missing of the grids, then writes a report on

@@ -1,6 +1,7 @@
 """ExampleLog: a log that is killed at any byte is resumed to what it would have been; anything odd is refused."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 
 from smoothadv.errors import UserError
 from smoothadv.records import ExampleLog, manifest_path
+from support.commands import snapshot
 
 COLUMNS = ("idx", "label", "radius")
 ROWS = [
@@ -231,3 +233,23 @@ def write_log_rest(path) -> bytes:
             if row["idx"] not in log.done:
                 log.append(row)
     return path.read_bytes()
+
+
+def replace(path):
+    path.unlink()
+    path.write_bytes(b"idx\tlabel\tradius\n")
+
+
+@pytest.mark.parametrize(
+    "happens", [lambda path: path.unlink(), replace, lambda path: shutil.rmtree(path.parent)], ids=range(3)
+)
+@pytest.mark.parametrize("amended", [False, True])
+def test_log_that_is_gone_is_noticed_at_the_next_row(tmp_path, happens, amended):
+    path = tmp_path / "folder" / "log"
+    with open_log(path) as log:
+        log.append(ROWS[0])
+        happens(path)
+        before = snapshot(tmp_path)
+        with pytest.raises(UserError, match="was deleted, moved or replaced while it was written") as error:
+            log.amend({"batch": 1}) if amended else log.append(ROWS[1])
+        assert str(path) in str(error.value) and snapshot(tmp_path) == before

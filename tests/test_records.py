@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import shutil
+import socket
 import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
@@ -146,6 +147,31 @@ def test_provenance_is_command_versions_and_start(monkeypatch):
     assert record["packages"].items() >= versions.items()
     assert "git_commit" in record
     assert abs(datetime.now(timezone.utc) - datetime.fromisoformat(record["started"])) < timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--hf-token", "abc", "--N", "100"], ["--hf-token", "***", "--N", "100"]),
+        (["--API_KEY=abc", "--password=a b"], ["--API_KEY=***", "--password=***"]),
+        (["https://me:pass@example.org/a.tar"], ["https://***@example.org/a.tar"]),
+        (["https://example.org/a.tar?x=1&token=abc&y=2"], ["https://example.org/a.tar?x=1&token=***&y=2"]),
+        ([f"hf_{'a1' * 17}", f"x=ghp_{'B2' * 18}", f"sk-proj-{'c3' * 20}"], ["***", "x=***", "***"]),
+        (["a@b/key=1", "models/task-17_with-a-long-name", "hf_short", "tokens=3", "10:30"], None),
+    ],
+)
+def test_provenance_tells_no_secrets(words, shown):
+    assert provenance(["certify", *words])["command"] == ["certify", *(shown or words)]
+
+
+def test_provenance_tells_no_host(monkeypatch):
+    """Job files do, where it says who works on a job."""
+    real = os.uname()
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result((real[0], "secret-host", *real[2:])))
+    monkeypatch.setattr(socket, "gethostname", lambda: "secret-host")
+    monkeypatch.setattr(platform, "_uname_cache", None)
+    monkeypatch.setattr(platform, "_platform_cache", {})
+    assert platform.node() == "secret-host" and "secret-host" not in str(provenance())
 
 
 def test_version_of_a_package_that_is_not_installed_is_null(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.commands import call, rows, script, succeed, timeless, wait_until
+from support.commands import call, rows, script, snapshot, succeed, timeless, wait_until
 from support.stopping import AT_ONCE, after_update, send
 from support.weights import read, same_state
 
@@ -285,3 +286,32 @@ def test_weights_that_broke_within_an_epoch_do_not_replace_a_good_checkpoint(sto
     assert_one_line(outcome.err, "error: ", "weights stopped being finite", "epoch 2", str(tmp_path))
     assert (read(tmp_path)["epoch"], read(tmp_path)["step"]) == ((1, 0) if stopping else (1, 2))
     assert_resumes(capsys, tmp_path, whole)
+
+
+@pytest.mark.parametrize("model", [False, True], ids=["nothing", "another model"])
+def test_folder_deleted_during_the_training(model, whole, tmp_path, capsys):
+    """It is made anew, whole and locked; but the model of another training that is there instead is not replaced."""
+    folder = tmp_path / "run"
+    found = []
+
+    def delete() -> None:
+        shutil.rmtree(folder)
+        if model:
+            folder.mkdir()
+            (folder / "checkpoint.pth.tar").write_bytes(b"of another training")
+
+    def look() -> None:
+        found.append(sorted(path.name for path in folder.iterdir()))
+        found.append(train(capsys, folder, "--resume").err)
+
+    with pytest.MonkeyPatch.context() as patch:
+        after_update(patch, 1, delete)
+        after_update(patch, STEPS + 1, look)
+        outcome = train(capsys, folder)
+    if model:
+        assert outcome.code == 1 and f"{folder} was replaced during the training" in outcome.err
+        assert snapshot(folder) == {"checkpoint.pth.tar": b"of another training"}
+    else:
+        assert outcome.code == 0
+        assert found[0] == FILES and "being written by another process" in found[1]
+        assert same_state(folder, whole)

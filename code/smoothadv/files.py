@@ -12,12 +12,17 @@ from typing import IO, Any
 
 from smoothadv.errors import UserError
 
+PAGE = ("HTML page", b"<!doctype html")
+"""What ``refuse_to_replace`` takes for a page."""
+
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Let ``write`` fill a temporary file, then rename it to ``path``: readers see the whole old or the whole new file.
 
-    Creates missing folders. If anything fails, the old file is kept and the temporary one removed.
+    Creates missing folders; where ``path`` is a link, the file that it leads to is replaced. If anything fails, the old
+    file is kept and the temporary one removed.
     """
+    path = Path(os.path.realpath(path)) if path.is_symlink() else path
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,6 +38,24 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         if isinstance(error, OSError) and error.filename is None:
             raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk is reported without the path
         raise
+
+
+def refuse_to_replace(path: Path, what: str, *starts: bytes) -> None:
+    """UserError unless the file ``path`` is missing, empty or ``what``: a name given by mistake must destroy nothing.
+
+    A file is ``what``, like "table", if it begins with one of ``starts``, in small or capital letters. Links are
+    followed; a device or a pipe is refused before it is opened.
+    """
+    if not path.exists() or path.is_dir():  # write_atomically refuses folders
+        return
+    if not path.is_file():
+        raise UserError(f"{path} is no regular file, so nothing is written to it: name another file")
+    with path.open("rb") as file:
+        begin = file.read(80)
+    if begin and not begin.lower().startswith(tuple(start.lower() for start in starts)):
+        line = begin.partition(b"\n")[0].decode("ascii", "replace")
+        found = f"text that begins with {line[:40]!r}" if line.replace("\t", "").isprintable() else "other data"
+        raise UserError(f"{path} holds no {what} but {found}, so it is not overwritten: name another file")
 
 
 def write_text(path: Path, text: str) -> None:

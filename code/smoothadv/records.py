@@ -22,7 +22,7 @@ from typing import Any
 
 from smoothadv import plugins
 from smoothadv.errors import UserError, warn
-from smoothadv.files import lock, write_json
+from smoothadv.files import lock, refuse_to_replace, write_json
 from smoothadv.version import __version__
 
 CHECKPOINT = "checkpoint.pth.tar"
@@ -59,6 +59,14 @@ LOGITS = "logits_sha256"
 _EXAMPLES, _SPOOL, _PICTURES = ".npz", ".examples", ".pictures"
 _MANIFEST = ".manifest.json"
 _SHARDS = ".shards"
+_SECRET_NAME = "[a-z0-9_-]*(?:token|passw(?:or)?d|secret|credentials?|(?:api|access|private|auth)[_-]?key|signature)"
+_SECRET = re.compile(
+    rf"((?:^|[?&;\s-]){_SECRET_NAME}=)[^&]+"  # --token=..., and in addresses
+    r"|(?<=://)[^/\s@]+(?=@)"  # user:password@
+    r"|\b(?-i:hf_|gh[opsur]_|github_pat_|glpat-|sk-|xox[a-z]-|AKIA|eyJ)[\w.-]{16,}",
+    re.IGNORECASE,
+)
+_SECRET_OPTION = re.compile(f"--?{_SECRET_NAME}", re.IGNORECASE)
 _PACKAGES = ("torch", "torchvision", "numpy", "scipy", "statsmodels", "pandas")
 
 
@@ -134,7 +142,7 @@ def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
     """The command (None: that of this process), versions, plug-ins and commit that make a file, for its manifest."""
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": list(sys.argv if command is None else command),
+        "command": without_secrets(sys.argv if command is None else command),
         "smoothadv": __version__,
         "git_commit": _git_commit(),
         "python": platform.python_version(),
@@ -142,6 +150,12 @@ def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
         "packages": {name: _installed_version(name) for name in _PACKAGES},
         "plugins": [{"name": one.name, "source": one.source, "sha256": one.sha256} for one in plugins.loaded()],
     }
+
+
+def without_secrets(command: Sequence[object]) -> list[str]:
+    """The words of a command, with ``***`` for what looks like a password, a token or a key: records are shared."""
+    words = [_SECRET.sub(r"\1***", str(word)) for word in command]
+    return ["***" if _SECRET_OPTION.fullmatch(before) else word for before, word in zip(["", *words], words)]
 
 
 def _installed_version(package: str) -> str | None:
@@ -226,10 +240,7 @@ def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def refuse_to_replace_other_files(path: Path) -> None:
     """UserError unless ``path`` is a log or empty: --overwrite must not destroy, say, a checkpoint named by mistake."""
-    with path.open("rb") as file:
-        start = file.read(64)
-    if start and not start.startswith(b"idx\t"):
-        raise UserError(f"{path} is no log, so it is not overwritten: name another file")
+    refuse_to_replace(path, "log", b"idx\t")
 
 
 class ExampleLog:
@@ -257,6 +268,8 @@ class ExampleLog:
             raise UserError(f"{path} is a folder: name the log file to write")
         if path.exists() and existing == "refuse":
             raise UserError(f"{path} exists already: add --resume to continue it or --overwrite to start it anew")
+        if existing == "overwrite" or not path.is_file():
+            refuse_to_replace_other_files(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
         try:
@@ -267,7 +280,6 @@ class ExampleLog:
                 if self._manifest["runs"] and run.get("images") != self._manifest["runs"][-1].get("images"):
                     self._record_run()  # how many rows a whole log has depends on it
             else:
-                refuse_to_replace_other_files(path)
                 self._file.truncate(0)
                 self._record_run()
             if not path.stat().st_size:
@@ -290,10 +302,23 @@ class ExampleLog:
 
     def _record_run(self) -> None:
         """Add this run to the manifest, once."""
+        self._check_place()
         if self._unrecorded_run is not None:
             self._manifest["runs"].append({"first_row": len(self.done), **self._unrecorded_run})
             self._unrecorded_run = None
             write_json(manifest_path(self.path), self._manifest)
+
+    def _check_place(self) -> None:
+        """UserError if the file that is open is no longer at its path: every further row would be lost."""
+        try:
+            is_there = os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except FileNotFoundError:
+            is_there = False
+        if not is_there:
+            raise UserError(
+                f"{self.path} was deleted, moved or replaced while it was written, so nothing more is written: put it "
+                "back and add --resume, or start anew"
+            )
 
     def _write(self, fields: Iterable[str]) -> None:
         whole = os.fstat(self._file.fileno()).st_size

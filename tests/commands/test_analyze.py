@@ -251,8 +251,23 @@ def test_reader_that_stops_early_is_no_error(logs):
     assert process.wait(timeout=HANG_SECONDS) == 0
 
 
-def test_closed_output_is_no_error(logs):
-    """As in `analyze ... >&-`: the process has no standard output at all."""
-    command = f"{shlex.join(script('analyze', 'summary', 'results/ours.tsv'))} >&-"
+@pytest.mark.parametrize("analysis", ["summary", "table"])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_errors(logs, closed, analysis):
+    """As in `analyze ... >&-`: the process has no standard output at all. A warning needs another place than it."""
+    command = f"{shlex.join(script('analyze', analysis, 'results', '--radii', 0))} {closed}"
     result = run_process(["/bin/sh", "-c", command], logs)
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, DIFFERENT_IMAGES if closed == ">&-" else "")
+    assert (result.stdout == "") if ">&- " in f"{closed} " and closed != "2>&-" else result.stdout.startswith("| ")
+
+
+def test_file_takes_no_place_of_a_closed_stream(logs, checkpoint):
+    """Python and libraries print to these places by their numbers."""
+    (logs / "look.py").write_text(
+        "import os\nfrom smoothadv.architectures import ARCHITECTURES\n"
+        "places = [os.path.realpath(f'/dev/fd/{place}') for place in range(3)]\n"
+        "if places == ['/dev/null'] * 3:\n    ARCHITECTURES.register('none')(lambda description: None)\n"
+    )
+    words = script("certify", "digits", checkpoint, 0.25, "out.tsv", "--N", 50, "--max", 1, "--plugin", "look.py")
+    assert run_process(["/bin/sh", "-c", f"{shlex.join(words)} <&- >&- 2>&-"], logs).returncode == 0
+    assert len((logs / "out.tsv").read_text().splitlines()) == 2

@@ -267,15 +267,6 @@ def test_empirical_takes_the_strongest_attack_at_each_attack_radius(analyze):
     ]
 
 
-def test_a_log_is_never_written_over(analyze):
-    """For example where a log follows -o by mistake."""
-    (log,) = [path for path in Path("cohen").rglob("*") if path.is_file()][:1]
-    before = log.read_bytes()
-    outcome = analyze("summary", "cohen", "-o", log)
-    assert outcome.code == 1 and f"{log} is a log, so it is not overwritten" in outcome.err
-    assert log.read_bytes() == before
-
-
 def test_conditions_add_up_however_they_are_given(analyze):
     once = analyze("parameters", "cohen", "ours", "--where", "sigma=0.5", "split=test", "--format", "csv")
     twice = analyze("parameters", "cohen", "ours", "--where", "sigma=0.5", "--where", "split=test", "--format", "csv")

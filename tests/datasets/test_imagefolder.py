@@ -1,11 +1,15 @@
 """Image folders: anyone's images, of one size, or an error that names the file in the way."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from smoothadv.datasets import describe_dataset, get_dataset
+from smoothadv.datasets.imagefolder import _describe_folder, _read
+from smoothadv.datasets.images import InMemoryImages
 from smoothadv.errors import UserError
 from support.image_files import chw, random_image, save_image
 
@@ -33,7 +37,7 @@ def assert_items_equal(dataset, expected: list[tuple[np.ndarray, int]]) -> None:
 def refusal(root, split="train") -> str:
     """The message with which the folder is refused, which must be one line."""
     with pytest.raises(UserError) as error:
-        get_dataset(f"imagefolder:{root}", split)
+        get_dataset(f"imagefolder:{root}", split).fingerprint()
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -200,3 +204,61 @@ def test_home_folder_may_be_abbreviated(tmp_path, monkeypatch):
     make_folder(tmp_path / "mine")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert len(get_dataset("imagefolder:~/mine", "train")) == 6
+
+
+@pytest.fixture
+def decoded(monkeypatch) -> list[str]:
+    """The names of the files that are decoded from now on, by this process as if it was a new one."""
+    names: list[str] = []
+
+    def read(path, shape=None):
+        names.append(path.name)
+        return _read(path, shape)
+
+    monkeypatch.setattr("smoothadv.datasets.imagefolder._read", read)
+    _describe_folder.cache_clear()
+    return names
+
+
+def test_only_what_is_asked_for_is_decoded(tmp_path, decoded):
+    """An earlier process has read all files, once; none that is the same is read again but for its pixels."""
+    pixels = make_folder(tmp_path, splits=("test",), classes=("ant",), images=200)
+    name = f"imagefolder:{tmp_path}"
+    first = get_dataset(name, "test")
+    items = [first[index] for index in (0, 100)]
+    assert decoded == ["0.png", "0.png", "189.png"], "by its name, the 100th of 200"
+    fingerprint = first.fingerprint()
+    assert len(decoded) == 3 + 200
+    images = torch.tensor(np.stack([pixels[path].transpose(2, 0, 1) for path in sorted(pixels)]))
+    again = InMemoryImages(images, torch.zeros(200, dtype=torch.int64), first.description)
+    assert again.fingerprint() == fingerprint, "logs and checkpoints of earlier versions can be continued"
+    _describe_folder.cache_clear()
+    decoded.clear()
+    second = get_dataset(name, "test")
+    assert second.fingerprint() == fingerprint and decoded == ["0.png"], "for the shape"
+    assert all(torch.equal(second[index][0], image) for index, (image, _) in zip((0, 100), items))
+    assert decoded == ["0.png", "0.png", "189.png"]
+
+
+def test_constants_are_computed_once_for_the_same_files(tmp_path, decoded):
+    make_folder(tmp_path)
+    first = describe_dataset(f"imagefolder:{tmp_path}")
+    assert len(decoded) == 1 + 6
+    _describe_folder.cache_clear()
+    assert describe_dataset(f"imagefolder:{tmp_path}") == first and len(decoded) == 1 + 6 + 1
+
+
+def test_changed_file_is_noticed(tmp_path):
+    """Also if its size and its date are those of the one before."""
+    make_folder(tmp_path)
+    name, file = f"imagefolder:{tmp_path}", tmp_path / "test/ant/1.png"
+    dataset, before = get_dataset(name, "test"), get_dataset(name, "test").fingerprint()
+    dates = file.stat()
+    content = file.read_bytes()
+    save_image(file, random_image(seed=77))
+    os.utime(file, ns=(dates.st_atime_ns, dates.st_mtime_ns))
+    assert get_dataset(name, "test").fingerprint() != before
+    with pytest.raises(UserError, match="ant/1.png was changed while it was in use"):
+        dataset[1]
+    file.write_bytes(content)
+    assert get_dataset(name, "test").fingerprint() == before

@@ -10,7 +10,7 @@ from pathlib import Path
 from support.patience import HANG_SECONDS
 
 _REPOSITORY = Path(__file__).parents[2]
-_INSTALLED = ("requirements.txt", "setup.py", "pyproject.toml")
+_INSTALLED = ("requirements.txt", "requirements.lock", "setup.py", "pyproject.toml")
 
 
 def make_clone(folder: Path) -> Path:

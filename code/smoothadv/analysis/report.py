@@ -30,6 +30,7 @@ from smoothadv.analysis.shared.selection import Selected, doubts, groups_of
 from smoothadv.analysis.shared.table_formats import Column, Markup, Table, display_cells, titles
 from smoothadv.analysis.summary import Summary
 from smoothadv.errors import UserError
+from smoothadv.records import without_secrets
 from smoothadv.settings import setting
 from smoothadv.version import __version__
 
@@ -261,7 +262,7 @@ def _made_by(log: Log) -> str | None:
             "started": run.get("started"),
         }
         known = ", ".join(f"{name} {value}" for name, value in facts.items() if value)
-        descriptions.append(f"{' '.join(map(str, run.get('command', [])))} ({known})")
+        descriptions.append(f"{' '.join(without_secrets(run.get('command', [])))} ({known})")
     return "; then ".join(descriptions) or None
 
 

@@ -16,9 +16,8 @@ from smoothadv.analysis.shared.selection import doubts, restrict
 from smoothadv.analysis.shared.table_formats import FORMATS, Table
 from smoothadv.commands.options.components import add_settings, compose
 from smoothadv.commands.runner import Parser, run, with_plugins
-from smoothadv.errors import UserError, warn
-from smoothadv.files import write_atomically, write_text
-from smoothadv.readers import kind_of_log
+from smoothadv.errors import warn
+from smoothadv.files import PAGE, refuse_to_replace, write_atomically, write_text
 from smoothadv.settings import non_negative_int, positive_int, positive_noise_level, probability, settings_of
 
 if TYPE_CHECKING:
@@ -36,6 +35,10 @@ _EXAMPLES = """examples:
   python code/analyze.py heat_map logs/cifar10 --rows sigma --columns epsilon --radii 0.25 0.5 1 -o map.png
   python code/analyze.py report logs/quickstart -o logs/report
 """
+
+# What may be replaced, and how it begins; a table also by its first column.
+_TABLE = ("table", b"| ", b"\\begin{tabular}")
+_FIGURES = {"png": ("PNG picture", b"\x89PNG\r\n"), "pdf": ("PDF document", b"%PDF-")}
 
 
 @with_plugins("analyze")
@@ -129,9 +132,6 @@ def _analyze(parser: Parser, options: argparse.Namespace) -> None:
 
 def _check_output(parser: Parser, options: argparse.Namespace, makes: str) -> None:
     """A usage error, before logs are read, where the options do not fit the output of the analysis."""
-    for path in options.output:
-        if kind_of_log(path):
-            raise UserError(f"{path} is a log, so it is not overwritten: name another file after -o")
     if makes == "table":
         return
     for flag, given in (("--format", options.format), ("--decimals", options.decimals)):
@@ -141,32 +141,47 @@ def _check_output(parser: Parser, options: argparse.Namespace, makes: str) -> No
         parser.error(f"-o takes one FILE here, got {len(options.output)}")
     if makes == "figure" and not options.output:
         parser.error(f"{options.analysis} needs -o FILE: it writes FILE.png and FILE.pdf")
+    if makes == "page":
+        refuse_to_replace(_page_path(options), *PAGE)
+    else:
+        for kind, path in _figure_paths(options):
+            refuse_to_replace(path, *_FIGURES[kind])
 
 
 def _write_table(table: Table, options: argparse.Namespace) -> None:
     by_ending = {".tex": "latex", ".csv": "csv", ".json": "json"}
     decimals = 1 if options.decimals is None else options.decimals
+    key = table.columns[0].key
+    for path in options.output:
+        refuse_to_replace(path, *_TABLE, f"{key},".encode(), f'[\n  {{\n    "{key}"'.encode())
     if not options.output:
         sys.stdout.write(FORMATS[options.format or "markdown"](table, decimals))
     for path in options.output:
         write_text(path, FORMATS[options.format or by_ending.get(path.suffix, "markdown")](table, decimals))
 
 
-def _write_figure(figure: Figure, options: argparse.Namespace) -> None:
-    """Write FILE.png and FILE.pdf, whichever of the two FILE names."""
+def _figure_paths(options: argparse.Namespace) -> list[tuple[str, Path]]:
+    """FILE.png and FILE.pdf, whichever of the two FILE names."""
     (output,) = options.output
     stem = output.with_suffix("") if output.suffix in (".png", ".pdf") else output
-    for kind in ("png", "pdf"):
-        path = stem.with_name(f"{stem.name}.{kind}")
+    return [(kind, stem.with_name(f"{stem.name}.{kind}")) for kind in _FIGURES]
+
+
+def _write_figure(figure: Figure, options: argparse.Namespace) -> None:
+    for kind, path in _figure_paths(options):
         # No date in the file: the same logs give the same bytes.
         metadata = {"CreationDate": None} if kind == "pdf" else None
         write_atomically(path, partial(figure.savefig, format=kind, dpi=200, metadata=metadata))
         print(f"wrote {path}")
 
 
-def _write_page(page: str, options: argparse.Namespace) -> None:
-    """One HTML file: FILE itself if it is called .html, else report.html in the folder FILE."""
+def _page_path(options: argparse.Namespace) -> Path:
+    """FILE itself if it is called .html, else report.html in the folder FILE."""
     output = options.output[0] if options.output else Path(".")
-    path = output if output.suffix in (".html", ".htm") else output / "report.html"
+    return output if output.suffix in (".html", ".htm") else output / "report.html"
+
+
+def _write_page(page: str, options: argparse.Namespace) -> None:
+    path = _page_path(options)
     write_text(path, page)
     print(f"wrote {path}")

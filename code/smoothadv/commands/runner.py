@@ -110,6 +110,7 @@ def with_plugins(command: str) -> Callable[[Main], Main]:
     def decorate(main: Main) -> Main:
         @functools.wraps(main)
         def load_and_run(arguments: list[str] | None = None) -> int:
+            _open_closed_streams()
             try:
                 with _warnings_as_lines():
                     plugins.load_installed()
@@ -125,6 +126,19 @@ def with_plugins(command: str) -> Callable[[Main], Main]:
         return load_and_run
 
     return decorate
+
+
+def _open_closed_streams() -> None:
+    """Let the null device stand for the standard streams that the process was started without, as by ``>&-``.
+
+    Else the next file that is opened, like a log, would take the place of one and get what libraries print.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
 
 
 def _named_plugins(words: Sequence[str]) -> list[str]:
@@ -149,8 +163,6 @@ def run(parser: Parser, body: Body, arguments: Sequence[str] | None, interrupted
     traceback. Any other exception is a defect and propagates.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if sys.stdout is None:  # the process was started with it closed, as by >&-
-        sys.stdout = open(os.devnull, "w")
     try:
         options = parser.parse_args(words)
         with _warnings_as_lines():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -15,11 +18,12 @@ from tqdm import tqdm
 from smoothadv.datasets import DATASETS, SPLITS, Source
 from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
 from smoothadv.errors import UserError
+from smoothadv.files import read_cached, write_cached
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from smoothadv.datasets.images import InMemoryImages
+    from smoothadv.datasets.images import ImagesOnDemand
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 _IMAGES_FOR_CONSTANTS = 10_000
@@ -135,7 +139,9 @@ def _describe_folder(root: Path) -> DatasetDescription:
     mean = std = None
     if split == "train":
         # Evenly spaced images, so that every class contributes, and enough of them for 4 decimals.
-        mean, std = _constants(_read_all(files[:: -(-len(files) // _IMAGES_FOR_CONSTANTS)], shape))
+        some = files[:: -(-len(files) // _IMAGES_FOR_CONSTANTS)]
+        text = _remembered("constants", some, lambda: json.dumps(_constants(_read_all(some, shape))))
+        mean, std = map(tuple, json.loads(text))
     return DatasetDescription(
         name=f"imagefolder:{root}",
         class_names=tuple(classes),
@@ -146,16 +152,46 @@ def _describe_folder(root: Path) -> DatasetDescription:
     )
 
 
-def _load(split: str, location: str, data_dir: Path | None) -> InMemoryImages:
-    import torch
-
-    from smoothadv.datasets.images import InMemoryImages
+def _load(split: str, location: str, data_dir: Path | None) -> ImagesOnDemand:
+    from smoothadv.datasets.images import ImagesOnDemand
 
     description = _describe(location, data_dir)
     files = _files(Path(location).expanduser(), split)
-    images = _read_all(files, description.image_shape)
-    labels = torch.tensor([label for _, label in files])
-    return InMemoryImages(torch.from_numpy(images), labels, description)
+    stamps = [_stamp(path) for path, _ in files]
+
+    def read(index: int) -> np.ndarray:
+        path, _ = files[index]
+        if _stamp(path) != stamps[index]:
+            raise UserError(f"imagefolder: {path} was changed while it was in use")
+        return _read(path, description.image_shape)
+
+    return ImagesOnDemand(
+        [label for _, label in files],
+        read,
+        lambda: _read_all(files, description.image_shape),
+        lambda compute: _remembered("fingerprint", files, compute),
+        description,
+    )
+
+
+def _stamp(path: Path) -> str:
+    """What changes whenever a file is written or replaced."""
+    status = path.stat()
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
+
+
+def _remembered(what: str, files: list[tuple[Path, int]], compute: Callable[[], str]) -> str:
+    """What ``compute`` returns, or returned to an earlier process when these files were the same, from the cache."""
+    import PIL
+
+    key = [what, PIL.__version__, *(f"{os.path.abspath(path)} {label} {_stamp(path)}" for path, label in files)]
+    name = f"imagefolder-{hashlib.sha256(repr(key).encode()).hexdigest()}"
+    cached = read_cached(name)
+    if cached is not None:
+        return cached.decode()
+    result = compute()
+    write_cached(name, result.encode())
+    return result
 
 
 DATASETS.register("imagefolder")(Source(describe=_describe, load=_load, takes_location=True))

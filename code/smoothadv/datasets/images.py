@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from smoothadv.errors import UserError
 from smoothadv.noise import Purpose, derive_generator
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL.Image import Image
 
 Item = tuple[torch.Tensor, int]
@@ -101,6 +103,38 @@ class InMemoryImages(Dataset[Item]):
         digest.update(self.images.cpu().contiguous().numpy().data)
         digest.update(self.labels.cpu().contiguous().numpy().data)
         return digest.hexdigest()
+
+
+class ImagesOnDemand(InMemoryImages):
+    """Small images in files, which are read one by one where single images are asked for, and all at once for batches.
+
+    ``read(index)`` returns an image, an array uint8 [C, H, W], ``read_all()`` all of them, [N, C, H, W]. ``remembered``
+    calls the function that it gets, or returns what this function returned to an earlier process for the same files.
+    """
+
+    def __init__(
+        self,
+        labels: Sequence[int],
+        read: Callable[[int], np.ndarray],
+        read_all: Callable[[], np.ndarray],
+        remembered: Callable[[Callable[[], str]], str],
+        description: DatasetDescription,
+    ) -> None:
+        self.labels, self.description = torch.tensor(labels), description
+        self._read, self._read_all, self._remembered = read, read_all, remembered
+
+    @functools.cached_property
+    def _pixels(self) -> torch.Tensor:  # type: ignore[override]  # cached, it can be written
+        with torch.inference_mode(False):  # whoever asks first
+            return pixels_of(torch.from_numpy(self._read_all()))
+
+    def __getitem__(self, index: int) -> Item:
+        if "_pixels" in vars(self):
+            return super().__getitem__(index)
+        return torch.tensor(self._read(index)).float() / 255, int(self.labels[index])
+
+    def fingerprint(self) -> str:
+        return self._remembered(super().fingerprint)
 
 
 class _WithTransform(Dataset[Item]):

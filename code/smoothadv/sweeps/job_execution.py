@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from smoothadv.records import without_secrets
 from smoothadv.sweeps.job_record import BusyError, JobRecord
 from smoothadv.sweeps.jobs import Job
 from smoothadv.sweeps.stages import Stage, unmet_need
@@ -107,7 +108,7 @@ def _run(job: Job, stage: Stage, environment: Mapping[str, str], stop: threading
     record = job.record
     with record.log.open("ab") as log:
         now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-        shown = shlex.join(["python", *launcher, "smoothadv", *stage.words])
+        shown = shlex.join(["python", *launcher, "smoothadv", *without_secrets(stage.words)])
         log.write(f"== {now} on {socket.gethostname()}\n$ {shown}\n".encode())
         log.flush()
         stopped_with_parent = [sys.executable, "-m", "smoothadv.sweeps.stop_with_parent", str(os.getpid())]

@@ -66,7 +66,7 @@ class JobRecord:
         except OSError:
             return ""
         try:
-            age = time.time() - os.fstat(descriptor).st_mtime
+            age = abs(time.time() - os.fstat(descriptor).st_mtime)  # a sign from the future is none, but clocks differ
             lock(descriptor, self._lock, shared=True)  # shared, so that two readers do not take each other for a holder
         except UserError:
             return "" if is_here and not _is_alive(content.get("pid")) else description

@@ -127,6 +127,7 @@ def _run(job: _Job, report: Callable[[str], None]) -> Trained:
     request, processes = job.request, job.processes
     this_run = {
         "epochs": job.schedule.epochs,
+        "test_fingerprint": job.data.test.fingerprint(),  # now, so that an image that cannot be read is named now
         "device": device_name(job.device),
         "processes": processes.size,
         **({"launch": processes.launch} if processes.launch is not None else {}),

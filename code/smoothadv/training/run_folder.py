@@ -11,7 +11,7 @@ import torch
 
 from smoothadv.checkpoints import is_module, network_keys, read_checkpoint, save_checkpoint
 from smoothadv.errors import UserError
-from smoothadv.files import lock, write_json, write_text
+from smoothadv.files import lock, refuse_to_replace, write_json, write_text
 from smoothadv.records import ARGUMENTS, CHECKPOINT, TRAINING_COLUMNS, TRAINING_LOG, differing_fields, tsv
 
 
@@ -43,19 +43,37 @@ class RunFolder:
         self._lock = contextlib.ExitStack()
 
     def __enter__(self) -> RunFolder:
-        self.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
-            if os.name != "nt":  # Windows cannot open folders as files
-                descriptor = os.open(self.folder, os.O_RDONLY)
-                stack.callback(os.close, descriptor)
-                lock(descriptor, self.folder)
+            self._hold(stack)
             if self.checkpoint.exists():
                 self._open_existing()
+            else:
+                refuse_to_replace(self.folder / TRAINING_LOG, "log of a training", b"epoch\t")
+                refuse_to_replace(self.folder / ARGUMENTS, "record of a training", b'{\n  "recipe"')
             self._lock = stack.pop_all()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._lock.close()
+
+    def _hold(self, stack: contextlib.ExitStack) -> None:
+        """Make the folder where there is none, and lock it until ``stack`` is closed."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if os.name != "nt":  # Windows cannot open folders as files
+            self._descriptor = os.open(self.folder, os.O_RDONLY)
+            stack.callback(os.close, self._descriptor)
+            lock(self._descriptor, self.folder)
+
+    def _is_held(self) -> bool:
+        """Whether the folder is there and still the one that was locked; UserError if it is one with another model."""
+        if os.name == "nt" or not self.folder.is_dir():
+            return self.folder.is_dir()
+        is_held = os.path.samestat(os.fstat(self._descriptor), self.folder.stat())
+        if not is_held and self.checkpoint.exists():
+            raise UserError(
+                f"{self.folder} was replaced during the training by one with a model: nothing is saved there"
+            )
+        return is_held
 
     def _open_existing(self) -> None:
         launch, saved = self.runs[0].get("launch"), None
@@ -119,6 +137,8 @@ class RunFolder:
 
         The checkpoint is written before the log: a kill between the two loses a line that the next resume writes again.
         """
+        if not (is_held := self._is_held()):  # somebody has deleted it
+            self._hold(self._lock)
         save_checkpoint(
             self.checkpoint,
             {
@@ -133,7 +153,7 @@ class RunFolder:
                 **self.facts,
             },
         )
-        if not self.has_checkpoint:
+        if not is_held or not self.has_checkpoint:
             self._write_arguments()
         self.has_checkpoint = True
         self._write_log(history)

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from smoothadv.analysis.report import Report
 from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.errors import UserError, warn
-from smoothadv.files import write_text
+from smoothadv.files import PAGE, refuse_to_replace, write_text
 from smoothadv.records import TRAINING_LOG
 from smoothadv.sweeps.grid import Grid
 from smoothadv.sweeps.jobs import Job
@@ -19,6 +19,8 @@ from smoothadv.sweeps.jobs import Job
 
 def write_report(grids: Sequence[Grid], jobs: Sequence[Job], report: Report, output: Path | None) -> None:
     """Write the page; incomplete logs are left out, with a warning. UserError if no log is complete yet."""
+    path = output or (grids[0].logs if len(grids) == 1 else Path("logs")) / "report.html"
+    refuse_to_replace(path, *PAGE)
     arguments, unfinished = [], 0
     for job in tqdm(jobs, "checking files", unit="job", disable=None, delay=1):
         complete = [stage for stage in job.evaluations if stage.progress().is_complete]
@@ -36,7 +38,6 @@ def write_report(grids: Sequence[Grid], jobs: Sequence[Job], report: Report, out
     default_title = next(field.default for field in dataclasses.fields(Report) if field.name == "title")
     if report.title == default_title and len(grids) == 1:
         report = dataclasses.replace(report, title=grids[0].about)
-    path = output or (grids[0].logs if len(grids) == 1 else Path("logs")) / "report.html"
     write_text(path, report(logs))
     print(f"wrote {path}")
 
