@@ -13,7 +13,7 @@ import torch
 
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import InMemoryImages
-from smoothadv.datasets.pickles import read_pickled_arrays
+from smoothadv.datasets.pickles import plain_array, read_pickled_arrays
 from smoothadv.errors import UserError
 
 _IMAGES = ("data", "images")
@@ -68,7 +68,7 @@ def _array(content: Mapping[str, Any], names: tuple[str, ...]) -> np.ndarray:
     """A copy of the first of ``names`` that exists; writable, as PyTorch requires."""
     for name in names:
         if content.get(name) is not None:
-            return np.array(content[name])
+            return np.array(plain_array(content[name]))
     held = ", ".join(map(str, list(content)[:8])) + (", ..." if len(content) > 8 else "")
     raise ValueError(f"it lacks {' or '.join(names)}; it holds {held or 'nothing'}")
 
