@@ -5,12 +5,20 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from smoothadv.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_LARGEST = "SMOOTHADV_MAX_UNPACKED_GIB"
+_USUAL_RATIO = 20
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -43,6 +51,46 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write ``content`` as indented JSON, atomically."""
     write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def refuse_to_inflate(path: Path) -> None:
+    """UserError if ``path`` is a zip archive that takes far more memory than disk.
+
+    It may unpack to 1 GiB, or $SMOOTHADV_MAX_UNPACKED_GIB where that is set, and in any case to 20 times its size.
+    """
+    given = os.environ.get(_LARGEST, "1")
+    try:
+        largest = float(given) * 2**30
+    except ValueError:
+        largest = math.nan
+    if not largest >= 0:
+        raise UserError(f"${_LARGEST} is '{given}', expected a number of GiB")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
+        return  # who reads it will say what is wrong
+    if unpacked > max(largest, _USUAL_RATIO * path.stat().st_size):
+        raise UserError(
+            f"{path} has {path.stat().st_size} bytes and unpacks to {unpacked / 2**30:.3g} GiB, over the limit of "
+            f"{largest / 2**30:.3g} GiB: if you trust it, set {_LARGEST}"
+        )
+
+
+def read_array_header(archive: zipfile.ZipFile, member: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, Fortran order and type of the array in a member of a .npz file, read up to its data.
+
+    ValueError for objects, and where the data have another size than shape and type say.
+    """
+    from numpy.lib import format as npy
+
+    read = npy.read_array_header_1_0 if npy.read_magic(member) == (1, 0) else npy.read_array_header_2_0
+    shape, is_fortran, dtype = read(member)
+    if dtype.hasobject:
+        raise ValueError("an array of objects, which are read only with allow_pickle")
+    if member.tell() + math.prod(shape) * dtype.itemsize != archive.getinfo(name).file_size:
+        raise ValueError(f"an array of another size than {name} has")
+    return shape, is_fortran, dtype
 
 
 def cache_folder() -> Path:
