@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
-import pickletools
 import re
 import warnings
 import zipfile
@@ -25,6 +24,7 @@ from smoothadv.architectures import ARCHITECTURES, INPUT_LAYERS, get_architectur
 from smoothadv.checkpoint_fields import checked
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets.pickles import CarefulUnpickler
 from smoothadv.errors import UserError, warn
 from smoothadv.files import refuse_to_inflate, write_atomically
 from smoothadv.registry import UnknownNameError
@@ -32,7 +32,6 @@ from smoothadv.registry import UnknownNameError
 MODULE_PREFIX = "module:"
 """Begins the ``arch`` of a checkpoint whose network is no registered architecture; the name of its class follows."""
 _PICKLES_OF_AN_OLD_FILE = 5
-_DEEPEST_TUPLE = 100
 _KINDS = (
     (torch.float32, torch.float64, torch.float16, torch.bfloat16),
     (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
@@ -85,7 +84,7 @@ def _content(path: Path) -> dict[str, Any]:
         raise UserError(f"checkpoint {path} does not exist")
     refuse_to_inflate(path)
     try:
-        _refuse_deep_tuples(path)
+        _rehearse(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch warns about pickles, which the next line refuses
             content = torch.load(path, map_location="cpu", weights_only=True)
@@ -98,41 +97,39 @@ def _content(path: Path) -> dict[str, Any]:
     return checked(content, path)
 
 
-def _refuse_deep_tuples(path: Path) -> None:
-    """ValueError where a pickle in a checkpoint nests tuples so deep that Python would crash as it hashes them."""
+class _Nothing(dict[Any, Any]):
+    """Stands for whatever a pickle asks for."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __init__(self, *arguments: Any) -> None: ...
+
+    def __setstate__(self, state: Any) -> None: ...
+
+
+class _Rehearsal(CarefulUnpickler):
+    """Goes through a pickle of PyTorch, which PyTorch's own unpickler does without care for deep tuples."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return _Nothing
+
+    def persistent_load(self, identifier: Any) -> Any:
+        return _Nothing()
+
+
+def _rehearse(path: Path) -> None:
+    """Raises an exception where a pickle in a checkpoint would crash Python."""
     with path.open("rb") as file:
         if file.read(2) != b"PK":
             file.seek(0)
             for _ in range(_PICKLES_OF_AN_OLD_FILE):
-                _check_tuples(file)
+                _Rehearsal(file).load()
             return
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             if name.endswith(".pkl"):
                 with archive.open(name) as member:
-                    _check_tuples(member)
-
-
-def _check_tuples(file: IO[bytes]) -> None:
-    """Follow a pickle by the depths of tuples alone."""
-    stack: list[int] = []
-    marks: list[int] = []
-    memo: dict[Any, int] = {}
-    for code, argument, _ in pickletools.genops(file):
-        before = list(code.stack_before)
-        start = len(stack) - len(before)
-        if pickletools.markobject in before:
-            start = marks.pop() - before.index(pickletools.markobject)
-        parts = stack[start:]
-        if code.name == "MARK":
-            marks.append(len(stack))
-        elif "PUT" in code.name:
-            memo[argument] = stack[-1]
-        else:
-            depth = 1 + max(parts, default=0) if "TUPLE" in code.name else memo[argument] if "GET" in code.name else 0
-            stack[start:] = [depth] * len(code.stack_after)
-        if stack and stack[-1] > _DEEPEST_TUPLE:
-            raise ValueError("it nests tuples too deep")
+                    _Rehearsal(member).load()
 
 
 def is_module(content: dict[str, Any]) -> bool:

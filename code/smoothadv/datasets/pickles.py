@@ -13,11 +13,12 @@ import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 _NDARRAY = object()
+_MOST_LEVELS = 20
 _TUPLES = pickle.TUPLE + pickle.TUPLE1 + pickle.TUPLE2 + pickle.TUPLE3
 
 
@@ -91,13 +92,15 @@ _STAND_INS: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 def _few_levels(load: Callable[[Any], None]) -> Callable[[Any], None]:
-    """``load``, which makes a tuple, but of three levels at most: hashing very deep ones crashes Python."""
+    """``load``, which makes a tuple, but of few levels: Python crashes when it hashes a very deep one."""
 
     def load_tuple(unpickler: Any) -> None:
         load(unpickler)
-        inner = (part for part in unpickler.stack[-1] if type(part) is tuple)
-        if any(type(part) is tuple for one in inner for part in one):
-            raise pickle.UnpicklingError("it asks to load tuples of tuples of tuples")
+        made = unpickler.stack[-1]
+        level = 1 + max((unpickler.levels.get(id(part), (0,))[0] for part in made), default=0)
+        if level > _MOST_LEVELS:
+            raise pickle.UnpicklingError("it asks to load tuples in tuples in tuples")
+        unpickler.levels[id(made)] = level, made  # as long as it is there, no other has its id
 
     return load_tuple
 
@@ -109,14 +112,22 @@ def _load_bytearray(unpickler: Any) -> None:
 
 
 # The unpickler written in Python: the one in C allocates as much memory as the number of a memo says.
-class _ArraysOnly(pickle._Unpickler):
-    """Reads dicts, lists, numbers, text and arrays; a file that asks for anything else is refused."""
+class CarefulUnpickler(pickle._Unpickler):
+    """Neither crashes nor allocates more than a file holds, whatever is in it; ``find_class`` must not help it."""
 
     dispatch = {
         **pickle._Unpickler.dispatch,
         **{code: _few_levels(pickle._Unpickler.dispatch[code]) for code in _TUPLES},
         pickle.BYTEARRAY8[0]: _load_bytearray,
     }
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file, encoding="latin1")
+        self.levels: dict[int, tuple[int, tuple[Any, ...]]] = {}
+
+
+class _ArraysOnly(CarefulUnpickler):
+    """Reads dicts, lists, numbers, text and arrays; a file that asks for anything else is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("numpy", "ndarray"):
@@ -133,7 +144,7 @@ def read_pickled_arrays(path: Path) -> Any:
     A damaged file can raise nearly any exception.
     """
     with path.open("rb") as file:
-        return _ArraysOnly(file, encoding="latin1").load()
+        return _ArraysOnly(file).load()
 
 
 def plain_array(value: Any) -> np.ndarray:

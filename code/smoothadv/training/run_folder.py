@@ -91,13 +91,12 @@ class RunFolder:
     def restore(saved: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Load the state of a run's checkpoint, ``RunFolder.saved``, into model and optimizer."""
         weights = saved["state_dict"] if is_module(saved) else network_keys(saved["state_dict"])
-        parameters = {f"momentum {number}": weight for number, weight in enumerate(model.parameters())}
-        state = saved["optimizer"]["state"]
+        present, state = model.state_dict(), saved["optimizer"]["state"]
         momenta = {f"momentum {number}": one.get("momentum_buffer") for number, one in state.items()}
         momenta = {name: buffer for name, buffer in momenta.items() if buffer is not None}
-        needed = {name: parameters[name] for name in momenta.keys() & parameters.keys()}
-        present = model.state_dict()
-        if reason := misfit(weights, present) or misfit(momenta, needed):
+        parameters = {f"momentum {number}": weight for number, weight in enumerate(model.parameters())}
+        needed = {name: weight for name, weight in parameters.items() if name in momenta}
+        if reason := misfit({**weights, **momenta}, {**present, **needed}):
             raise UserError(f"cannot resume: the checkpoint is of another module ({reason})")
         present.update(weights)
         model.load_state_dict(present)
