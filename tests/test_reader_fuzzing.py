@@ -128,7 +128,7 @@ def disagreement(table: Any, content: bytes) -> str | None:
 
 def refusal(path: Path, error: UserError) -> str | None:
     """What is wrong with an error message; None if it is one line of readable length that names the file."""
-    message = str(error)
+    message = error.args[0]  # as it was written: as text, every message has one line
     well_made = str(path) in message and len(message.splitlines()) == 1 and len(message) < 1000
     return None if well_made else message[:2000]
 

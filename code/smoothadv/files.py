@@ -36,8 +36,8 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` as the whole content of ``path``, atomically."""
-    write_atomically(path, lambda file: file.write(text.encode()))
+    """Write ``text`` as the whole content of ``path``, atomically; what no encoding has, as names may hold, escaped."""
+    write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
