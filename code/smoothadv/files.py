@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 from smoothadv.errors import UserError
+
+LARGEST_JSON = 64 << 20
+"""In bytes: a hundred times the manifest of a log that 256 shards of 50,000 chosen images were merged into."""
+DEEPEST_JSON = 50
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -33,6 +39,42 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         if isinstance(error, OSError) and error.filename is None:
             raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk is reported without the path
         raise
+
+
+def check_regular(path: Path) -> None:
+    """OSError if there is no file, or something else, like a named pipe, whose reader could wait for ever."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # open refuses a folder in its own words
+        raise OSError(errno.EINVAL, "it is no regular file, but a pipe, a socket or a device", str(path))
+
+
+def read_regular(path: Path, most: int = -1) -> bytes:
+    """The content of a file, or its first ``most`` bytes; OSError as above."""
+    check_regular(path)
+    with open(path, "rb") as file:
+        return file.read(most)
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file that no person writes; OSError, or ValueError in one line, if it cannot be read.
+
+    Nor is it read if it is larger than ``LARGEST_JSON`` or nested deeper than ``DEEPEST_JSON``: all that handles it
+    could run out of memory or of stack.
+    """
+    text = read_regular(path, LARGEST_JSON + 1)
+    if len(text) > LARGEST_JSON:
+        raise ValueError(f"it is larger than {LARGEST_JSON >> 20} MiB")
+    try:
+        content = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    level = [content]
+    for _ in range(DEEPEST_JSON):
+        lists = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list))]
+        level = list(itertools.chain.from_iterable(lists))
+    if level:
+        raise ValueError("it is nested too deep")
+    return content
 
 
 def write_text(path: Path, text: str) -> None:

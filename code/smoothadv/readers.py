@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smoothadv.errors import UserError, shown
+from smoothadv.files import read_regular
 from smoothadv.records import (
     ATTACK_COLUMNS,
     CERTIFICATION_COLUMNS,
@@ -281,9 +282,8 @@ def _add_last_line(rows: list[list[str]], last: list[str], header: list[str], no
 
 def _header(path: Path) -> list[str]:
     """The names in the first line, as far as a sensible header reaches."""
-    with path.open("rb") as file:
-        line = file.readline(_HEADER_BYTES)
-    return _LINE_END.split(line.decode("utf-8-sig", errors="replace"))[0].split("\t")
+    start = read_regular(path, _HEADER_BYTES)
+    return _LINE_END.split(start.decode("utf-8-sig", errors="replace"))[0].split("\t")
 
 
 def _training_name(column: str) -> str:
