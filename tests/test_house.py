@@ -54,7 +54,8 @@ ALLOWED = {
     "graphs": FOUNDATION,
     "smoothing": FOUNDATION | {"architectures", "certification", "graphs", "memory", "noise"},
     "core": FOUNDATION | {"certification", "noise", "smoothing"},
-    "checkpoints": FOUNDATION | {"architectures", "datasets"},
+    "checkpoint_fields": FOUNDATION,
+    "checkpoints": FOUNDATION | {"architectures", "checkpoint_fields", "datasets"},
     "sweeps": FOUNDATION,
     "scripts": {"commands"},
     "__main__": {"commands"},
@@ -62,7 +63,7 @@ ALLOWED = {
 ALLOWED["evaluation"] = FOUNDATION | {"analysis", "attacks", "certification", "checkpoints", "datasets", "devices"}
 ALLOWED["evaluation"] |= {"noise", "smoothing"}
 ALLOWED["training"] = FOUNDATION | {"architectures", "attacks", "checkpoints", "datasets", "devices", "graphs", "noise"}
-ALLOWED["training"] |= {"objectives", "smoothing"}
+ALLOWED["training"] |= {"checkpoint_fields", "objectives", "smoothing"}
 ALLOWED["api"] = FOUNDATION | {"attacks", "checkpoints", "datasets", "devices", "evaluation", "objectives", "training"}
 ALLOWED["commands"] = set(ALLOWED) - {"", "scripts", "__main__"}
 WITHOUT_TORCH = {

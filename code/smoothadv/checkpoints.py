@@ -10,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import re
 import warnings
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -19,15 +21,21 @@ import torch
 
 from smoothadv import plugins
 from smoothadv.architectures import ARCHITECTURES, INPUT_LAYERS, get_architecture
+from smoothadv.checkpoint_fields import checked
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets.pickles import CarefulUnpickler
 from smoothadv.errors import UserError, warn
-from smoothadv.files import write_atomically
+from smoothadv.files import refuse_to_inflate, write_atomically
 from smoothadv.registry import UnknownNameError
 
 MODULE_PREFIX = "module:"
 """Begins the ``arch`` of a checkpoint whose network is no registered architecture; the name of its class follows."""
-_REQUIRED = ("epoch", "arch", "state_dict")
+_PICKLES_OF_AN_OLD_FILE = 5
+_KINDS = (
+    (torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+)
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
@@ -74,24 +82,54 @@ def _content(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is a folder: name the checkpoint file in it, like {path / 'checkpoint.pth.tar'}")
     if not path.is_file():
         raise UserError(f"checkpoint {path} does not exist")
+    refuse_to_inflate(path)
     try:
+        _rehearse(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch warns about pickles, which the next line refuses
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can raise nearly anything
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        asked = re.search(r"GLOBAL (\S{1,99})", str(error))  # PyTorch's advice is about options that we lack
+        reason = f" (it asks to load {asked[1]})" if asked else ""
         raise UserError(
-            f"checkpoint {path} cannot be read: it is damaged or no PyTorch checkpoint of plain tensors ({reason})"
+            f"checkpoint {path} cannot be read: it is damaged or no PyTorch checkpoint of plain tensors{reason}"
         ) from error
-    missing = [key for key in _REQUIRED if not isinstance(content, dict) or key not in content]
-    if missing:
-        raise UserError(
-            f"checkpoint {path} lacks {', '.join(missing)}; expected a dict with epoch, arch, state_dict and optimizer"
-        )
-    weights = content["state_dict"]
-    if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
-        raise UserError(f"checkpoint {path}: its state_dict is no dict of tensors")
-    return content
+    return checked(content, path)
+
+
+class _Nothing(dict[Any, Any]):
+    """Stands for whatever a pickle asks for."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __init__(self, *arguments: Any) -> None: ...
+
+    def __setstate__(self, state: Any) -> None: ...
+
+
+class _Rehearsal(CarefulUnpickler):
+    """Goes through a pickle of PyTorch, which PyTorch's own unpickler does without care for deep tuples."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return _Nothing
+
+    def persistent_load(self, identifier: Any) -> Any:
+        return _Nothing()
+
+
+def _rehearse(path: Path) -> None:
+    """Raises an exception where a pickle in a checkpoint would crash Python."""
+    with path.open("rb") as file:
+        if file.read(2) != b"PK":
+            file.seek(0)
+            for _ in range(_PICKLES_OF_AN_OLD_FILE):
+                _Rehearsal(file).load()
+            return
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if name.endswith(".pkl"):
+                with archive.open(name) as member:
+                    _Rehearsal(member).load()
 
 
 def is_module(content: dict[str, Any]) -> bool:
@@ -133,7 +171,7 @@ def classifier_from_checkpoint(
     description = describe_dataset(dataset) if isinstance(dataset, str) else dataset
     weights = network_keys(content["state_dict"])
     _check_recorded_images(content, path, description)
-    description = with_recorded_constants(content, description)
+    description = with_recorded_constants(content, path, description)
     model = get_architecture(content["arch"], description, recorded_input_layer(content, path, input_layer))
     _check_fit(weights, model.state_dict(), path, content["arch"], description)
     model.load_state_dict(weights)
@@ -207,11 +245,27 @@ def _shortened(values: Sequence[Any]) -> str:
     return f"[{text}, ... ({len(values)} in all)]" if len(values) > 12 else f"[{text}]"
 
 
-def with_recorded_constants(content: dict[str, Any], description: DatasetDescription) -> DatasetDescription:
-    """The description with the normalization constants of the checkpoint's training, if it records them."""
-    if "mean" not in content:
+def with_recorded_constants(
+    content: dict[str, Any], path: str | Path, description: DatasetDescription
+) -> DatasetDescription:
+    """The description with the normalization constants of the checkpoint's training, if it records them.
+
+    UserError unless there is one of each for every channel of the images.
+    """
+    if not content.get("mean"):
         return description
-    return dataclasses.replace(description, mean=tuple(content["mean"]), std=tuple(content["std"]))
+    mean, std = tuple(content["mean"]), tuple(content["std"])
+    if {len(mean), len(std)} != {description.image_shape[0]}:
+        raise UserError(
+            f"checkpoint {path} does not fit {_named(description)}: it records a mean of {len(mean)} and a std of "
+            f"{len(std)} channels"
+        )
+    return dataclasses.replace(description, mean=mean, std=std)
+
+
+def _named(description: DatasetDescription) -> str:
+    shape = "x".join(map(str, description.image_shape))
+    return f"dataset '{description.name}' ({description.num_classes} classes, images {shape})"
 
 
 def _check_fit(
@@ -221,17 +275,21 @@ def _check_fit(
     arch: str,
     description: DatasetDescription,
 ) -> None:
-    """UserError unless the weights have the names and shapes that the architecture expects."""
+    """UserError unless the weights have the names, shapes and kinds that the architecture expects."""
+    if reason := misfit(weights, expected):
+        raise UserError(f"checkpoint {path} is not a {arch} for {_named(description)}: {reason}")
+
+
+def misfit(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> str:
+    """How the names, shapes and kinds (floating-point or whole numbers) of tensors differ, "" if they do not."""
     missing, extra = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
     if missing or extra:
-        raise UserError(
-            f"checkpoint {path} is not a {arch}: {len(missing)} weights missing ({', '.join(missing[:2])}...), "
-            f"{len(extra)} unknown ({', '.join(extra[:2])}...)"
-        )
+        names = [", ".join(name[:60] for name in some[:2]) for some in (missing, extra)]
+        return f"{len(missing)} weights missing ({names[0]}...), {len(extra)} unknown ({names[1]}...)"
     for key, value in weights.items():
+        found, needed = value.dtype, expected[key].dtype
         if value.shape != expected[key].shape:
-            raise UserError(
-                f"checkpoint {path} does not fit dataset '{description.name}' ({description.num_classes} classes, "
-                f"images {'x'.join(map(str, description.image_shape))}): {key} has shape {list(value.shape)}, "
-                f"{arch} needs {list(expected[key].shape)}"
-            )
+            return f"{key} has shape {list(value.shape)}, expected {list(expected[key].shape)}"
+        if found != needed and not any(found in kind and needed in kind for kind in _KINDS):
+            return f"{key} is of type {found}, expected {needed}"
+    return ""

@@ -6,17 +6,25 @@ import errno
 import hashlib
 import itertools
 import json
+import math
 import os
+import re
 import stat
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from smoothadv.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 LARGEST_JSON = 64 << 20
 """In bytes: a hundred times the manifest of a log that 256 shards of 50,000 chosen images were merged into."""
 DEEPEST_JSON = 50
+_LARGEST = "SMOOTHADV_MAX_UNPACKED_GIB"
+_USUAL_RATIO = 20
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -85,6 +93,42 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write ``content`` as indented JSON, atomically."""
     write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def refuse_to_inflate(path: Path) -> None:
+    """UserError if ``path`` is a zip archive that takes far more memory than disk.
+
+    It may unpack to 1 GiB, or $SMOOTHADV_MAX_UNPACKED_GIB where that is set, and in any case to 20 times its size.
+    """
+    given = os.environ.get(_LARGEST, "1")
+    if not re.fullmatch(r"\d+(\.\d+)?", given):
+        raise UserError(f"${_LARGEST} is '{given}', expected a number of GiB")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+    except Exception:  # a damaged file can raise nearly anything: who reads it will say what is wrong
+        return
+    if unpacked > max(float(given) * 2**30, _USUAL_RATIO * path.stat().st_size):
+        raise UserError(
+            f"{path} has {path.stat().st_size} bytes and unpacks to {unpacked / 2**30:.3g} GiB, more than {given} GiB: "
+            f"if you trust it, set ${_LARGEST}"
+        )
+
+
+def read_array_header(archive: zipfile.ZipFile, member: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, Fortran order and type of the array in a member of a .npz file, read up to its data.
+
+    ValueError for objects, and where the data have another size than shape and type say.
+    """
+    from numpy.lib import format as npy
+
+    read = npy.read_array_header_1_0 if npy.read_magic(member) == (1, 0) else npy.read_array_header_2_0
+    shape, is_fortran, dtype = read(member)
+    if dtype.hasobject:
+        raise ValueError("an array of objects, which are read only with allow_pickle")
+    if member.tell() + math.prod(shape) * dtype.itemsize != archive.getinfo(name).file_size:
+        raise ValueError(f"an array of another size than {name} has")
+    return shape, is_fortran, dtype
 
 
 def cache_folder() -> Path:

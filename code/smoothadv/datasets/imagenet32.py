@@ -9,7 +9,7 @@ import numpy as np
 
 from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, Source
 from smoothadv.datasets.description import CIFAR_MEAN, CIFAR_STD, DatasetDescription, TrainingDefaults
-from smoothadv.datasets.pickles import read_pickled_arrays
+from smoothadv.datasets.pickles import plain_array, read_pickled_arrays
 from smoothadv.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
         raise UserError(f"imagenet32 needs the file {path}: name the folder of the published batches with --data-dir")
     try:
         batch = read_pickled_arrays(path)
-        images = np.asarray(batch["data"]).reshape(-1, 3, 32, 32)
-        labels = np.asarray(batch["labels"], dtype=np.int64) - 1
+        images = plain_array(batch["data"]).reshape(-1, 3, 32, 32)
+        labels = plain_array(batch["labels"]).astype(np.int64) - 1
     except Exception as error:  # a damaged pickle can raise nearly anything
         raise UserError(f"imagenet32 batch {path} cannot be read: {error}") from error
     in_range = (labels >= 0) & (labels < _CLASSES)

@@ -1,37 +1,158 @@
-"""Pickled arrays, as published datasets use them, read without running code from the file."""
+"""Pickled arrays, as published datasets use them, read without running code from the file.
+
+A pickle names functions of NumPy and says what to call them with. NumPy trusts such calls: a pickle that states an
+array's type falsely makes it take numbers for addresses. So the file gets stand-ins, which build arrays of plain
+numbers or text whose size is that of their content, and nothing else.
+"""
 
 from __future__ import annotations
 
+import math
 import pickle
+import re
+import struct
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
+_NDARRAY = object()
+_MOST_LEVELS = 20
+_TUPLES = pickle.TUPLE + pickle.TUPLE1 + pickle.TUPLE2 + pickle.TUPLE3
 
-class _ArraysOnly(pickle.Unpickler):
-    """Reads dicts, lists, numbers and NumPy arrays; a file that asks for anything else is refused."""
 
-    _ALLOWED = {
-        ("numpy", "ndarray"),
-        ("numpy", "dtype"),
-        ("_codecs", "encode"),
-        ("numpy.core.multiarray", "_reconstruct"),
-        ("numpy._core.multiarray", "_reconstruct"),
-        ("numpy.core.numeric", "_frombuffer"),
-        ("numpy._core.numeric", "_frombuffer"),
+class PickledArray:
+    """An array in a pickle; ``plain_array`` makes it a NumPy array."""
+
+    __slots__ = ("content",)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, dtype, is_fortran, content = state
+        self.content = _array(content, dtype, shape, "F" if is_fortran else "C")
+
+
+class _Type:
+    """The type of an array's entries: bool, whole or floating-point numbers, or text."""
+
+    __slots__ = ("dtype",)
+
+    def __init__(self, name: str, *copying: bool) -> None:
+        if not re.fullmatch(r"[biufSU]\d{1,9}", name):
+            raise pickle.UnpicklingError(f"it asks to load an array of type {name[:20]!r}, neither numbers nor text")
+        self.dtype = np.dtype(name)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, order, *parts = state[:5]
+        if order not in ("<", ">", "|", "=") or parts != [None] * 3:
+            raise pickle.UnpicklingError("it asks to load an array of a type that is made of others")
+        self.dtype = self.dtype.newbyteorder(order)
+
+
+def _array(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
+    """An array over ``content``; ValueError or TypeError unless it has the size that type and shape say."""
+    content = content.encode("latin1") if isinstance(content, str) else content  # Python 2 wrote bytes as text
+    if not isinstance(content, bytes) or not isinstance(dtype, _Type) or order not in ("C", "F"):
+        raise TypeError("it holds an array of something else than bytes")
+    if not isinstance(shape, tuple) or len(shape) > 64 or not all(type(side) is int and side >= 0 for side in shape):
+        raise TypeError("it holds an array of no shape")
+    if math.prod(shape) * dtype.dtype.itemsize != len(content):
+        raise ValueError(f"it holds an array of {len(content)} bytes whose shape and type say otherwise")
+    return np.ndarray(shape, dtype.dtype, content, order=order)
+
+
+def _reconstruct(kind: Any, *ignored: Any) -> PickledArray:
+    """An array that gets its content next."""
+    if kind is not _NDARRAY:
+        raise TypeError("it holds an array of an unknown kind")
+    return PickledArray()
+
+
+def _frombuffer(content: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> PickledArray:
+    """An array of pickle protocol 5; ``axes`` is the order of the axes in memory where ``order`` is "K"."""
+    made = PickledArray()
+    flat = _array(content, dtype, shape, "C" if order == "K" else order)
+    made.content = flat if axes is None else flat.transpose(axes)
+    return made
+
+
+def _encode(text: Any, encoding: Any) -> bytes:
+    """How Python 3 writes bytes for Python 2."""
+    if encoding != "latin1":
+        raise ValueError("it asks for bytes in an encoding that no array needs")
+    return str.encode(text, encoding)
+
+
+_STAND_INS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy", "dtype"): _Type,
+    ("_codecs", "encode"): _encode,
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy.core.numeric", "_frombuffer"): _frombuffer,
+}
+
+
+def _few_levels(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """``load``, which makes a tuple, but of few levels: Python crashes when it hashes a very deep one."""
+
+    def load_tuple(unpickler: Any) -> None:
+        load(unpickler)
+        made = unpickler.stack[-1]
+        level = 1 + max((unpickler.levels.get(id(part), (0,))[0] for part in made), default=0)
+        if level > _MOST_LEVELS:
+            raise pickle.UnpicklingError("it asks to load tuples in tuples in tuples")
+        unpickler.levels[id(made)] = level, made  # as long as it is there, no other has its id
+
+    return load_tuple
+
+
+def _load_bytearray(unpickler: Any) -> None:
+    """Bytes of a stated length: Python would fill as much memory with zeros before it looks at the file."""
+    (length,) = struct.unpack("<Q", unpickler.read(8))
+    unpickler.append(unpickler.read(length))
+
+
+# The unpickler written in Python: the one in C allocates as much memory as the number of a memo says.
+class CarefulUnpickler(pickle._Unpickler):
+    """Neither crashes nor allocates more than a file holds, whatever is in it; ``find_class`` must not help it."""
+
+    dispatch = {
+        **pickle._Unpickler.dispatch,
+        **{code: _few_levels(pickle._Unpickler.dispatch[code]) for code in _TUPLES},
+        pickle.BYTEARRAY8[0]: _load_bytearray,
     }
 
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file, encoding="latin1")
+        self.levels: dict[int, tuple[int, tuple[Any, ...]]] = {}
+
+
+class _ArraysOnly(CarefulUnpickler):
+    """Reads dicts, lists, numbers, text and arrays; a file that asks for anything else is refused."""
+
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._ALLOWED:
+        if (module, name) == ("numpy", "ndarray"):
+            return _NDARRAY
+        stand_in = _STAND_INS.get((module.replace("numpy._core", "numpy.core"), name))  # NumPy 2 renamed a module
+        if stand_in is None:
             raise pickle.UnpicklingError(f"it asks to load {module}.{name}, which no array needs")
-        # NumPy 2 renamed a module: with its present name, each version reads the pickles of the other.
-        old, new = "numpy.core", "numpy._core"
-        present = module.replace(old, new) if int(np.__version__.split(".")[0]) >= 2 else module.replace(new, old)
-        return super().find_class(present, name)
+        return lambda *arguments: stand_in(*arguments)  # a pickle can set attributes of what it is given
 
 
 def read_pickled_arrays(path: Path) -> Any:
-    """The content of a file pickled by Python 2 or 3; a damaged file can raise nearly any exception."""
+    """The content of a file pickled by Python 2 or 3, with a PickledArray for each array.
+
+    A damaged file can raise nearly any exception.
+    """
     with path.open("rb") as file:
-        return _ArraysOnly(file, encoding="latin1").load()
+        return _ArraysOnly(file).load()
+
+
+def plain_array(value: Any) -> np.ndarray:
+    """An array, or a list of numbers or texts, as a NumPy array, perhaps read-only; TypeError for anything else."""
+    if isinstance(value, PickledArray):
+        return value.content
+    if isinstance(value, list) and not all(isinstance(entry, (bool, int, float, str)) for entry in value):
+        raise TypeError("it holds a list of something else than numbers")  # lists in lists can be beyond any memory
+    if not isinstance(value, (list, np.ndarray)):
+        raise TypeError(f"it holds a {type(value).__name__} instead of an array")
+    return np.asarray(value)

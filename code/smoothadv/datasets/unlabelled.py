@@ -13,8 +13,9 @@ import torch
 
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import InMemoryImages
-from smoothadv.datasets.pickles import read_pickled_arrays
+from smoothadv.datasets.pickles import plain_array, read_pickled_arrays
 from smoothadv.errors import UserError
+from smoothadv.files import read_array_header, refuse_to_inflate
 
 _IMAGES = ("data", "images")
 _LABELS = ("extrapolated_targets", "labels")
@@ -29,6 +30,7 @@ def load_pseudo_labelled(path: Path, description: DatasetDescription) -> InMemor
     """
     if not path.is_file():
         raise UserError(f"--use-unlabelled: {path} does not exist")
+    refuse_to_inflate(path)
     try:
         content = _read(path)
         images, labels = _array(content, _IMAGES), _array(content, _LABELS)
@@ -56,6 +58,10 @@ def load_pseudo_labelled(path: Path, description: DatasetDescription) -> InMemor
 def _read(path: Path) -> Mapping[str, Any]:
     """The named arrays of the file."""
     if zipfile.is_zipfile(path):  # a .npz file, whatever its name
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                with archive.open(name) as member:
+                    read_array_header(archive, member, name)
         with np.load(path, allow_pickle=False) as content:
             return dict(content)
     content = read_pickled_arrays(path)
@@ -68,7 +74,7 @@ def _array(content: Mapping[str, Any], names: tuple[str, ...]) -> np.ndarray:
     """A copy of the first of ``names`` that exists; writable, as PyTorch requires."""
     for name in names:
         if content.get(name) is not None:
-            return np.array(content[name])
+            return np.array(plain_array(content[name]))
     held = ", ".join(map(str, list(content)[:8])) + (", ..." if len(content) > 8 else "")
     raise ValueError(f"it lacks {' or '.join(names)}; it holds {held or 'nothing'}")
 

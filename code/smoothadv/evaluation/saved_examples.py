@@ -20,7 +20,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from smoothadv.errors import UserError
-from smoothadv.files import write_atomically
+from smoothadv.files import read_array_header, refuse_to_inflate, write_atomically
 from smoothadv.readers import read_prediction_log
 from smoothadv.records import examples_path, pictures_folder, spool_path
 
@@ -101,7 +101,7 @@ def _type_in(header: bytes) -> np.dtype | None:
     """The type of the records that follow a spool's header line; None if the line is no such header."""
     try:
         return _record_type(json.loads(header)["shape"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None
 
 
@@ -180,6 +180,7 @@ def read_examples(path: Path, most: int | None = None) -> dict[str, np.ndarray]:
 
     UserError where it is missing, damaged or something else.
     """
+    refuse_to_inflate(path)
     try:
         with zipfile.ZipFile(path) as archive:
             arrays = {
@@ -192,7 +193,7 @@ def read_examples(path: Path, most: int | None = None) -> dict[str, np.ndarray]:
         raise UserError(f"{path} cannot be read as adversarial examples: {reason}") from error
     idx, image, adversarial = (arrays.get(name, np.empty(())) for name in ("idx", "image", "adversarial"))
     is_whole = idx.ndim == 1 and idx.dtype.kind == "i" and image.ndim == 4 and image.shape == adversarial.shape
-    if not is_whole or counts != {len(idx)}:
+    if not is_whole or image.dtype != np.float32 or adversarial.dtype != np.float32 or counts != {len(idx)}:
         raise UserError(
             f"{path} holds no adversarial examples: idx [N], image and adversarial [N, C, H, W] are missing"
         )
@@ -201,14 +202,13 @@ def read_examples(path: Path, most: int | None = None) -> dict[str, np.ndarray]:
 
 def _shape(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
     with archive.open(name) as member:
-        return _read_header(member)[0]
+        return _read_header(archive, member, name)[0]
 
 
-def _read_header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
+def _read_header(archive: zipfile.ZipFile, member: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and type of the array in a member, read up to its data; ValueError for what ``pack`` never writes."""
-    read = npy.read_array_header_1_0 if npy.read_magic(member) == (1, 0) else npy.read_array_header_2_0
-    shape, fortran_order, dtype = read(member)
-    if fortran_order or dtype.hasobject or not shape:
+    shape, is_fortran, dtype = read_array_header(archive, member, name)
+    if is_fortran or not shape:
         raise ValueError("an array of another kind")
     return shape, dtype
 
@@ -216,7 +216,7 @@ def _read_header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
 def _read_array(archive: zipfile.ZipFile, name: str, most: int | None) -> np.ndarray:
     """The array in a member, or its first ``most`` rows."""
     with archive.open(name) as member:
-        shape, dtype = _read_header(member)
+        shape, dtype = _read_header(archive, member, name)
         rows = shape[0] if most is None else min(most, shape[0])
         content = member.read(rows * dtype.itemsize * math.prod(shape[1:]))
     return np.frombuffer(content, dtype).reshape(rows, *shape[1:])
@@ -233,7 +233,7 @@ def _archived_records(path: Path, dtype: np.dtype) -> Iterator[bytes]:
         archive.open("image.npy") as images,
         archive.open("adversarial.npy") as adversarial,
     ):
-        _read_header(images), _read_header(adversarial)
+        _read_header(archive, images, "image.npy"), _read_header(archive, adversarial, "adversarial.npy")
         for index in arrays["idx"].astype("<i8"):
             yield index.tobytes() + images.read(size) + adversarial.read(size)
 

@@ -114,7 +114,7 @@ def _model(
     if path is not None:
         content = read_checkpoint(path)
         input_layer = recorded_input_layer(content, path, request.input_layer)
-        description = with_recorded_constants(content, description)
+        description = with_recorded_constants(content, path, description)
     torch.manual_seed(derive_generator("cpu", request.seed).initial_seed())
     model = get_architecture(request.classifier, description, input_layer)
     if content is None or path is None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from smoothadv.datasets.images import Batches, ImageDataset
-from smoothadv.errors import NonFiniteError, Terminated
+from smoothadv.errors import NonFiniteError, Terminated, UserError
 from smoothadv.noise import Purpose, derive_generator
 from smoothadv.objectives import Objective
 from smoothadv.training.evaluate import NOT_EVALUATED, EvaluationSchedule, evaluate
@@ -102,6 +102,8 @@ class TrainingRun:
         RunFolder.restore(saved, self.model, self.optimizer)
         self.history = saved["history"]
         self.first_step = saved.get("step", 0)
+        if self.first_step > self.steps:
+            raise UserError(f"cannot resume: the checkpoint is of step {self.first_step}, an epoch has {self.steps}")
         if self.first_step:
             # The checkpoint holds the sums over all processes: the first process continues from them.
             self.sums = OutcomeSums(self.device, saved["sums"] if self.processes.is_first else None)

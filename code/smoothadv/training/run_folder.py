@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from smoothadv.checkpoints import is_module, network_keys, read_checkpoint, save_checkpoint
+from smoothadv.checkpoint_fields import require_resumable
+from smoothadv.checkpoints import is_module, misfit, network_keys, read_checkpoint, save_checkpoint
 from smoothadv.errors import UserError
 from smoothadv.files import lock, write_json, write_text
 from smoothadv.records import ARGUMENTS, CHECKPOINT, TRAINING_COLUMNS, TRAINING_LOG, differing_fields, tsv
@@ -62,7 +63,8 @@ class RunFolder:
         if launch is not None:
             with contextlib.suppress(UserError):  # a checkpoint that cannot be read is not of this launch
                 saved = read_checkpoint(self.checkpoint)
-                if any(run.get("launch") == launch for run in saved.get("runs", [])):
+                require_resumable(saved, self.checkpoint)
+                if any(run.get("launch") == launch for run in saved["runs"]):
                     self.existing = "resume"
         if self.existing == "refuse":
             raise UserError(
@@ -76,6 +78,7 @@ class RunFolder:
             raise UserError(
                 f"cannot resume {self.folder}: its checkpoint was not written by smoothadv; name another folder"
             )
+        require_resumable(saved, self.checkpoint)
         difference = differing_fields(saved["recipe"], self.recipe)
         if difference:
             raise UserError(f"cannot resume {self.folder} with another recipe: {difference}; --overwrite starts anew")
@@ -87,13 +90,18 @@ class RunFolder:
     @staticmethod
     def restore(saved: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Load the state of a run's checkpoint, ``RunFolder.saved``, into model and optimizer."""
-        weights = saved["state_dict"]
-        try:
-            model.load_state_dict(weights if is_module(saved) else network_keys(weights))
-        except RuntimeError as error:
-            reason = " ".join(str(error).split())
-            raise UserError(f"cannot resume: the checkpoint is of another module ({reason[:200]})") from error
-        optimizer.load_state_dict(saved["optimizer"])
+        weights = saved["state_dict"] if is_module(saved) else network_keys(saved["state_dict"])
+        present, state = model.state_dict(), saved["optimizer"]["state"]
+        momenta = {f"momentum {number}": one.get("momentum_buffer") for number, one in state.items()}
+        momenta = {name: buffer for name, buffer in momenta.items() if buffer is not None}
+        parameters = {f"momentum {number}": weight for number, weight in enumerate(model.parameters())}
+        needed = {name: weight for name, weight in parameters.items() if name in momenta}
+        if reason := misfit({**weights, **momenta}, {**present, **needed}):
+            raise UserError(f"cannot resume: the checkpoint is of another module ({reason})")
+        present.update(weights)
+        model.load_state_dict(present)
+        # The settings of the optimizer are those of the recipe, which is the same.
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
     def take_saved(self) -> dict[str, Any] | None:
         """The checkpoint that the run is resumed from, None for a new run; only the first call returns it."""
