@@ -2,11 +2,12 @@
 
     python benchmarks/fuzzing.py --count 10000 --seed 0 --findings findings
 
-Each case is a command in a process of its own, forked from this one, which has loaded the libraries, in a folder of
-its own with a time limit that only ends a hang, and a limit on memory. It is clean if the command succeeds, or says
-in one line what is wrong: exit code 0, 1, 2 or 130, and on standard error nothing but warnings of one line each and
-at most one error, without escape codes. The folder of each other case is kept, with its command and what it printed.
-Case I of a kind depends on the seed, the kind and I alone. Paths of devices are no values here: as root, a command
+Each case is a command in a folder of its own, with a time limit that only ends a hang, and a limit on memory. A few
+cases share a process, which is forked from this one, as that has loaded the libraries; what is not clean there is run
+again in a process of its own. A case is clean if the command succeeds, or says in one line what is wrong: exit code 0,
+1, 2 or 130, and on standard error nothing but warnings of one line each and at most one error, without escape codes.
+Of the others, files, command and what it printed are kept. Case I of a kind depends on the seed, the kind and I alone.
+Paths of devices are no values here: as root, a command
 that replaced one would harm the machine.
 """
 
@@ -14,13 +15,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
+import gc
 import io
-import json
-import math
 import os
-import pickle
-import pickletools
 import random
 import re
 import resource
@@ -34,7 +31,9 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from hostile_cases import KINDS, UNCHANGED, Case, Kinds, prepare, start
 
 _LIMIT_SECONDS = 120  # only a hang lasts so long: the slowest command takes seconds
 _LIMIT_BYTES = 2 << 30
@@ -42,55 +41,13 @@ _MUCH_BYTES = 1 << 30
 _LONGEST_LINE = 2200
 _DEFECT = 70
 _MOST_EXAMPLES = 4
-
-# fmt: off
-ODD_FIELDS = (
-    ["", " ", "-1", "-2", "+3", " 3 ", "03", "3.0", "3.5", "1e1", "1e400", "1e-400", "nan", "inf", "-inf", "True"]
-    + ["False", "None", "NA", "null", "0x1A", "1_0", "0.2_5", "٣", "０.５", "½", "0,5", "1 000", "'1'", '"1', "\\t"]
-    + ["9" * 18, str(2**63 - 1), str(2**63), str(2**64 + 3), "9" * 5000, "0.99999999999999999999", "9007199254740993."]
-    + ["\ufeff3", "\xa03", "3\u2028", "3\x0b", "3\x1b[2J", "x" * 100_000, "idx", "radius", "correct", "#", "2", "99"]
-)
-"""Fields of a table that a lenient parser would take for numbers, and others that it would not expect."""
-_NAMES = ["", " ", "\x1b[2J\x07", "\u202egnp.exe", "a\nb", "x" * 300, "y" * 100_000, "\udcff", "a=b", "sigma=0.25", "N=x"]
-_NAMES += ("= ** [ . .. - -- ~ $x$ %s%n {noise} pipe pipe.py loop folder certified.tsv model.tar grid.toml digits noise "
-           "imagefolder:images imagefolder:pipe imagefolder: imagenet32 runner-up DDN 1/0 0/2 5/2 -1/2 cuda:99 meta "
-           "nobody.py").split()
-_NUMBERS = [*"-1 0 1 2 3 0.25 -0.0 nan inf 1e400 1e-400 1e5 0x1 ٣".split(), "9" * 5000]
-_HUGE = ["99999999999", str(2**63), "9" * 40, "1e300"]
-# Of these a huge value is a long run, which is what it asks for.
-_LASTING = set("--num-steps --restarts --num-noise-vec --epochs --N --max --png --evaluate-images".split())
-# These start other programs, or print no errors as one line.
-_NEVER = set("--compile --tensorboard --debug --help --version --overwrite".split())
-JSON_VALUES: list[Any] = [
-    None, True, False, -1, 0, 1, 7, 2**63, 10**30, 0.5, -0.0, math.nan, math.inf, 1e308, "", "1", "digits", "\x1b[2J",
-    "\ud800", "x" * 100_000, [], {}, [[]], {"": {}}, [None], ["a"], [1] * 1000, [1, 2],
-    *(json.loads("[" * depth + "]" * depth) for depth in (60, 500)),
-]
-_FEW = "--N 20 --max 1 --device cpu".split()
-_CERTIFY = ["certify", "digits", "model.tar", "0.25", "certified.tsv", *_FEW, "--N0", "5"]
-_PREDICT = ["predict", "digits", "model.tar", "0.25", "predicted.tsv", *_FEW]
-_ATTACK = ["attack", "digits", "model.tar", "0.25", "attacked", *_FEW, *"--epsilon 0.5 --num-steps 1".split()]
-_AGAINST = ["attack", "digits", "model.tar", "0.25", "against", *_FEW, *"--against certified.tsv --num-steps 1".split()]
-_STEP = "--epochs 1 --steps-per-epoch 1 --batch 4 --evaluate-images 2 --device cpu".split()
-_TRAIN = ["train", "imagefolder:images", "digits_resnet8", "run", "--noise", "0.25", *_STEP]
-_TRAIN_PGD = ["train_pgd", *_TRAIN[1:], *"--attack PGD --epsilon 0.5 --num-steps 1".split()]
-_IMAGENET32 = ["train", "imagenet32", "cifar_resnet20", "new", "--noise", "0.25", *_STEP, "--data-dir", "imagenet32"]
-_CIFAR10 = ["train", "cifar10", "cifar_resnet20", "new", "--noise", "0.25", *_STEP, "--data-dir", "cifar10"]
-_MORE = ["--max", "2"]  # than there is already
-_TABLES = "summary table envelope examples parameters compare gap empirical".split()
-_FIGURES = "plot plot_envelope heat_map plot_empirical plot_training report".split()
-_SWEPT = "gaussian/digits/digits_resnet8/noise_0.25"
-# fmt: on
+_TOGETHER = 20
 
 
 ENDS = ("clean", "traceback", "crash", "hang", "memory", "untidy")
 
 
-class Case(NamedTuple):
-    """A command's words, and the files that are replaced before it runs, by name."""
-
-    words: list[str]
-    files: dict[str, bytes]
+Table = dict[str, Counter[str]]
 
 
 class Outcome(NamedTuple):
@@ -100,339 +57,104 @@ class Outcome(NamedTuple):
     signature: str
 
 
-def start(words: Sequence[str]) -> int:
-    """Run a command in this process; returns its exit code."""
-    return importlib.import_module(f"smoothadv.commands.{words[0]}").main(list(words[1:]))
-
-
-def prepare(place: Path) -> None:
-    """Make the files that are good, in ``place``, and so load what the commands load."""
-    import numpy as np
-    from PIL import Image
-
-    os.chdir(place)
-    os.environ["https_proxy"] = "http://127.0.0.1:9"  # nothing is to be downloaded in place of a damaged file
-    generator = np.random.default_rng(0)
-    for path in (f"images/{split}/{name}/{i}.png" for split in ("train", "test") for name in "ab" for i in range(4)):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(generator.integers(0, 256, (8, 8), np.uint8)).save(path)
-    pixels, labels = generator.integers(0, 256, (6, 8, 8), np.uint8), generator.integers(0, 2, 6)
-    np.savez_compressed("unlabelled.npz", images=pixels, labels=labels)
-    Path("unlabelled.pickle").write_bytes(pickle.dumps({"images": pixels, "labels": labels}, protocol=2))
-    for name in ("imagenet32", "cifar10/cifar-10-batches-py", "folder"):
-        Path(name).mkdir(parents=True)
-    batch = {"data": generator.integers(0, 256, (5, 3072), np.uint8), "labels": [1, 2, 3, 4, 1000]}
-    for name in ["val_data", *(f"train_data_batch_{number}" for number in range(1, 11))]:
-        Path("imagenet32", name).write_bytes(pickle.dumps(batch))
-    Path("cifar10/cifar-10-batches-py/test_batch").write_bytes(pickle.dumps(batch))
-    sweep = '[fixed]\ndataset = "digits"\narch = "digits_resnet8"\nrecipe = "smoke"\n[[sweep]]\nnoise = [0.25, 0.5]\n'
-    Path("grid.toml").write_text(f'models = "m"\nlogs = "l"\n{sweep}[[certify]]\nN = 20\nN0 = 5\nmax = 1\n')
-    first = ["train", "digits", "digits_resnet8", "first", *_TRAIN[4:]]
-    shards = [["certify", *_CERTIFY[1:4], "whole.tsv", *_FEW, "--max", "4", "--shard", f"{k}/2"] for k in (0, 1)]
-    analyses = [["analyze", name, "certified.tsv", "attacked", "run", "-o", "out"] for name in ("plot", "report")]
-    others = [_TRAIN, [*_TRAIN_PGD[:3], "other", *_TRAIN_PGD[4:]], _CERTIFY, _PREDICT, _ATTACK, *shards, *analyses]
-    assert start(first) == 0
-    shutil.copy("first/checkpoint.pth.tar", "model.tar")
-    for words in others:
-        assert start(words) == 0, words
-    # Radii that can be attacked: a model of one step certifies none.
-    table = [line.split("\t") for line in Path("certified.tsv").read_text().splitlines()]
-    Path("certified.tsv").write_text(
-        "\n".join("\t".join(row) for row in [table[0], *map(_certified, table[1:])]) + "\n"
-    )
-    shutil.copytree("first", f"m/{_SWEPT}")
-    Path(f"l/{_SWEPT}/test").mkdir(parents=True)
-    for end in ("", ".manifest.json"):
-        shutil.copy(f"certified.tsv{end}", f"l/{_SWEPT}/test/sigma_0.25.tsv{end}")
-    record = {"state": "failed", "stage": "train", "line": "no word", "host": "a", "pid": 1}
-    Path(f"l/{_SWEPT}/job.json").write_text(json.dumps(record))
-    for name in ("other", "first", "out", "out.png", "out.pdf", "out.html"):
-        shutil.rmtree(name) if Path(name).is_dir() else Path(name).unlink(missing_ok=True)
-
-
-def _certified(row: list[str]) -> list[str]:
-    """The row of a log, of an image that is classified correctly by all 20 draws."""
-    return [row[0], row[1], row[1], "0.1", "1", row[5], "20", "20", *row[8:]]
-
-
-def add_odd_nodes() -> None:
-    """What no copy of the place holds: a named pipe and a link to itself."""
-    for name in ("pipe", "pipe.py"):
-        os.mkfifo(name)
-    os.symlink("loop", "loop")
-
-
-def damaged(content: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
-    """The content after a few accidents: bytes changed, cut off, moved, repeated, or replaced by those of another."""
-    result = bytearray(content)
-    for _ in range(rng.choice([1, 1, 2, 5, 20])):
-        at, length = rng.randrange(len(result) + 1), rng.choice([1, 2, 8, 64, 1000])
-        other = rng.choice(others)
-        begin = rng.randrange(len(other) + 1)
-        accidents = [result[:at], result[:at] + result[at + length :], result[:at] + result[at : at + length] * 2]
-        accidents[1:1] = [result[:at] + bytes([rng.choice([0, 1, 10, 27, 127, 128, 255])]) + result[at + 1 :]] * 4
-        accidents += [result[:at] + other[begin : begin + length] + result[at + length * rng.randrange(2) :]]
-        result = bytearray(accidents[rng.randrange(len(accidents))])
-    return bytes(result)
-
-
-def doctored(value: Any, hostile: Sequence[Any], rng: random.Random) -> Any:
-    """A copy of nested dicts and lists in which one entry, somewhere, is replaced, removed, renamed or added."""
-    if not isinstance(value, (dict, list)) or not value or rng.random() < 0.1:
-        return rng.choice(hostile)
-    copy = value.copy()
-    key = rng.choice(list(copy)) if isinstance(copy, dict) else rng.randrange(len(copy))
-    accident = rng.random()
-    if accident < 0.6:
-        copy[key] = doctored(copy[key], hostile, rng)
-    elif accident < 0.7:
-        del copy[key]
-    elif accident < 0.8 and isinstance(copy, dict):
-        copy[rng.choice(["", "\x1b[2J", "x" * 1000, 7, None, True])] = copy.pop(key)
-    else:
-        copy[key] = rng.choice(hostile)
-    return copy
-
-
-def doctored_table(content: bytes, rng: random.Random) -> bytes:
-    """A tab-separated table with a few odd fields, and lines or columns added, removed or moved."""
-    lines = [line.split("\t") for line in content.decode().splitlines()]
-    for _ in range(rng.choice([1, 1, 2, 3])):
-        line = rng.choice(lines)
-        accident = rng.randrange(6)
-        if accident < 3:
-            line[rng.randrange(len(line))] = rng.choice(ODD_FIELDS)
-        elif accident == 3:
-            lines.insert(rng.randrange(len(lines) + 1), list(line))
-        elif accident == 4 and len(lines) > 1:
-            lines.remove(line)
-        elif len(line) > 1:
-            column = rng.randrange(len(line))
-            lines = [[*each[:column], *each[column + rng.randrange(2) :]] for each in lines]
-    return ("\n".join("\t".join(line) for line in lines) + "\n").encode("utf-8", "surrogatepass")
-
-
-def doctored_pickle(content: bytes, rng: random.Random) -> bytes:
-    """A pickle in which whole instructions are removed, repeated or exchanged, or the types of arrays are others."""
-    if rng.random() < 0.3:
-        old = rng.choice([b"u1", b"i8", b"|", b"<"])
-        new = rng.choice([b"O8", b"O", b"V4", b"M8", b"f8", b"S9", b"U1", b"u9", b">", b"=", b"\0\0"])
-        return content.replace(old, new.ljust(len(old)), rng.choice([1, -1]))
-    starts = [position for _, _, position in pickletools.genops(content)] + [len(content)]
-    parts = [content[begin:end] for begin, end in zip(starts, starts[1:])]
-    for _ in range(rng.choice([1, 1, 2, 4])):
-        one, other = rng.randrange(len(parts)), rng.randrange(len(parts))
-        parts[one] = rng.choice([b"", parts[one] * 2, parts[other], damaged(parts[one], parts, rng)])
-    return b"".join(parts)
-
-
-class Kinds:
-    """One method per kind of case, which makes one from the good files in ``place``."""
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        self._options = {name: _options(words) for name, words in _COMMANDS.items()}
-
-    def _bytes(self, name: str) -> bytes:
-        return (self.place / name).read_bytes()
-
-    def _damaged(self, name: str, rng: random.Random) -> dict[str, bytes]:
-        others = ["certified.tsv", "model.tar", "certified.tsv.manifest.json", "unlabelled.npz", "unlabelled.pickle"]
-        return {name: damaged(self._bytes(name), [self._bytes(other) for other in others], rng)}
-
-    def log(self, rng: random.Random) -> Case:
-        name = rng.choice(["certified.tsv", "attacked/epsilon_0.5.tsv", "run/log.txt", "whole.tsv.shards/0-of-2.tsv"])
-        files = {name: doctored_table(self._bytes(name), rng)} if rng.random() < 0.7 else self._damaged(name, rng)
-        return Case(self._reader_of(name, rng), files)
-
-    def manifest(self, rng: random.Random) -> Case:
-        shards = ["whole.tsv.shards/0-of-2.tsv", "whole.tsv.shards/1-of-2.tsv"]
-        logs = ["certified.tsv"] * 3 + ["attacked/epsilon_0.5.tsv", *shards, f"l/{_SWEPT}/test/sigma_0.25.tsv"]
-        name = rng.choice([f"{log}.manifest.json" for log in logs] + [f"l/{_SWEPT}/job.json", "run/args.json"])
-        files = self._damaged(name, rng)
-        if rng.random() < 0.85:
-            content = json.loads(self._bytes(name))
-            for _ in range(rng.choice([1, 1, 2, 4])):
-                content = doctored(content, JSON_VALUES, rng)
-            files = {name: json.dumps(content).encode()}
-        return Case(self._reader_of(name, rng), files)
-
-    def _reader_of(self, name: str, rng: random.Random) -> list[str]:
-        """A command that reads a log, or a file beside it."""
-        if name.startswith("whole"):
-            return ["certify", "merge", "whole.tsv"]
-        if name.startswith("l/"):
-            return ["sweep", "status", "grid.toml"] if rng.random() < 0.9 else "sweep report grid.toml -o out".split()
-        if name.startswith("run"):
-            figure = ["analyze", "plot_training", name, "-o", "out.png"]
-            return figure if rng.random() < 0.1 else [*_TRAIN, "--resume", "--epochs", "2"]
-        of = name.removesuffix(".manifest.json")
-        resumed = [_CERTIFY, _AGAINST] if of == "certified.tsv" else [_ATTACK]
-        if rng.random() < 0.4:
-            return [*rng.choice(resumed), "--resume", *rng.choice([[], _MORE])]
-        logs = rng.choice([[of], ["."], [f"a={of}", "b=certified.tsv"], [of, "certified.tsv"]])
-        if rng.random() < 0.05:
-            return ["analyze", rng.choice(_FIGURES), *logs, "-o", "out"]
-        return ["analyze", rng.choice(_TABLES), *logs, "--format", rng.choice(["markdown", "latex", "csv", "json"])]
-
-    def checkpoint(self, rng: random.Random) -> Case:
-        import torch
-
-        name = rng.choice(["model.tar", "model.tar", "run/checkpoint.pth.tar"])
-        words = rng.choice([[*_CERTIFY, "--resume", *_MORE], [*_PREDICT, "--overwrite"], [*_ATTACK, "--overwrite"]])
-        words = rng.choice([words, words, [*_TRAIN, "--overwrite", "--pretrained-model", name]])
-        if name.startswith("run"):
-            words = [*_TRAIN, "--resume", "--epochs", "2"]
-        if rng.random() < 0.2:
-            return Case(words, self._damaged(name, rng))
-        content = torch.load(self.place / name, weights_only=True)
-        for _ in range(rng.choice([1, 1, 2, 4])):
-            content = doctored(content, [*JSON_VALUES, *_tensors()], rng)
-        stored = io.BytesIO()
-        torch.save(content, stored)
-        return Case(words, {name: stored.getvalue()})
-
-    def pickle(self, rng: random.Random) -> Case:
-        sources = {
-            "unlabelled.pickle": [*_TRAIN, "--overwrite", "--use-unlabelled", "unlabelled.pickle"],
-            "imagenet32/train_data_batch_1": _IMAGENET32,
-            "cifar10/cifar-10-batches-py/test_batch": _CIFAR10,
-        }
-        name = rng.choice(list(sources))
-        files = {name: doctored_pickle(self._bytes(name), rng)} if rng.random() < 0.8 else self._damaged(name, rng)
-        return Case(sources[name], files)
-
-    def archive(self, rng: random.Random) -> Case:
-        name = rng.choice(["unlabelled.npz", "attacked/epsilon_0.5.npz"])
-        words = [*_TRAIN, "--overwrite", "--use-unlabelled", "unlabelled.npz"]
-        if name.startswith("attacked"):
-            words = [*_ATTACK, "--resume", "--png", "2", *rng.choice([[], _MORE])]
-        return Case(words, self._damaged(name, rng))
-
-    def arguments(self, rng: random.Random) -> Case:
-        command = rng.choice(list(_COMMANDS))
-        base, known = list(_COMMANDS[command]), self._options[command]
-        count = 1 if base[0] not in ("analyze", "sweep") and base[1] != "merge" else 2
-        odd = []
-        for _ in range(rng.choice([1, 1, 2, 3])):
-            flag = rng.choice(known)
-            numbers = _NUMBERS if flag in _LASTING else _NUMBERS + _HUGE
-            odd += [flag, *rng.choices([*_NAMES, *numbers, *numbers], k=rng.choice([0, 1, 1, 1, 2]))]
-        places = [at for at in range(count, len(base)) if not base[at].startswith("-")]
-        if rng.random() < 0.3 and places:
-            at = rng.choice(places)
-            base[at] = rng.choice([*_NAMES, *_NUMBERS, *([] if base[at - 1] in _LASTING else _HUGE)])
-        # What bounds the work comes last, and so counts.
-        return Case([*base[:count], *odd, *base[count:]] if rng.random() < 0.9 else [*base, rng.choice(_NAMES)], {})
-
-
-_COMMANDS = {
-    **{f"analyze {name}": ["analyze", name, "certified.tsv"] for name in _TABLES},
-    **{f"analyze {name}": ["analyze", name, "certified.tsv", "-o", "out"] for name in _FIGURES},
-    **{f"certify {number}": [*_CERTIFY, "--resume"] for number in range(4)},
-    **{f"predict {number}": [*_PREDICT, "--resume"] for number in range(4)},
-    **{f"attack {number}": _ATTACK for number in range(4)},
-    **{f"train {number}": [*_TRAIN[:3], "new", *_TRAIN[4:]] for number in range(6)},
-    **{f"train_pgd {number}": [*_TRAIN_PGD[:3], "new", *_TRAIN_PGD[4:]] for number in range(6)},
-    "attack --against": _AGAINST,
-    "certify merge": ["certify", "merge", "whole.tsv"],
-    "predict merge": ["predict", "merge", "predicted.tsv", "whole.tsv.shards/0-of-2.tsv"],
-    "attack merge": ["attack", "merge", "attacked/epsilon_0.5.tsv"],
-    "sweep plan": ["sweep", "plan", "grid.toml", "--no-cost"],
-    "sweep status": ["sweep", "status", "grid.toml"],
-}
-KINDS = [name for name in vars(Kinds) if not name.startswith("_")]
-
-
-def _tensors() -> list[Any]:
-    import torch
-
-    plain = torch.zeros(3)
-    odd = [plain, plain.to(torch.int8), plain.to(torch.complex64), plain.to_sparse(), torch.zeros(3, device="meta")]
-    odd += [plain / 0, torch.zeros(0), torch.zeros(()), torch.zeros(1).expand(1 << 30), plain.to(torch.bfloat16)]
-    return [*odd, torch.zeros(1, dtype=torch.bool), torch.quantize_per_tensor(plain, 0.1, 0, torch.qint8)]
-
-
-def _options(words: Sequence[str]) -> list[str]:
-    """The long options of a command, from its help."""
-    text = io.StringIO()
-    subcommand = [words[1]] if words[0] in ("analyze", "sweep") or words[1] == "merge" else []
-    with contextlib.redirect_stdout(text):
-        start([words[0], *subcommand, "--help"])
-    return sorted(set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", text.getvalue(), re.MULTILINE)) - _NEVER)
-
-
-def run_case(case: Case, place: Path, folder: Path, seconds: int = _LIMIT_SECONDS) -> Outcome:
-    """Run a case in ``folder``, a new copy of ``place``; what it prints is in files there, called out and err."""
-    shutil.copytree(place, folder)
+def _make_folder(case: Case, place: Path, folder: Path) -> None:
+    """A copy of ``place`` for a case; of what no command changes, a link."""
+    folder.mkdir()
+    for source in place.iterdir():
+        target = folder / source.name
+        if source.is_file():
+            shutil.copyfile(source, target)
+        elif source.name in UNCHANGED and not any(name.startswith(f"{source.name}/") for name in case.files):
+            target.symlink_to(source)
+        else:
+            shutil.copytree(source, target)
     for name, content in case.files.items():
         (folder / name).write_bytes(content)
-    with (
-        open(folder.with_suffix(".out"), "wb") as out,
-        open(folder.with_suffix(".err"), "wb") as err,
-    ):
-        child = os.fork()
-        if not child:
-            _become(case, folder, seconds, out.fileno(), err.fileno())
-        _, status, used = os.wait4(child, 0)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child, signal.SIGKILL)  # workers that it has left behind
-    rss = 1024 * (used.ru_maxrss - resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-    printed = [folder.with_suffix(end).read_text(errors="replace") for end in (".out", ".err")]
-    return _judged(os.waitstatus_to_exitcode(status), rss, *printed)
+    for name in ("pipe", "pipe.py"):
+        os.mkfifo(folder / name)
+    (folder / "loop").symlink_to("loop")
 
 
-def _become(case: Case, folder: Path, seconds: int, out: int, err: int) -> None:
-    """In the forked process: run the case, under limits, and end."""
-    code = _DEFECT
+def run_cases(cases: Sequence[Case], place: Path, folders: Sequence[Path]) -> list[Outcome]:
+    """Run cases, each in its folder, a copy of ``place``; what they print is beside the folders, in .out and .err.
+
+    One forked process runs them all; one that is not clean there is judged in a process of its own.
+    """
+    done = _run_in_one_process(cases, place, folders)
+    for number, outcome in enumerate(done):
+        if outcome.end != "clean" and len(cases) > 1:
+            shutil.rmtree(folders[number])
+            folders[number].with_suffix(".end").unlink(missing_ok=True)
+            done[number] = _run_in_one_process(cases[number : number + 1], place, folders[number : number + 1])[0]
+    # The last of those that were begun may have ended the process.
+    return done + run_cases(cases[len(done) :], place, folders[len(done) :]) if len(done) < len(cases) else done
+
+
+def _run_in_one_process(cases: Sequence[Case], place: Path, folders: Sequence[Path]) -> list[Outcome]:
+    """The outcomes of the cases that were begun before one, the last of them, ended the process."""
+    child = os.fork()
+    if not child:
+        try:
+            os.setsid()
+            size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (size + _LIMIT_BYTES,) * 2)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            for case, folder in zip(cases, folders):
+                _make_folder(case, place, folder)
+                _run_here(case, folder)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)  # workers that it has left behind
+    return [_judged(folder, status) for folder in folders if folder.exists()]
+
+
+def _run_here(case: Case, folder: Path) -> None:
+    """Run a case in this process, which was forked for it and others; writes .out, .err and .end beside the folder."""
+    for stream, end in ((1, ".out"), (2, ".err")):
+        os.dup2(os.open(folder.with_suffix(end), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False, errors="backslashreplace")
+    Path("/proc/self/clear_refs").write_text("5")  # the largest memory counts from here
+    before, code = _largest_memory(), _DEFECT
+    os.chdir(folder)
+    signal.alarm(_LIMIT_SECONDS)
     try:
-        os.setsid()
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(out, 1), os.dup2(err, 2)
-        sys.stdout, sys.stderr = (
-            open(number, "w", errors=errors) for number, errors in ((1, None), (2, "backslashreplace"))
-        )
-        os.chdir(folder)
-        add_odd_nodes()
-        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (size + _LIMIT_BYTES,) * 2)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(seconds)
         code = start(case.words)
+        sys.stdout.flush()
     except BaseException:
         traceback.print_exc()
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush(), sys.stderr.flush()
-        os._exit(code)
+    signal.alarm(0)
+    sys.stderr.flush()
+    folder.with_suffix(".end").write_text(f"{code} {_largest_memory() - before}")
 
 
-def _judged(code: int, rss: int, out: str, err: str) -> Outcome:
-    lines = err.splitlines()
-    last = lines[-1] if lines else ""
-    if code == -signal.SIGALRM:
-        return Outcome("hang", "")
-    if code < 0:
-        return Outcome("crash", signal.Signals(-code).name)
+def _largest_memory() -> int:
+    """The most memory that this process has had, in bytes."""
+    return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+
+
+def _judged(folder: Path, status: int) -> Outcome:
+    """The outcome of a case, by the files that its process left, or by the ``status`` with which it ended."""
+    if not folder.with_suffix(".end").exists():
+        return Outcome("hang", "") if status == -signal.SIGALRM else Outcome("crash", str(status))
+    code, memory = map(int, folder.with_suffix(".end").read_text().split())
+    out, err = (folder.with_suffix(end).read_text(errors="replace") for end in (".out", ".err"))
+    lines = err.split("\n")[:-1]
     if code not in (0, 1, 2, 130):
         frames = re.findall(r'File ".*?(smoothadv/[^"]+)", line (\d+), in (\w+)', err)
-        return Outcome("traceback", f"{':'.join(frames[-1]) if frames else '?'} {last[:100]}")
-    if rss > _MUCH_BYTES or "out of memory" in err:
-        return Outcome("memory", f"{rss >> 20} MiB: {last[:100]}")
+        return Outcome("traceback", f"{':'.join(frames[-1]) if frames else '?'} {''.join(lines[-1:])[:150]}")
+    if memory > _MUCH_BYTES or "out of memory" in err:
+        return Outcome("memory", f"{memory >> 20} MiB: {''.join(lines[-1:])[:100]}")
     errors = [line for line in lines if not line.startswith("warning: ")]
     if len(errors) != (code in (1, 2)) or not all(line.startswith("error: ") for line in errors):
         return Outcome("untidy", (errors or ["exit code without an error"])[0][:100])
-    shown = [*out.splitlines(), *lines]
-    if (
-        not all(line.isprintable() or "\x1b" not in line for line in shown)
-        or max(map(len, lines), default=0) > _LONGEST_LINE
-    ):
-        return Outcome("untidy", f"escape codes or a long line: {ascii(last[:100])}")
+    if any(mark in out + err for mark in "\x07\x1b\u202e") or max(map(len, lines), default=0) > _LONGEST_LINE:
+        return Outcome("untidy", f"escape codes or a long line: {ascii(lines[-1:])[:100]}")
     return Outcome("clean", "")
-
-
-Table = dict[str, Counter[str]]
 
 
 def fuzz(count: int, seed: int, kinds: Sequence[str], findings: Path, report: Callable[[str], None] = print) -> Table:
@@ -442,24 +164,26 @@ def fuzz(count: int, seed: int, kinds: Sequence[str], findings: Path, report: Ca
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch) / "place"
         place.mkdir()
-        prepare(place)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            prepare(place)
         makers = Kinds(place)
-        for kind, number in ((kind, number) for kind in kinds for number in range(count)):
-            case = getattr(makers, kind)(random.Random(f"{seed} {kind} {number}"))
-            folder = Path(scratch) / f"{kind}-{seed}-{number}"
-            outcome = run_case(case, place, folder)
-            table[kind][outcome.end] += 1
-            signature = f"{outcome.end} {re.sub('[0-9]+', '#', outcome.signature)}"
-            seen[signature] += 1
-            if outcome.end != "clean" and seen[signature] <= _MOST_EXAMPLES:
-                _keep(case, folder, findings / folder.name)
-                report(f"{findings / folder.name}: {outcome.end} {outcome.signature}")
-            for end in (".out", ".err"):
-                folder.with_suffix(end).unlink()
-            shutil.rmtree(folder)
+        gc.freeze()  # so that the forked processes share more of the memory
+        for kind, first in ((kind, first) for kind in kinds for first in range(0, count, _TOGETHER)):
+            numbers = range(first, min(count, first + _TOGETHER))
+            cases = [getattr(makers, kind)(random.Random(f"{seed} {kind} {number}")) for number in numbers]
+            folders = [Path(scratch) / f"{kind}-{seed}-{number}" for number in numbers]
+            for case, folder, outcome in zip(cases, folders, run_cases(cases, place, folders)):
+                table[kind][outcome.end] += 1
+                signature = f"{outcome.end} {re.sub('[0-9]+', '#', outcome.signature)}"
+                seen[signature] += 1
+                if outcome.end != "clean" and seen[signature] <= _MOST_EXAMPLES:
+                    _keep(case, folder, findings / folder.name)
+                    report(f"{findings / folder.name}: {outcome.end} {outcome.signature}")
+                for end in (".out", ".err", ".end"):
+                    folder.with_suffix(end).unlink(missing_ok=True)
+                shutil.rmtree(folder)
     for signature, number in seen.most_common():
-        if not signature.startswith("clean"):
-            report(f"{number:6d} times {signature}")
+        report(f"{number:6d} times {signature}")
     return table
 
 
