@@ -1,16 +1,42 @@
-"""The exceptions and warnings that callers of this package may want to catch."""
+"""The exceptions and warnings that callers of this package may want to catch, and text as messages may show it."""
 
 from __future__ import annotations
 
+import unicodedata
 import warnings
+
+LONGEST_LINE = 2000
+"""So many characters of a message are shown, at most, whatever a file or a name holds."""
+
+_STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # categories of Unicode
+
+
+def shown(text: str, most: int | None = LONGEST_LINE, plain: bool = False) -> str:
+    """``text`` from anywhere as a terminal may show it: on one line, with escapes for what would steer a terminal.
+
+    These are control characters, like ESC and line ends, marks like those that change the direction of writing, and
+    bytes of a file name that are no text; if ``plain``, also all that is not ASCII. Of more than ``most`` characters
+    (None: any number) the middle is left out.
+    """
+    if most is not None and len(text) > most:
+        text = f"{text[: most - 3 - most // 4]}...{text[-(most // 4) :]}"
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        ascii(one)[1:-1] if unicodedata.category(one) in _STEERING or (plain and not one.isascii()) else one
+        for one in text
+    )
 
 
 class UserError(Exception):
     """Bad input: the message is ONE line that names the file, field or flag, what was found and what is expected.
 
     Commands print it as ``error: MESSAGE`` and exit with 1; any other exception is a defect of this package
-    and shows its traceback.
+    and shows its traceback. As text it is what ``shown`` makes of the message.
     """
+
+    def __str__(self) -> str:
+        return shown(Exception.__str__(self))  # KeyError's, of a subclass, would be the message's repr
 
 
 class UsageError(UserError):
@@ -23,7 +49,7 @@ class DoubtfulWarning(UserWarning):
 
 def warn(message: str) -> None:
     """Warn the user, by a DoubtfulWarning, of something that is allowed but probably a mistake."""
-    warnings.warn(message, DoubtfulWarning, stacklevel=3)
+    warnings.warn(shown(message), DoubtfulWarning, stacklevel=3)
 
 
 class Terminated(Exception):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
 import math
 import os
 import re
+import stat
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 PAGE = ("HTML page", b"<!doctype html")
 """What ``refuse_to_replace`` takes for a page."""
+LARGEST_JSON = 64 << 20
+"""In bytes: a hundred times the manifest of a log that 256 shards of 50,000 chosen images were merged into."""
+DEEPEST_JSON = 50
 _LARGEST = "SMOOTHADV_MAX_UNPACKED_GIB"
 _USUAL_RATIO = 20
 
@@ -66,9 +71,45 @@ def refuse_to_replace(path: Path, what: str, *starts: bytes) -> None:
         raise UserError(f"{path} holds no {what} but {found}, so it is not overwritten: name another file")
 
 
+def check_regular(path: Path) -> None:
+    """OSError if there is no file, or something else, like a named pipe, whose reader could wait for ever."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # open refuses a folder in its own words
+        raise OSError(errno.EINVAL, "it is no regular file, but a pipe, a socket or a device", str(path))
+
+
+def read_regular(path: Path, most: int = -1) -> bytes:
+    """The content of a file, or its first ``most`` bytes; OSError as above."""
+    check_regular(path)
+    with open(path, "rb") as file:
+        return file.read(most)
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file that no person writes; OSError, or ValueError in one line, if it cannot be read.
+
+    Nor is it read if it is larger than ``LARGEST_JSON`` or nested deeper than ``DEEPEST_JSON``: all that handles it
+    could run out of memory or of stack.
+    """
+    text = read_regular(path, LARGEST_JSON + 1)
+    if len(text) > LARGEST_JSON:
+        raise ValueError(f"it is larger than {LARGEST_JSON >> 20} MiB")
+    try:
+        content = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    level = [content]
+    for _ in range(DEEPEST_JSON):
+        lists = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list))]
+        level = list(itertools.chain.from_iterable(lists))
+    if level:
+        raise ValueError("it is nested too deep")
+    return content
+
+
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` as the whole content of ``path``, atomically."""
-    write_atomically(path, lambda file: file.write(text.encode()))
+    """Write ``text`` as the whole content of ``path``, atomically; what no encoding has, as names may hold, escaped."""
+    write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

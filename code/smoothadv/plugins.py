@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.errors import UsageError, UserError, warn
+from smoothadv.files import read_regular
 from smoothadv.registry import Registration, recorded_registrations
 
 GROUP = "smoothadv.plugins"
@@ -189,7 +190,7 @@ class _FileLoader(SourceFileLoader):
 
     def __init__(self, module: str, path: str) -> None:
         super().__init__(module, path)
-        self.content = Path(path).read_bytes()
+        self.content = read_regular(Path(path))
 
     def get_code(self, fullname: str) -> Any:
         return self.source_to_code(self.content, self.path)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smoothadv.errors import UserError
+from smoothadv.errors import UserError, shown
+from smoothadv.files import read_regular
 from smoothadv.records import (
     ATTACK_COLUMNS,
     CERTIFICATION_COLUMNS,
@@ -214,7 +215,7 @@ class _Rows:
                 are_whole = all(_WHOLE.fullmatch(text) for text in self._columns[name])
                 columns[name] = self.whole(name) if are_whole else self.real(name)
             elif any(are_numbers):
-                heading = _brief(name, quoted=False)
+                heading = _brief(name)
                 self.notes.append(f"its column {heading} is left out: some of its fields are numbers, others are not")
         return columns
 
@@ -222,7 +223,7 @@ class _Rows:
         for number, text in enumerate(self._columns[name], start=1):
             if not pattern.fullmatch(text):
                 raise UserError(
-                    f"{self.path} holds a field that is not a number: {_brief(name, quoted=False)} is {_brief(text)} "
+                    f"{self.path} holds a field that is not a number: {_brief(name)} is '{_brief(text)}' "
                     f"in row {number}"
                 )
         return self._columns[name]
@@ -260,7 +261,7 @@ def _parse(path: Path, kind: str, meaning: Callable[[str], str], required: Colle
     for row in rows:
         if len(row) != len(header):
             fault = "a row that lacks fields" if len(row) < len(header) else "a row with more fields than its header"
-            raise UserError(f"{path} holds {fault}, first at {header[0]} {_brief(row[0], quoted=False)}")
+            raise UserError(f"{path} holds {fault}, first at {header[0]} {_brief(row[0])}")
     return _Rows(path, header, rows, known, notes)
 
 
@@ -281,19 +282,17 @@ def _add_last_line(rows: list[list[str]], last: list[str], header: list[str], no
 
 def _header(path: Path) -> list[str]:
     """The names in the first line, as far as a sensible header reaches."""
-    with path.open("rb") as file:
-        line = file.readline(_HEADER_BYTES)
-    return _LINE_END.split(line.decode("utf-8-sig", errors="replace"))[0].split("\t")
+    start = read_regular(path, _HEADER_BYTES)
+    return _LINE_END.split(start.decode("utf-8-sig", errors="replace"))[0].split("\t")
 
 
 def _training_name(column: str) -> str:
     return _TRAINING_NAMES.get(column.lower().replace(" ", "").replace("_", ""), column)
 
 
-def _brief(text: str, quoted: bool = True) -> str:
-    """A field as a message may repeat it: on one line, and not all of it if it is long."""
-    shown = ascii(text[:40]) if quoted or not text.isascii() or not text.isprintable() else text[:40]
-    return shown + ("..." if len(text) > 40 else "")
+def _brief(text: str) -> str:
+    """A field as a message may repeat it: not all of it, and a digit that only looks like one is told from one."""
+    return shown(text, 40, plain=True)
 
 
 def _refuse(path: Path, idx: np.ndarray, fault: str, rows: np.ndarray) -> None:

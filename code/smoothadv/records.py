@@ -22,7 +22,7 @@ from typing import Any
 
 from smoothadv import plugins
 from smoothadv.errors import UserError, warn
-from smoothadv.files import lock, refuse_to_replace, write_json
+from smoothadv.files import lock, read_json, refuse_to_replace, write_json
 from smoothadv.version import __version__
 
 CHECKPOINT = "checkpoint.pth.tar"
@@ -128,14 +128,22 @@ def read_manifest_file(log: Path) -> dict[str, Any]:
     """The manifest of a log: {"settings": ..., "runs": [...]}. UserError where it is missing or is something else."""
     manifest = manifest_path(log)
     try:
-        content = json.loads(manifest.read_text())
-        if isinstance(content["settings"], dict) and isinstance(content["runs"], list):
+        content = read_json(manifest)
+        if isinstance(content["settings"], dict) and _are_runs(content["runs"]):
             return content
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
+        reason = "it holds no settings and runs"
+    except (OSError, ValueError) as error:
+        reason = str(getattr(error, "strerror", None) or error)
+    except (KeyError, TypeError):
+        reason = "it holds no settings and runs"
     raise UserError(
-        f"the manifest of {log}, {manifest}, is missing or unreadable, so it is unknown how its rows were made"
+        f"the manifest of {log}, {manifest}, is missing or unreadable ({reason}), so it is unknown how its rows were "
+        "made"
     )
+
+
+def _are_runs(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(run, dict) for run in value)
 
 
 def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
@@ -364,7 +372,7 @@ class ExampleLog:
         done: set[int] = set()
         for number, line in enumerate(lines[1:], start=2):
             fields = line.split("\t")
-            if len(fields) != len(self.columns) or not re.fullmatch("[0-9]+", fields[0]) or int(fields[0]) in done:
+            if len(fields) != len(self.columns) or not re.fullmatch("[0-9]{1,18}", fields[0]) or int(fields[0]) in done:
                 raise UserError(
                     f"cannot resume {self.path}: line {number} is no row of this log, or its idx is there twice: "
                     f"'{line[:80]}'"

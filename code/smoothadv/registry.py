@@ -22,8 +22,6 @@ PLUGIN_HINT = "; --plugin FILE adds your own"
 class UnknownNameError(UserError, KeyError):
     """A name that is not registered; the message lists the registered names."""
 
-    __str__ = Exception.__str__  # KeyError would print the message's repr
-
 
 def did_you_mean(name: str, known: Iterable[str], shown: str = "'{}'") -> str:
     """A hint like " (did you mean 'PGD'?)" if ``name`` resembles a known one; else ""."""

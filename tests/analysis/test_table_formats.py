@@ -15,8 +15,8 @@ from smoothadv.analysis.shared.table_formats import FORMATS, Annotated, Column, 
 exhaustive = settings(deadline=None, derandomize=True, max_examples=100)
 PLAIN = Markup(lambda text: f"<{text}>", lambda text: f"^{text} ", lambda text: text)
 KINDS = ["text", "count", "fraction", "percent", "difference", "number", "signed"]
-# What the name of a log can hold, but for line breaks.
-texts = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=12)
+# What the name of a log can hold, but for what is shown as an escape.
+texts = st.text(st.characters(exclude_categories=["Cs", "Cc", "Cf", "Zl", "Zp"]), min_size=1, max_size=12)
 
 
 def column(kind: str, compared: bool = False) -> Column:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 
+from smoothadv.errors import shown
 from smoothadv.registry import did_you_mean
 from smoothadv.version import __version__
 
@@ -44,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not arguments or arguments[0] not in COMMANDS:
         found = "no command given"
         if arguments:
-            found = f"unknown command '{arguments[0]}'{did_you_mean(arguments[0], COMMANDS)}"
+            found = f"unknown command '{shown(arguments[0])}'{did_you_mean(arguments[0], COMMANDS)}"
         print(f"error: {found}; known: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from smoothadv import plugins
-from smoothadv.errors import DoubtfulWarning, Terminated, UsageError, UserError
+from smoothadv.errors import DoubtfulWarning, Terminated, UsageError, UserError, shown
 from smoothadv.registry import PLUGIN_HINT, did_you_mean
 from smoothadv.version import __version__
 
@@ -90,7 +91,7 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"unknown choice '{value}'{hint}; known: {', '.join(known)}{end}")
 
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"error: {self._source}{message} (see {self.prog} --help)\n")
+        self.exit(USAGE, f"error: {shown(f'{self._source}{message} (see {self.prog} --help)')}\n")
 
 
 def _invocation(command: str) -> str:
@@ -165,7 +166,7 @@ def run(parser: Parser, body: Body, arguments: Sequence[str] | None, interrupted
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
         options = parser.parse_args(words)
-        with _warnings_as_lines():
+        with _warnings_as_lines(), contextlib.redirect_stdout(_VisibleOutput(sys.stdout)):  # type: ignore[type-var]
             body(options, ["smoothadv", *parser.command.split(), *words])
         sys.stdout.flush()
         return SUCCESS
@@ -199,6 +200,19 @@ def run(parser: Parser, body: Body, arguments: Sequence[str] | None, interrupted
         return TERMINATED
 
 
+class _VisibleOutput:
+    """``stream``, but what files and names hold is printed with escapes in place of what would steer a terminal."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        self._stream.write("\n".join(shown(line, None) for line in text.split("\n")))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 @contextmanager
 def _warnings_as_lines() -> Iterator[None]:
     """Within this context, each DoubtfulWarning is one line on standard error, whatever warning filters Python has."""
@@ -208,7 +222,7 @@ def _warnings_as_lines() -> Iterator[None]:
 
         def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
             if issubclass(category, DoubtfulWarning):
-                print(f"warning: {message}", file=sys.stderr)
+                print(f"warning: {shown(str(message))}", file=sys.stderr)
             else:
                 other(message, category, *place, **options)
 
@@ -232,6 +246,7 @@ def terminable() -> Iterator[None]:
 
 def _failed(message: str, arguments: Sequence[str] | None) -> int:
     if "--debug" in (sys.argv if arguments is None else arguments):
-        traceback.print_exc()
-    print(f"error: {message}", file=sys.stderr)
+        for line in traceback.format_exc().splitlines():
+            print(shown(line), file=sys.stderr)
+    print(f"error: {shown(message)}", file=sys.stderr)
     return FAILURE

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from smoothadv.datasets import DATASETS, SPLITS, Source
 from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
+from smoothadv.datasets.image_files import open_image
 from smoothadv.errors import UserError
 from smoothadv.files import read_cached, write_cached
 
@@ -66,24 +67,21 @@ def _files(root: Path, split: str) -> list[tuple[Path, int]]:
 
 
 def _read(path: Path, shape: tuple[int, int, int] | None = None) -> np.ndarray:
-    """An image file as uint8 [C, H, W]; UserError if it is damaged or not of the given ``shape``."""
-    from PIL import Image
-
+    """An image file as uint8 [C, H, W]; UserError if it is damaged, too large or not of the given ``shape``."""
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
+            if shape is not None and image.size != (shape[2], shape[1]):  # before it is decoded
+                raise UserError(
+                    f"imagefolder: {path} is {image.width}x{image.height} pixels where the first image is "
+                    f"{shape[2]}x{shape[1]}; all images must have one size"
+                )
             array = np.asarray(_eight_bit(image, path, None if shape is None else shape[0]))
     except UserError:
         raise
     except Exception as error:  # for a damaged file Pillow raises nearly any exception
         reason = " ".join(str(error).split())
         raise UserError(f"imagefolder: {path} cannot be read as an image: {reason}") from error
-    array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
-    if shape is not None and array.shape != shape:
-        raise UserError(
-            f"imagefolder: {path} is {array.shape[2]}x{array.shape[1]} pixels where the first image is "
-            f"{shape[2]}x{shape[1]}; all images must have one size"
-        )
-    return array
+    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
 
 def _eight_bit(image: Image.Image, path: Path, channels: int | None) -> Image.Image:

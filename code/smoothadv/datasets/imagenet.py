@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, Source
 from smoothadv.datasets.description import IMAGENET_RADII, DatasetDescription, TrainingDefaults
+from smoothadv.datasets.image_files import open_image
 from smoothadv.errors import UserError
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from smoothadv.datasets.images import StreamedImages
 
 _CLASSES = 1000
@@ -51,8 +54,12 @@ def _files(folder: Path) -> list[tuple[str, int]]:
     return found.samples
 
 
+def _read(path: str) -> Image.Image:
+    with open_image(Path(path)) as image:
+        return image.convert("RGB")
+
+
 def _load(split: str, location: str, data_dir: Path | None) -> StreamedImages:
-    from torchvision.datasets.folder import pil_loader
     from torchvision.transforms import v2
 
     from smoothadv.datasets.images import StreamedImages
@@ -62,7 +69,7 @@ def _load(split: str, location: str, data_dir: Path | None) -> StreamedImages:
     evaluation = v2.Compose([v2.Resize(_RESIZE), v2.CenterCrop(_CROP), v2.PILToTensor()])
     return StreamedImages(
         _files((root / _FOLDERS[split]).resolve()),
-        pil_loader,
+        _read,
         training,
         evaluation,
         _DESCRIPTION,

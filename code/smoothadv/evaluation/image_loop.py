@@ -12,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from smoothadv.datasets.images import ImageDataset
-from smoothadv.errors import UserError
+from smoothadv.errors import UserError, shown
 from smoothadv.evaluation.saved_examples import Spool
 from smoothadv.records import ExampleLog
 from smoothadv.smoothing.voting import Poll, Result, VoteCounter
@@ -71,7 +71,7 @@ class ProgressBar:
         report: Callable[[int], int] | None = None,
         quiet: bool = False,
     ) -> None:
-        self._bar = tqdm(total=total, desc=description, unit="example", disable=True if quiet else None)
+        self._bar = tqdm(total=total, desc=shown(description, 80), unit="example", disable=True if quiet else None)
         self._title, self._scores, self._report = title, scores, report
         self._done_here = self._hits = self._draws = self._skipped = 0
 

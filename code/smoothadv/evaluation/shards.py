@@ -6,6 +6,7 @@ cost the same, are spread over all shards. No torch.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.errors import UserError
-from smoothadv.files import write_json, write_text
+from smoothadv.files import read_regular, write_json, write_text
 from smoothadv.records import (
     differing_settings,
     manifest_path,
@@ -74,7 +75,9 @@ def check_siblings(log: Path, settings: dict[str, Any]) -> None:
     ours = _without_index(settings)
     for path in shards_of(log):
         theirs = recorded_settings(path)
-        difference = differing_settings(path, _without_index(theirs), ours) if "shard" in theirs else ""
+        difference = (
+            differing_settings(path, _without_index(theirs), ours) if isinstance(theirs.get("shard"), dict) else ""
+        )
         if difference:
             raise UserError(
                 f"{path} was made with other settings: {difference}; give the same ones, or remove {path.parent}"
@@ -84,7 +87,7 @@ def check_siblings(log: Path, settings: dict[str, Any]) -> None:
 def is_merged(shard: Path, log: Path) -> bool:
     """Whether ``log`` exists and contains all rows of a shard."""
     try:
-        return set(shard.read_text().splitlines()) <= set(log.read_text().splitlines())
+        return set(read_regular(shard).splitlines()) <= set(read_regular(log).splitlines())
     except FileNotFoundError:
         return False
 
@@ -130,14 +133,25 @@ def _common_settings(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]
     """The settings that all shards share; UserError naming the first difference."""
     shared = []
     for path, manifest in zip(shards, manifests):
-        record = manifest["settings"].get("shard")
-        if not isinstance(record, dict) or not {"index", "count", "examples"} <= record.keys():
+        if not _is_record(manifest["settings"].get("shard")):
             raise UserError(f"{path} is no shard: its manifest does not say which one")
         shared.append(_without_index(manifest["settings"]))
         difference = differing_settings(path, shared[0], shared[-1])
         if difference:
             raise UserError(f"cannot merge {path} with {shards[0]}, made with other settings: {difference}")
     return {name: value for name, value in shared[0].items() if name != "shard"}
+
+
+def _is_record(value: Any) -> bool:
+    """Whether it is what ``Shard.record`` returns; a manifest may hold anything."""
+    if not isinstance(value, dict) or not {"index", "count", "examples"} <= value.keys():
+        return False
+    examples = value["examples"]
+    numbers = examples.get("only") if isinstance(examples, dict) else examples
+    if not isinstance(numbers, list) or (numbers is examples and (len(numbers) != 3 or numbers[2] == 0)):
+        return False
+    whole = [type(number) is int and abs(number) < 2**61 for number in (value["index"], value["count"], *numbers)]
+    return all(whole) and 0 <= value["index"] < value["count"]
 
 
 def _check_complete(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> None:
@@ -149,11 +163,13 @@ def _check_complete(shards: Sequence[Path], manifests: Sequence[dict[str, Any]])
             raise UserError(f"cannot merge {path} and {owners[index]}: both are shard {index}")
         owners[index] = path
     count = manifests[0]["settings"]["shard"]["count"]
-    missing = [str(index) for index in range(count) if index not in owners]
-    if missing:
+    number = count - len(owners)
+    if number:
+        # Not all of them: a manifest can claim any count.
+        missing = [str(index) for index in itertools.islice((i for i in range(count) if i not in owners), 8)]
         raise UserError(
-            f"cannot merge: of {count} shards {len(missing)} are missing, {', '.join(missing[:8])}"
-            f"{', ...' if len(missing) > 8 else ''}; make them with --shard {missing[0]}/{count}"
+            f"cannot merge: of {count} shards {number} are missing, {', '.join(missing)}"
+            f"{', ...' if number > 8 else ''}; make them with --shard {missing[0]}/{count}"
         )
 
 
@@ -163,13 +179,17 @@ def _joined_rows(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]) ->
     for path, manifest in zip(shards, manifests):
         record = manifest["settings"]["shard"]
         examples = record["examples"]["only"] if "only" in record["examples"] else range(*record["examples"])
-        expected = set(Shard(record["index"], record["count"]).of(examples))
-        text = path.read_text()
+        share = Shard(record["index"], record["count"]).of(examples)
+        expected = share if isinstance(share, range) else set(share)  # a manifest can claim a range of any length
+        try:
+            text = read_regular(path).decode()
+        except UnicodeDecodeError as error:
+            raise UserError(f"cannot merge {path}: it is no text ({error.reason})") from error
         first, *lines = text.splitlines() or [""]
-        found = {int(line.partition("\t")[0]): line for line in lines if re.match(r"\d+\t", line)}
+        found = {int(line.partition("\t")[0]): line for line in lines if re.match("[0-9]{1,18}\t", line)}
         torn = bool(text) and not text.endswith("\n")
-        if torn or found.keys() != expected or len(found) != len(lines):
-            foreign = sorted(found.keys() - expected)
+        foreign = sorted(index for index in found if index not in expected)
+        if torn or foreign or not len(expected) == len(found) == len(lines):
             reason = f"it has {len(lines)} rows of {len(expected)}"
             if torn or foreign:
                 reason = "its last row is torn" if torn else f"{reason}, and example {foreign[0]} does not belong to it"

@@ -35,6 +35,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.errors import UserError
+from smoothadv.files import read_regular
 from smoothadv.plugins import is_file_name
 from smoothadv.sweeps.folders import fill_placeholders
 
@@ -51,6 +53,8 @@ else:
     import tomli as tomllib
 
 Options = dict[str, Any]
+MOST_MODELS = 10_000
+"""So many models a grid may describe, unless its reader allows more."""
 _KEYS = {
     "about": "text",
     "models": "text",
@@ -122,19 +126,21 @@ class Grid:
         return self.path.stem
 
 
-def read_grid(path: Path) -> Grid:
-    """The grid in a file; UserError if the file is missing, is no TOML, or holds something that no grid can hold."""
+def read_grid(path: Path, most_models: int = MOST_MODELS) -> Grid:
+    """The grid in a file.
+
+    UserError if the file is missing, is no TOML, holds something that no grid can hold, or more than ``most_models``.
+    """
     try:
-        with path.open("rb") as file:
-            content = tomllib.load(file)
+        content = tomllib.loads(read_regular(path).decode())
     except IsADirectoryError:
         raise UserError(f"{path} is a folder: name a grid in it, a file like digits-smoke.toml") from None
     except FileNotFoundError:
         raise UserError(f"grid {path} does not exist; the grids of this project are in scripts/grids") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"grid {path} is no TOML: {error}") from None
     _check_keys(path, content)
-    trained = list(_models(path, content))
+    trained = list(_models(path, content, most_models))
     groups = tuple(dict.fromkeys(model.group for model in trained))
     return Grid(
         path=path,
@@ -175,8 +181,8 @@ def _plugin(folder: Path, name: str) -> str:
     return str(folder / name) if is_file_name(name) else name
 
 
-def _models(path: Path, content: Options) -> Iterator[Model]:
-    fixed = content.get("fixed", {})
+def _models(path: Path, content: Options, most: int) -> Iterator[Model]:
+    fixed, total = content.get("fixed", {}), 0
     _check_options(f"grid {path}, [fixed]", fixed, _NEVER)
     for number, table in enumerate(content["sweep"], start=1):
         source = f"grid {path}, [[sweep]] {number}"
@@ -190,6 +196,10 @@ def _models(path: Path, content: Options) -> Iterator[Model]:
         for key in ("dataset", "arch"):
             if key not in axes:
                 raise UserError(f"{source}: names no '{key}'; give one here or under [fixed]")
+        total += math.prod(map(len, axes.values()))
+        if total > most:  # a few short lists describe millions of models
+            found = f"{total:,}" if total < 10**18 else "more than 10^18"
+            raise UserError(f"{source}: {found} models are more than {most:,}: --max-models raises this bound")
         swept = tuple(key for key, values in combined.items() if isinstance(values, list))
         for values in itertools.product(*axes.values()):
             model = dict(zip(axes, values))

@@ -8,7 +8,6 @@ not see each other's locks on a shared file system.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import threading
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.errors import UserError
-from smoothadv.files import lock, write_json
+from smoothadv.files import lock, read_json, write_json
 
 _SIGN_SECONDS = 15.0
 _SILENCE_SECONDS = 4 * _SIGN_SECONDS
@@ -43,7 +42,7 @@ class JobRecord:
     def read(self) -> dict[str, Any]:
         """The content that was written last; empty if there is none, or it cannot be read."""
         try:
-            content = json.loads(self._file.read_text())
+            content = read_json(self._file)
         except (OSError, ValueError):
             return {}
         return content if isinstance(content, dict) else {}

@@ -7,13 +7,13 @@ a row for every selected image. Files that were made with other settings than th
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from smoothadv.errors import UserError
+from smoothadv.files import read_json, read_regular
 from smoothadv.records import ARGUMENTS, CHECKPOINT, TRAINING_LOG, differing_fields, manifest_path, read_manifest_file
 
 
@@ -76,7 +76,7 @@ class TrainingStage:
         if not self.checkpoint.exists():
             return nothing
         try:
-            recorded = json.loads((self.folder / ARGUMENTS).read_text())["recipe"]
+            recorded = read_json(self.folder / ARGUMENTS)["recipe"]
             difference = _difference(recorded, {**self.recipe, **self._start()})
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             # The command itself decides whether it can continue this run.
@@ -157,7 +157,7 @@ def unmet_need(path: Path) -> str:
     if not path.exists():
         return f"needs {path}"
     try:
-        epochs = json.loads((path.parent / ARGUMENTS).read_text())["runs"][-1]["epochs"]
+        epochs = read_json(path.parent / ARGUMENTS)["runs"][-1]["epochs"]
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return ""  # the folder was not made by a training command
     done = _rows(path.parent / TRAINING_LOG)
@@ -172,7 +172,7 @@ def _difference(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
 def _rows(log: Path) -> int:
     """How many whole rows a log has below its header; 0 if there is no log."""
     try:
-        return max(log.read_bytes().count(b"\n") - 1, 0)
+        return max(read_regular(log).count(b"\n") - 1, 0)
     except OSError:
         return 0
 
@@ -188,7 +188,7 @@ def _size(path: Path) -> int:
 def _indices(log: Path) -> list[int]:
     """The indices of the images for which a log has a whole row."""
     try:
-        lines = log.read_bytes().split(b"\n")[1:-1]
+        lines = read_regular(log).split(b"\n")[1:-1]
     except OSError:
         return []
     return [int(first) for line in lines if (first := line.partition(b"\t")[0]).isdigit()]
@@ -203,7 +203,7 @@ def digest(path: Path) -> str | None:
         stat = path.stat()
         key = (path.resolve(), stat.st_size, stat.st_mtime_ns)
         if key not in _digests:
-            _digests[key] = hashlib.sha256(path.read_bytes()).hexdigest()
+            _digests[key] = hashlib.sha256(read_regular(path)).hexdigest()
         return _digests[key]
     except OSError:
         return None

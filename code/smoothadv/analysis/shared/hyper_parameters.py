@@ -7,7 +7,6 @@ The paths understood are those of the released logs, like
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.errors import UserError
+from smoothadv.files import read_json
 from smoothadv.records import manifest_path
 
 ParameterValue = str | float | int | bool | None
@@ -169,10 +169,10 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     """The manifest of a log, None if it has none; UserError if it cannot be read."""
     manifest = manifest_path(path)
     try:
-        content = json.loads(manifest.read_text())
+        content = read_json(manifest)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} is left in doubt: its manifest {manifest} cannot be read ({error})") from error
     if not isinstance(content, dict) or not isinstance(content.get("settings"), dict):
         raise UserError(f"{path} is left in doubt: its manifest {manifest} states no settings")

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from smoothadv.errors import shown
 from smoothadv.registry import Registry
 
 CellValue = str | int | float | None
@@ -85,7 +86,7 @@ def _display(value: Cell, kind: str, decimals: int, markup: Markup) -> str:
             text += f" ({'–'.join(_number(end, kind, decimals) for end in value.interval)})"
         return text if value.raised is None else markup.raise_(_number(value.raised, kind, decimals)) + text
     if kind in ("text", "count"):
-        return markup.escape(f"{value:,}" if isinstance(value, int) else str(value))
+        return markup.escape(f"{value:,}" if isinstance(value, int) else shown(str(value), None))
     return _number(float(value), kind, decimals)
 
 
@@ -112,7 +113,10 @@ def display_cells(table: Table, decimals: int, markup: Markup) -> list[list[str]
 
 def titles(table: Table) -> list[str]:
     """Column titles for people."""
-    return [column.title + (" (%)" if column.kind in ("fraction", "difference") else "") for column in table.columns]
+    return [
+        shown(column.title, None) + (" (%)" if column.kind in ("fraction", "difference") else "")
+        for column in table.columns
+    ]
 
 
 @FORMATS.register("markdown")

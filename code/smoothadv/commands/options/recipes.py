@@ -9,6 +9,7 @@ from pathlib import Path
 
 from smoothadv.commands.runner import Parser
 from smoothadv.errors import UserError
+from smoothadv.files import read_regular
 
 _FOLDER = Path(__file__).parents[2] / "recipes"
 RELEASED = "released-behaviour"
@@ -29,7 +30,7 @@ def recipe_words(name: str) -> list[str]:
     path = _FOLDER / f"{name}.txt"
     path = path if path.is_file() else Path(name)
     try:
-        return shlex.split(path.read_text(), comments=True)
+        return shlex.split(read_regular(path).decode(), comments=True)
     except (OSError, ValueError) as error:
         raise UserError(
             f"--recipe: '{name}' is neither one of {', '.join(recipe_names())} nor a file of options ({error})"

@@ -21,10 +21,10 @@ from smoothadv.commands.options.components import add_settings, compose, name_in
 from smoothadv.commands.runner import Parser, run, terminable, with_plugins
 from smoothadv.commands.sweep.report import write_report
 from smoothadv.errors import UserError, warn
-from smoothadv.settings import settings_of
+from smoothadv.settings import positive_int, settings_of
 from smoothadv.sweeps.engines import ENGINES
 from smoothadv.sweeps.engines.engine import Engine, Site
-from smoothadv.sweeps.grid import Grid, read_grid
+from smoothadv.sweeps.grid import MOST_MODELS, Grid, read_grid
 from smoothadv.sweeps.jobs import Job, JobState, StateKind, count_states, state_of
 
 if TYPE_CHECKING:
@@ -88,6 +88,13 @@ def _add_shared(parser: Parser) -> None:
     parser.add_argument(
         "--only", nargs="+", metavar="PATTERN", help="only jobs whose folder matches one of these, like '*noise_0.25*'"
     )
+    parser.add_argument(
+        "--max-models",
+        type=positive_int,
+        default=MOST_MODELS,
+        metavar="M",
+        help=f"refuse a grid of more than M models (default: {MOST_MODELS:,})",
+    )
     parser.add_argument("--data-dir", metavar="DIR", help="folder of the dataset's files, for all commands")
     parser.add_argument(
         "--device", choices=("cpu",), help="for all commands (default: GPUs where there are any, one for each process)"
@@ -134,7 +141,7 @@ _ADD: dict[str, Callable[[Parser], None]] = {
 
 def _read(options: argparse.Namespace) -> list[Sweep]:
     """The grids with the jobs that --only selects, by default all."""
-    grids = [read_grid(path) for path in options.grids]
+    grids = [read_grid(path, options.max_models) for path in options.grids]
     # Imports the commands of the jobs, and torch: the help and an error in a grid's file do not wait for these.
     from smoothadv.commands.sweep.planning import SharedOptions, plan_sweep
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,7 @@ class _Planner:
             for sigma in table.sigmas
         ]
         logs = [log for stage, _ in evaluations for log in stage.logs]
-        twice = [log for log in logs if logs.count(log) > 1]
+        twice = [log for log, count in Counter(logs).items() if count > 1]
         if twice:
             raise UserError(
                 f"grid {self.grid.path}: two tables would write {os.path.relpath(twice[0])}: give one a 'name'"
