@@ -56,6 +56,7 @@ under the attack of the training at its full epsilon. nan where there is no atta
 _EXAMPLES, _SPOOL, _PICTURES = ".npz", ".examples", ".pictures"
 _MANIFEST = ".manifest.json"
 _SHARDS = ".shards"
+_SELECTION = ("images", "skip", "max")
 _PACKAGES = ("torch", "torchvision", "numpy", "scipy", "statsmodels", "pandas")
 
 
@@ -125,6 +126,15 @@ def read_manifest_file(log: Path) -> dict[str, Any]:
     raise UserError(
         f"the manifest of {log}, {manifest}, is missing or unreadable, so it is unknown how its rows were made"
     )
+
+
+def images_selected(run: dict[str, Any]) -> int | None:
+    """How many images a run selects: every ``skip``-th of ``images``, up to ``max``; None where it does not say."""
+    images, skip, most = (run.get(name, "") for name in _SELECTION)
+    most = images if most is None else most
+    if any(type(number) is not int or number < 0 for number in (images, skip, most)) or not skip:
+        return None
+    return min(-(-images // skip), most)
 
 
 def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
@@ -245,7 +255,8 @@ class ExampleLog:
             if existing == "resume" and path.stat().st_size:
                 self._manifest["runs"] = self._check_manifest(settings)
                 self.done = self._recover()
-                if self._manifest["runs"] and run.get("images") != self._manifest["runs"][-1].get("images"):
+                last = self._manifest["runs"][-1] if self._manifest["runs"] else run
+                if any(run.get(name) != last.get(name) for name in _SELECTION):
                     self._record_run()  # how many rows a whole log has depends on it
             else:
                 refuse_to_replace_other_files(path)
