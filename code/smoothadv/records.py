@@ -255,9 +255,6 @@ class ExampleLog:
             if existing == "resume" and path.stat().st_size:
                 self._manifest["runs"] = self._check_manifest(settings)
                 self.done = self._recover()
-                last = self._manifest["runs"][-1] if self._manifest["runs"] else run
-                if any(run.get(name) != last.get(name) for name in _SELECTION):
-                    self._record_run()  # how many rows a whole log has depends on it
             else:
                 refuse_to_replace_other_files(path)
                 self._file.truncate(0)
@@ -279,6 +276,13 @@ class ExampleLog:
         self._record_run()
         last = {name: value for name, value in self._manifest["runs"][-1].items() if name != "first_row"}
         self._unrecorded_run = {**last, **run}
+
+    def record_selection(self) -> None:
+        """Record this run if it selects other images than the last one: how many rows a whole log has depends on it."""
+        if self._unrecorded_run and self._manifest["runs"]:
+            now, last = self._unrecorded_run, self._manifest["runs"][-1]
+            if any(now.get(name) != last.get(name) for name in _SELECTION):
+                self._record_run()
 
     def _record_run(self) -> None:
         """Add this run to the manifest, once."""

@@ -13,7 +13,7 @@ from smoothadv.analysis.plot_empirical import EmpiricalPlot
 from smoothadv.analysis.plot_envelope import EnvelopePlot
 from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.errors import UserError
-from smoothadv.records import ExampleLog, manifest_path
+from smoothadv.records import manifest_path
 from support.commands import call
 
 SELECTION = {"images": 20, "skip": 2, "max": None}  # ten images
@@ -117,15 +117,16 @@ def test_log_is_unfinished_only_where_its_manifest_says_so(workplace, analyze, r
     assert "unfinished" not in outcome.err and "selected" not in outcome.out
 
 
-def test_resuming_with_fewer_images_finishes_a_log(workplace):
-    def begin(existing: str, **run) -> ExampleLog:
-        return ExampleLog(Path("a.tsv"), ("idx", "label"), {"sigma": 0.5}, {**SELECTION, **run}, existing)
+def test_manifest_follows_what_certify_selects_but_not_what_it_refuses(workplace, analyze, checkpoint, capsys):
+    def certify(*selection: object) -> int:
+        options = ["a.tsv", "--N", 50, "--device", "cpu", "--skip", *selection]
+        return call(capsys, "certify", "digits", checkpoint, 0.25, *options).code
 
-    with begin("refuse") as begun:
-        begun.append({"idx": 0, "label": 1})
-    begin("resume", max=1).close()
-    runs = json.loads(manifest_path(Path("a.tsv")).read_text())["runs"]
-    assert [run["max"] for run in runs] == [None, 1]
+    assert (certify(100, "--max", 3), certify(70)) == (0, 1)
+    assert "unfinished" not in analyze("summary", "a.tsv").err
+    Path("a.tsv").write_text("".join(Path("a.tsv").read_text().splitlines(keepends=True)[:3]))
+    assert "a.tsv: 2 of 3, unfinished" in analyze("summary", "a.tsv").err
+    assert certify(100, "--max", 2) == 0 and "unfinished" not in analyze("summary", "a.tsv").err
 
 
 def groups(outcome) -> dict[str, tuple[int, float]]:

@@ -132,7 +132,8 @@ def read_logs(
         warn(f"{reason}; it is left out")
     logs = _without_training_images(logs, warn)
     both = [*_with_names(logs.certification), *_with_names(logs.prediction)]
-    named = [replace(log, images=images) for log, images in zip(both, image_set_names(both))]
+    images = image_set_names([(log.table, log.parameters) for log in both])
+    named = [replace(log, images=name) for log, name in zip(both, images)]
     count = len(logs.certification)
     return Logs(named[:count], named[count:], _with_names(logs.training), [*left_out, *logs.left_out])
 
