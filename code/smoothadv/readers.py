@@ -69,11 +69,11 @@ def kind_of_log(path: Path) -> str | None:
 
 
 def resembles_log(path: Path) -> bool:
-    """Whether a file's name, start or manifest suggests a log of examples: a search must report its faults."""
+    """Whether a file's name, start or manifest suggests a log, or it is unreadable: a search must report its faults."""
     try:
         start = _header(path)[0]
     except OSError:
-        return False
+        return True
     named = path.name == "predictions" or (path.name.startswith("sigma_") and path.suffix not in _NOT_OF_LOGS)
     return named or manifest_path(path).exists() or start.startswith("idx")
 

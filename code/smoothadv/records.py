@@ -67,6 +67,7 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _SECRET_OPTION = re.compile(f"--?{_SECRET_NAME}", re.IGNORECASE)
+_SELECTION = ("images", "skip", "max")
 _PACKAGES = ("torch", "torchvision", "numpy", "scipy", "statsmodels", "pandas")
 
 
@@ -144,6 +145,15 @@ def read_manifest_file(log: Path) -> dict[str, Any]:
 
 def _are_runs(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(run, dict) for run in value)
+
+
+def images_selected(run: dict[str, Any]) -> int | None:
+    """How many images a run selects: every ``skip``-th of ``images``, up to ``max``; None where it does not say."""
+    images, skip, most = (run.get(name, "") for name in _SELECTION)
+    most = images if most is None else most
+    if any(type(number) is not int or number < 0 for number in (images, skip, most)) or not skip:
+        return None
+    return min(-(-images // skip), most)
 
 
 def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
@@ -285,8 +295,6 @@ class ExampleLog:
             if existing == "resume" and path.stat().st_size:
                 self._manifest = self._check_manifest(settings)
                 self.done = self._recover()
-                if self._manifest["runs"] and run.get("images") != self._manifest["runs"][-1].get("images"):
-                    self._record_run()  # how many rows a whole log has depends on it
             else:
                 self._file.truncate(0)
                 self._record_run()
@@ -307,6 +315,13 @@ class ExampleLog:
         self._record_run()
         last = {name: value for name, value in self._manifest["runs"][-1].items() if name != "first_row"}
         self._unrecorded_run = {**last, **run}
+
+    def record_selection(self) -> None:
+        """Record this run if it selects other images than the last one: how many rows a whole log has depends on it."""
+        if self._unrecorded_run and self._manifest["runs"]:
+            now, last = self._unrecorded_run, self._manifest["runs"][-1]
+            if any(now.get(name) != last.get(name) for name in _SELECTION):
+                self._record_run()
 
     def _record_run(self) -> None:
         """Add this run to the manifest, once."""

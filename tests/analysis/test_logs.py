@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -216,6 +218,46 @@ def test_files_that_are_no_logs_are_passed_over_in_folders_but_not_when_named(pl
     assert found("a") == [("a", "a/sigma_0.25")] and len(found("a/*")) == 1
     assert refusal(f"a/{name}")[0].startswith(f"a/{name} ")
     assert read("a", f"a/{name}")[1] == [], "the folder has named it before"
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
+@pytest.mark.parametrize("argument", [".", "a", "**/*", "a/*", "a/ours.tsv"])
+def test_log_that_cannot_be_read_is_named_with_the_reason(tree, monkeypatch, code, argument):
+    """As of a failing file system, or of mode 0 where the reader is not root."""
+    bad, original = put("a/ours.tsv"), Path.open
+
+    def failing(path: Path, *arguments, **options):
+        if path == bad:
+            raise OSError(code, os.strerror(code), str(path))
+        return original(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", failing)
+    logs, (warning,) = read("b", argument)
+    assert warning == f"a/ours.tsv cannot be read: {os.strerror(code)}; it is left out"
+    assert logs.left_out == [warning.removesuffix("; it is left out")] and logs.certification
+    assert refusal("a/ours.tsv") == (logs.left_out[0], [])
+
+
+@pytest.mark.parametrize("target, code", [("loop", errno.ELOOP), ("gone", errno.ENOENT)])
+def test_link_that_leads_nowhere_is_named(tree, target, code):
+    Path("a/loop").symlink_to(target)
+    (warning,) = read("a")[1]
+    assert warning == f"a/loop cannot be read: {os.strerror(code)}; it is left out"
+
+
+def test_folder_that_cannot_be_listed_is_named(tree, monkeypatch):
+    original = os.scandir
+
+    def failing(path):
+        if str(path).endswith("deep"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return original(path)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    logs, warnings = read("a")
+    assert [str(log.path) for log in logs.certification] == ["a/sigma_0.25"]
+    assert warnings == ["a/deep cannot be listed: Permission denied; it is left out"]
+    assert refusal("a/deep") == ("a/deep cannot be listed: Permission denied", [])
 
 
 def test_every_unreadable_log_of_a_glob_is_told(place):

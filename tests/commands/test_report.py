@@ -17,7 +17,7 @@ from support.commands import call
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
 HOSTILE = ["<script>alert(1)</script>", "a&b", 'quote"s', "{{ 7 * 7 }}", "tick'`"]
 MANIFEST = {
-    "settings": {"dataset": "digits", "sigma": 0.5, "N": 100, "alpha": 0.001},
+    "settings": {"sigma": 0.5, "N": 100, "alpha": 0.001},
     "runs": [
         {
             "command": ["smoothadv", "certify", "--<b>", "--token=of-an-old-manifest"],
@@ -376,7 +376,7 @@ def test_heat_map_is_over_the_logs_of_one_data_set(report, workplace):
         path.write_text(row)
     certification(Path("alone/digits/sigma_0.25"), "RRRR", 0.25)  # nothing varies in it
     captions = maps_of(page_of(report, "ours", "more", "alone/digits"))
-    assert [each.rpartition(", ")[2] for each in captions] == ["cifar10", "imagenet"]
+    assert [each.partition("of all logs, ")[2] for each in captions] == ["cifar10, 4 images", "imagenet, 1 images"]
 
 
 @pytest.mark.parametrize(("asked", "drawn"), [(1, [0]), (6, [0, 1, 2, 3, 4, 5]), (7, range(6)), (12, range(0, 12, 2))])

@@ -185,6 +185,8 @@ def test_report_is_about_the_groups_and_leaves_out_what_is_unfinished(done, caps
     outcome = call(capsys, "sweep", "report", "grid.toml", "-o", "mine.html", *CPU)
     assert outcome.code == 0 and "warning: " in outcome.err and "1 of 2 jobs" in outcome.err
     assert str(log_of(FOLDERS[1])) not in Path("mine.html").read_text()
+    assert call(capsys, "sweep", "report", "grid.toml", "-o", "all.html", "--unfinished", *CPU).code == 0
+    assert str(log_of(FOLDERS[1])) in Path("all.html").read_text().replace("/<wbr>", "/")
     assert str(log_of(FOLDERS[0])) in page and str(log_of(FOLDERS[1])) in page, "which a page names"
 
 

@@ -60,8 +60,8 @@ class Comparison(AtRadii, Analysis):
         return [
             Column("quantity", quantity, "text"),
             Column("examples", "examples", "count"),
-            Column("first", first.name, "fraction"),
-            Column("second", second.name, "fraction"),
+            Column("first", first.label.shown, "fraction"),
+            Column("second", second.label.shown, "fraction"),
             Column("difference", "second - first", "difference"),
             Column("low", f"{100 * self.confidence:g}% low", "difference"),
             Column("high", f"{100 * self.confidence:g}% high", "difference"),
@@ -136,6 +136,8 @@ def _average_title(first: Log, second: Log) -> str:
 
 def pair_up(first: Log, second: Log) -> pd.DataFrame:
     """The examples that are in both logs, side by side; UserError if there are none, or their labels differ."""
+    if len({log.parameters.get("dataset") for log in (first, second)} - {None}) > 1:
+        raise UserError(f"{first.path} and {second.path} are not on the same images: they are of different datasets")
     pairs = first.table.merge(second.table, on="idx", suffixes=("_first", "_second"))
     if pairs.empty:
         raise UserError(f"{first.path} and {second.path} have no example in common")

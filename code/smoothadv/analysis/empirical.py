@@ -11,7 +11,7 @@ from smoothadv.analysis.shared.hyper_parameters import path_without_attack
 from smoothadv.analysis.shared.log_statistics import empirical_accuracy
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import radius_column
-from smoothadv.analysis.shared.selection import groups_of, hyper_parameter
+from smoothadv.analysis.shared.selection import Choosing, groups_of, hyper_parameter
 from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table
 from smoothadv.bounds import binomial_interval
 from smoothadv.errors import UserError
@@ -20,8 +20,8 @@ from smoothadv.settings import probability, setting
 
 @ANALYSES.register("empirical")
 @dataclass(frozen=True)
-class Empirical(Analysis):
-    """a row per group: accuracy under the strongest attack at each radius, of the best of its attacked models"""
+class Empirical(Choosing, Analysis):
+    """a row per group and image set: accuracy under the strongest attack at each radius, of its best attacked model"""
 
     kinds: ClassVar[tuple[str, ...]] = ("prediction",)
     group_by: list[str] | None = setting(
@@ -38,7 +38,7 @@ class Empirical(Analysis):
     )
 
     def __call__(self, logs: Logs) -> Table:
-        groups = groups_of(logs.prediction, self.group_by or [])
+        groups = groups_of(self.taking_part(logs.prediction), self.group_by or [])
         curves = {name: empirical_curve(group) for name, group in groups.items()}
         columns = [
             Column("group", "group", "text"),
@@ -51,7 +51,7 @@ class Empirical(Analysis):
         ]
         rows: list[list[Cell]] = [
             [
-                *(name, radius, empirical_accuracy(best.log.table), best.log.name, best.models, best.attacks),
+                *(name, radius, empirical_accuracy(best.log.table), best.log.label, best.models, best.attacks),
                 len(best.log.table),
                 *(() if self.confidence is None else best.interval(self.confidence)),
             ]

@@ -11,7 +11,7 @@ from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.log_statistics import abstention_rate, clean_accuracy
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import AtRadii, radius_column
-from smoothadv.analysis.shared.selection import Selected, groups_of, hyper_parameter, one_of, upper_envelope
+from smoothadv.analysis.shared.selection import Choosing, Selected, groups_of, hyper_parameter, one_of, upper_envelope
 from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table
 from smoothadv.settings import setting
 
@@ -20,8 +20,8 @@ _SHOWN = ("certified_accuracy", "abstention_rate", "clean_accuracy", "model")
 
 @ANALYSES.register("envelope")
 @dataclass(frozen=True)
-class Envelope(AtRadii, Analysis):
-    """a row per group: at each radius the best of its logs, with the clean accuracy of that log raised"""
+class Envelope(Choosing, AtRadii, Analysis):
+    """a row per group and image set: at each radius the best of its logs, with the clean accuracy of that log raised"""
 
     group_by: list[str] | None = setting(
         None,
@@ -37,8 +37,9 @@ class Envelope(AtRadii, Analysis):
     )
 
     def __call__(self, logs: Logs) -> Table:
-        groups = groups_of(logs.certification, self.group_by or [])
-        radii = self.chosen_radii(logs.certification)
+        part = self.taking_part(logs.certification)
+        groups = groups_of(part, self.group_by or [])
+        radii = self.chosen_radii(part)
         selected = {name: self.select(group, radii) for name, group in groups.items()}
         columns = [
             Column("group", "group", "text"),
@@ -51,7 +52,7 @@ class Envelope(AtRadii, Analysis):
             Column("examples", "examples", "count"),
         ]
         rows: list[list[Cell]] = [
-            [name, float(radius), *_facts(best), best.log.name, len(groups[name]), len(best.log.table)]
+            [name, float(radius), *_facts(best), best.log.label, len(groups[name]), len(best.log.table)]
             for name, winners in selected.items()
             for radius, best in zip(radii, winners)
         ]
@@ -68,9 +69,8 @@ class Envelope(AtRadii, Analysis):
     ) -> Table:
         title = self.heading + ("" if self.show == "certified_accuracy" else f", {self.show.replace('_', ' ')}")
         columns = [Column("group", title, "text"), Column("models", "models", "count")]
-        for radius in radii:
-            column = radius_column(radius)
-            columns.append(Column(column.key, column.title, column.kind, compared=self.show == "certified_accuracy"))
+        compared = self.show == "certified_accuracy" and len({some[0].images for some in groups.values()}) == 1
+        columns += [radius_column(radius, compared) for radius in radii]
         rows: list[list[Cell]] = [
             [name, len(groups[name]), *(self._shown(best) for best in winners)] for name, winners in selected.items()
         ]

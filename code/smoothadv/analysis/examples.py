@@ -45,8 +45,9 @@ class Examples(Analysis):
             Column("best_log", "log with the largest radius", "text"),
             Column("taken_for", "most often mistaken for", "text"),
         ]
+        shown = {log.name: log.label for log in logs.certification}
         rows = [
-            [None if value is None or value != value else value for value in row]
+            [None if value is None or value != value else shown.get(value, value) for value in row]
             for row in frame.itertuples(index=False)
         ]
         return Table(columns, rows)
@@ -60,6 +61,9 @@ def example_statistics(logs: Sequence[Log]) -> pd.DataFrame:
     """
     import pandas as pd
 
+    datasets = {log.parameters.get("dataset") for log in logs} - {None}
+    if len(datasets) > 1:
+        raise UserError(f"the logs are not on the same images, but of {', '.join(sorted(map(str, datasets)))}")
     everything = pd.concat([log.table.assign(log=log.name) for log in logs], ignore_index=True)
     labels = everything.groupby("idx").label.agg(["min", "max"])
     if (labels["min"] != labels["max"]).any():

@@ -72,7 +72,7 @@ class Gap(Analysis):
         certified_accuracy = float((pairs.correct_first.eq(1) & pairs.radius.ge(radius)).mean())
         alphas = attacked.parameters.alpha + certified.parameters.alpha
         return _Row(
-            [attacked.name, radius, len(pairs), certified_accuracy],
+            [attacked.label, radius, len(pairs), certified_accuracy],
             hits / len(pairs),
             binomial_interval(hits, len(pairs), self.confidence),
             [

@@ -16,7 +16,7 @@ from smoothadv.analysis.shared.hyper_parameters import FIELDS, ParameterValue, d
 from smoothadv.analysis.shared.log_statistics import average_certified_radius
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import AtRadii, radius_text
-from smoothadv.analysis.shared.selection import hyper_parameter, one_of
+from smoothadv.analysis.shared.selection import Choosing, hyper_parameter, one_of, refuse_several_sets
 from smoothadv.errors import UserError
 from smoothadv.settings import setting
 
@@ -49,7 +49,7 @@ class Cells:
 
 @ANALYSES.register("heat_map")
 @dataclass(frozen=True)
-class HeatMap(AtRadii, Analysis):
+class HeatMap(Choosing, AtRadii, Analysis):
     """the best log for each pair of values of two hyper-parameters, a panel per radius, written as PNG and PDF"""
 
     makes: ClassVar[str] = "figure"
@@ -73,8 +73,9 @@ class HeatMap(AtRadii, Analysis):
             raise ValueError(f"--high-probability is for accuracies: leave it out, {_AVERAGE} is none")
 
     def __call__(self, logs: Logs) -> Figure:
-        cells = self.cells(logs.certification)
-        radii = self._panel_radii(logs.certification)
+        part = self.taking_part(logs.certification)
+        refuse_several_sets(part, "a heat map")
+        cells, radii = self.cells(part), self._panel_radii(part)
         values = np.full((len(radii), len(cells.rows), len(cells.columns)), np.nan)
         for (row, column), group in cells.logs.items():
             values[:, cells.rows.index(row), cells.columns.index(column)] = self.best(group, radii)

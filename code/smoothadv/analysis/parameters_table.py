@@ -28,11 +28,11 @@ class ParametersTable(Analysis):
             Column("sources", "known from", "text"),
         ]
         values: list[list[Cell]] = [
-            [log.name, len(log.table), *(log.parameters.get(name) for name in known), _sources(log)]
+            [log.label, len(log.table), *(log.parameters.get(name) for name in known), _sources(log)]
             for log in everything
         ]
         shown: list[list[Cell]] = [
-            [log.name, len(log.table), *(display(name, log.parameters.get(name)) for name in known), _sources(log)]
+            [log.label, len(log.table), *(display(name, log.parameters.get(name)) for name in known), _sources(log)]
             for log in everything
         ]
         return Table(columns, values, Table(columns, shown))

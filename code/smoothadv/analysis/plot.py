@@ -48,7 +48,7 @@ class CertifiedAccuracyPlot(Norm, Analysis):
             radii, accuracies = self._curve(log)
             largest = max(largest, radii[-1])
             marks = mark_every(len(radii), position, len(logs.certification))
-            lines.append(draw_steps(axes, radii, accuracies, label=log.name, markevery=marks, **look))
+            lines.append(draw_steps(axes, radii, accuracies, label=log.label.shown, markevery=marks, **look))
             if self.confidence is not None:
                 low, high = bootstrap_interval(accuracies, len(log.table), self.confidence)
                 axes.fill_between(

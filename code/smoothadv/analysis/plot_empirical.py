@@ -11,8 +11,8 @@ from smoothadv.analysis.plot_envelope import EnvelopePlot
 from smoothadv.analysis.shared.figure_style import accuracy_axes, add_legend, add_title, draw_steps, looks, new_figure
 from smoothadv.analysis.shared.log_statistics import empirical_accuracy
 from smoothadv.analysis.shared.logs import Logs
-from smoothadv.analysis.shared.selection import groups_of, hyper_parameter
-from smoothadv.errors import UserError
+from smoothadv.analysis.shared.selection import Choosing, groups_of, hyper_parameter, refuse_several_sets
+from smoothadv.errors import UserError, warn
 from smoothadv.settings import probability, setting
 
 if TYPE_CHECKING:
@@ -23,8 +23,9 @@ _BESIDE = 0.005
 
 @ANALYSES.register("plot_empirical")
 @dataclass(frozen=True)
-class EmpiricalPlot(Analysis):
-    """accuracy under attack of each group (dashed) and the envelope of certification logs (solid), as PNG and PDF"""
+class EmpiricalPlot(Choosing, Analysis):
+    """accuracy under attack of each group (dashed) and the envelope of certification logs of the same images (solid),
+    as PNG and PDF"""
 
     makes: ClassVar[str] = "figure"
     kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
@@ -42,8 +43,14 @@ class EmpiricalPlot(Analysis):
     def __call__(self, logs: Logs) -> Figure:
         if not logs.prediction:
             raise UserError("plot_empirical needs prediction logs, made by predict under attack; there are only others")
-        attacked = groups_of(logs.prediction, self.group_by or [])
-        certified = groups_of(logs.certification, []) if logs.certification else {}
+        predictions, certification = map(self.taking_part, (logs.prediction, logs.certification))
+        sets = {log.images for log in predictions}
+        if any(log.images in sets for log in certification):
+            refuse_several_sets(predictions, "accuracy under attack beside certified accuracy")
+        if others := [str(log.path) for log in certification if log.images not in sets]:
+            warn(f"not drawn, since they are not about the images that were attacked: {', '.join(others)}")
+        attacked = groups_of(predictions, self.group_by or [])
+        certified = groups_of([log for log in certification if log.images in sets], [])
         figure, (axes,) = new_figure()
         lines = looks(len(certified) + len(attacked))
         curves = {name: empirical_curve(group) for name, group in attacked.items()}

@@ -20,7 +20,7 @@ from smoothadv.analysis.shared.figure_style import (
 )
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import Norm
-from smoothadv.analysis.shared.selection import groups_of, hyper_parameter
+from smoothadv.analysis.shared.selection import Choosing, groups_of, hyper_parameter
 from smoothadv.errors import UserError
 from smoothadv.settings import setting
 
@@ -32,8 +32,8 @@ _POINTS = 1500
 
 @ANALYSES.register("plot_envelope")
 @dataclass(frozen=True)
-class EnvelopePlot(Norm, Analysis):
-    """the best certified accuracy of each group at every radius, with a dashed baseline, written as PNG and PDF"""
+class EnvelopePlot(Choosing, Norm, Analysis):
+    """the best certified accuracy of each group and image set, with a dashed baseline, written as PNG and PDF"""
 
     makes: ClassVar[str] = "figure"
     group_by: list[str] | None = setting(
@@ -52,11 +52,12 @@ class EnvelopePlot(Norm, Analysis):
             raise ValueError("--split-baseline needs --baseline NAME: there is no baseline to split")
 
     def __call__(self, logs: Logs) -> Figure:
-        baseline = [log for log in logs.certification if log.group == self.baseline] if self.baseline else []
+        part = self.taking_part(logs.certification)
+        baseline = [log for log in part if log.group == self.baseline] if self.baseline else []
         if self.baseline and not baseline:
-            known = ", ".join(dict.fromkeys(log.group for log in logs.certification))
+            known = ", ".join(dict.fromkeys(log.group for log in part))
             raise UserError(f"no group is called '{self.baseline}'; there are {known}")
-        others = [log for log in logs.certification if log not in baseline]
+        others = [log for log in part if log not in baseline]
         if not others:
             raise UserError("there is nothing but the baseline to draw")
         by = self.group_by or []

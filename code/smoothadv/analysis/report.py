@@ -8,7 +8,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.compare import Comparison
@@ -26,7 +26,7 @@ from smoothadv.analysis.shared.hyper_parameters import FIELDS, display
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.plausibility import coarse_digits
 from smoothadv.analysis.shared.radii import AtRadii, radius_text
-from smoothadv.analysis.shared.selection import Selected, doubts, groups_of
+from smoothadv.analysis.shared.selection import Choosing, Selected, doubts, groups_of
 from smoothadv.analysis.shared.table_formats import Column, Markup, Table, display_cells, titles
 from smoothadv.analysis.summary import Summary
 from smoothadv.errors import UserError
@@ -56,7 +56,7 @@ class Section:
 
 @ANALYSES.register("report")
 @dataclass(frozen=True)
-class Report(AtRadii, Analysis):
+class Report(Choosing, AtRadii, Analysis):
     """one HTML page to send to a co-author: summary, tables, figures, examples, provenance and warnings"""
 
     makes: ClassVar[str] = "page"
@@ -77,20 +77,24 @@ class Report(AtRadii, Analysis):
         )
 
     def _sections(self, logs: Logs) -> Iterator[Section]:
+        certification, prediction = ([*filter(self.takes, some)] for some in (logs.certification, logs.prediction))
         if logs.certification:
             yield self._certified_accuracy(logs)
-            yield self._best_of_groups(logs)
-        if logs.prediction:
-            yield Section(
-                "Accuracy under attack",
-                "The share of attacked images that PREDICT classifies correctly. It bounds the true robust accuracy "
-                "from above, certified accuracy from below: the closer the two, the stronger the attack.",
-                [
-                    _figure("Accuracy under attack", EmpiricalPlot()(logs)),
-                    _table("By attack radius", Empirical(confidence=0.95)(logs)),
-                    *_beside_certificates(logs),
-                ],
-            )
+        for name, those in Logs(certification, prediction).by_images().items():
+            if those.certification:
+                yield self._best_of_groups(those, name)
+            if those.prediction:
+                beside = Logs(certification, those.prediction)
+                yield Section(
+                    f"Accuracy under attack{_of(name)}",
+                    "The share of attacked images that PREDICT classifies correctly. It bounds the true robust "
+                    "accuracy from above, certified accuracy from below: the closer the two, the stronger the attack.",
+                    [
+                        _figure("Accuracy under attack", EmpiricalPlot(self.unfinished)(those)),
+                        _table("By attack radius", Empirical(self.unfinished, confidence=0.95)(those)),
+                        *_if_possible("Certified and attacked, on the same images", Gap(), beside),
+                    ],
+                )
         if logs.training:
             few = Logs(training=logs.training[:_MOST_CURVES])
             more = f" (the first {_MOST_CURVES} of {len(logs.training)})" if len(logs.training) > _MOST_CURVES else ""
@@ -98,19 +102,22 @@ class Report(AtRadii, Analysis):
                 "Training", "Loss and accuracy by epoch" + more + ".", [_figure("Training", TrainingPlot()(few))]
             )
         if logs.certification:
-            yield _examples(logs)
+            yield _examples(Logs(logs.certification))
         yield _provenance(logs)
 
     def _certified_accuracy(self, logs: Logs) -> Section:
         parts = []
-        if len(logs.certification) <= _MOST_CURVES:
-            confidence = 0.95 if len(logs.certification) <= 4 and self.high_probability is None else None
-            plot = CertifiedAccuracyPlot(self.norm, self.high_probability, confidence=confidence)
-            bands = "; bands: 95 % bootstrap intervals over examples" if confidence else ""
-            parts.append(_figure(f"Certified accuracy of each log{bands}", plot(logs)))
+        for name, those in Logs(logs.certification).by_images().items():
+            count = len(those.certification)
+            if count <= _MOST_CURVES:
+                confidence = 0.95 if count <= 4 and self.high_probability is None else None
+                plot = CertifiedAccuracyPlot(self.norm, self.high_probability, confidence=confidence)
+                bands = "; bands: 95 % bootstrap intervals over examples" if confidence else ""
+                parts.append(_figure(f"Certified accuracy of each log{_of(name)}{bands}", plot(those)))
         parts.append(_table("All logs", Summary(self.norm, self.high_probability, self.radii)(logs)))
         if len(logs.certification) == 2 and self.high_probability is None:
-            parts.extend(self._comparison(logs))
+            comparison = Comparison(radii=self.radii, norm=self.norm)
+            parts += _if_possible("The two on the same images", comparison, Logs(logs.certification))
         return Section(
             "Certified accuracy",
             "The share of images classified correctly whose class provably cannot change within the radius. Every "
@@ -118,15 +125,9 @@ class Report(AtRadii, Analysis):
             parts,
         )
 
-    def _comparison(self, logs: Logs) -> list[Part]:
-        try:
-            return [_table("The two on the same images", Comparison(radii=self.radii, norm=self.norm)(logs))]
-        except UserError:  # not on the same images, of which the page warns
-            return []
-
-    def _best_of_groups(self, logs: Logs) -> Section:
-        envelope = Envelope(self.norm, self.high_probability, self.radii)
-        abstention = Envelope(self.norm, self.high_probability, self.radii, show="abstention_rate")
+    def _best_of_groups(self, logs: Logs, name: str) -> Section:
+        settings = (self.norm, self.high_probability, self.radii, self.unfinished)
+        envelope, abstention = Envelope(*settings), Envelope(*settings, show="abstention_rate")
         parts = [
             _table("Best certified accuracy, with the clean accuracy of the selected log raised", envelope(logs)),
             _table("Abstention rate of the selected logs", abstention(logs)),
@@ -137,11 +138,11 @@ class Report(AtRadii, Analysis):
             # More curves than the figure before, but fewer than one per log, which the first section draws.
             if drawn < count < len(logs.certification) and count <= _MOST_CURVES:
                 drawn = count
-                figure = EnvelopePlot(self.norm, self.high_probability, group_by=by)(logs)
+                figure = EnvelopePlot(self.norm, self.high_probability, self.unfinished, by)(logs)
                 parts.append(_figure("Upper envelopes" + (" by sigma" if by else " by group"), figure))
         parts += [*self._selected(logs.certification), *self._heat_maps(logs.certification)]
         return Section(
-            "Best log by radius",
+            f"Best log by radius{_of(name)}",
             "At each radius the best log of its group. The logs are selected on the same images that measure their "
             "accuracy: the more logs there are to select from, the more optimistic it is.",
             parts,
@@ -170,20 +171,19 @@ class Report(AtRadii, Analysis):
         return [_table("Selected log at each radius", Table(columns, rows))] if rows else []
 
     def _heat_maps(self, logs: list[Log]) -> list[Part]:
-        """Certified accuracy over sigma and epsilon where both vary, of all logs of a dataset, whatever their group."""
+        """Certified accuracy over sigma and epsilon where both vary, of all logs, whatever their group."""
+        if any(len({log.parameters.get(name) for log in logs}) < 2 for name in ("sigma", "epsilon")):
+            return []
         radii = self.chosen_radii(logs)
         # Without the largest radii, at which little is certified.
         some = radii[:: max(1, len(radii) // _MOST_MAPS)][:_MOST_MAPS]
-        datasets = dict.fromkeys(log.parameters.get("dataset") for log in logs)
-        parts = []
-        for dataset in datasets:
-            of_dataset = [log for log in logs if log.parameters.get("dataset") == dataset]
-            if any(len({log.parameters.get(name) for log in of_dataset}) < 2 for name in ("sigma", "epsilon")):
-                continue
-            figure = HeatMap(radii=some, norm=self.norm, high_probability=self.high_probability)(Logs(of_dataset))
-            whose = f", {display('dataset', dataset)}" if len(datasets) > 1 else ""
-            parts.append(_figure(f"Best certified accuracy by sigma and epsilon, of all logs{whose}", figure))
-        return parts
+        figure = HeatMap(self.norm, self.high_probability, some, self.unfinished)(Logs(logs))
+        return [_figure(f"Best certified accuracy by sigma and epsilon, of all logs{_of(logs[0].images)}", figure)]
+
+
+def _of(name: str) -> str:
+    """What a heading adds where a page has several image sets."""
+    return f", {name}" if name else ""
 
 
 def _described(best: Selected, names: list[str]) -> list[str | None]:
@@ -191,7 +191,7 @@ def _described(best: Selected, names: list[str]) -> list[str | None]:
     if best.certified_accuracy == 0:
         return [None] * (len(names) + 1)
     values = ((name, best.log.parameters.get(name)) for name in names)
-    return [*(None if value is None else display(name, value) for name, value in values), best.log.name]
+    return [*(None if value is None else display(name, value) for name, value in values), best.log.label]
 
 
 def _facts(logs: Logs) -> list[tuple[str, str]]:
@@ -210,24 +210,21 @@ def _facts(logs: Logs) -> list[tuple[str, str]]:
     return facts
 
 
-def _beside_certificates(logs: Logs) -> list[Part]:
+def _if_possible(caption: str, analysis: Analysis, logs: Logs) -> list[Part]:
+    """A table, or nothing where the logs are of different images, of which the page warns, or not those needed."""
     try:
-        return [_table("Certified and attacked, on the same images", Gap()(logs))]
-    except UserError:  # the models attacked are not those certified, or nothing is attacked
+        return [_table(caption, cast(Table, analysis(logs)))]
+    except UserError:
         return []
 
 
 def _examples(logs: Logs) -> Section:
-    try:
-        parts = [
-            _table("Worst", Examples(worst=_EXAMPLES_SHOWN)(logs)),
-            _table("Best", Examples(best=_EXAMPLES_SHOWN)(logs)),
-        ]
-    except UserError as reason:  # logs of several datasets may share a page, but not their examples
-        return Section("Examples", f"Not shown: {reason}.")
-    return Section(
-        "Examples", "Over all logs: an image's radius counts as 0 in a log that gets it wrong or abstains.", parts
-    )
+    parts = []
+    for name, those in logs.by_images().items():
+        parts += _if_possible(f"Worst{_of(name)}", Examples(worst=_EXAMPLES_SHOWN), those)
+        parts += _if_possible(f"Best{_of(name)}", Examples(best=_EXAMPLES_SHOWN), those)
+    text = "Over all logs: an image's radius counts as 0 in a log that gets it wrong or abstains."
+    return Section("Examples", text if parts else "Not shown: the logs are not on the same images.", parts)
 
 
 def _provenance(logs: Logs) -> Section:
@@ -238,7 +235,7 @@ def _provenance(logs: Logs) -> Section:
         Column("notes", "to keep in mind", "text"),
     ]
     everything = [*logs.certification, *logs.prediction, *logs.training]
-    rows = [[log.name, str(log.path), _made_by(log), "; ".join(_notes(log)) or None] for log in everything]
+    rows = [[log.label, str(log.path), _made_by(log), "; ".join(_notes(log)) or None] for log in everything]
     parts = [_table("Where each log is from", Table(columns, rows))]
     if logs.certification or logs.prediction:
         parts.append(_table("Hyper-parameters and how they are known", ParametersTable()(logs)))

@@ -12,6 +12,7 @@ from smoothadv.analysis.shared.log_statistics import (
 )
 from smoothadv.analysis.shared.logs import Logs
 from smoothadv.analysis.shared.radii import AtRadii, radius_column
+from smoothadv.analysis.shared.selection import are_of_one_set, with_selected
 from smoothadv.analysis.shared.table_formats import Cell, Column, Table
 
 _ON_GRID = Column("average_certified_radius_on_the_grid", "average certified radius (l2) on the grid", "number")
@@ -32,11 +33,11 @@ class Summary(AtRadii, Analysis):
             Column("average_certified_radius", "average certified radius (l2)", "number"),
             *([_ON_GRID] if grids else []),
             Column("abstention_rate", "abstention rate", "fraction"),
-            *map(radius_column, radii),
+            *(radius_column(radius, are_of_one_set(logs.certification)) for radius in radii),
         ]
         rows: list[list[Cell]] = [
             [
-                log.name,
+                log.label,
                 len(log.table),
                 clean_accuracy(log.table),
                 None if log.is_on_grid else average_certified_radius(log.table),
@@ -46,4 +47,4 @@ class Summary(AtRadii, Analysis):
             ]
             for log in logs.certification
         ]
-        return Table(columns, rows)
+        return with_selected(Table(columns, rows), logs.certification)

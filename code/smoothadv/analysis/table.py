@@ -8,6 +8,7 @@ from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.log_statistics import bootstrap_interval
 from smoothadv.analysis.shared.logs import Logs
 from smoothadv.analysis.shared.radii import AtRadii, radius_column, radius_key, radius_text
+from smoothadv.analysis.shared.selection import are_of_one_set, with_selected
 from smoothadv.analysis.shared.table_formats import Annotated, Column, Table
 from smoothadv.settings import probability, setting
 
@@ -27,14 +28,14 @@ class CertifiedAccuracyTable(AtRadii, Analysis):
 
     def __call__(self, logs: Logs) -> Table:
         radii = self.radii or [0.0, *self.chosen_radii(logs.certification)]
-        accuracies = {log.name: self.accuracies(log, radii) for log in logs.certification}
+        accuracies = {log.label: self.accuracies(log, radii) for log in logs.certification}
         first = Column("log", self.heading, "text")
-        columns = [first, *map(radius_column, radii)]
+        columns = [first, *(radius_column(radius, are_of_one_set(logs.certification)) for radius in radii)]
         rows = [[name, *values.tolist()] for name, values in accuracies.items()]
         if self.confidence is None:
-            return Table(columns, rows)
+            return with_selected(Table(columns, rows), logs.certification)
         intervals = [
-            bootstrap_interval(accuracies[log.name], len(log.table), self.confidence) for log in logs.certification
+            bootstrap_interval(accuracies[log.label], len(log.table), self.confidence) for log in logs.certification
         ]
         shown = [
             [name, *(Annotated(value, interval=ends) for value, ends in zip(values, zip(*map(list, interval))))]
@@ -45,7 +46,7 @@ class CertifiedAccuracyTable(AtRadii, Analysis):
             [name, *(float(x) for triple in zip(values, *interval) for x in triple)]
             for (name, *values), interval in zip(rows, intervals)
         ]
-        return Table(full_columns, full, Table(columns, shown))
+        return with_selected(Table(full_columns, full, Table(columns, shown)), logs.certification)
 
 
 def _with_interval(radius: float) -> list[Column]:

@@ -148,6 +148,7 @@ class _Parts:
             spool_path(path).unlink(missing_ok=True)
         try:
             check_logged_examples(log, indices)
+            log.record_selection()
             return Part(log, indices, self._spool(path, log) if self.plan.keeps_images else None)
         except BaseException:
             log.close()  # else the lock would stay as long as this process

@@ -17,8 +17,10 @@ from smoothadv.analysis.shared.hyper_parameters import (
     certification_parameters,
     prediction_parameters,
 )
+from smoothadv.analysis.shared.image_sets import image_set_names
 from smoothadv.analysis.shared.plausibility import check_certificates
 from smoothadv.analysis.shared.procedure import is_on_grid
+from smoothadv.analysis.shared.table_formats import Label
 from smoothadv.errors import UserError
 from smoothadv.readers import (
     kind_of_log,
@@ -27,7 +29,7 @@ from smoothadv.readers import (
     read_training_log,
     resembles_log,
 )
-from smoothadv.records import is_manifest, is_shard_folder
+from smoothadv.records import images_selected, is_manifest, is_shard_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +42,8 @@ class Log:
     """A log's ``table`` (see ``readers``), a ``name`` that is short yet unique, and its hyper-parameters.
 
     ``group`` is the name given on the command line (NAME=LOG), else the folder or glob in which the log was found,
-    "" for a log that was named itself. ``notes`` are sentences that a reader of its numbers should know.
+    "" for a log that was named itself. ``notes`` are sentences that a reader of its numbers should know. ``images`` is
+    what people call the images that it is about, "" where all logs that were read are about the same ones.
     """
 
     name: str
@@ -49,11 +52,30 @@ class Log:
     table: pd.DataFrame
     parameters: Parameters = field(default_factory=Parameters)
     notes: tuple[str, ...] = ()
+    images: str = ""
 
     @property
     def is_on_grid(self) -> bool:
         """Whether its radii are the largest of a grid that were certified, not the largest that could have been."""
         return is_on_grid(self.table, self.parameters)
+
+    @property
+    def selected(self) -> int | None:
+        """The number of images that were selected for it; None where no manifest says so."""
+        return images_selected(self.parameters.runs[-1]) if self.parameters.runs else None
+
+    @property
+    def progress(self) -> str:
+        """ "36 of 180, unfinished" if it is known to lack images that were selected for it, else ""."""
+        done, selected = len(self.table), self.selected
+        return "" if selected is None or done >= selected else f"{done:,} of {selected:,}, unfinished"
+
+    @property
+    def label(self) -> Label:
+        """Its name; people also see its progress and its images."""
+        label = Label(self.name)
+        label.shown = ", ".join(filter(None, (self.name + f" ({self.progress})" * bool(self.progress), self.images)))
+        return label
 
 
 @dataclass(frozen=True)
@@ -64,6 +86,14 @@ class Logs:
     prediction: list[Log] = field(default_factory=list)
     training: list[Log] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+
+    def by_images(self) -> dict[str, Logs]:
+        """The certification and prediction logs of each image set, by its name."""
+        sets = {log.images: Logs() for log in [*self.certification, *self.prediction]}
+        for name, of_set in sets.items():
+            of_set.certification.extend(log for log in self.certification if log.images == name)
+            of_set.prediction.extend(log for log in self.prediction if log.images == name)
+        return sets
 
 
 @dataclass(frozen=True)
@@ -85,12 +115,12 @@ def read_logs(
     ``NAME=LOG`` puts the logs that LOG names into the group NAME. ``stated`` hyper-parameters win over all others.
     A log that is damaged or cannot be true is left out; ``warn`` gets the reason. UserError if no log is left.
     """
-    found: dict[tuple[Path, str | None], _Found] = {}
+    found: dict[tuple[str, str | None], _Found] = {}
+    logs, left_out = Logs(), list[str]()
     for argument in arguments:
-        for entry in _find(argument):
+        for entry in _find(argument, left_out):
             # A log may belong to several named groups, but is read once where it was merely named twice.
-            found.setdefault((entry.path.resolve(), entry.group if entry.grouped else None), entry)
-    logs, left_out = Logs(), []
+            found.setdefault((os.path.realpath(entry.path), entry.group if entry.grouped else None), entry)
     for entry in tqdm(found.values(), "reading logs", unit="log", disable=None, delay=1):
         try:
             _read_one(entry, set(kinds), stated or {}, logs)
@@ -101,12 +131,11 @@ def read_logs(
     for reason in left_out:
         warn(f"{reason}; it is left out")
     logs = _without_training_images(logs, warn)
-    return Logs(
-        _with_names(logs.certification),
-        _with_names(logs.prediction),
-        _with_names(logs.training),
-        [*left_out, *logs.left_out],
-    )
+    both = [*_with_names(logs.certification), *_with_names(logs.prediction)]
+    images = image_set_names([(log.table, log.parameters) for log in both])
+    named = [replace(log, images=name) for log, name in zip(both, images)]
+    count = len(logs.certification)
+    return Logs(named[:count], named[count:], _with_names(logs.training), [*left_out, *logs.left_out])
 
 
 def _nothing_left(arguments: Sequence[str], kinds: Iterable[str], left_out: list[str], warn: Warn) -> UserError:
@@ -120,18 +149,19 @@ def _nothing_left(arguments: Sequence[str], kinds: Iterable[str], left_out: list
     return UserError(f"{where}: holds no {' or '.join(kinds)} log (a file that starts with idx, label, predict, ...)")
 
 
-def _find(argument: str) -> list[_Found]:
+def _find(argument: str, left_out: list[str]) -> list[_Found]:
+    """What an argument names; ``left_out`` gets the reasons why folders cannot be listed."""
     group, equals, rest = argument.partition("=")
     if not equals or not group or os.path.exists(argument) or glob.glob(argument, recursive=True):
-        return _find_in(argument, "")
-    return [replace(entry, group=group, grouped=True) for entry in _find_in(rest, group)]
+        return _find_in(argument, "", left_out)
+    return [replace(entry, group=group, grouped=True) for entry in _find_in(rest, group, left_out)]
 
 
-def _find_in(place: str, group: str) -> list[_Found]:
+def _find_in(place: str, group: str, left_out: list[str]) -> list[_Found]:
     if os.path.isfile(place):
         return [_Found(Path(place), group, named=True)]
     if os.path.isdir(place):
-        files = [] if is_shard_folder(Path(place).name) else _files_below(Path(place))
+        files = [] if is_shard_folder(Path(place).name) else _files_below(Path(place), left_out)
         return [_Found(path, group or _folder_name(place), named=False) for path in files]
     matches = sorted(glob.glob(place, recursive=True))
     if not matches:
@@ -140,7 +170,7 @@ def _find_in(place: str, group: str) -> list[_Found]:
     for match in map(Path, matches):
         if is_shard_folder(match.name) or is_shard_folder(match.parent.name):
             continue
-        files = _files_below(match) if match.is_dir() else [match]
+        files = _files_below(match, left_out) if match.is_dir() else [match]
         found += [_Found(path, group or place, named=False) for path in files if not is_manifest(path)]
     # Other files are skipped; but if no match is a log, the fault of the first one must be reported.
     if not any(kind_of_log(entry.path) or resembles_log(entry.path) for entry in found):
@@ -148,16 +178,19 @@ def _find_in(place: str, group: str) -> list[_Found]:
     return found
 
 
-def _files_below(folder: Path) -> list[Path]:
+def _files_below(folder: Path, left_out: list[str]) -> list[Path]:
     """All files that are not hidden, also behind links, each folder once; without shards, which are no logs yet."""
-    files, visited = [], set()
-    for place, folders, names in os.walk(folder, followlinks=True):
+    files, visited, refused = [], set(), list[OSError]()
+    for place, folders, names in os.walk(folder, followlinks=True, onerror=refused.append):
         real = os.path.realpath(place)
         folders[:] = [] if real in visited else [name for name in folders if _is_searched(name)]
         if real not in visited:
             files += [Path(place, name) for name in names if not name.startswith(".")]
         visited.add(real)
-    return sorted(path for path in files if path.is_file() and not is_manifest(path))
+    left_out += [f"{error.filename} cannot be listed: {error.strerror}" for error in refused]
+    # What cannot be found out about is kept: reading it gives the reason.
+    files = [path for path in files if os.path.isfile(path) or not os.path.exists(path)]
+    return sorted(path for path in files if not is_manifest(path))
 
 
 def _is_searched(folder: str) -> bool:

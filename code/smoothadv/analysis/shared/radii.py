@@ -153,6 +153,6 @@ def radius_key(radius: float) -> str:
     return short if float(short) == radius or "/" in getattr(radius, "text", "") else repr(float(radius))
 
 
-def radius_column(radius: float) -> Column:
+def radius_column(radius: float, compared: bool = True) -> Column:
     """The certified accuracy at a radius."""
-    return Column(radius_key(radius), radius_text(radius), "percent", compared=True)
+    return Column(radius_key(radius), radius_text(radius), "percent", compared)

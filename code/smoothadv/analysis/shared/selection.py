@@ -11,8 +11,9 @@ import numpy as np
 from smoothadv.analysis.shared.hyper_parameters import FIELDS, ParameterValue, display
 from smoothadv.analysis.shared.log_statistics import clean_accuracy
 from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.table_formats import Column, Table
 from smoothadv.errors import UserError
-from smoothadv.settings import SettingError
+from smoothadv.settings import SettingError, setting
 
 _FEWEST_TO_RECOGNISE = 20  # fewer rows may be equal by chance
 
@@ -76,12 +77,14 @@ def doubts(logs: Logs) -> list[str]:
     if len(logs.prediction) > 1 and different_examples(logs.prediction):
         sentences.append("the prediction logs are not all on the same test images: they differ by chance too")
     sentences += _copies(logs.certification)
-    for name in ("dataset", "alpha"):
+    for name in ("dataset", "N", "alpha"):
         values = {log.parameters.get(name) for log in logs.certification} - {None}
         if len(values) > 1:
-            sentences.append(
-                f"the logs differ in {name}: {', '.join(sorted(display(name, value) for value in values))}"
-            )
+            shown = ", ".join(display(name, value) for value in sorted(values, key=_sortable))
+            sentences.append(f"the logs differ in {FIELDS[name]}: {shown}")
+    for log in [*logs.certification, *logs.prediction]:
+        if log.progress:
+            sentences.append(f"{log.path}: {log.progress}; the best log is chosen without it, unless by --unfinished")
     noted: dict[str, list[Log]] = {}
     for log in [*logs.certification, *logs.prediction, *logs.training]:
         for note in log.notes:
@@ -106,8 +109,48 @@ def _copies(logs: Sequence[Log]) -> list[str]:
     return sentences
 
 
+@dataclass(frozen=True)
+class Choosing:
+    """Which logs take part where the best of several is chosen."""
+
+    unfinished: bool = setting(
+        False, help="let unfinished logs take part where the best is chosen, each among logs of exactly its images"
+    )
+
+    def takes(self, log: Log) -> bool:
+        """Whether the log takes part."""
+        return self.unfinished or not log.progress
+
+    def taking_part(self, logs: Sequence[Log]) -> list[Log]:
+        """The logs from which the best is chosen; UserError if there are some, but none is finished."""
+        part = [*filter(self.takes, logs)]
+        if logs and not part:
+            raise UserError(f"no log is finished, {logs[0].path}: {logs[0].progress}; --unfinished takes such logs too")
+        return part
+
+
+def are_of_one_set(logs: Sequence[Log]) -> bool:
+    """Whether all logs are of the same images, as far as manifests tell."""
+    return len({log.images for log in logs}) < 2
+
+
+def refuse_several_sets(logs: Sequence[Log], what: str) -> None:
+    """UserError, which says how to select, unless the logs are of one image set; ``what`` is to be made of them."""
+    if not are_of_one_set(logs):
+        sets = "; ".join(dict.fromkeys(log.images for log in logs))
+        raise UserError(f"{what} needs logs of the same images, not of {sets}; name those of one set, or use --where")
+
+
+def with_selected(table: Table, logs: Sequence[Log]) -> Table:
+    """A table with a row per log; if one is unfinished, programs get a last column ``selected``."""
+    if not any(log.progress for log in logs):
+        return table
+    rows = [[*row, log.selected] for row, log in zip(table.rows, logs)]
+    return Table([*table.columns, Column("selected", "selected", "count")], rows, table.shown or table)
+
+
 def groups_of(logs: Sequence[Log], by: Sequence[str], name_group: bool = False) -> dict[str, list[Log]]:
-    """The logs by the name of their group and the hyper-parameters ``by``, numbers ascending.
+    """The logs by the name of their group, the hyper-parameters ``by``, numbers ascending, and their images.
 
     The name of the group is left out where all logs are of one group and ``by`` distinguishes them, unless
     ``name_group``.
@@ -116,8 +159,8 @@ def groups_of(logs: Sequence[Log], by: Sequence[str], name_group: bool = False) 
     several = name_group or not by or len({log.group for log in logs}) > 1
     groups: dict[str, list[Log]] = {}
     for log in keyed:
-        words = [log.group] if log.group and several else []
-        groups.setdefault(", ".join([*words, *(_equation(name, log) for name in by)]) or "all", []).append(log)
+        words = [log.group if several else "", *(_equation(name, log) for name in by), log.images]
+        groups.setdefault(", ".join(filter(None, words)) or "all", []).append(log)
     order = {name: position for position, name in enumerate(dict.fromkeys(log.group for log in logs))}
     return dict(sorted(groups.items(), key=lambda item: order[item[1][0].group]))
 
@@ -162,4 +205,4 @@ def upper_envelope(logs: Sequence[Log], accuracies: np.ndarray) -> list[Selected
 def different_examples(logs: Sequence[Log]) -> bool:
     """Whether the logs are of different examples, so that their accuracies also differ by chance."""
     first = logs[0].table.idx.to_numpy()
-    return any(not np.array_equal(first, log.table.idx.to_numpy()) for log in logs[1:])
+    return not are_of_one_set(logs) or any(not np.array_equal(first, log.table.idx.to_numpy()) for log in logs[1:])

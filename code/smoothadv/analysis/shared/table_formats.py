@@ -27,6 +27,12 @@ class Annotated:
 Cell = CellValue | Annotated
 
 
+class Label(str):
+    """The name of a log, which CSV and JSON have; people see ``shown``."""
+
+    shown: str
+
+
 @dataclass(frozen=True)
 class Column:
     """A column: ``key`` names it in CSV and JSON, ``title`` in markdown, LaTeX and HTML.
@@ -86,7 +92,8 @@ def _display(value: Cell, kind: str, decimals: int, markup: Markup) -> str:
             text += f" ({'–'.join(_number(end, kind, decimals) for end in value.interval)})"
         return text if value.raised is None else markup.raise_(_number(value.raised, kind, decimals)) + text
     if kind in ("text", "count"):
-        return markup.escape(f"{value:,}" if isinstance(value, int) else shown(str(value), None))
+        text = f"{value:,}" if isinstance(value, int) else shown(getattr(value, "shown", str(value)), None)
+        return markup.escape(text)
     return _number(float(value), kind, decimals)
 
 

@@ -18,14 +18,15 @@ from smoothadv.sweeps.jobs import Job
 
 
 def write_report(grids: Sequence[Grid], jobs: Sequence[Job], report: Report, output: Path | None) -> None:
-    """Write the page; incomplete logs are left out, with a warning. UserError if no log is complete yet."""
+    """Write the page; incomplete logs are left out, with a warning, unless asked for. UserError if no log is left."""
     path = output or (grids[0].logs if len(grids) == 1 else Path("logs")) / "report.html"
     refuse_to_replace(path, *PAGE)
     arguments, unfinished = [], 0
     for job in tqdm(jobs, "checking files", unit="job", disable=None, delay=1):
-        complete = [stage for stage in job.evaluations if stage.progress().is_complete]
-        paths = [log for stage in complete for log in stage.logs]
-        unfinished += len(complete) < len(job.evaluations)
+        come = [(stage.logs, stage.progress()) for stage in job.evaluations]
+        taken = [logs for logs, it in come if it.is_complete or (report.unfinished and it.done and not it.conflict)]
+        paths = [log for logs in taken for log in logs if log.exists()]
+        unfinished += len(taken) < len(come)
         if job.training.progress().is_complete:
             paths.append(job.training.folder / TRAINING_LOG)
         arguments += [f"{job.group}={_shown(path, job.cwd)}" for path in paths]
