@@ -75,7 +75,7 @@ def written(lines: list[list[str]], ends: str = "\n") -> bytes:
 
 def lines_of(content: bytes) -> list[list[str]]:
     """The fields of every line that is not blank."""
-    text = content.decode().lstrip("\ufeff")
+    text = content.decode().removeprefix("\ufeff")
     return [line.split("\t") for line in re.split("\r\n|\r|\n", text) if line.strip(" ")]
 
 
