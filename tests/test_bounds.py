@@ -6,6 +6,7 @@ What noise at a distance from a Gaussian changes is tested in test_bounds_noise_
 import math
 from fractions import Fraction
 
+import mpmath
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from smoothadv.bounds import (
     minimum_trials_to_predict,
     vote_is_significant,
 )
-from support.exact_tails import is_sound_and_tight
+from support.exact_tails import DIGITS, is_sound_and_tight, probability_of_at_most
 
 exhaustive = settings(deadline=None, derandomize=True, max_examples=300)
 # Without powers of two: with them p_lower can be exactly 1/2, and rounding may decide either way.
@@ -107,6 +108,7 @@ def test_smallest_count_that_predicts(trials, top):
 def test_fewest_trials_at_the_level_of_the_paper():
     assert minimum_trials_to_certify(1e-3) == 10
     assert minimum_trials_to_predict(1e-3) == 11
+    assert minimum_trials_to_predict(2**-10) == 11, "the p-value of 11 equal votes is 2 * 2^-11, the level itself"
 
 
 @exhaustive
@@ -176,6 +178,17 @@ def test_failure_bound_is_a_probability_above_one_minus_the_success_bound(count,
     assert exact * (1 - 1e-12) - 1e-15 <= q <= exact * (1 + 1e-8) + 1e-15
 
 
+@exhaustive
+@given(counts(largest=10**5), alphas)
+def test_failure_bound_is_never_below_the_exact_one(count, alpha):
+    """Without its margins it would be, of every second count without failures, and of some others."""
+    successes, trials = count
+    assume(successes)
+    with mpmath.workdps(DIGITS):
+        q = mpmath.mpf(failure_upper_bound(successes, trials, alpha))
+        assert q == 1 or probability_of_at_most(trials - successes, trials, q) <= alpha
+
+
 def test_failure_bound_stays_a_probability_at_a_tiny_level():
     assert failure_upper_bound(1, 1, 1e-20) <= 1
 
@@ -208,7 +221,9 @@ def test_radius_of_up_to_a_billion_draws_is_sound_and_tight(count, alpha):
     "successes, trials, alpha",
     [row[:3] for row in TABLE if row[4] is not None]
     + [(10**6 - 38, 10**6, 1e-3), (99_995, 100_000, 1e-6)]
-    + [(609_328_884, 609_328_894, 0.03930288282735106), (211_779_448, 211_779_449, 7.337983765435685e-11)],
+    + [(609_328_884, 609_328_894, 0.03930288282735106), (211_779_448, 211_779_449, 7.337983765435685e-11)]
+    # So many that the bound's margin is smaller than the rounding of the normal quantile.
+    + [(606_408_645_028_971, 606_408_645_028_971, 0.006353062024035954)],
 )
 def test_radius_is_sound_at_extreme_counts(successes, trials, alpha):
     assert is_sound_and_tight(certified_radius(successes, trials, 1.0, alpha), successes, trials, alpha)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
+from smoothadv.bounds import certified_radius, maximum_radius
 from smoothadv.core import Smooth
 from smoothadv.errors import NonFiniteError, UserError
 from smoothadv.noise import GaussianNoise, NoiseStream
@@ -222,6 +223,30 @@ def test_without_a_stream_every_call_draws_afresh_from_the_global_seed():
     certificates = three_certificates()
     assert len({c.successes for c in certificates}) > 1
     assert certificates == three_certificates()
+
+
+def test_without_a_stream_the_noise_is_that_of_sigma():
+    recorder, x = Recorder(ConstantClassifier(0, 2)), torch.rand(1, 3, 3)
+    torch.manual_seed(11)
+    Smooth(recorder, 2, 0.25).predict(x, 50, ALPHA, 50)
+    torch.manual_seed(11)
+    expected = GaussianNoise(0.25, int(torch.randint(2**62, (1,)))).stream(0, "cpu").noisy(50, x)
+    assert torch.equal(torch.cat(recorder.batches), expected)
+
+
+class FarFromGaussian(GaussianNoise):
+    """Noise that says that it is no Gaussian."""
+
+    def distance(self, dimension: int) -> float:
+        return 1e-4 * dimension
+
+
+def test_certificates_count_the_distance_of_the_noise_from_a_gaussian():
+    far = FarFromGaussian(0.25, 0).stream(0, "cpu")
+    certificate = Smooth(ConstantClassifier(0, 2), 2, 0.25).certificate(
+        image(0.5, 0.5), 10, 500, ALPHA, 100, stream=far
+    )
+    assert certificate.radius == certified_radius(500, 500, 0.25, ALPHA, 2e-4) < maximum_radius(500, 0.25, ALPHA)
 
 
 def test_the_image_is_left_alone():

@@ -196,6 +196,17 @@ def test_exact_spending_never_exceeds_the_allowance(design, t):
 
 @many
 @given(designs(), nulls)
+def test_rounding_cannot_overspend_an_allowance_that_a_row_exceeds_by_less(design, t):
+    """Each allowance is the float below what is spent by then: only what is reserved for rounding raises boundaries."""
+    looks, allowance = design
+    spent = exact_spending(Fraction(t), looks.tolist(), efficacy_row(t, looks, allowance).tolist())
+    below = [math.nextafter(float(s), 0) for s in spent]
+    spent = exact_spending(Fraction(t), looks.tolist(), efficacy_row(t, looks, below).tolist())
+    assert all(s <= Fraction(a) for s, a in zip(spent, below))
+
+
+@many
+@given(designs(), nulls)
 def test_every_boundary_is_the_smallest_that_keeps_the_allowance(design, t):
     looks, allowance = design
     row = efficacy_row(t, looks, allowance).tolist()
