@@ -146,7 +146,7 @@ def manifest_tamperings(settings: dict[str, Any]) -> Iterator[Tampering]:
         larger = [radius * 1.01 for radius in settings["radii"]]
         yield setting("ladder", False) if settings["ladder"] else setting("radii", larger)
     if not settings.get("ladder"):
-        yield from (setting(name, settings[name] * 0.9) for name in ("sigma", "alpha"))
+        yield from (setting(name, settings[name] * factor) for name, factor in (("sigma", 0.4), ("alpha", 1e-4)))
         yield setting("N", settings["N"] + 50)
     if settings["sound"] and settings["method"] == "exact":
         yield setting("noise", "GaussianNoise")
