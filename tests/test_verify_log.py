@@ -117,9 +117,9 @@ def larger_radii(row: dict[str, str], settings: dict[str, Any]) -> list[str]:
         Smoothing(SIGMA, 100, N, alpha, noise), radii=tuple(settings["radii"]), ladder=settings["ladder"]
     )
     look = procedure._tables.looks.tolist().index(int(row["trials"]))
-    larger = procedure._grid[procedure._tables.efficacy[:, look] > int(row["successes"])]
-    assert float(row["radius"]) < larger[0], "a larger radius would be supported"
-    return [repr(float(larger[0])), f"{radius + 1e-9:.20f}", repr(float(larger[-1]))]
+    larger = [*procedure._grid[procedure._tables.efficacy[:, look] > int(row["successes"])].tolist(), radius + 10]
+    assert radius < larger[0], "a larger radius would be supported"
+    return [repr(larger[0]), f"{radius + 1e-9:.20f}", repr(larger[-1])]
 
 
 def row_tamperings(row: dict[str, str], settings: dict[str, Any]) -> list[tuple[str, object]]:
@@ -146,7 +146,7 @@ def manifest_tamperings(settings: dict[str, Any]) -> Iterator[Tampering]:
         larger = [radius * 1.01 for radius in settings["radii"]]
         yield setting("ladder", False) if settings["ladder"] else setting("radii", larger)
     if not settings.get("ladder"):
-        yield from (setting(name, settings[name] * 0.9) for name in ("sigma", "alpha"))
+        yield from (setting(name, settings[name] * factor) for name, factor in (("sigma", 0.4), ("alpha", 1e-4)))
         yield setting("N", settings["N"] + 50)
     if settings["sound"] and settings["method"] == "exact":
         yield setting("noise", "GaussianNoise")
