@@ -55,6 +55,8 @@ ESCAPED = {
     "option": (lambda source: None, [*CERTIFY, f"--{ESCAPES}"]),
     "value": (lambda source: None, [*CERTIFY, "--N", ESCAPES]),
     "plug-in": (lambda source: None, [*CERTIFY, "--plugin", f"{ESCAPES}.py"]),
+    "long plug-in": (lambda source: None, [*CERTIFY, "--plugin", "x" * 2**20]),
+    "long plug-in file": (lambda source: None, [*CERTIFY, "--plugin", "x" * 2**20 + ".py"]),
     "page": (lambda source: write_log({**SETTINGS, "arch": "\ud800"}), ["analyze", "report", "log.tsv", "-o", "a"]),
 }
 
