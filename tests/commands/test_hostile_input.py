@@ -68,6 +68,12 @@ def test_no_escape_code_reaches_the_terminal(name, checkpoint, workplace, capsys
     assert_harmless(call(capsys, *command))
 
 
+def test_a_library_that_warns_of_a_name_shows_no_escape_code(workplace, capsys):
+    write_log(SETTINGS)
+    outcome = call(capsys, "analyze", "plot", f"{ESCAPES}=log.tsv", "-o", "plot.png")
+    assert outcome.code == 0 and (outcome.out + outcome.err).replace("\n", "").isprintable()
+
+
 def test_debug_shows_no_escape_code_either(workplace, capsys):
     outcome = call(capsys, "analyze", "summary", ESCAPES, "--debug")
     assert "Traceback" in outcome.err and (outcome.out + outcome.err).replace("\n", "").isprintable()
@@ -123,6 +129,7 @@ def nested(depth: int) -> str:
 
 MANIFESTS = {
     "runs of numbers": json.dumps({"settings": SETTINGS, "runs": [1, "a"]}),
+    "runs of other fields": json.dumps({"settings": SETTINGS, "runs": [{"packages": "a"}, {"command": None}]}),
     "runs that are text": json.dumps({"settings": SETTINGS, "runs": "abc"}),
     "nesting": nested(990),
     "nesting that no parser bears": nested(100_000),
@@ -145,7 +152,7 @@ def test_a_manifest_of_something_else_gets_one_line(content, command, checkpoint
     outcome = call(capsys, *command)
     assert_harmless(outcome)
     if outcome.code:  # the report leaves out what is no run
-        assert "out.tsv.manifest.json" in outcome.err
+        assert "out.tsv" in outcome.err
 
 
 def picture(width: int, height: int) -> bytes:
