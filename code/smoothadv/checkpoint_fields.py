@@ -155,7 +155,8 @@ def require_resumable(content: dict[str, Any], path: Path) -> None:
 
 def _require(rules: dict[str, _Rule], content: dict[str, Any], path: Path) -> None:
     try:
-        for name in rules.keys() & content.keys():
-            rules[name].require(name, content[name])
+        for name, rule in rules.items():
+            if name in content:
+                rule.require(name, content[name])
     except ValueError as error:
         raise UserError(f"checkpoint {path}: {error}") from error

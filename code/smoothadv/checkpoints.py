@@ -90,9 +90,10 @@ def _content(path: Path) -> dict[str, Any]:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can raise nearly anything
         asked = re.search(r"GLOBAL (\S{1,99})", str(error))  # PyTorch's advice is about options that we lack
-        reason = f" (it asks to load {asked[1]})" if asked else ""
+        reason = f"it asks to load {asked[1]}" if asked else error.strerror if isinstance(error, OSError) else ""
         raise UserError(
-            f"checkpoint {path} cannot be read: it is damaged or no PyTorch checkpoint of plain tensors{reason}"
+            f"checkpoint {path} cannot be read: it is damaged or no PyTorch checkpoint of plain tensors"
+            f"{f' ({reason})' if reason else ''}"
         ) from error
     return checked(content, path)
 

@@ -148,11 +148,10 @@ def read_pickled_arrays(path: Path) -> Any:
 
 
 def plain_array(value: Any) -> np.ndarray:
-    """An array, or a list of numbers or texts, as a NumPy array, perhaps read-only; TypeError for anything else."""
+    """An array, number, text or list of these as a NumPy array, perhaps read-only; TypeError for anything else."""
     if isinstance(value, PickledArray):
         return value.content
-    if isinstance(value, list) and not all(isinstance(entry, (bool, int, float, str)) for entry in value):
-        raise TypeError("it holds a list of something else than numbers")  # lists in lists can be beyond any memory
-    if not isinstance(value, (list, np.ndarray)):
-        raise TypeError(f"it holds a {type(value).__name__} instead of an array")
+    entries = value if isinstance(value, list) else [] if isinstance(value, np.ndarray) else [value]
+    if not all(isinstance(entry, (bool, int, float, str)) for entry in entries):  # lists in lists may fill any memory
+        raise TypeError(f"it holds a {type(value).__name__} of something else than numbers")
     return np.asarray(value)

@@ -99,11 +99,13 @@ class TrainingRun:
         saved = self.processes.received(self.run.take_saved())
         if saved is None:
             return
-        RunFolder.restore(saved, self.model, self.optimizer)
+        self.run.restore(saved, self.model, self.optimizer)
         self.history = saved["history"]
         self.first_step = saved.get("step", 0)
         if self.first_step > self.steps:
-            raise UserError(f"cannot resume: the checkpoint is of step {self.first_step}, an epoch has {self.steps}")
+            raise UserError(
+                f"cannot resume: {self.run.checkpoint} is of step {self.first_step}, an epoch has {self.steps}"
+            )
         if self.first_step:
             # The checkpoint holds the sums over all processes: the first process continues from them.
             self.sums = OutcomeSums(self.device, saved["sums"] if self.processes.is_first else None)

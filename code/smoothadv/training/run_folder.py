@@ -87,8 +87,7 @@ class RunFolder:
         self.saved, self.has_checkpoint = saved, True
         self._write_log(saved["history"])
 
-    @staticmethod
-    def restore(saved: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def restore(self, saved: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Load the state of a run's checkpoint, ``RunFolder.saved``, into model and optimizer."""
         weights = saved["state_dict"] if is_module(saved) else network_keys(saved["state_dict"])
         present, state = model.state_dict(), saved["optimizer"]["state"]
@@ -97,7 +96,7 @@ class RunFolder:
         parameters = {f"momentum {number}": weight for number, weight in enumerate(model.parameters())}
         needed = {name: weight for name, weight in parameters.items() if name in momenta}
         if reason := misfit({**weights, **momenta}, {**present, **needed}):
-            raise UserError(f"cannot resume: the checkpoint is of another module ({reason})")
+            raise UserError(f"cannot resume: the checkpoint is of another module ({self.checkpoint}: {reason})")
         present.update(weights)
         model.load_state_dict(present)
         # The settings of the optimizer are those of the recipe, which is the same.
