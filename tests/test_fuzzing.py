@@ -21,9 +21,8 @@ ENDS = ["clean", "traceback", "crash", "hang", "memory", "untidy"]
 def test_nothing_but_success_or_one_line(count, tmp_path):
     command = [sys.executable, str(BENCHMARKS / "fuzzing.py"), "--count", str(count), "--seed", str(count)]
     done = run_process(command, tmp_path, PYTHONPATH=str(CODE))
-    table = {
-        row[0]: row[1:] for row in re.findall(r"^\| (\w+) " + r"\| (\d+) " * len(ENDS) + r"\|$", done.stdout, re.M)
-    }
+    rows = re.findall(r"^\| (\w+) " + r"\| (\d+) " * len(ENDS) + r"\|$", done.stdout, re.MULTILINE)
+    table = {kind: numbers for kind, *numbers in rows}
     assert len(table) == 6 and done.returncode == 0, done.stdout + done.stderr
     assert table == {kind: [str(count // 6), *"00000"] for kind in table}, done.stdout
 

@@ -162,7 +162,7 @@ def changed_provider(kind: str, name: str, recorded: Any) -> list[Plugin]:
 
 def is_file_name(name: str) -> bool:
     """Whether ``--plugin NAME`` means a file, not a module."""
-    return name.endswith(".py") or "/" in name or os.sep in name or Path(name).is_file()
+    return name.endswith(".py") or "/" in name or os.sep in name or os.path.isfile(name)
 
 
 def _valid(recorded: Any) -> list[dict[str, Any]]:
@@ -230,11 +230,11 @@ def _found(name: str) -> tuple[ModuleSpec, str, str]:
         except Exception as error:  # of the package around the module
             raise _failure(name, error) from error
         if spec is None:
-            hint = f"; for the file write {name}.py" if Path(f"{name}.py").is_file() else ""
+            hint = f"; for the file write {name}.py" if os.path.isfile(f"{name}.py") else ""
             raise UsageError(f"--plugin: there is no module '{name}' on Python's path{hint}")
         return spec, name, name
     path = Path(name).resolve()
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike Path's, no OSError for a name that is too long
         raise UsageError(f"--plugin: {name} is a folder: name a file in it, or a module")
     stem = re.sub(r"\W", "_", path.stem)
     module = f"{__name__}.{stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"

@@ -55,6 +55,8 @@ ESCAPED = {
     "option": (lambda source: None, [*CERTIFY, f"--{ESCAPES}"]),
     "value": (lambda source: None, [*CERTIFY, "--N", ESCAPES]),
     "plug-in": (lambda source: None, [*CERTIFY, "--plugin", f"{ESCAPES}.py"]),
+    "long plug-in": (lambda source: None, [*CERTIFY, "--plugin", "x" * 2**20]),
+    "long plug-in file": (lambda source: None, [*CERTIFY, "--plugin", "x" * 2**20 + ".py"]),
     "page": (lambda source: write_log({**SETTINGS, "arch": "\ud800"}), ["analyze", "report", "log.tsv", "-o", "a"]),
 }
 
@@ -64,6 +66,12 @@ def test_no_escape_code_reaches_the_terminal(name, checkpoint, workplace, capsys
     prepare, command = ESCAPED[name]
     prepare(checkpoint)
     assert_harmless(call(capsys, *command))
+
+
+def test_a_library_that_warns_of_a_name_shows_no_escape_code(workplace, capsys):
+    write_log(SETTINGS)
+    outcome = call(capsys, "analyze", "plot", f"{ESCAPES}=log.tsv", "-o", "plot.png")
+    assert outcome.code == 0 and (outcome.out + outcome.err).replace("\n", "").isprintable()
 
 
 def test_debug_shows_no_escape_code_either(workplace, capsys):
@@ -121,6 +129,7 @@ def nested(depth: int) -> str:
 
 MANIFESTS = {
     "runs of numbers": json.dumps({"settings": SETTINGS, "runs": [1, "a"]}),
+    "runs of other fields": json.dumps({"settings": SETTINGS, "runs": [{"packages": "a"}, {"command": None}]}),
     "runs that are text": json.dumps({"settings": SETTINGS, "runs": "abc"}),
     "nesting": nested(990),
     "nesting that no parser bears": nested(100_000),
@@ -143,7 +152,7 @@ def test_a_manifest_of_something_else_gets_one_line(content, command, checkpoint
     outcome = call(capsys, *command)
     assert_harmless(outcome)
     if outcome.code:  # the report leaves out what is no run
-        assert "out.tsv.manifest.json" in outcome.err
+        assert "out.tsv" in outcome.err
 
 
 def picture(width: int, height: int) -> bytes:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _MOST_CURVES = 8
 _EXAMPLES_SHOWN = 15
 _MOST_MAPS = 6
+_KINDS = {"packages": dict, "command": list}
 
 Part = dict[str, Any]
 """A table or a figure in the form that the template takes."""
@@ -250,6 +251,8 @@ def _made_by(log: Log) -> str | None:
     """Command, version, commit and device of each run that wrote the log, if it has a manifest."""
     descriptions = []
     for run in log.parameters.runs:
+        # A manifest may hold anything in these two.
+        run = {name: value for name, value in run.items() if isinstance(value, _KINDS.get(name, object))}
         packages = run.get("packages") or {}
         facts = {
             "smoothadv": run.get("smoothadv"),

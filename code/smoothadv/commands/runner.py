@@ -200,6 +200,11 @@ def run(parser: Parser, body: Body, arguments: Sequence[str] | None, interrupted
         return TERMINATED
 
 
+def _visible(text: str) -> str:
+    """All lines of a text, each as ``shown``."""
+    return "\n".join(shown(line, None) for line in text.split("\n"))
+
+
 class _VisibleOutput:
     """``stream``, but what files and names hold is printed with escapes in place of what would steer a terminal."""
 
@@ -207,7 +212,7 @@ class _VisibleOutput:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        self._stream.write("\n".join(shown(line, None) for line in text.split("\n")))
+        self._stream.write(_visible(text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -224,7 +229,7 @@ def _warnings_as_lines() -> Iterator[None]:
             if issubclass(category, DoubtfulWarning):
                 print(f"warning: {shown(str(message))}", file=sys.stderr)
             else:
-                other(message, category, *place, **options)
+                other(_visible(str(message)), category, *place, **options)  # a library may repeat a name
 
         warnings.showwarning = show
         yield
