@@ -238,6 +238,13 @@ def test_rejections_are_nested_and_raising_boundaries_keeps_the_level(design, as
         assert exact_spending(Fraction(t), looks.tolist(), raised.tolist())[-1] <= Fraction(alpha)
 
 
+def test_a_row_that_spends_later_than_that_of_a_smaller_null_is_raised():
+    looks, alpha, early, nulls = np.array([29, 42]), 1.0555e-4, 0.60554, [0.70741, 0.71103]
+    allowance = [spending(n, 42, alpha, early) for n in looks.tolist()]
+    assert [efficacy_row(t, looks, allowance).tolist() for t in nulls] == [[29, 41], [30, 40]]
+    assert build_tables(nulls, looks, alpha, early).efficacy.tolist() == [[29, 41], [30, 41]]
+
+
 @pytest.mark.parametrize("t", [1.0, 1 - 1e-10, math.nextafter(1, 0)])
 def test_a_null_next_to_one_is_never_rejected(t):
     looks = np.array([100, 10**6, 10**11])
