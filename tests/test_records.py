@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 import smoothadv
 from smoothadv.files import write_atomically, write_json, write_text
-from smoothadv.records import ExampleLog, format_radius, manifest_path, provenance, tsv
+from smoothadv.provenance import provenance
+from smoothadv.records import ExampleLog, format_radius, manifest_path, tsv
 
 
 @given(st.floats(min_value=0, exclude_min=True, allow_infinity=False, allow_nan=False))
@@ -201,7 +202,7 @@ def copied_package(tmp_path, repository):
 
 def commit_recorded_by(package_folder) -> str | None:
     """The commit that the package in this folder records, run from elsewhere."""
-    program = "import json; from smoothadv.records import provenance; print(json.dumps(provenance()['git_commit']))"
+    program = "import json; from smoothadv.provenance import provenance; print(json.dumps(provenance()['git_commit']))"
     environment = {**os.environ, "PYTHONPATH": str(package_folder), "PYTHONDONTWRITEBYTECODE": "1"}
     output = subprocess.run(
         [sys.executable, "-c", program],

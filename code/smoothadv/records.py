@@ -6,24 +6,16 @@ incomplete is dropped. Beside each log lies a manifest that records how the log 
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import platform
 import re
-import subprocess
-import sys
-from collections.abc import Iterable, Sequence
-from datetime import datetime, timezone
+from collections.abc import Iterable
 from decimal import ROUND_DOWN, Context, Decimal
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from smoothadv import plugins
 from smoothadv.errors import UserError, warn
 from smoothadv.files import lock, read_json, refuse_to_replace, write_json
-from smoothadv.version import __version__
 
 CHECKPOINT = "checkpoint.pth.tar"
 TRAINING_LOG = "log.txt"
@@ -55,20 +47,14 @@ under the attack of the training at its full epsilon. nan where there is no atta
 
 LOGITS = "logits_sha256"
 """The setting that names the function which votes: a digest of the classifier's logits for a fixed batch of images."""
+CLASSIFIER = "classifier_sha256"
+"""The setting that keys the noise, with dataset, sigma and seed; older logs have none."""
 
+_OTHER_PLACE = "another processor, instruction set, library or way to run the classifier"
 _EXAMPLES, _SPOOL, _PICTURES = ".npz", ".examples", ".pictures"
 _MANIFEST = ".manifest.json"
 _SHARDS = ".shards"
-_SECRET_NAME = "[a-z0-9_-]*(?:token|passw(?:or)?d|secret|credentials?|(?:api|access|private|auth)[_-]?key|signature)"
-_SECRET = re.compile(
-    rf"((?:^|[?&;\s-]){_SECRET_NAME}=)[^&]+"  # --token=..., and in addresses
-    r"|(?<=://)[^/\s@]+(?=@)"  # user:password@
-    r"|\b(?-i:hf_|gh[opsur]_|github_pat_|glpat-|sk-|xox[a-z]-|AKIA|eyJ)[\w.-]{16,}",
-    re.IGNORECASE,
-)
-_SECRET_OPTION = re.compile(f"--?{_SECRET_NAME}", re.IGNORECASE)
 _SELECTION = ("images", "skip", "max")
-_PACKAGES = ("torch", "torchvision", "numpy", "scipy", "statsmodels", "pandas")
 
 
 def manifest_path(log: Path) -> Path:
@@ -156,55 +142,6 @@ def images_selected(run: dict[str, Any]) -> int | None:
     return min(-(-images // skip), most)
 
 
-def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
-    """The command (None: that of this process), versions, plug-ins and commit that make a file, for its manifest."""
-    return {
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": without_secrets(sys.argv if command is None else command),
-        "smoothadv": __version__,
-        "git_commit": _git_commit(),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": {name: _installed_version(name) for name in _PACKAGES},
-        "plugins": [{"name": one.name, "source": one.source, "sha256": one.sha256} for one in plugins.loaded()],
-    }
-
-
-def without_secrets(command: Sequence[object]) -> list[str]:
-    """The words of a command, with ``***`` for what looks like a password, a token or a key: records are shared."""
-    words = [_SECRET.sub(r"\1***", str(word)) for word in command]
-    return ["***" if _SECRET_OPTION.fullmatch(before) else word for before, word in zip(["", *words], words)]
-
-
-def _installed_version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-@functools.cache  # of the code that this process has loaded
-def _git_commit() -> str | None:
-    """The commit of the clone this package runs from; "-dirty" if files differ or are new; None outside one."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), *arguments],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=10,
-        ).stdout.strip()
-
-    try:
-        # An installed package may lie in another project's repository, whose commit is not that of this package.
-        if not git("ls-files", Path(__file__).name):
-            return None
-        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--", ".") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
 def format_radius(radius: float) -> str:
     """Decimal digits for ``radius`` >= 0 that never exceed it and that float() reads as the same number."""
     shortest, exact = Decimal(repr(float(radius))), Decimal(radius)
@@ -232,20 +169,30 @@ def differing_fields(before: dict[str, Any], now: dict[str, Any]) -> str:
     )
 
 
-def differing_settings(path: Path, before: dict[str, Any], now: dict[str, Any]) -> str:
-    """As ``differing_fields``, for the settings ``before`` of the log ``path`` and those of this process.
+def differing_settings(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """As ``differing_fields``, for the settings of logs: only with --sound do other logits make another log."""
+    if _are_other_logits(before, now) and (before.get("sound") or now.get("sound")):
+        return f"{differing_fields(before, now)} (the logits are rounded by {_OTHER_PLACE})"
+    return differing_fields({**before, LOGITS: None}, {**now, LOGITS: None})
 
-    Where only the logits differ, by rounding, a log made with --sound is still another one, as it certifies the
-    executed function. Of another log the user is warned; its manifest has the digest of each run.
-    """
-    rounded = before.get(LOGITS, now.get(LOGITS)) != now.get(LOGITS)
-    difference = differing_fields({**before, LOGITS: None}, {**now, LOGITS: None})
-    if rounded and not difference:
-        place = "another processor, instruction set or library"
-        if now.get("sound") or before.get("sound"):
-            return f"{LOGITS} was {before[LOGITS]!r}, now {now.get(LOGITS)!r} ({place} rounds the logits differently)"
-        warn(f"{path} was made where {place} rounds the logits differently: two slightly different classifiers")
-    return difference
+
+def warn_of_other_logits(what: Path, before: dict[str, Any], *now: dict[str, Any]) -> None:
+    """Warn if the logits behind ``what`` are not those of ``now``: the manifest has the digest of each run."""
+    if any(_are_other_logits(before, each) for each in now):
+        warn(f"{what} was made where the logits are rounded by {_OTHER_PLACE}: by slightly different classifiers")
+
+
+def _are_other_logits(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether the logits are known to differ, or not known although the log is not of the time before digests."""
+    if LOGITS not in before or LOGITS not in now:
+        return CLASSIFIER in before and CLASSIFIER in now
+    return None not in (before[LOGITS], now[LOGITS]) and before[LOGITS] != now[LOGITS]
+
+
+def settings_and_logits(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The settings in a manifest; with the digest of the first run that has one where the settings have none."""
+    digests = ({LOGITS: run[LOGITS]} for run in manifest["runs"] if LOGITS in run)
+    return {**next(digests, {}), **manifest["settings"]}
 
 
 def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -293,7 +240,7 @@ class ExampleLog:
         try:
             lock(self._file, path)
             if existing == "resume" and path.stat().st_size:
-                self._manifest = self._check_manifest(settings)
+                self._manifest = self._check_manifest({"settings": settings, "runs": [run]})
                 self.done = self._recover()
             else:
                 self._file.truncate(0)
@@ -363,15 +310,16 @@ class ExampleLog:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _check_manifest(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """The manifest of the earlier runs; UserError unless they had equal settings."""
+    def _check_manifest(self, now: dict[str, Any]) -> dict[str, Any]:
+        """The manifest of the earlier runs; UserError unless they had the settings of ``now``, the present one."""
         try:
             content = read_manifest_file(self.path)
         except UserError as error:
             raise UserError(f"cannot resume {self.path}: {error}; --overwrite starts anew") from error
-        difference = differing_settings(self.path, content["settings"], settings)
-        if difference:
+        compared = settings_and_logits(content), settings_and_logits(now)
+        if difference := differing_settings(*compared):
             raise UserError(f"cannot resume {self.path} with other settings: {difference}; --overwrite starts anew")
+        warn_of_other_logits(self.path, *compared)
         return content
 
     def _recover(self) -> set[int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from smoothadv.smoothing.voting import VoteCounter
 from support.commands import call, rows, script
 from support.sharding import OneWorker, manifest_of, refused
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # The same processor with the kernels of older ones: what another machine would compute.
 OTHER_KERNELS = [{"ONEDNN_MAX_CPU_ISA": "SSE41"}, {"MKL_CBWR": "COMPATIBLE"}]
 MODES = [[], ["--sound"]]
-HERE, ELSEWHERE = "a" * 64, "b" * 64
+HERE, ELSEWHERE, TOO_SMALL = "a" * 64, "b" * 64, "c" * 64
 
 
 def digests(log: Path) -> list[str]:
@@ -43,7 +44,7 @@ def test_other_instruction_sets_do_not_share_a_sound_log(warm, checkpoint, workp
         assert code == 1 and error.count("\n") == 1 and "logits_sha256 was" in error
         assert len(rows(workplace / "log.tsv")) == 2
     else:
-        assert code == 0 and error.count("\n") == 1 and error.startswith("warning: log.tsv was made where")
+        assert code == 0 and error.count("\n") == 1 and error.startswith("warning: log.tsv was made where the logits")
         assert len(set(digests(workplace / "log.tsv"))) == 2 and len(rows(workplace / "log.tsv")) == 3
 
 
@@ -52,7 +53,11 @@ def at(checkpoint, workplace, capsys, monkeypatch) -> Callable:
     """Runs a command of evaluation on the shared classifier at a place where the logits have this digest."""
 
     def run(place: str, command: str, *options: object):
-        monkeypatch.setattr("smoothadv.smoothing.voting.VoteCounter.logits_digest", lambda counter, shape: place)
+        def digest(counter: VoteCounter, shape: tuple[int, ...]) -> str:
+            counter.batch //= 1 + (place == TOO_SMALL)
+            return place
+
+        monkeypatch.setattr(VoteCounter, "logits_digest", digest)
         common = ["digits", checkpoint, 0.25, *options, "--N", 300, "--device", "cpu"]
         return call(capsys, command, *common)
 
@@ -85,6 +90,8 @@ def test_shards_of_different_functions_are_not_merged_with_sound(at, capsys, wor
 @pytest.mark.parametrize("mode", MODES, ids=" ".join)
 def test_certificates_of_another_function_are_not_attacked_with_sound(at, workplace, mode):
     assert at(HERE, "certify", "log.tsv", "--max", 3, "--batch", 48, *mode).code == 0
+    other = at(HERE, "attack", "batch", "--against", "log.tsv", "--batch", 16, "--num-steps", 2)
+    assert refused(other, "--sound and --batch 48, not 16") if mode else other.code == 0
     attack = ["--against", "log.tsv", "--num-steps", 2, "--num-noise-vec", 2]
     assert at(HERE, "attack", "same", *attack).err == ""
     outcome = at(ELSEWHERE, "attack", "other", *attack)
@@ -92,7 +99,7 @@ def test_certificates_of_another_function_are_not_attacked_with_sound(at, workpl
         assert refused(outcome, "certifies something else", "logits_sha256 was") and not list(workplace.glob("other/*"))
         assert manifest_of(workplace / "same/against.tsv")["settings"]["batch"] == 48, "the same function votes"
     else:
-        assert outcome.code == 0 and outcome.err.startswith("warning: log.tsv was made where")
+        assert outcome.code == 0 and outcome.err.startswith("warning: log.tsv was made where the logits")
 
 
 @pytest.mark.parametrize("mode", MODES, ids=" ".join)
@@ -113,14 +120,35 @@ def test_a_worker_that_rounds_differently_does_not_join_with_sound(at, workplace
 
 def test_a_log_of_before_is_continued_without_a_digest(at, workplace):
     """Older logs have no digest: nothing can be compared, but the runs that follow record theirs."""
-    at(HERE, "certify", "log.tsv", "--max", 2)
+    at(HERE, "certify", "log.tsv", "--max", 2, "--sound")
     path = workplace / "log.tsv.manifest.json"
     manifest = json.loads(path.read_text())
-    for name in ("logits_sha256", "weights_sha256"):
+    for name in ("logits_sha256", "classifier_sha256"):
         del manifest["settings"][name]
+    del manifest["runs"][0]["logits_sha256"]
     manifest["settings"]["generator"] = "Philox4x32-10 at (seed, example, purpose, draw)"
     path.write_text(json.dumps(manifest))
-    outcome = at(ELSEWHERE, "certify", "log.tsv", "--max", 4)
-    assert (outcome.code, outcome.err) == (0, "")
+    outcome = at(ELSEWHERE, "certify", "log.tsv", "--max", 4, "--sound")
+    assert outcome.code == 0 and outcome.err.count("\n") == 1 and "depends on --seed alone" in outcome.err
     after = manifest_of(workplace / "log.tsv")
     assert "logits_sha256" not in after["settings"] and after["runs"][-1]["logits_sha256"] == ELSEWHERE
+    outcome = at(HERE, "certify", "log.tsv", "--max", 5, "--sound")
+    assert outcome.code == 1 and "logits_sha256 was" in outcome.err, "from then on the digests of the runs count"
+
+
+def test_a_digest_that_was_removed_is_a_difference(at, workplace):
+    at(HERE, "certify", "log.tsv", "--max", 2, "--sound")
+    path = workplace / "log.tsv.manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["settings"]["logits_sha256"], manifest["runs"][0]["logits_sha256"]
+    path.write_text(json.dumps(manifest))
+    assert refused(at(HERE, "certify", "log.tsv", "--max", 4, "--sound"), "logits_sha256 was None")
+
+
+def test_memory_that_is_too_small_for_the_batch_is_no_other_function(at, workplace):
+    """Then the digest would be that of a smaller batch, which says nothing about this one."""
+    assert at(HERE, "certify", "log.tsv", "--max", 2).err == ""
+
+    outcome = at(TOO_SMALL, "certify", "log.tsv", "--max", 4)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert digests(workplace / "log.tsv") == [HERE, HERE, None]

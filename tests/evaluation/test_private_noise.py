@@ -11,11 +11,14 @@ import torch
 from torch import nn
 
 import smoothadv
-from smoothadv.evaluation.classifiers import weights_digest
+from smoothadv.attacks.pgd import PGD
+from smoothadv.errors import DoubtfulWarning, UserError
+from smoothadv.evaluation.classifiers import classifier_digest
 from smoothadv.noise import GaussianNoise, Noise, NoiseKey, Purpose, RoundedGaussianNoise
 from smoothadv.noise.streams import NoiseStream
 from smoothadv.records import manifest_path
 from support.commands import rows, timeless
+from support.private_noise import key_of_log
 
 SIGMA, SHAPE, N0, N = 0.25, (1, 8, 8), 50, 400
 IMAGES = np.full((3, *SHAPE), 51 / 255, dtype=np.float32)
@@ -43,10 +46,14 @@ class Recogniser(nn.Module):
         return nn.functional.one_hot((self.known[place] != marks).long(), 2).float()
 
 
-def recogniser_of(noise: Noise) -> Recogniser:
-    """Recognises all draws that certifying the three images takes, if they come from this noise."""
+def recogniser_draws(noise: Noise) -> torch.Tensor:
+    """All noisy images that certifying the three images takes, if they come from this noise."""
     draws = [noise.stream(index, "cpu").noisy(N0 + N, torch.from_numpy(IMAGES[index])) for index in range(3)]
-    return Recogniser(torch.cat(draws))
+    return torch.cat(draws)
+
+
+def recogniser_of(noise: Noise) -> Recogniser:
+    return Recogniser(recogniser_draws(noise))
 
 
 def certify(module: nn.Module, log: Path, sound: bool = False, **changes) -> list[dict[str, str]]:
@@ -64,9 +71,9 @@ def begun_before(module: nn.Module, log: Path, sound: bool = False) -> None:
     certify(module, log, sound, skip=2)
     log.write_text(log.read_text().splitlines()[0] + "\n")
     manifest = manifest_of(log)
-    for name in ("weights_sha256", "logits_sha256"):
+    for name in ("classifier_sha256", "logits_sha256"):
         del manifest["settings"][name]
-    manifest["settings"]["generator"] = PUBLIC
+    manifest["settings"]["generator"], manifest["runs"] = PUBLIC, []
     manifest_path(log).write_text(json.dumps(manifest))
 
 
@@ -77,32 +84,70 @@ def test_a_network_that_recognises_public_draws_is_certified_on_none(kind, tmp_p
         assert row["predict"] == "1" and float(row["radius"]) > 0.4, "class 0 has probability 0 under fresh noise"
     # The control: under the public noise of older logs, the same network gets false certificates.
     begun_before(module, tmp_path / "old.tsv", sound)
-    for row in certify(module, tmp_path / "old.tsv", sound):
+    with pytest.warns(DoubtfulWarning, match="noise that depends on --seed alone"):
+        found = certify(module, tmp_path / "old.tsv", sound)
+    for row in found:
         assert row["predict"] == "0" and float(row["radius"]) > 0.4
 
 
+class Hiding(Recogniser):
+    """Hides the draws where ``state_dict`` does not show them, or shows them as something else than a tensor."""
+
+    def __init__(self, noisy: torch.Tensor, place: str) -> None:
+        super().__init__(noisy)
+        self.place, known = place, self.known
+        if place == "buffer that is not saved":
+            self.register_buffer("known", known, persistent=False)
+        if place == "extra state":
+            del self.known
+            self.known = known
+
+    def get_extra_state(self):
+        return {"known": self.known} if self.place == "extra state" else None
+
+    def set_extra_state(self, state) -> None: ...
+
+
+@pytest.mark.parametrize("place", ["buffer", "buffer that is not saved", "extra state"])
 @pytest.mark.parametrize("kind", [GaussianNoise, RoundedGaussianNoise])
-def test_a_network_made_for_its_own_noise_has_other_noise_from_then_on(kind, tmp_path):
-    """Whoever puts the draws of a network into its weights changes its weights, and thereby the draws."""
-    module, sound = recogniser_of(kind(SIGMA, 0)), kind is RoundedGaussianNoise
-    certify(module, tmp_path / "first.tsv", sound)
-    settings = manifest_of(tmp_path / "first.tsv")["settings"]
-    assert settings["weights_sha256"] == weights_digest(module)
-    key = NoiseKey(settings["weights_sha256"], settings["dataset_fingerprint"], SIGMA, 0)
-    fitted = recogniser_of(kind(SIGMA, 0, key=key))
+def test_a_network_made_for_its_own_noise_has_other_noise_from_then_on(kind, place, tmp_path):
+    """Whoever puts the draws of a network into it changes the network, and thereby the draws."""
+    sound = kind is RoundedGaussianNoise
+    certify(Hiding(torch.zeros(1200, *SHAPE), place), tmp_path / "first.tsv", sound)
+    key = key_of_log(tmp_path / "first.tsv")
+    fitted = Hiding(recogniser_draws(kind(SIGMA, 0, key=key)), place)
     for row in certify(fitted, tmp_path / "fitted.tsv", sound):
         assert row["predict"] == "1"
+    assert key_of_log(tmp_path / "fitted.tsv") != key
     # The control: the draws are those of the first network, which the fitted one does recognise.
     own = kind(SIGMA, 0, key=key).stream(1, "cpu").noisy(20, torch.from_numpy(IMAGES[1]))
     assert (fitted(own).argmax(1) == 0).all()
+
+
+def test_architecture_input_layer_and_plugins_are_parts_of_the_key():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+    settings = {"arch": "a", "input_layer": "center", "plugins": {}}
+    changes = [{}, {"arch": "b"}, {"input_layer": "normalize"}, {"plugins": {"p.py": {"sha256": "1"}}}]
+    assert len({classifier_digest(module, {**settings, **change}) for change in changes}) == 4
+    assert classifier_digest(module, {**settings, "training": 1}) == classifier_digest(module, settings)
+
+
+@pytest.mark.parametrize("buffer", [torch.ones(2, 2).to_sparse(), torch.empty(2, device="meta")])
+def test_tensors_without_values_are_refused(buffer, tmp_path):
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+    module.register_buffer("odd", buffer)
+    with pytest.raises(UserError, match="whose values cannot be read"):
+        certify(module, tmp_path / "log.tsv")
 
 
 def test_logs_with_public_noise_are_continued_with_it(tmp_path):
     torch.manual_seed(0)
     module, log = nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), tmp_path / "old.tsv"
     begun_before(module, log)
-    certify(module, log, skip=1)
-    assert "weights_sha256" not in manifest_of(log)["settings"] and manifest_of(log)["settings"]["generator"] == PUBLIC
+    with pytest.warns(DoubtfulWarning, match="noise that depends on --seed alone"):
+        certify(module, log, skip=1)
+    settings = manifest_of(log)["settings"]
+    assert "classifier_sha256" not in settings and settings["generator"] == PUBLIC
     for row in rows(log):
         stream = GaussianNoise(SIGMA, 0).stream(int(row["idx"]), "cpu")
         stream.reserve(N0)
@@ -110,7 +155,26 @@ def test_logs_with_public_noise_are_continued_with_it(tmp_path):
         assert int(row["trials"]) < N or (votes == int(row["predict"])).sum() == int(row["successes"])
     before = timeless(log)
     assert certify(module, log, existing="overwrite") != before, "a new log has private noise"
-    assert manifest_of(log)["settings"]["weights_sha256"] == weights_digest(module)
+    begun_before(module, tmp_path / "gone.tsv")
+    (tmp_path / "gone.tsv").unlink()
+    certify(module, tmp_path / "gone.tsv")
+    assert key_of_log(tmp_path / "gone.tsv").classifier, "a manifest without its log continues nothing"
+
+
+def test_each_log_of_an_attack_keeps_its_own_noise(tmp_path):
+    """One epsilon was attacked before noise was keyed by the classifier, the other is new."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+    attack = dict(sigma=SIGMA, n=20, attack=PGD(0.5, 1), num_classes=2, device="cpu", folder=tmp_path)
+    smoothadv.attack(module, IMAGES, LABELS, epsilons=[0.25], **attack)
+    manifest = manifest_of(tmp_path / "epsilon_0.25.tsv")
+    for name in ("classifier_sha256", "logits_sha256"):
+        del manifest["settings"][name]
+    manifest["settings"]["generator"] = PUBLIC
+    manifest_path(tmp_path / "epsilon_0.25.tsv").write_text(json.dumps(manifest))
+    with pytest.warns(DoubtfulWarning, match="epsilon_0.25.tsv was begun"):
+        smoothadv.attack(module, IMAGES, LABELS, epsilons=[0.25, 0.5], **attack)
+    assert manifest_of(tmp_path / "epsilon_0.25.tsv")["settings"]["generator"] == PUBLIC
+    assert key_of_log(tmp_path / "epsilon_0.5.tsv").classifier
 
 
 def test_every_part_of_the_key_changes_all_draws():

@@ -233,3 +233,36 @@ def test_times_add_up_to_all_that_passed(monkeypatch, batch):
     results = list(counter_of(clock, batch).run([poll_of(*each) for each in chosen]))
     assert min(result.seconds for result in results) >= 0
     assert sum(result.seconds for result in results) == pytest.approx(clock.now - 100)
+
+
+def digest_of(classifier, batch: int = 100, shape: tuple[int, ...] = (1, 8, 8)) -> str:
+    return VoteCounter(classifier, 2, batch, torch.device("cpu")).logits_digest(shape)
+
+
+def test_digest_of_logits_tells_functions_batches_and_shapes_apart():
+    """Also functions that differ by one unit in the last place of the logits of one image, the last one."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(64, 2)
+
+    def linear(images: torch.Tensor) -> torch.Tensor:
+        return layer(images.flatten(1)).detach()
+
+    def next_to_it(images: torch.Tensor) -> torch.Tensor:
+        logits = linear(images)
+        logits[-1, 1] = torch.nextafter(logits[-1, 1], torch.tensor(9.0))
+        return logits
+
+    assert digest_of(linear) == digest_of(linear)
+    others = [digest_of(next_to_it), digest_of(linear, 99), digest_of(linear, shape=(1, 4, 16))]
+    assert digest_of(linear) not in others[:2] and len(set(others)) == 3
+    with torch.no_grad():
+        layer.bias[0] += 1e-3
+    assert digest_of(linear) not in [*others, digest_of(next_to_it)]
+
+
+def test_digest_of_logits_sees_grey_levels_of_the_whole_range():
+    seen = []
+    digest_of(lambda images: seen.append(images.clone()) or images.flatten(1)[:, :2])
+    grey = seen[0] * 255
+    assert torch.equal(grey.round() / 255, seen[0]) and len(grey.round().unique()) == 256
+    assert not torch.equal(seen[0][0], seen[0][64]), "no image twice"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from smoothadv.datasets import get_dataset
-from smoothadv.evaluation.classifiers import weights_digest
+from smoothadv.evaluation.classifiers import classifier_digest
 from smoothadv.noise import GaussianNoise, NoiseKey, Purpose
 from support.commands import rows, timeless
 from support.sharding import manifest_of
@@ -52,7 +52,8 @@ def noisy_logits(
 ) -> torch.Tensor:
     """Logits [draws, K] of the copies of an image of ``digits`` under the first draws of its stream."""
     image = torch.as_tensor(image)
-    key = NoiseKey(weights_digest(classifier), get_dataset("digits", "test").fingerprint(), SIGMA, seed)
+    digest = classifier_digest(classifier, {"arch": "digits_resnet8", "input_layer": "normalize"})
+    key = NoiseKey(digest, get_dataset("digits", "test").fingerprint(), SIGMA, seed)
     is_attack = purpose == Purpose.ATTACK_NOISE
     noise = GaussianNoise(SIGMA, key.attack_seed) if is_attack else GaussianNoise(SIGMA, seed, key=key)
     return classifier(image + noise.stream(index, "cpu", purpose).draw(draws, image))

@@ -12,4 +12,4 @@ from smoothadv.records import manifest_path
 def key_of_log(log: Path) -> NoiseKey:
     """The key of the draws behind a log."""
     settings = json.loads(manifest_path(log).read_text())["settings"]
-    return NoiseKey(*(settings[name] for name in ("weights_sha256", "dataset_fingerprint", "sigma", "seed")))
+    return NoiseKey(*(settings[name] for name in ("classifier_sha256", "dataset_fingerprint", "sigma", "seed")))

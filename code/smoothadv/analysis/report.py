@@ -30,7 +30,7 @@ from smoothadv.analysis.shared.selection import Choosing, Selected, doubts, grou
 from smoothadv.analysis.shared.table_formats import Column, Markup, Table, display_cells, titles
 from smoothadv.analysis.summary import Summary
 from smoothadv.errors import UserError
-from smoothadv.records import without_secrets
+from smoothadv.provenance import without_secrets
 from smoothadv.settings import setting
 from smoothadv.version import __version__
 

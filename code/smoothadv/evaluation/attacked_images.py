@@ -77,7 +77,6 @@ def fit_to_job(plan: AttackPlan, job: SmoothingJob, request: EvaluationRequest, 
         batch = default_attack_batch(job.attacked, shape, job.device, plan.num_noise_vec, is_shard)
     attack = plan.smoothed(request.sigma, job.attack_seed)
     attack.batch = batch if job.workers is None else job.workers.agree("attack_batch", batch)
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
     return attack
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from smoothadv.checkpoints import classifier_from_checkpoint, file_digest, read_checkpoint, recorded_input_layer
@@ -85,23 +86,50 @@ def _from_module(module: torch.nn.Module, description: DatasetDescription) -> Ba
 
 def module_digest(module: torch.nn.Module) -> str:
     """A SHA-256, in hexadecimal, of a module's structure as printed, weights and buffers; its code is not covered."""
-    return _state_digest(module, _ADDRESS.sub("", repr(module)))
-
-
-def weights_digest(module: torch.nn.Module) -> str:
-    """A SHA-256, in hexadecimal, of a module's weights and buffers alone: equal for a checkpoint and its module."""
-    return _state_digest(module, "")
-
-
-def _state_digest(module: torch.nn.Module, prefix: str) -> str:
-    digest = hashlib.sha256(prefix.encode())
+    digest = hashlib.sha256(_ADDRESS.sub("", repr(module)).encode())
     for name, value in module.state_dict().items():
         if not isinstance(value, torch.Tensor):  # what a module's get_extra_state returns
             digest.update(f"{name} {_ADDRESS.sub('', repr(value))}\n".encode())
             continue
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(_bytes_of(value))
     return digest.hexdigest()
+
+
+def classifier_digest(module: torch.nn.Module, settings: Mapping[str, Any]) -> str:
+    """A SHA-256, in hexadecimal, of all of a classifier but the code of its module, to key its noise.
+
+    That is the weights, all buffers, also those that ``state_dict`` leaves out, and the architecture, input layer and
+    plug-ins in ``settings``.
+    """
+    named = {name: settings.get(name) for name in ("arch", "input_layer", "plugins")}
+    tensors = *module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)
+    return _digest_of([named, {**dict(tensors), **module.state_dict()}])
+
+
+def _digest_of(value: Any) -> str:
+    """A SHA-256 of tensors, arrays, text and numbers, also in dicts and lists."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        value = torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(value, torch.Tensor):
+        digest = hashlib.sha256(f"tensor {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(_bytes_of(value))
+    elif isinstance(value, (Mapping, list, tuple)):
+        pairs = sorted(value.items()) if isinstance(value, Mapping) else enumerate(value)
+        parts = " ".join(f"{name!r} {_digest_of(part)}" for name, part in pairs)
+        digest = hashlib.sha256(f"parts {parts}".encode())
+    else:
+        digest = hashlib.sha256(f"{type(value).__name__} {_ADDRESS.sub('', repr(value))}".encode())
+    return digest.hexdigest()
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The values of a tensor; UserError if it has none in memory, or not one after the other."""
+    try:
+        return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    except (RuntimeError, TypeError, ValueError) as error:  # NotImplementedError is a RuntimeError
+        kind = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
+        raise UserError(f"the classifier has a tensor of {kind}, whose values cannot be read: make it dense") from error
 
 
 class LogitsOf(torch.nn.Module):

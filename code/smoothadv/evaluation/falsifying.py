@@ -33,7 +33,14 @@ from smoothadv.evaluation.requests import FalsifyRequest
 from smoothadv.evaluation.smoothing_job import SmoothingJob, prepare, recorded_number, warn_of_few_draws
 from smoothadv.noise import Purpose
 from smoothadv.readers import read_prediction_log
-from smoothadv.records import ATTACK_COLUMNS, FALSIFICATION_COLUMNS, LOGITS, differing_settings, falsification_log
+from smoothadv.records import (
+    ATTACK_COLUMNS,
+    FALSIFICATION_COLUMNS,
+    LOGITS,
+    differing_settings,
+    falsification_log,
+    warn_of_other_logits,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,11 +120,13 @@ class Certificates:
             return
         recorded, now = ({name: record.get(name) for name in _SAME} for record in (self.settings, job.settings))
         if LOGITS in self.settings and self.batch is not None:
+            is_here = self.settings.get("device") == job.settings["device"]  # elsewhere its batch may not fit
             recorded |= {LOGITS: self.settings[LOGITS], "sound": self.sound}
-            now |= {LOGITS: job.logits_digest(self.batch), "sound": self.sound}
-        difference = differing_settings(self.path, recorded, now)
+            now |= {LOGITS: job.logits_digest(self.batch) if is_here else "unknown", "sound": self.sound}
+        difference = differing_settings(recorded, now)
         if difference:
             raise UserError(f"{self.path} certifies something else: {difference}")
+        warn_of_other_logits(self.path, recorded, now)
         for plugin in plugins.changed(self.settings.get("plugins")):
             warn(f"{self.path} was made with another version of the plug-in {plugin.name}")
 
@@ -203,6 +212,8 @@ def falsify(request: FalsifyRequest) -> tuple[AttackedLog, Certificates]:
     certificates = read_certificates(request)
     if certificates.sound:  # votes in batches of another shape might be those of another function
         batch = request.batch or recorded_number(request, path, "batch") or certificates.batch
+        if certificates.batch not in (None, batch):
+            raise UserError(f"{request.against} was made with --sound and --batch {certificates.batch}, not {batch}")
         request = dataclasses.replace(request, batch=batch)
     job = prepare(request, path, sound=certificates.sound)
     certificates.check_job(job)

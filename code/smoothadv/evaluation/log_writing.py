@@ -21,6 +21,7 @@ from smoothadv.evaluation.image_loop import (
 from smoothadv.evaluation.saved_examples import Spool, pack
 from smoothadv.evaluation.shards import Shard, check_siblings, is_merged, merge, shard_count, shards_of
 from smoothadv.evaluation.smoothing_job import SmoothingJob
+from smoothadv.evaluation.used_seeds import record_seed, used_seeds
 from smoothadv.evaluation.workers import Workers
 from smoothadv.records import (
     ExampleLog,
@@ -141,8 +142,13 @@ class _Parts:
             "batch": self.counter.batch,
             **self.plan.run(),
         }
+        key = self.job.noise.key
+        if key is not None:
+            run["seeds"] = used_seeds(key)
         had_images = existing == "overwrite" and recorded_settings(path).get(_IMAGES)
         log = ExampleLog(path, self.plan.columns, settings, run, existing)
+        if key is not None:
+            record_seed(key)
         if had_images:  # only now, when this process has locked the log
             examples_path(path).unlink(missing_ok=True)
             spool_path(path).unlink(missing_ok=True)

@@ -81,7 +81,7 @@ class EvaluationRequest:
         for name in ("skip", "maximum", "batch"):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, value, "a whole number of at least 1")
-        _require(self.seed >= 0, "seed", self.seed, "a whole number of at least 0")
+        _require(0 <= self.seed < 2**128, "seed", self.seed, "a whole number from 0 to 2^128 - 1")
         for name, known in (("split", SPLITS), ("precision", PRECISION_NAMES), ("existing", EXISTING)):
             _require(getattr(self, name) in known, name, getattr(self, name), f"one of {', '.join(known)}")
 

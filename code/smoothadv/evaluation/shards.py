@@ -21,7 +21,9 @@ from smoothadv.records import (
     read_manifest_file,
     recorded_settings,
     refuse_to_replace_other_files,
+    settings_and_logits,
     shard_folder,
+    warn_of_other_logits,
 )
 
 _SHARD_NAME = re.compile(r"\d+-of-\d+\.tsv")
@@ -72,16 +74,16 @@ def shards_of(log: Path) -> list[Path]:
 
 def check_siblings(log: Path, settings: dict[str, Any]) -> None:
     """UserError where an existing shard of ``log`` could not be merged with a shard of these ``settings``."""
-    ours = _without_index(settings)
+    ours, others = _without_index(settings), []
     for path in shards_of(log):
         theirs = recorded_settings(path)
-        difference = (
-            differing_settings(path, _without_index(theirs), ours) if isinstance(theirs.get("shard"), dict) else ""
-        )
+        difference = differing_settings(_without_index(theirs), ours) if isinstance(theirs.get("shard"), dict) else ""
         if difference:
             raise UserError(
                 f"{path} was made with other settings: {difference}; give the same ones, or remove {path.parent}"
             )
+        others.append(theirs)
+    warn_of_other_logits(shard_folder(log), ours, *others)
 
 
 def is_merged(shard: Path, log: Path) -> bool:
@@ -135,11 +137,12 @@ def _common_settings(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]
     for path, manifest in zip(shards, manifests):
         if not _is_record(manifest["settings"].get("shard")):
             raise UserError(f"{path} is no shard: its manifest does not say which one")
-        shared.append(_without_index(manifest["settings"]))
-        difference = differing_settings(path, shared[0], shared[-1])
+        shared.append(_without_index(settings_and_logits(manifest)))
+        difference = differing_settings(shared[0], shared[-1])
         if difference:
             raise UserError(f"cannot merge {path} with {shards[0]}, made with other settings: {difference}")
-    return {name: value for name, value in shared[0].items() if name != "shard"}
+    warn_of_other_logits(shards[0].parent, *shared)
+    return {name: value for name, value in manifests[0]["settings"].items() if name != "shard"}
 
 
 def _is_record(value: Any) -> bool:

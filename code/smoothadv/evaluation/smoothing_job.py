@@ -16,14 +16,14 @@ from smoothadv.datasets import get_dataset
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.devices import default_device, device_name, device_of_process
 from smoothadv.errors import UserError, warn
-from smoothadv.evaluation.classifiers import BaseClassifier, base_classifier, read_source, weights_digest
+from smoothadv.evaluation.classifiers import BaseClassifier, base_classifier, classifier_digest, read_source
 from smoothadv.evaluation.image_loop import select_examples
 from smoothadv.evaluation.requests import EvaluationRequest
 from smoothadv.evaluation.shards import shards_of
-from smoothadv.evaluation.used_seeds import record_seed
 from smoothadv.evaluation.workers import Workers, join_workers
 from smoothadv.noise import GaussianNoise, Noise, NoiseKey, NoiseStream, Purpose, RoundedGaussianNoise
-from smoothadv.records import LOGITS, provenance, recorded_settings
+from smoothadv.provenance import provenance
+from smoothadv.records import CLASSIFIER, LOGITS, recorded_settings
 from smoothadv.smoothing.classifier import (
     Arrangement,
     VotingClassifier,
@@ -37,7 +37,7 @@ from smoothadv.smoothing.voting import VoteCounter, check_repeatable
 # Logits of an image that differ by more than this share of the largest one differ by more than rounding, also in bf16.
 _FUNCTION = 0.02
 _GENERATOR = "Philox4x32-10 at (classifier, dataset, sigma, seed; example, purpose, draw)"
-# How older logs drew their noise, which is then the same for all classifiers. They are continued in this way.
+# How older logs drew their noise, the same for all classifiers. They are continued in this way.
 _PUBLIC_GENERATOR = "Philox4x32-10 at (seed, example, purpose, draw)"
 
 
@@ -46,14 +46,16 @@ class SmoothingJob:
     """All that a request needs, loaded.
 
     ``classifier`` is the base classifier as trained, ``voter`` the form that votes, ``attacked`` the form that is
-    attacked. ``noise`` makes the noise of each image, ``indices`` are those of the images to evaluate. ``settings``
-    decide the numbers in the log, ``run`` describes this process. ``workers`` is None without torchrun.
+    attacked. ``noise`` makes the noise of each image, keyed by ``key`` unless an older log goes on; ``indices`` are
+    those of the images to evaluate. ``settings`` decide the numbers in the log, ``run`` describes this process.
+    ``workers`` is None without torchrun.
     """
 
     classifier: torch.nn.Module
     voter: VotingClassifier
     attacked: VotingClassifier
     noise: Noise
+    key: NoiseKey
     dataset: ImageDataset
     indices: Sequence[int]
     device: torch.device
@@ -88,18 +90,26 @@ class SmoothingJob:
         """The seed of the attacks on this job's images."""
         return self.noise.seed if self.noise.key is None else self.noise.key.attack_seed
 
-    def logits_digest(self, batch: int) -> str:
-        """A digest of ``voter``'s logits for a fixed batch: see ``VoteCounter.logits_digest``."""
-        return self._counter(batch).logits_digest(self.dataset.description.image_shape)
+    def logits_digest(self, batch: int) -> str | None:
+        """As ``VoteCounter.logits_digest``, of ``voter``; None if memory is too small for the batch."""
+        if batch == self.batch and LOGITS in self.run:
+            return self.run[LOGITS]
+        counter = self._counter(batch)
+        digest = counter.logits_digest(self.dataset.description.image_shape)
+        return digest if counter.batch == batch else None
 
-    def with_batch(self, batch: int) -> SmoothingJob:
-        """The same job, which counts votes in batches of this size."""
-        if batch == self.batch and LOGITS in self.settings:
-            return self
-        digest = self.logits_digest(batch)
-        recorded = {} if self.noise.key is None else {LOGITS: digest}
-        settings, run = {**self.settings, "batch": batch, **recorded}, {**self.run, LOGITS: digest}
-        return replace(self, batch=batch, settings=settings, run=run)
+    def for_log(self, request: EvaluationRequest, log: Path, batch: int) -> SmoothingJob:
+        """The same job for ``log``, in batches of this size, with the noise with which the log was begun."""
+        is_public = _recorded(request, log, "generator") == _PUBLIC_GENERATOR
+        key, digest = None if is_public else self.key, self.logits_digest(batch)
+        settings = {name: value for name, value in self.settings.items() if name not in (CLASSIFIER, LOGITS)}
+        settings |= {"batch": batch, "generator": _PUBLIC_GENERATOR if is_public else _GENERATOR}
+        if key is not None:
+            settings |= {CLASSIFIER: key.classifier, LOGITS: digest}
+        elif self.workers is None or self.workers.rank == 0:
+            warn(f"{log} was begun with noise that depends on --seed alone, and is continued with it")
+        noise = self.noise if key == self.noise.key else replace(self.noise, key=key)
+        return replace(self, noise=noise, batch=batch, settings=settings, run={**self.run, LOGITS: digest})
 
     @property
     def noise_distance(self) -> float:
@@ -135,6 +145,8 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
     """
     if sound:
         make_deterministic()
+    if getattr(request, "attack", None) is not None:  # before the digest of the logits
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
     source = read_source(request.classifier)  # first, since reading or downloading images takes longer
     dataset = images_of(request)
     base = base_classifier(source, dataset.description, request.input_layer)
@@ -143,6 +155,11 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
         raise UserError("--shard is not read under torchrun, which shares the examples out by itself: leave it out")
     is_first = workers is None or workers.rank == 0
     device = device_of_process(request.device or default_device(), None if workers is None else workers.local_rank)
+    if (recorded := _recorded(request, log, "device")) not in (None, device_name(device)):
+        difference = f"device was {recorded!r}, now {device_name(device)!r}"  # whose batch may not fit into memory here
+        raise UserError(f"cannot resume {log} with other settings: {difference}; --overwrite starts anew")
+    fingerprint = dataset.fingerprint()
+    key = NoiseKey(_classifier(request, base), fingerprint, request.sigma, request.seed)
     classifier = base.module.to(device)
     if is_first:
         base.warn_about_mismatch(request.images if isinstance(request.images, str) else None, request.sigma)
@@ -162,21 +179,21 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
             raise UserError("--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by speed")
         if is_first:
             print("compiling the classifier first, which may take a minute", file=sys.stderr)
-    noise = _noise(request, base, dataset, log, sound)
     batch = batch if workers is None else workers.agree("batch", batch)
     job = SmoothingJob(
         classifier=classifier,
         voter=compiled(voter) if request.compile else voter,
         attacked=attacked,
-        noise=noise,
+        noise=(RoundedGaussianNoise if sound else GaussianNoise)(request.sigma, request.seed, key=key),
+        key=key,
         dataset=dataset,
         indices=select_examples(len(dataset), request.skip, request.maximum),
         device=device,
         batch=batch,
-        settings=_settings(request, base, dataset, noise, batch, voter.is_folded, device),
-        run=_run(request, base, dataset, noise, device),
+        settings=_settings(request, base, dataset, fingerprint, sound, voter.is_folded, device),
+        run=_run(request, base, dataset, device),
         workers=workers,
-    ).with_batch(batch)
+    ).for_log(request, log, batch)
     if workers is not None:
         _agree_on_logits(job, workers, sound)
     if len(job.indices):
@@ -184,18 +201,14 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
     return job
 
 
-def _noise(request: EvaluationRequest, base: BaseClassifier, dataset: ImageDataset, log: Path, sound: bool) -> Noise:
-    """The noise of a request, keyed by its classifier, unless ``log`` is an older one that is to be continued."""
-    kind = RoundedGaussianNoise if sound else GaussianNoise
-    if _recorded(request, log, "generator") == _PUBLIC_GENERATOR:
-        return kind(request.sigma, request.seed)
-    key = NoiseKey(weights_digest(base.module), dataset.fingerprint(), request.sigma, request.seed)
-    return kind(request.sigma, request.seed, key=key)
+def _classifier(request: EvaluationRequest, base: BaseClassifier) -> str:
+    """A digest of the classifier of a request, for the key of its noise."""
+    return classifier_digest(base.module, {**base.settings, **request.plugins(base.settings["arch"])})
 
 
 def _agree_on_logits(job: SmoothingJob, workers: Workers, sound: bool) -> None:
     """UserError if ``sound``, else a warning, where this process's logits are not those of torchrun's first process."""
-    digest = job.run[LOGITS]
+    digest = job.run[LOGITS] or "0"
     if workers.agree(LOGITS, int(digest, 16)) == int(digest, 16):
         return
     difference = f"process {workers.rank} rounds the logits differently than process 0: {LOGITS} is {digest!r}"
@@ -229,36 +242,32 @@ def _settings(
     request: EvaluationRequest,
     base: BaseClassifier,
     dataset: ImageDataset,
-    noise: Noise,
-    batch: int,
+    fingerprint: str,
+    sound: bool,
     is_folded: bool,
     device: torch.device,
 ) -> dict[str, Any]:
-    """All settings that decide the numbers: a log is continued only with equal settings."""
+    """All settings that decide the numbers, but for those of ``for_log``: logs are continued only with equal ones."""
     settings = {
         "dataset": _dataset_name(request),
         "split": request.split if isinstance(request.images, str) else None,
-        "dataset_fingerprint": dataset.fingerprint(),
+        "dataset_fingerprint": fingerprint,
         **base.settings,
         **request.plugins(base.settings["arch"]),
         "num_classes": dataset.description.num_classes,
         "sigma": request.sigma,
         "alpha": request.alpha,
         "seed": request.seed,
-        "noise": type(noise).__name__,
-        "generator": _PUBLIC_GENERATOR if noise.key is None else _GENERATOR,
-        "batch": batch,
+        "noise": (RoundedGaussianNoise if sound else GaussianNoise).__name__,
         "precision": request.precision,
         "compiled": request.compile,
         "folded": is_folded,
         "device": device_name(device),
         "torch": torch.__version__,
     }
-    if noise.key is not None:
-        settings["weights_sha256"] = noise.key.weights
     if device.type == "cuda" and request.precision == "fp32":
         settings["tf32"] = torch.backends.cudnn.allow_tf32
-    if isinstance(noise, RoundedGaussianNoise) and device.type == "cpu":
+    if sound and device.type == "cpu":
         # --sound certifies the executed program: what may change its rounding is part of the settings.
         settings["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
         settings["threads"] = torch.get_num_threads()
@@ -266,11 +275,10 @@ def _settings(
 
 
 def _run(
-    request: EvaluationRequest, base: BaseClassifier, dataset: ImageDataset, noise: Noise, device: torch.device
+    request: EvaluationRequest, base: BaseClassifier, dataset: ImageDataset, device: torch.device
 ) -> dict[str, Any]:
     """A description of this process for the manifest; it does not decide the numbers."""
     return {
-        **({} if noise.key is None else {"seeds": record_seed(noise.key)}),
         "checkpoint": base.name,
         "skip": request.skip,
         "max": request.maximum,
@@ -290,7 +298,7 @@ def recorded_number(request: EvaluationRequest, log: Path, setting: str) -> int 
 def _recorded(request: EvaluationRequest, log: Path, setting: str) -> Any:
     """A setting that the log to be continued or one of its shards records; None if none does."""
     paths = (log, *shards_of(log)) if request.existing == "resume" else ()
-    recorded = (recorded_settings(path).get(setting) for path in paths)
+    recorded = (recorded_settings(path).get(setting) for path in paths if path.is_file())
     return next((value for value in recorded if value is not None), None)
 
 

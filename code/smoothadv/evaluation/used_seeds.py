@@ -6,6 +6,7 @@ Whoever tries many seeds and reports the best log reports more than the guarante
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,18 @@ if TYPE_CHECKING:
     from smoothadv.noise import NoiseKey
 
 
-def record_seed(key: NoiseKey) -> list[int]:
-    """Record that noise of ``key`` is used; returns all seeds recorded for its classifier, dataset and sigma, sorted.
+def used_seeds(key: NoiseKey) -> list[int]:
+    """The seeds recorded so far for the classifier, dataset and sigma of ``key``, and its own, sorted."""
+    return sorted({key.seed, *(int(name) for name in cached_names(_folder(key)) if re.fullmatch("[0-9]+", name))})
 
-    Each seed is a file of its own in the cache folder, so that several processes can record seeds at once. Where that
-    folder cannot be written, only this seed is returned.
+
+def record_seed(key: NoiseKey) -> None:
+    """Record that noise of ``key`` is used, if the cache folder can be written.
+
+    Each seed is a file of its own, so that several processes can record seeds at once.
     """
-    folder = f"seeds/{hashlib.sha256(repr(replace(key, seed=0)).encode()).hexdigest()[:32]}"
-    write_cached(f"{folder}/{key.seed}", b"")
-    return sorted({key.seed, *(int(name) for name in cached_names(folder) if name.isdigit())})
+    write_cached(f"{_folder(key)}/{key.seed}", b"")
+
+
+def _folder(key: NoiseKey) -> str:
+    return f"seeds/{hashlib.sha256(repr(replace(key, seed=0)).encode()).hexdigest()[:32]}"

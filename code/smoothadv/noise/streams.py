@@ -52,18 +52,19 @@ def derive_generator(device: torch.device | str, *key: int) -> torch.Generator:
 class NoiseKey:
     """Keys the noise of a log by what the log is about, so that no classifier can be made to recognise its own noise.
 
-    ``weights`` is a digest of the classifier's weights, ``dataset`` the fingerprint of the dataset, ``sigma`` the
-    standard deviation of the noise, ``seed`` >= 0 the user's. Whoever changes a weight changes all draws.
+    ``classifier`` is a digest of the classifier's weights, buffers and names, ``dataset`` the fingerprint of the
+    dataset, ``sigma`` the standard deviation of the noise, ``seed`` >= 0 the user's. Whoever changes a weight changes
+    all draws.
     """
 
-    weights: str
+    classifier: str
     dataset: str
     sigma: float
     seed: int
 
     @cached_property
     def _digest(self) -> bytes:
-        named = ("smoothadv noise", self.weights, self.dataset, float(self.sigma).hex(), str(self.seed))
+        named = ("smoothadv noise", self.classifier, self.dataset, float(self.sigma).hex(), str(self.seed))
         return hashlib.sha256("\n".join(named).encode()).digest()
 
     @property

@@ -22,6 +22,7 @@ from smoothadv.memory import first_line, free_cached_memory, is_out_of_memory
 from smoothadv.noise import NoiseStream, Purpose, derive_generator
 
 T = TypeVar("T")
+_PROBED_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -214,14 +215,17 @@ class VoteCounter:
     def logits_digest(self, image_shape: tuple[int, ...]) -> str:
         """A SHA-256, in hexadecimal, of the logits for a fixed batch of images [C, H, W] of random grey levels.
 
-        Equal digests show that two processes round alike: that they vote with one function. It depends on the batch.
+        Different digests show that two processes vote with different functions. It depends on the batch, which is
+        halved where memory runs out.
         """
 
         def logits() -> torch.Tensor:
             generator = derive_generator("cpu", Purpose.SELF_CHECK)  # on the CPU, so that all devices get equal images
-            grey = torch.randint(0, 256, (self.batch, *image_shape), generator=generator, dtype=torch.uint8)
-            images = grey.float().div_(255).to(self.device, memory_format=torch.channels_last)
-            return self.classifier(images).float().cpu().contiguous()
+            buffer = self._batch_buffer(image_shape)
+            for rows in buffer.split(_PROBED_AT_ONCE):
+                grey = torch.randint(0, 256, rows.shape, generator=generator, dtype=torch.uint8)
+                rows.copy_(grey.float().div_(255))
+            return self.classifier(buffer).float().cpu().contiguous()
 
         return hashlib.sha256(self._within_memory(logits).numpy().data).hexdigest()
 
@@ -229,7 +233,7 @@ class VoteCounter:
     def _forward(self, shares: list[_Share], start: int, rows: int) -> torch.Tensor:
         """The votes of the rows start..start+rows-1 of a plan, padded: int32 [batch]; num_classes marks no vote."""
         image = shares[0].owner.image
-        buffer = self._batch_buffer(image)
+        buffer = self._batch_buffer(image.shape)
         filled = 0
         for share in shares:
             low, high = max(share.start, start), min(share.stop, start + rows)
@@ -248,8 +252,8 @@ class VoteCounter:
             )
         return logits.argmax(1).where(logits.isfinite().all(1), self.num_classes).int()
 
-    def _batch_buffer(self, image: torch.Tensor) -> torch.Tensor:
-        shape = (self.batch, *image.shape)
+    def _batch_buffer(self, image_shape: tuple[int, ...]) -> torch.Tensor:
+        shape = (self.batch, *image_shape)
         if self._buffer is None or self._buffer.shape != shape:
             self._buffer = torch.empty(
                 shape, dtype=torch.float32, device=self.device, memory_format=torch.channels_last

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from smoothadv.records import without_secrets
+from smoothadv.provenance import without_secrets
 from smoothadv.sweeps.job_record import BusyError, JobRecord
 from smoothadv.sweeps.jobs import Job
 from smoothadv.sweeps.stages import Stage, unmet_need

@@ -24,7 +24,7 @@ from smoothadv.datasets.unlabelled import load_pseudo_labelled
 from smoothadv.devices import default_device, device_name, device_of_process
 from smoothadv.errors import UserError, warn
 from smoothadv.noise import derive_generator
-from smoothadv.records import provenance
+from smoothadv.provenance import provenance
 from smoothadv.settings import describe
 from smoothadv.training.loop import Data, TrainingRun
 from smoothadv.training.processes import Processes, join_processes
