@@ -15,6 +15,7 @@ import torch
 from smoothadv.evaluation import saved_examples
 from smoothadv.files import lock
 from smoothadv.smoothing.classifier import VotingClassifier
+from smoothadv.smoothing.voting import VoteCounter
 from support import fragile_models
 from support.attack_runs import SIGMA, archive, assert_same_attack
 from support.commands import (
@@ -73,15 +74,21 @@ def test_finished_log_is_extended_to_that_of_one_run(attack, workplace, whole, w
 
 
 def stop_at_pass(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException) -> None:
-    """Let the classifier raise ``error`` at its pass with this number, of votes and attacks together."""
-    forward, passes = VotingClassifier.forward, iter(range(1, 10**9))
+    """Let the classifier raise ``error`` at its pass with this number, of votes and attacks, not of their digest."""
+    forward, digest, passes = VotingClassifier.forward, VoteCounter.logits_digest, iter(range(1, 10**9))
 
     def stopping(self: VotingClassifier, images: torch.Tensor) -> torch.Tensor:
         if next(passes) == number:
             raise error
         return forward(self, images)
 
+    def undisturbed(self: VoteCounter, shape: tuple[int, ...]) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(VotingClassifier, "forward", forward)
+            return digest(self, shape)
+
     monkeypatch.setattr(VotingClassifier, "forward", stopping)
+    monkeypatch.setattr(VoteCounter, "logits_digest", undisturbed)
 
 
 @pytest.mark.parametrize("way", WAYS)

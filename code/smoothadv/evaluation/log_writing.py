@@ -154,8 +154,10 @@ class _Parts:
             spool_path(path).unlink(missing_ok=True)
         try:
             check_logged_examples(log, indices)
-            log.record_selection()
-            return Part(log, indices, self._spool(path, log) if self.plan.keeps_images else None)
+            part = Part(log, indices, self._spool(path, log) if self.plan.keeps_images else None)
+            if part.spool is None:  # else the images may still prove to be lost
+                log.record_selection()
+            return part
         except BaseException:
             log.close()  # else the lock would stay as long as this process
             raise
