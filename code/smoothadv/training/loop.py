@@ -106,10 +106,17 @@ class TrainingRun:
             raise UserError(
                 f"cannot resume: {self.run.checkpoint} is of step {self.first_step}, an epoch has {self.steps}"
             )
+        last = len(self.history) * self.steps + self.first_step - 1
+        if last >= 0:  # of the last update: if none is left to do, this is saved again
+            self._set_learning_rate(*divmod(last, self.steps))
         if self.first_step:
             # The checkpoint holds the sums over all processes: the first process continues from them.
             self.sums = OutcomeSums(self.device, saved["sums"] if self.processes.is_first else None)
             self.seconds = saved["seconds"]
+
+    def _set_learning_rate(self, epoch: int, step: int) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.schedule.learning_rate_at(epoch, step, self.steps)
 
     def run_epochs(self, report: Callable[[str], None] = print, board: bool = False) -> list[dict[str, float]]:
         """Train up to ``schedule.epochs``; returns the history: one row of TRAINING_COLUMNS per epoch.
@@ -155,8 +162,7 @@ class TrainingRun:
         images_seen = 0
         plan = self._plan(epoch)
         for number, step, (images, labels) in self._batches(epoch, plan):
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.schedule.learning_rate_at(epoch, number, self.steps)
+            self._set_learning_rate(epoch, number)
             _, part = self.processes.share(step.indices)
             weight = self.data.pseudo_weight if step.source else 1.0
             address = Address(self.seed, epoch, number)
