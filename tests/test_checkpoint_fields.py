@@ -148,6 +148,7 @@ RESUMED = {
     "two sums": ({**WITHIN, "sums": [1.0] * 2}, "its sums is a list of 2, expected a list of 5"),
     "sums of text": ({**WITHIN, "sums": "abcde"}, "its sums is 'abcde'"),
     "a step that is text": ({**WITHIN, "step": "1"}, "its step is '1'"),
+    "several steps": ({**WITHIN, "step": torch.ones(3)}, "its step is a tensor"),
     "a step too far": ({**WITHIN, "step": 3}, "step 3, an epoch has 2"),
     "seconds of a list": ({**WITHIN, "seconds": []}, "its seconds is a list of 0"),
     "recipe is a list": ({"recipe": []}, "its recipe is a list of 0, expected a dict"),

@@ -145,10 +145,10 @@ def checked(content: Any, path: Path) -> dict[str, Any]:
 
 def require_resumable(content: dict[str, Any], path: Path) -> None:
     """UserError unless a checkpoint that is ``checked`` holds all that a run needs to be continued."""
+    _require(_FIELDS_OF_A_RUN, content, path)
     within_epoch = ("sums", "seconds") if content.get("step") else ()
     if missing := [name for name in ("history", "runs", "optimizer", *within_epoch) if name not in content]:
         raise UserError(f"checkpoint {path} lacks {', '.join(missing)}, so the run cannot be resumed")
-    _require(_FIELDS_OF_A_RUN, content, path)
     if (rows := len(content["history"])) != content["epoch"]:
         raise UserError(f"checkpoint {path}: its history has {rows} entries, expected {content['epoch']}, its epoch")
 

@@ -357,10 +357,12 @@ def test_log_is_whole_by_its_rows_if_it_holds_no_others(done, selection):
     assert kind(the_job(certify={**CERTIFY, "max": 6})) is StateKind.STOPPED
 
 
-def test_log_whose_manifest_lacks_the_number_of_images_is_asked_for_once(done):
+@pytest.mark.parametrize("stated", [{}, {"images": "many"}, {"images": -1}])
+def test_log_whose_manifest_lacks_the_number_of_images_is_asked_for_once(done, stated):
     """Like logs from before manifests recorded that number."""
     manifest = json.loads(Path(f"{LOG}.manifest.json").read_text())
     del manifest["runs"][-1]["images"]
+    manifest["runs"][-1] |= stated
     Path(f"{LOG}.manifest.json").write_text(json.dumps(manifest))
     before = LOG.read_bytes()
     assert kind(done) is StateKind.STOPPED and "5 of ? images" in state_of(done).detail

@@ -14,7 +14,15 @@ from typing import Any, Protocol
 
 from smoothadv.errors import UserError
 from smoothadv.files import read_json, read_regular
-from smoothadv.records import ARGUMENTS, CHECKPOINT, TRAINING_LOG, differing_fields, manifest_path, read_manifest_file
+from smoothadv.records import (
+    ARGUMENTS,
+    CHECKPOINT,
+    TRAINING_LOG,
+    differing_fields,
+    images_selected,
+    manifest_path,
+    read_manifest_file,
+)
 
 
 @dataclass(frozen=True)
@@ -148,8 +156,7 @@ class EvaluationStage:
 
     def _count_selected(self, runs: list[dict[str, Any]]) -> int | None:
         """How many images are selected from the dataset that the last run saw; None if it did not record its size."""
-        images = runs[-1].get("images") if runs else None
-        return None if images is None else len(range(0, images, self.selection["skip"])[: self.selection["max"]])
+        return images_selected({**runs[-1], **self.selection}) if runs else None
 
 
 def unmet_need(path: Path) -> str:
