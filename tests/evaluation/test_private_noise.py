@@ -17,6 +17,7 @@ from smoothadv.evaluation.classifiers import classifier_digest
 from smoothadv.noise import GaussianNoise, Noise, NoiseKey, Purpose, RoundedGaussianNoise
 from smoothadv.noise.streams import NoiseStream
 from smoothadv.records import manifest_path
+from support import slow_noise
 from support.commands import rows, timeless
 from support.private_noise import key_of_log
 
@@ -200,6 +201,17 @@ def test_words_of_a_key_are_known():
         key.words == (1079217623, 1920939856, 818303743, 2100278315)
         and key.attack_seed == 82735322907467330943560018102975362009
     )
+
+
+def test_all_words_of_a_key_decide_the_bits_of_a_draw():
+    """Two words are the key of Philox, the others are combined with example and purpose: as in the slow one."""
+    key = NoiseKey("weights", "images", 0.25, 7)
+    first, second, third, fourth = key.words
+    noise = GaussianNoise(0.25, 7, key=key)
+    for _, words in noise.words(torch.device("cpu"), counters=2, draws=1, example=5, first=9, purpose=10):
+        for position in range(2):
+            expected = slow_noise.philox((position, 9, 5 ^ third, 10 ^ fourth), (first, second))
+            assert tuple(int(word[0, position]) for word in words) == expected
 
 
 def test_seeds_of_earlier_logs_are_recorded(tmp_path, monkeypatch):
