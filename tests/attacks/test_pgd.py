@@ -134,3 +134,9 @@ def test_epsilon_zero_changes_nothing():
 def test_meaningless_settings_are_refused(epsilon, steps):
     with pytest.raises(ValueError, match="epsilon"):
         PGD(epsilon, steps)
+
+
+def test_a_gradient_with_a_zero_among_its_numbers_is_not_flat():
+    x, model = batch(0.5, 0.5), linear_classifier(weight=(3.0, 0.0))
+    attacked = PGD(0.25, 3, random_if_flat=True)(model, x, torch.tensor([1]))
+    torch.testing.assert_close(attacked - x, batch(-0.25, 0.0), rtol=1e-9, atol=1e-12)
