@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.estimators import Stein, plug_in
-from smoothadv.attacks.shared.geometry import l2_norm, project_ball, project_box, unit
+from smoothadv.attacks.shared.geometry import in_grey_levels, l2_norm, project_ball, project_box, unit
 from smoothadv.settings import settings_of
 from support.models import ConstantClassifier, Recorder, linear_classifier, network_with_state, random_linear_classifier
 
@@ -180,3 +180,14 @@ def test_box_projection_is_the_nearest_perturbation_that_keeps_an_image(v, scale
     x, v = torch.rand(1, 3, generator=generator(seed)), v * scale
     expected = [min(max(value, -pixel), 1 - pixel) for value, pixel in zip(v[0].tolist(), x[0].tolist())]
     torch.testing.assert_close(project_box(x, v)[0], torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_grey_levels_stay_inside_the_ball_and_off_its_sphere():
+    """A perturbation of 3 and 4 levels has length 5: it is shortened at a radius of 5 levels, and kept above that."""
+    x, moved = torch.tensor([[100.0, 100.0]]) / 255, torch.tensor([[103.0, 104.0]]) / 255
+    radius = torch.tensor([5.0], dtype=torch.float64) / 255
+    assert float(radius) * 255 == 5, "the sphere is hit to the last bit"
+    (on_it,) = (in_grey_levels(x, moved, radius) * 255).round().tolist()
+    assert (on_it[0] - 100) ** 2 + (on_it[1] - 100) ** 2 < 25 and on_it != [100, 100]
+    (kept,) = (in_grey_levels(x, moved, radius * (1 + 1e-9)) * 255).round().tolist()
+    assert kept == [103, 104]
