@@ -172,8 +172,9 @@ def test_each_log_of_an_attack_keeps_its_own_noise(tmp_path):
         del manifest["settings"][name]
     manifest["settings"]["generator"] = PUBLIC
     manifest_path(tmp_path / "epsilon_0.25.tsv").write_text(json.dumps(manifest))
-    with pytest.warns(DoubtfulWarning, match="epsilon_0.25.tsv was begun"):
+    with pytest.warns(DoubtfulWarning, match="epsilon_0.25.tsv was begun") as warned:
         smoothadv.attack(module, IMAGES, LABELS, epsilons=[0.25, 0.5], **attack)
+    assert sum("--seed alone" in str(warning.message) for warning in warned) == 1
     assert manifest_of(tmp_path / "epsilon_0.25.tsv")["settings"]["generator"] == PUBLIC
     assert key_of_log(tmp_path / "epsilon_0.5.tsv").classifier
 

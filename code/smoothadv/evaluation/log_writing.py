@@ -68,6 +68,8 @@ def write_log(job: SmoothingJob, plan: LogPlan) -> bool:
     settings = {**job.settings, **plan.settings, **({_IMAGES: True} if plan.keeps_images else {})}
     workers, counter = job.workers, job.counter()
     _refuse_other_way(plan, job, settings)
+    if job.noise.key is None and (workers is None or workers.rank == 0):
+        warn(f"{plan.path} was begun with noise that depends on --seed alone, and is continued with it")
     parts = _Parts(plan, job, settings, counter)
     indices = job.indices if plan.shard is None else plan.shard.of(job.indices)
     bar = ProgressBar(

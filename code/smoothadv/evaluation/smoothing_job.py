@@ -106,8 +106,6 @@ class SmoothingJob:
         settings |= {"batch": batch, "generator": _PUBLIC_GENERATOR if is_public else _GENERATOR}
         if key is not None:
             settings |= {CLASSIFIER: key.classifier, LOGITS: digest}
-        elif self.workers is None or self.workers.rank == 0:
-            warn(f"{log} was begun with noise that depends on --seed alone, and is continued with it")
         noise = self.noise if key == self.noise.key else replace(self.noise, key=key)
         return replace(self, noise=noise, batch=batch, settings=settings, run={**self.run, LOGITS: digest})
 
