@@ -96,6 +96,48 @@ def certified_radius(
     return max(0.0, radius)
 
 
+def two_sided_radius(
+    successes: int, rival: int, trials: int, sigma: float, alpha: float, share: float, noise_distance: float = 0.0
+) -> float | None:
+    """Radius sigma / 2 (Phi^-1(p_lower) - Phi^-1(p_upper)) of Cohen et al., Theorem 1; None means abstain.
+
+    ``rival`` is the largest count of another class among ``trials`` draws that returned class c ``successes`` times.
+    p_lower is the lower bound on p_A at level ``share`` * alpha, p_upper the smaller one of 1 - p_lower and the upper
+    bound on the rival's probability at level (1 - ``share``) * alpha, for 0 < ``share`` <= 1. A ``share`` of 1 leaves
+    ``certified_radius``. ``noise_distance`` d is added to both probabilities, and the radius is then such that Theorem 1
+    leaves a difference of 2 d between the two classes.
+
+    Formal guarantee: with probability at least 1 - alpha over the draws, the smoothed classifier returns class c in the
+    whole closed l2 ball of this radius, if c does not depend on these draws. Proof: let b be the most probable class
+    other than c. The bound on p_A fails with probability at most ``share`` * alpha, the bound from b's own count with
+    at most (1 - ``share``) * alpha. If neither fails, p_lower < p_A and p_upper > p_b, as p_upper is at least the bound
+    from b's count. No other class's bound has to hold, so that no level is divided among the classes
+    (an intersection-union test: Berger, 1982, Technometrics 24(4)).
+    ValueError on impossible counts, levels, shares or sigma.
+    """
+    if rival < 0 or successes + rival > trials:
+        raise ValueError(f"need successes + rival <= trials, got {successes} + {rival} of {trials}")
+    if not 0 < share <= 1:
+        raise ValueError(f"share must lie above 0 and be at most 1, got {share}")
+    one_sided = certified_radius(successes, trials, sigma, share * alpha, noise_distance)
+    if share == 1 or successes + rival == trials:  # then 1 - p_lower is the smaller bound
+        return one_sided
+    z_lower = _quantile_below(successes, trials, share * alpha, noise_distance)
+    z_rival = _quantile_below(trials - rival, trials, (1 - share) * alpha, noise_distance)
+    # Phi(m + e) - Phi(m - e) >= 2 d, where m is the mean of both quantiles: the normal density falls with |m| + e.
+    loss = _distance_quantile(noise_distance) * math.exp((abs(z_lower - z_rival) / 2 + 0.1) ** 2 / 2)
+    radius = sigma * ((z_lower + z_rival) / 2 - (abs(z_lower) + abs(z_rival)) * 4e-15 - loss)
+    if not radius >= 0 or loss > 0.1:
+        return one_sided
+    return radius if one_sided is None else max(one_sided, radius)
+
+
+def _quantile_below(successes: int, trials: int, alpha: float, noise_distance: float) -> float:
+    """Phi^-1(p_lower - d), within rounding; -inf where p_lower <= d."""
+    q = failure_upper_bound(successes, trials, alpha)
+    return -float(special.ndtri(min(1.0, (q + noise_distance) * (1 + 1e-15))))
+
+
 def tolerated_false_statements(statements: int, probability: float, false_alarm: float) -> int:
     """The largest number of false statements that does not contradict an error probability of each statement.
 

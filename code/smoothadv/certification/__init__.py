@@ -7,7 +7,7 @@ several images into one batch. To add a procedure, add one file that registers i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -24,13 +24,12 @@ ABSTAIN = -1
 class Draws:
     """A request for the votes of ``count`` >= 1 fresh draws; the answer is int64 [K], the votes for each class.
 
-    With a ``candidate``, counting stops at the first draw after which more than ``misses`` votes went to other
-    classes: the answer then holds fewer than ``count`` votes.
+    With ``is_settled``, counting stops at the first draw with whose vote ``is_settled(counts)`` is true of the counts
+    so far, and the answer holds fewer than ``count`` votes; once true, it must stay so whatever the further votes.
     """
 
     count: int
-    candidate: int | None = None
-    misses: int | None = None
+    is_settled: Callable[[np.ndarray], bool] | None = None
 
 
 Voting = Generator[Draws, np.ndarray, "Certificate"]

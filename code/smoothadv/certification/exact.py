@@ -48,7 +48,9 @@ class Exact(Procedure):
     def votes(self, label: int) -> Voting:
         selection = yield Draws(self.smoothing.n0)
         candidate = int(selection.argmax())
-        estimation = yield Draws(self.smoothing.n, candidate, self._allowed_misses)
+        estimation = yield Draws(
+            self.smoothing.n, lambda counts: int(counts.sum() - counts[candidate]) > self._allowed_misses
+        )
         successes, trials = int(estimation[candidate]), int(estimation.sum())
         radius = self._radius(successes, trials) if trials == self.smoothing.n else None
         if radius is None:
