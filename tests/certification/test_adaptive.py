@@ -13,7 +13,8 @@ from scipy import stats
 
 from smoothadv.bounds import radius_probability
 from smoothadv.certification import ABSTAIN, PROCEDURES, Draws, Smoothing
-from smoothadv.certification.adaptive import PAPER_RADII, Adaptive
+from smoothadv.certification.adaptive import Adaptive
+from smoothadv.certification.on_grid import PAPER_RADII
 from smoothadv.certification.error_spending import Tables, build_tables, look_schedule
 from support.votes import DrawnVotes, ListedVotes, certify, listed
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -107,10 +108,16 @@ class Procedure(ABC):
         """What decides the numbers in addition to the fields; it is recorded with the settings of a log."""
         return {}
 
-    @property
-    @abstractmethod
+    @cached_property
     def largest_radius(self) -> float | None:
         """The radius of an input whose every draw is a success; None if not even that certifies."""
+        voting = self.votes(0)
+        request = next(voting)
+        while True:
+            try:
+                request = voting.send(np.array([request.count]))
+            except StopIteration as end:
+                return None if end.value.prediction == ABSTAIN else float(end.value.radius)
 
     @abstractmethod
     def votes(self, label: int) -> Voting:

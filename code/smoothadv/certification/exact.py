@@ -33,10 +33,6 @@ class Exact(Procedure):
         return minimum_trials_to_certify(alpha)
 
     @cached_property
-    def largest_radius(self) -> float | None:
-        return self._radius(self.smoothing.n, self.smoothing.n)
-
-    @cached_property
     def _allowed_misses(self) -> int:
         n, alpha = self.smoothing.n, self.smoothing.alpha
         return max(0, n - minimum_successes_to_certify(n, alpha, self.smoothing.noise_distance))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -58,10 +57,6 @@ class TwoSided(Procedure):
     @property
     def columns(self) -> tuple[str, ...]:
         return (RIVAL,)
-
-    @cached_property
-    def largest_radius(self) -> float | None:
-        return self._radius(self.smoothing.n, 0)
 
     def _radius(self, successes: int, rival: int) -> float | None:
         s = self.smoothing

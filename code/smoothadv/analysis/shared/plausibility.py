@@ -11,7 +11,7 @@ import numpy as np
 from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.procedure import is_label_aware, is_on_grid, radii_follow_from_counts
 from smoothadv.bounds import certified_radius, maximum_radius, minimum_successes_to_certify
-from smoothadv.certification.adaptive import LABEL_AWARE
+from smoothadv.certification.on_grid import LABEL_AWARE
 from smoothadv.errors import UserError
 
 if TYPE_CHECKING:
