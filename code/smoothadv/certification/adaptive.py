@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -37,6 +38,7 @@ class Adaptive(GridProcedure):
     void if the radii, n or alpha are chosen after the draws, or if the run is repeated until its result pleases.
     """
 
+    one_sided: ClassVar[bool] = True
     ladder: bool = setting(
         False, help="also test a fine grid of radii, sigma/100 apart, with the same draws: finer radii in the log"
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from smoothadv.bounds import two_sided_radius
 from smoothadv.certification import ABSTAIN, PROCEDURES, Certificate, Draws, Procedure, Voting
+from smoothadv.records import COUNT_COLUMNS
 from smoothadv.settings import number, setting
 
 DEFAULT_SHARE = 0.9
@@ -48,6 +50,8 @@ class TwoSided(Procedure):
     """
 
     default_n: ClassVar[int] = 100_000
+    fixed_sample: ClassVar[bool] = True
+    counts: ClassVar[tuple[str, ...]] = (*COUNT_COLUMNS, RIVAL)
     alpha_share: float = share_setting()
 
     def __post_init__(self) -> None:
@@ -57,6 +61,11 @@ class TwoSided(Procedure):
     @property
     def columns(self) -> tuple[str, ...]:
         return (RIVAL,)
+
+    @classmethod
+    def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
+        numbers = (counts[name] for name in ("successes", RIVAL, "trials"))
+        return two_sided_radius(*numbers, settings["sigma"], settings["alpha"], settings["alpha_share"])
 
     def _radius(self, successes: int, rival: int) -> float | None:
         s = self.smoothing
