@@ -36,7 +36,9 @@ VOTINGS = {
     "one draw": lambda: ask([Draws(1)]),
     "no draws": lambda: ask([Draws(0), Draws(5), Draws(0), Draws(0)]),
     "no misses allowed": lambda: ask([Draws(20, more_misses(1, 0)), Draws(20, more_misses(3, 0)), Draws(33)]),
-    "some misses allowed": lambda: ask([Draws(40, more_misses(candidate, misses)) for candidate in (1, 0) for misses in (3, 9, 40)]),
+    "some misses allowed": lambda: ask(
+        [Draws(40, more_misses(candidate, misses)) for candidate in (1, 0) for misses in (3, 9, 40)]
+    ),
 }
 many = settings(deadline=None, derandomize=True, max_examples=50)
 specifications = st.tuples(st.sampled_from(list(VOTINGS)), st.integers(0, IMAGES - 1), st.sampled_from(list(NOISES)))
@@ -97,7 +99,13 @@ def test_the_comparison_covers_certificates_and_abstentions_cut_short():
 @pytest.mark.parametrize("batch", [1, 7, 64])
 def test_counting_ends_with_the_very_vote_that_decides(batch):
     (result,) = counter_of(ConstantClassifier(2, CLASSES), batch).run(
-        [Poll(image_of(0), stream_of(NOISES["GaussianNoise"], 0), ask([Draws(500, more_misses(1, 4)), Draws(500, more_misses(2, 4))]))]
+        [
+            Poll(
+                image_of(0),
+                stream_of(NOISES["GaussianNoise"], 0),
+                ask([Draws(500, more_misses(1, 4)), Draws(500, more_misses(2, 4))]),
+            )
+        ]
     )
     assert result.outcome == [[0, 0, 5, 0], [0, 0, 500, 0]]
 

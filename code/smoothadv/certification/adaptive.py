@@ -12,13 +12,13 @@ import numpy as np
 from smoothadv.bounds import radius_probability
 from smoothadv.certification import PROCEDURES
 from smoothadv.certification.error_spending import Tables, build_tables, look_schedule, success_upper_bound
-from smoothadv.certification.on_grid import GridProcedure, cached_arrays, digest_of
+from smoothadv.certification.on_grid import GridProcedure, cached_array, digest_of
 from smoothadv.settings import setting
 
 LADDER = 100
 """Steps of the fine grid per sigma."""
 _EARLY, _GAMMA = 0.5, 0.01
-_TABLES_VERSION = 1
+_TABLES_VERSION = 2
 
 
 @PROCEDURES.register("adaptive")
@@ -88,9 +88,9 @@ class Adaptive(GridProcedure):
             "gamma": _GAMMA,
         }
 
-        def build() -> dict[str, np.ndarray]:
+        def build() -> np.ndarray:
             tables = build_tables(nulls, looks, smoothing.alpha, _EARLY, _GAMMA)
-            return {"efficacy": tables.efficacy, "futility": tables.futility}
+            return np.stack([tables.efficacy, tables.futility])
 
-        arrays = cached_arrays(parameters, build)
-        return Tables(np.array(nulls), looks, arrays["efficacy"], arrays["futility"])
+        efficacy, futility = cached_array(parameters, build)
+        return Tables(np.array(nulls), looks, efficacy, futility)

@@ -109,17 +109,16 @@ class GridProcedure(Procedure):
         return Certificate(*statement, int(deciding[candidate]), int(deciding.sum()), details)
 
 
-def cached_arrays(parameters: dict[str, Any], build: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The arrays that ``build`` makes of ``parameters``, from this user's cache; missing or damaged, they are built."""
+def cached_array(parameters: dict[str, Any], build: Callable[[], np.ndarray]) -> np.ndarray:
+    """The array that ``build`` makes of ``parameters``, from this user's cache; missing or damaged, it is built."""
     name = "tables-" + hashlib.sha256(json.dumps(parameters).encode()).hexdigest()[:32]
     cached = read_cached(name)
     if cached is not None:
-        return dict(np.load(io.BytesIO(cached), allow_pickle=False))
-    arrays = build()
+        return np.load(io.BytesIO(cached), allow_pickle=False)
     content = io.BytesIO()
-    np.savez(content, **arrays)
+    np.save(content, array := build())
     write_cached(name, content.getvalue())
-    return arrays
+    return array
 
 
 def digest_of(*arrays: np.ndarray) -> str:

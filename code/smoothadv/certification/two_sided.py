@@ -38,15 +38,15 @@ def strongest_rival(votes: np.ndarray, candidate: int) -> int:
 class TwoSided(Procedure):
     """Select a class by n0 votes, then bound its probability, and that of its rivals, by n fresh votes.
 
-    With c the most frequent of the n0 votes, k its count among the n and b the largest count of another class, returns c
-    with radius ``bounds.two_sided_radius(k, b, n, ...)``, or abstains. The radius is positive also where p_A < 1/2, if
-    no rival is as probable. Counting stops as soon as only an abstention is possible: this changes no decision, but the
-    counts of such an abstention are partial.
+    With c the most frequent of the n0 votes, k its count among the n and b the largest count of another class, returns
+    c with radius ``bounds.two_sided_radius(k, b, n, ...)``, or abstains. That may be positive also where p_A < 1/2, if
+    no rival is as probable. Counting stops as soon as only an abstention is possible: this changes no decision, but
+    the counts of such an abstention are partial.
 
     Formal guarantee: the probability, over the draws, of returning a class and a radius such that the
     smoothed classifier is not that class throughout the closed ball of that radius is at most alpha (proof:
-    ``bounds.two_sided_radius``). It holds for each input by itself. It is void if draws are reused, if ``alpha_share`` is
-    chosen after the draws, or if the run is repeated until its result pleases.
+    ``bounds.two_sided_radius``). It holds for each input by itself. It is void if draws are reused, if ``alpha_share``
+    is chosen after the draws, or if the run is repeated until its result pleases.
     """
 
     default_n: ClassVar[int] = 100_000
@@ -64,8 +64,9 @@ class TwoSided(Procedure):
 
     @classmethod
     def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
-        numbers = (counts[name] for name in ("successes", RIVAL, "trials"))
-        return two_sided_radius(*numbers, settings["sigma"], settings["alpha"], settings["alpha_share"])
+        successes, rival, trials = (counts[name] for name in ("successes", RIVAL, "trials"))
+        levels = settings["alpha"], settings["alpha_share"]
+        return two_sided_radius(successes, rival, trials, settings["sigma"], *levels)
 
     def _radius(self, successes: int, rival: int) -> float | None:
         s = self.smoothing

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.certification import PROCEDURES, Procedure
-from smoothadv.certification.on_grid import GRID_COLUMNS, LABEL_AWARE
 from smoothadv.certification.exact import Exact
+from smoothadv.certification.on_grid import GRID_COLUMNS, LABEL_AWARE
 from smoothadv.records import COUNT_COLUMNS
 
 if TYPE_CHECKING:
