@@ -103,7 +103,7 @@ def two_sided_radius(
 
     ``rival`` is the largest count of another class among ``trials`` draws that returned class c ``successes`` times.
     p_lower is the lower bound on p_A at level ``share`` * alpha, p_upper the smaller one of 1 - p_lower and the upper
-    bound on the rival's probability at level (1 - ``share``) * alpha, for 0 < ``share`` <= 1. A ``share`` of 1 leaves
+    bound on the rival's probability at level (1 - ``share``) * alpha, for 0 < ``share`` <= 1: a ``share`` of 1 makes it
     ``certified_radius``. With a ``noise_distance`` d, p_lower is smaller by d and p_upper larger, and the radius is such
     that Theorem 1 leaves a difference of 2 d between the two classes.
 
