@@ -218,13 +218,16 @@ class Procedure:
         def steps(r):
             return floor(r / self.sigma * 50 + Fraction(1, 10**9))
 
-        of_c = [(max(r / self.sigma, Fraction(steps(r), 50)), r) for r in map(Fraction, self.grid)]
-        rejected = list(takewhile(lambda each: successes >= self.needed(each[0] + self.loss, n), of_c))
-        y = sum(1 for _ in takewhile(lambda j: n - rival >= self.needed(Fraction(j, 50) + self.loss, n, 1), count(1)))
+        def hypothesis(z):  # a little beyond, for the rounding of a radius that is a sum in float64
+            return z + abs(z) * 3 / 10**16 + self.loss
+
+        of_c = [(hypothesis(max(r / self.sigma, Fraction(steps(r), 50))), r) for r in map(Fraction, self.grid)]
+        rejected = list(takewhile(lambda each: successes >= self.needed(each[0], n), of_c))
+        y = sum(1 for _ in takewhile(lambda j: n - rival >= self.needed(hypothesis(Fraction(j, 50)), n, 1), count(1)))
         if rejected:
             shown, step = rejected[-1][1], steps(rejected[-1][1])
             both = Fraction(step + y, 100) - (self.loss_between(Fraction(step - y, 100)) if self.distance else 0)
-            if radius <= max(shown, both * self.sigma):
+            if radius <= max(shown, both * self.sigma * (1 + Fraction(3, 10**16))):
                 return ""
         return f"radius {float(radius)} is more than {successes} of {n} draws, and {rival} for the rival, show"
 

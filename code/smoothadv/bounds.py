@@ -102,10 +102,10 @@ def two_sided_radius(
     """Radius sigma / 2 (Phi^-1(p_lower) - Phi^-1(p_upper)) of Cohen et al., Theorem 1; None means abstain.
 
     ``rival`` is the largest count of another class among ``trials`` draws that returned class c ``successes`` times.
-    p_lower is the lower bound on p_A at level ``share`` * alpha, p_upper the smaller one of 1 - p_lower and the upper
-    bound on the rival's probability at level (1 - ``share``) * alpha, for 0 < ``share`` <= 1: a ``share`` of 1 makes it
-    ``certified_radius``. With a ``noise_distance`` d, p_lower is smaller by d and p_upper larger, and the radius is such
-    that Theorem 1 leaves a difference of 2 d between the two classes.
+    p_lower is the lower bound on p_A at level ``share`` * alpha; p_upper is the smaller one of 1 - p_lower and the
+    upper bound on the rival's probability at level (1 - ``share``) * alpha. 0 < ``share`` <= 1; with a ``share`` of 1
+    this is ``certified_radius``. With a ``noise_distance`` d, p_lower is smaller by d and p_upper larger, and the
+    radius is such that Theorem 1 leaves a difference of 2 d between the two classes.
 
     Formal guarantee: with probability at least 1 - alpha over the draws, the smoothed classifier returns class c in the
     whole closed l2 ball of this radius, if c does not depend on these draws. Proof: let b be the most probable class
@@ -120,7 +120,7 @@ def two_sided_radius(
     if not 0 < share <= 1:
         raise ValueError(f"share must lie above 0 and be at most 1, got {share}")
     one_sided = certified_radius(successes, trials, sigma, share * alpha, noise_distance)
-    if share == 1 or successes + rival == trials:  # then 1 - p_lower is the smaller bound
+    if share == 1:
         return one_sided
     z_lower = _quantile_below(successes, trials, share * alpha, noise_distance)
     z_rival = _quantile_below(trials - rival, trials, (1 - share) * alpha, noise_distance)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
@@ -75,9 +74,9 @@ class Sequential(GridProcedure):
         if rival_step <= step:
             return float(self._radii[row])
         loss = quantile_loss(step / STEPS, rival_step / STEPS, self.smoothing.noise_distance)
-        exact = Fraction(self.smoothing.sigma) * (step + rival_step) / (2 * STEPS)
-        both = float(exact) if float(exact) <= exact else math.nextafter(float(exact), -math.inf)
-        return max(both - self.smoothing.sigma * loss * (1 + 1e-9), float(self._radii[row]))
+        # The margin of 1e-15 in each hypothesis exceeds the rounding of this radius.
+        both = self.smoothing.sigma * (step + rival_step) / (2 * STEPS) - self.smoothing.sigma * loss
+        return max(both, float(self._radii[row]))
 
     def has_hope(self, votes: np.ndarray, candidate: int, look: int, following: float) -> bool:
         drawn, counted = (int(self.looks[look]) if look >= 0 else 0), int(votes.sum())
