@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 from smoothadv.certification import PROCEDURES
 from smoothadv.commands.merging import finished_shard_message, merge_main
-from smoothadv.commands.options.components import add_settings, given_settings, name_in, refuse_foreign_settings
+from smoothadv.commands.options.components import (
+    add_options,
+    add_settings,
+    given_settings,
+    name_in,
+    refuse_foreign_settings,
+)
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser, run, with_plugins
 from smoothadv.evaluation.requests import CertifyRequest
@@ -61,22 +67,16 @@ def make_parser() -> Parser:
         + ", ".join(f"{PROCEDURES[name].default_n:,} for {name}" for name in PROCEDURES)
         + ")",
     )
-    parser.add_argument("--N0", type=positive_int, default=100, help="draws that select the class (default: 100)")
+    add_options(parser, {"--N0": (positive_int, "draws that select the class (default: 100)", 100)})
     group = parser.add_argument_group("procedure")
-    group.add_argument(
-        "--method",
-        type=name_in(PROCEDURES),
-        default="exact",
-        metavar="NAME",
-        help=f"certification procedure, one of {', '.join(PROCEDURES)} (default: exact)",
-    )
+    names = f"certification procedure, one of {', '.join(PROCEDURES)} (default: exact)"
+    add_options(group, {"--method NAME": (name_in(PROCEDURES), names, "exact")})
     add_settings(group, [setting for name in PROCEDURES for setting in settings_of(PROCEDURES[name])])
-    group.add_argument(
-        "--sound",
-        action="store_true",
-        help="noise in whole grey levels and deterministic kernels: certificates that hold for the executed "
-        "arithmetic, on 8-bit images",
+    sound = (
+        "noise in whole grey levels and deterministic kernels: certificates that hold for the executed arithmetic, on "
+        "8-bit images"
     )
+    add_options(group, {"--sound": (None, sound)})
     return parser
 
 

@@ -10,18 +10,10 @@ from pathlib import Path
 
 from smoothadv import plugins
 from smoothadv.architectures import ARCHITECTURES
-from smoothadv.commands.options.attack import add_attack, in_256ths, unchanged
+from smoothadv.commands.options.attack import in_256ths, unchanged
 from smoothadv.commands.options.components import name_in
 from smoothadv.commands.options.shared import add_dataset, add_running
-from smoothadv.commands.options.training import (
-    add_data,
-    add_execution,
-    add_objective,
-    add_recipe,
-    add_schedule,
-    request_of,
-    with_recipes,
-)
+from smoothadv.commands.options.training import add_training, request_of, with_recipes
 from smoothadv.commands.runner import Parser, run, with_plugins
 from smoothadv.objectives import Objective
 from smoothadv.records import CHECKPOINT
@@ -59,12 +51,7 @@ def training_parser(
     parser.add_argument(
         "outdir", metavar="OUTDIR", type=Path, help="folder for the checkpoint, the log and the arguments"
     )
-    add_recipe(parser)
-    add_objective(parser, objective)
-    add_attack(parser, in_256ths if "--released-behaviour" in words else unchanged)
-    add_schedule(parser)
-    add_data(parser)
-    add_execution(parser)
+    add_training(parser, objective, in_256ths if "--released-behaviour" in words else unchanged)
     add_running(parser)
     return parser
 
