@@ -11,7 +11,7 @@ from smoothadv.noise import Purpose, derive_generator
 from smoothadv.objectives import Objective
 from smoothadv.training.attacked import attacked_form
 from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution
-from smoothadv.training.metrics import OutcomeSums
+from smoothadv.training.metrics import no_sums, sums_of
 from smoothadv.training.processes import Processes
 
 
@@ -63,10 +63,10 @@ class Update:
 
     def __call__(
         self, images: torch.Tensor, labels: torch.Tensor, whole: int, part: slice, address: Address, weight: float
-    ) -> OutcomeSums:
+    ) -> torch.Tensor:
         """Update on images [b, C, H, W], which are ``part`` of a batch of ``whole`` images in all processes.
 
-        ``weight`` multiplies the loss. Returns the sums over this process's noisy copies.
+        ``weight`` multiplies the loss. Returns the sums over this process's noisy copies, as ``metrics.no_sums``.
         """
         self.model.train()
         self.processes.share_buffers(self.model)
@@ -76,7 +76,7 @@ class Update:
         torch.manual_seed(address.generator("cpu", Purpose.LAYERS, self.processes.rank).initial_seed())
         noise = self._noise(images, whole, part, address)
         choices = address.generator(self.device, Purpose.ATTACK_CHOICES, self.processes.rank)
-        sums = OutcomeSums(self.device)
+        sums = no_sums(self.device)
         self.optimizer.zero_grad(set_to_none=True)
         starts = range(0, len(images), self.images_at_a_time or len(images))
         for start in starts:
@@ -88,7 +88,7 @@ class Update:
                     self.forward, images[chosen], labels[chosen], noise[chosen], address.epoch, choices, self.attacked
                 )
             (outcome.loss * (weight * share)).backward()
-            sums.add(outcome)
+            sums += sums_of(outcome)
         self.processes.average_gradients(self.model)
         self.optimizer.step()
         return sums
