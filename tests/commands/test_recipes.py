@@ -11,7 +11,9 @@ import pytest
 
 from smoothadv.commands.options.recipes import RELEASED, recipe_names, recipe_words
 from smoothadv.objectives import Objective
-from smoothadv.training import EvaluationSchedule, Execution, Schedule
+from smoothadv.training.evaluate import EvaluationSchedule
+from smoothadv.training.execution import Execution
+from smoothadv.training.schedule import Schedule
 from support.commands import Outcome, call, succeed
 from support.weights import read
 

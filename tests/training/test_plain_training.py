@@ -11,8 +11,9 @@ from smoothadv.architectures import get_architecture
 from smoothadv.attacks import ATTACKS
 from smoothadv.noise import Purpose
 from smoothadv.objectives.smoothadv import SmoothAdv
-from smoothadv.training import Execution, Processes
+from smoothadv.training.execution import Execution
 from smoothadv.training.metrics import means
+from smoothadv.training.processes import Processes
 from smoothadv.training.update import Address, Update
 from support.plain import plain_module
 

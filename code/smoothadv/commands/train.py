@@ -17,8 +17,8 @@ from smoothadv.commands.options.training import add_training, request_of, with_r
 from smoothadv.commands.runner import Parser, run, with_plugins
 from smoothadv.objectives import Objective
 from smoothadv.records import CHECKPOINT
-from smoothadv.training import ended
 from smoothadv.training.job import train
+from smoothadv.training.processes import ended
 
 _EXAMPLES = """examples:
   python code/train.py digits digits_resnet8 models/digits_gaussian --noise 0.25

@@ -23,8 +23,8 @@ from smoothadv.commands.options.recipes import RELEASED, recipe_names, with_reci
 from smoothadv.commands.runner import Parser
 from smoothadv.objectives import OBJECTIVES, Objective
 from smoothadv.settings import Setting, non_negative_float, non_negative_int, positive_float, positive_int, settings_of
-from smoothadv.training import EvaluationSchedule, Execution
-from smoothadv.training.execution import CONVOLUTION_DTYPES
+from smoothadv.training.evaluate import EvaluationSchedule
+from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution
 from smoothadv.training.request import ScheduleChoices, TrainingRequest
 from smoothadv.training.schedule import SHAPES
 

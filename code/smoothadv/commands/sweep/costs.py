@@ -32,7 +32,7 @@ from smoothadv.objectives import Objective
 from smoothadv.smoothing.classifier import Arrangement, arrange, default_batch, default_gradient_batch
 from smoothadv.sweeps.grid import Grid
 from smoothadv.sweeps.job_execution import stage_environment
-from smoothadv.training import Processes
+from smoothadv.training.processes import Processes
 from smoothadv.training.update import Address, Update
 
 Measurement = TypeVar("Measurement")
