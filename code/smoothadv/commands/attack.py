@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from smoothadv.bounds import binomial_interval
 from smoothadv.certification import ABSTAIN
-from smoothadv.commands.merging import finished_shard_message, merge_main
+from smoothadv.commands.merging import evaluation_main, finished_shard_message
 from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan_of
 from smoothadv.commands.options.components import add_options, command_line_of
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
-from smoothadv.commands.runner import Parser, run, with_plugins
+from smoothadv.commands.runner import Parser
 from smoothadv.errors import UserError
 from smoothadv.evaluation import attacking
 from smoothadv.evaluation.attacking import AttackedLog
@@ -66,18 +66,9 @@ The same command again continues what was interrupted. docs/attacks.md describes
 """
 
 
-@with_plugins("attack")
 def main(arguments: list[str] | None = None) -> int:
     """The command ``attack``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
-    if arguments and arguments[0] == "merge":
-        return merge_main("attack", arguments[1:])
-    parser = make_parser()
-    return run(
-        parser,
-        lambda options, command: _attack(parser, options, command),
-        arguments,
-        interrupted="every finished example is in the log; run the same command again to continue",
-    )
+    return evaluation_main("attack", make_parser, _attack, arguments)
 
 
 def make_parser() -> Parser:

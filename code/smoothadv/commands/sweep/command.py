@@ -18,7 +18,7 @@ from tqdm import tqdm
 from smoothadv.analysis.report import Report
 from smoothadv.analysis.shared.table_formats import FORMATS, Column, Table
 from smoothadv.commands.options.components import add_options, add_settings, compose, name_in, refuse_foreign_settings
-from smoothadv.commands.runner import Parser, run, terminable, with_plugins
+from smoothadv.commands.runner import Parser, run, terminable
 from smoothadv.commands.sweep.report import write_report
 from smoothadv.errors import UserError, warn
 from smoothadv.settings import positive_int, settings_of
@@ -59,9 +59,17 @@ class Sweep:
     plans: list[Plan]
 
 
-@with_plugins("sweep")
 def main(arguments: list[str] | None = None) -> int:
     """The command ``sweep``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
+    hint = "all progress is on the disk; run the same command again to continue"
+    return run("sweep", _make_parser, _carry_out, arguments, interrupted=hint)
+
+
+def _carry_out(parser: Parser, options: argparse.Namespace, words: Sequence[str]) -> None:
+    _ACTIONS[options.action][2](options.parser, options)
+
+
+def _make_parser() -> Parser:
     parser = Parser(
         prog="sweep",
         epilog=_EXAMPLES,
@@ -73,12 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
         _add_shared(action)
         add(action)
         action.set_defaults(parser=action)
-    return run(
-        parser,
-        lambda options, command: _ACTIONS[options.action][2](options.parser, options),
-        arguments,
-        interrupted="all progress is on the disk; run the same command again to continue",
-    )
+    return parser
 
 
 def _add_shared(parser: Parser) -> None:
