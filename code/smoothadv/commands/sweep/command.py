@@ -118,15 +118,15 @@ def _read(options: argparse.Namespace) -> list[Sweep]:
     _refuse_shared_folders([sweep.grid for sweep in sweeps])
     if options.only is None:
         return sweeps
-    chosen = [Sweep(sweep.grid, [plan for plan in sweep.plans if _matches(plan, options.only)]) for sweep in sweeps]
+
+    def matches(plan: Plan) -> bool:
+        return any(fnmatch.fnmatchcase(plan.job.name, pattern) for pattern in options.only)
+
+    chosen = [Sweep(sweep.grid, list(filter(matches, sweep.plans))) for sweep in sweeps]
     if not any(sweep.plans for sweep in chosen):
         jobs = _jobs(sweeps)
         raise UserError(f"--only {' '.join(options.only)}: matches none of {len(jobs)} jobs, like {jobs[0].name}")
     return [sweep for sweep in chosen if sweep.plans]
-
-
-def _matches(plan: Plan, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(plan.job.name, pattern) for pattern in patterns)
 
 
 def _refuse_shared_folders(grids: Sequence[Grid]) -> None:
@@ -241,7 +241,8 @@ def _hand_over(engine: Engine, jobs: list[Job], site: Site) -> None:
 
 def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_detached: bool) -> None:
     """Print the state of the sweeps; UserError unless every job is done or, if detached, none has failed."""
-    jobs, grids = _jobs(sweeps), " ".join([*map(str, options.grids), *_plugin_words(options)])
+    plugins = [word for plugin in getattr(options, "plugin", ()) for word in ("--plugin", plugin)]
+    jobs, grids = _jobs(sweeps), " ".join([*map(str, options.grids), *plugins])
     states = _states(jobs)
     counted = count_states(states)
     print(_summary(sweeps, states))
@@ -259,10 +260,6 @@ def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_detached:
     if StateKind.FAILED in counted:
         advice += f"; python code/sweep.py retry {grids} runs the failed ones again"
     raise UserError(f"{len(jobs) - counted.get(StateKind.DONE, 0)} of {len(jobs)} jobs are not done: {advice}")
-
-
-def _plugin_words(options: argparse.Namespace) -> list[str]:
-    return [word for plugin in getattr(options, "plugin", ()) for word in ("--plugin", plugin)]
 
 
 def _report(parser: Parser, options: argparse.Namespace) -> None:

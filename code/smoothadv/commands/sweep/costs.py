@@ -23,7 +23,7 @@ from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.target_rules import EVERY
 from smoothadv.commands.sweep.planning import Plan
 from smoothadv.commands.sweep.reading import EvaluationPlan, TrainingPlan
-from smoothadv.datasets import get_dataset
+from smoothadv.datasets import SPLITS, get_dataset
 from smoothadv.devices import default_device, device_name
 from smoothadv.errors import UserError
 from smoothadv.evaluation.image_loop import select_examples
@@ -128,8 +128,10 @@ class _CostMeter:
 
     def _evaluation(self, training: TrainingPlan, evaluation: EvaluationPlan) -> Seconds:
         """The time of votes, and of the gradients that attacks need."""
-        examples = _count_examples(evaluation)
-        key = (training.request.dataset, training.request.arch, evaluation.request.precision)
+        request = evaluation.request
+        size = _size(str(request.images), request.split, request.data_dir)
+        examples = len(select_examples(size, request.skip, request.maximum))
+        key = (training.request.dataset, training.request.arch, request.precision)
         vote = self._once(("vote", key), lambda: self._measure_vote(training, evaluation))
         if not evaluation.attacks:
             return Seconds(certify=examples * evaluation.draws * vote)
@@ -144,23 +146,19 @@ class _CostMeter:
 
     def _training(self, training: TrainingPlan, update: float, step: float) -> float:
         """Seconds of all epochs; the first epoch of a warm-up may have no attack."""
-        schedule, objective, evaluation = training.schedule, training.request.objective, training.request.tests
-        images = _size(training.request.dataset, "train", training.request.data_dir)
+        request, schedule, objective = training.request, training.schedule, training.request.objective
+        images = _size(request.dataset, "train", request.data_dir)
         steps = math.ceil(images / schedule.batch)
         if schedule.steps_per_epoch is not None:
             steps = min(steps, schedule.steps_per_epoch)
         copies = min(steps * schedule.batch, images) * objective.copies
-        if training.request.use_unlabelled is not None:
+        if request.use_unlabelled is not None:
             copies *= 2  # for each batch of labelled images there is one of pseudo-labelled images
+        attack = _steps(objective) * step
         attacked = sum(objective.epsilon(epoch) > 0 for epoch in range(schedule.epochs))
-        tested = (
-            len(evaluation.chosen(_size(training.request.dataset, "test", training.request.data_dir)))
-            * objective.copies
-        )
-        tests = -(-schedule.epochs // evaluation.every)
-        return copies * (schedule.epochs * update + attacked * _steps(objective) * step) + tests * tested * (
-            update + _steps(objective) * step
-        )
+        tests = -(-schedule.epochs // request.tests.every)
+        tested = len(request.tests.chosen(_size(request.dataset, "test", request.data_dir))) * objective.copies
+        return copies * (schedule.epochs * update + attacked * attack) + tests * tested * (update + attack)
 
     def _measure_update(self, training: TrainingPlan) -> tuple[float, float]:
         """Seconds of an update per noisy copy: without an attack, and in addition for each step of the attack."""
@@ -239,14 +237,8 @@ class _CostMeter:
 
 def _kind(training: TrainingPlan) -> tuple:
     """What the time of an update depends on, besides T and m."""
-    objective = training.request.objective
-    return (
-        training.request.dataset,
-        training.request.arch,
-        training.request.execution,
-        type(objective),
-        type(_attack(objective)),
-    )
+    request, objective = training.request, training.request.objective
+    return request.dataset, request.arch, request.execution, type(objective), type(_attack(objective))
 
 
 def _attack(objective: Objective) -> Any:
@@ -275,21 +267,10 @@ def _passes(attack: AttackPlan, classes: int) -> int:
 @cache
 def _size(dataset: str, split: str, data_dir: str | Path | None) -> int:
     """How many images a split has: the published number for known datasets, else by counting."""
-    published = {
-        ("cifar10", "train"): 50_000,
-        ("cifar10", "test"): 10_000,
-        ("imagenet", "train"): 1_281_167,
-        ("imagenet", "test"): 50_000,
-        ("imagenet32", "train"): 1_281_167,
-        ("imagenet32", "test"): 50_000,
-    }
-    return published.get((dataset, split)) or len(get_dataset(dataset, split, data_dir))
-
-
-def _count_examples(plan: EvaluationPlan) -> int:
-    request = plan.request
-    size = _size(str(request.images), request.split, request.data_dir)
-    return len(select_examples(size, request.skip, request.maximum))
+    published = {"cifar10": (50_000, 10_000), "imagenet": (1_281_167, 50_000), "imagenet32": (1_281_167, 50_000)}
+    if dataset in published:
+        return published[dataset][SPLITS.index(split)]
+    return len(get_dataset(dataset, split, data_dir))
 
 
 def _starting_seconds(plan: Plan) -> float:
