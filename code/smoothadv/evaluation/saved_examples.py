@@ -97,21 +97,16 @@ def _record_type(shape: Sequence[int]) -> np.dtype:
     return np.dtype([("idx", "<i8"), ("image", *image), ("adversarial", *image)])
 
 
-def _type_in(header: bytes) -> np.dtype | None:
-    """The type of the records that follow a spool's header line; None if the line is no such header."""
-    try:
-        return _record_type(json.loads(header)["shape"])
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
-        return None
-
-
 class _Records:
     """The complete records of a spool, mapped into memory; UserError if they are of another type than ``dtype``."""
 
     def __init__(self, path: Path, dtype: np.dtype | None = None) -> None:
         with path.open("rb") as file:
             header = file.readline(_LONGEST_HEADER)
-        found = _type_in(header)
+        try:
+            found = _record_type(json.loads(header)["shape"])
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):  # it is no such header
+            found = None
         if found is None or (dtype is not None and found != dtype):
             raise UserError(f"{path} holds no adversarial examples of this log: remove it and use --overwrite")
         self.dtype = found
@@ -183,11 +178,11 @@ def read_examples(path: Path, most: int | None = None) -> dict[str, np.ndarray]:
     refuse_to_inflate(path)
     try:
         with zipfile.ZipFile(path) as archive:
-            arrays = {
-                name.removesuffix(".npy"): _read_array(archive, name, most if name in _LARGE else None)
-                for name in archive.namelist()
-            }
-            counts = {_shape(archive, name)[0] for name in archive.namelist()}
+            arrays, counts = {}, set()
+            for name in archive.namelist():
+                array, count = _read_array(archive, name, most if name in _LARGE else None)
+                arrays[name.removesuffix(".npy")] = array
+                counts.add(count)
     except Exception as error:  # a damaged file can raise nearly anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path} cannot be read as adversarial examples: {reason}") from error
@@ -200,11 +195,6 @@ def read_examples(path: Path, most: int | None = None) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _shape(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
-    with archive.open(name) as member:
-        return _read_header(archive, member, name)[0]
-
-
 def _read_header(archive: zipfile.ZipFile, member: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and type of the array in a member, read up to its data; ValueError for what ``pack`` never writes."""
     shape, is_fortran, dtype = read_array_header(archive, member, name)
@@ -213,13 +203,13 @@ def _read_header(archive: zipfile.ZipFile, member: IO[bytes], name: str) -> tupl
     return shape, dtype
 
 
-def _read_array(archive: zipfile.ZipFile, name: str, most: int | None) -> np.ndarray:
-    """The array in a member, or its first ``most`` rows."""
+def _read_array(archive: zipfile.ZipFile, name: str, most: int | None) -> tuple[np.ndarray, int]:
+    """The array in a member, or its first ``most`` rows; and how many rows the member has."""
     with archive.open(name) as member:
         shape, dtype = _read_header(archive, member, name)
         rows = shape[0] if most is None else min(most, shape[0])
         content = member.read(rows * dtype.itemsize * math.prod(shape[1:]))
-    return np.frombuffer(content, dtype).reshape(rows, *shape[1:])
+    return np.frombuffer(content, dtype).reshape(rows, *shape[1:]), shape[0]
 
 
 def _archived_records(path: Path, dtype: np.dtype) -> Iterator[bytes]:

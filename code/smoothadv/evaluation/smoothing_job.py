@@ -132,10 +132,6 @@ def images_of(request: EvaluationRequest) -> ImageDataset:
     return request.images
 
 
-def _dataset_name(request: EvaluationRequest) -> str:
-    return request.images if isinstance(request.images, str) else request.images.description.name
-
-
 def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> SmoothingJob:
     """Load all that a request needs; UserError where classifier, images and options do not fit together.
 
@@ -157,7 +153,8 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
         difference = f"device was {recorded!r}, now {device_name(device)!r}"  # whose batch may not fit into memory here
         raise UserError(f"cannot resume {log} with other settings: {difference}; --overwrite starts anew")
     fingerprint = dataset.fingerprint()
-    key = NoiseKey(_classifier(request, base), fingerprint, request.sigma, request.seed)
+    digest = classifier_digest(base.module, {**base.settings, **request.plugins(base.settings["arch"])})
+    key = NoiseKey(digest, fingerprint, request.sigma, request.seed)
     classifier = base.module.to(device)
     if is_first:
         base.warn_about_mismatch(request.images if isinstance(request.images, str) else None, request.sigma)
@@ -197,11 +194,6 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
     if len(job.indices):
         _check_classifier(job, sound)
     return job
-
-
-def _classifier(request: EvaluationRequest, base: BaseClassifier) -> str:
-    """A digest of the classifier of a request, for the key of its noise."""
-    return classifier_digest(base.module, {**base.settings, **request.plugins(base.settings["arch"])})
 
 
 def _agree_on_logits(job: SmoothingJob, workers: Workers, sound: bool) -> None:
@@ -247,7 +239,7 @@ def _settings(
 ) -> dict[str, Any]:
     """All settings that decide the numbers, but for those of ``for_log``: logs are continued only with equal ones."""
     settings = {
-        "dataset": _dataset_name(request),
+        "dataset": request.images if isinstance(request.images, str) else request.images.description.name,
         "split": request.split if isinstance(request.images, str) else None,
         "dataset_fingerprint": fingerprint,
         **base.settings,
