@@ -160,7 +160,7 @@ class _Planner:
     def _evaluation(
         self, command: str, table: EvaluationTable, sigma: Any, model: Model, name: Path, training: TrainingStage
     ) -> tuple[EvaluationStage, EvaluationPlan]:
-        """An evaluation, by certify or attack, that a ``table`` asks for; ``name`` is the model's folder in the sweep."""
+        """An evaluation, by certify or attack, that a ``table`` asks for; ``name`` is the model's folder."""
         place = evaluation_name(str(table.options.get("split", "test")), sigma, table.name)
         is_attack, folder, arch = command == "attack", self.grid.logs / name, str(model.options["arch"])
         output = folder / "attacked" / place if is_attack else folder / place.with_name(f"{place.name}.tsv")
