@@ -43,8 +43,9 @@ def compose(workplace, monkeypatch, capsys):
     seen: list[Composed] = []
 
     class Noted:
-        def __init__(self, model, objective, data, schedule, seed, device, folder, execution, evaluation, processes):
-            seen.append(Composed(schedule, objective, execution, evaluation))
+        def __init__(self, job, folder):
+            request = job.request
+            seen.append(Composed(job.schedule, request.objective, request.execution, request.tests))
 
         def run_epochs(self, report: object, board: bool) -> None:
             pass
