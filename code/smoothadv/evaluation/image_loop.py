@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
+from smoothadv.attacks import SmoothedAttack
 from smoothadv.datasets.images import ImageDataset
-from smoothadv.errors import UserError, shown
+from smoothadv.errors import shown
 from smoothadv.evaluation.saved_examples import Spool
 from smoothadv.records import ExampleLog
 from smoothadv.smoothing.voting import Poll, Result, VoteCounter
@@ -110,7 +111,7 @@ def evaluate_examples(
     make_polls: Callable[[list[Example]], Iterable[Poll]],
     bar: ProgressBar,
     group: int = 1,
-    attack_memory: HasBatch | None = None,
+    attack_memory: SmoothedAttack | None = None,
 ) -> None:
     """Append the missing rows to the log of each part, in the order of the part's indices.
 
@@ -146,12 +147,6 @@ def evaluate_examples(
         bar.close()
 
 
-class HasBatch(Protocol):
-    """Something that computes in batches and halves them when memory runs out; then it calls ``on_smaller_batch``."""
-
-    on_smaller_batch: Callable[[int], None]
-
-
 def _lacking(
     dataset: ImageDataset, parts: Iterable[Part], open_parts: list[Part], bar: ProgressBar
 ) -> Iterator[tuple[Part, Example]]:
@@ -185,12 +180,3 @@ def _append(result: Result) -> dict[str, Any]:
         part.spool.append(example.index, example.image.numpy(), tag.voted_on.cpu().numpy())
     part.log.append(row)
     return row
-
-
-def check_logged_examples(log: ExampleLog, indices: Collection[int]) -> None:
-    """UserError if a resumed log holds examples that the options of this run do not select."""
-    foreign = log.done.difference(indices)
-    if foreign:
-        raise UserError(
-            f"cannot resume {log.path}: it holds example {min(foreign)}, which the present options leave out"
-        )

@@ -9,15 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smoothadv.attacks import SmoothedAttack
 from smoothadv.errors import UserError, warn
-from smoothadv.evaluation.image_loop import (
-    Example,
-    HasBatch,
-    Part,
-    ProgressBar,
-    check_logged_examples,
-    evaluate_examples,
-)
+from smoothadv.evaluation.image_loop import Example, Part, ProgressBar, evaluate_examples
 from smoothadv.evaluation.requests import EvaluationRequest
 from smoothadv.evaluation.saved_examples import Spool, pack
 from smoothadv.evaluation.shards import Shard, check_siblings, is_merged, merge, shard_count, shards_of
@@ -57,7 +51,7 @@ class LogPlan:
     scores: Callable[[dict[str, Any]], bool]
     run: Callable[[], dict[str, Any]] = dict
     group: int = 1
-    attack_memory: HasBatch | None = None
+    attack_memory: SmoothedAttack | None = None
     keeps_images: bool = False
 
 
@@ -153,7 +147,10 @@ class _Parts:
             examples_path(path).unlink(missing_ok=True)
             spool_path(path).unlink(missing_ok=True)
         try:
-            check_logged_examples(log, indices)
+            if foreign := log.done.difference(indices):
+                raise UserError(
+                    f"cannot resume {path}: it holds example {min(foreign)}, which the present options leave out"
+                )
             part = Part(log, indices, self._spool(path, log) if self.plan.keeps_images else None)
             if part.spool is None:  # else the images may still prove to be lost
                 log.record_selection()

@@ -112,7 +112,10 @@ def _run(job: Job, report: Callable[[str], None]) -> Trained:
         "device": device_name(job.device),
         "processes": processes.size,
         **({"launch": processes.launch} if processes.launch is not None else {}),
-        "arguments": {name: _plain(value) for name, value in request.arguments.items()},
+        "arguments": {
+            name: value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+            for name, value in request.arguments.items()
+        },
         **provenance(request.command),
     }
     folder = RunFolder(request.outdir, _facts(job), _recipe(job), this_run, request.existing)
@@ -125,10 +128,6 @@ def _run(job: Job, report: Callable[[str], None]) -> Trained:
                 _announce(job, folder, report)
         history = TrainingRun(job, folder).run_epochs(report, board=request.board)
     return Trained(job.model, history, processes.is_first)
-
-
-def _plain(value: Any) -> Any:
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
 def _recipe(job: Job) -> dict[str, Any]:

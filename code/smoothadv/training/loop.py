@@ -91,17 +91,14 @@ class TrainingRun:
         self._restore()
         processes.share_state(self.model)
         example = torch.stack([data.training[index][0] for index in range(min(2, len(data.training)))])
-        execution, objective, at_a_time = self.execution, self.objective, self._images_at_a_time()
+        execution, objective = self.execution, self.objective
+        share, _ = processes.share(torch.arange(schedule.batch))
+        at_a_time = min(len(share), schedule.micro_batch or len(share))
         self.update = Update(
             self.model, objective, self.optimizer, execution, processes, job.device, example, at_a_time
         )
         self.first_bad_step = torch.full((), -1, device=job.device)
         self.last_save = time.monotonic()
-
-    def _images_at_a_time(self) -> int:
-        """How many images this process attacks and trains on at a time."""
-        share, _ = self.processes.share(torch.arange(self.schedule.batch))
-        return min(len(share), self.schedule.micro_batch or len(share))
 
     def _restore(self) -> None:
         """Load the state of the run's checkpoint, in every process."""
@@ -177,7 +174,9 @@ class TrainingRun:
             weight = self.data.pseudo_weight if step.source else 1.0
             address = Address(self.seed, epoch, number)
             step_sums = self.update(images, labels, len(step.indices), part, address, weight)
-            self._note_bad_loss(step_sums, number)
+            # On the device, as the number of the first step whose loss was not finite.
+            is_first_bad = (self.first_bad_step < 0) & ~step_sums[0].isfinite()
+            self.first_bad_step = torch.where(is_first_bad, number, self.first_bad_step)
             self.sums += step_sums
             images_seen += len(step.indices)
             progress.advance(len(step.indices))
@@ -254,7 +253,7 @@ class TrainingRun:
     def _decision(self, interruption: Interruption) -> int:
         """The first process's decision: to go on, to save, or to stop."""
         is_time = time.monotonic() - self.last_save >= 60 * self.execution.checkpoint_minutes
-        return self.processes.decision(interruption.signal or (_SAVE if is_time else _GO_ON))
+        return self.processes.received(interruption.signal or (_SAVE if is_time else _GO_ON))
 
     @staticmethod
     def _stop_if(decision: int) -> None:
@@ -265,11 +264,6 @@ class TrainingRun:
         if self.processes.is_first:
             self.run.save(self.model, self.optimizer, self.history, within_epoch)
         self.last_save = time.monotonic()
-
-    def _note_bad_loss(self, step_sums: torch.Tensor, number: int) -> None:
-        """Store, on the device, the number of the first step whose loss was not finite."""
-        is_first_bad = (self.first_bad_step < 0) & ~step_sums[0].isfinite()
-        self.first_bad_step = torch.where(is_first_bad, number, self.first_bad_step)
 
     def _require_finite_loss(self, epoch: int) -> None:
         if (bad := int(self.first_bad_step)) >= 0:

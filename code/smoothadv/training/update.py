@@ -74,7 +74,9 @@ class Update:
             self.refresh_attacked()
         # For layers that draw random numbers, like dropout.
         torch.manual_seed(address.generator("cpu", Purpose.LAYERS, self.processes.rank).initial_seed())
-        noise = self._noise(images, whole, part, address)
+        # Drawn for the whole batch, so that the noise does not depend on the number of processes.
+        generator = address.generator(self.device, Purpose.OBJECTIVE)
+        noise = self.objective.draw(images[:1].expand(whole, *images.shape[1:]), generator)[part]
         choices = address.generator(self.device, Purpose.ATTACK_CHOICES, self.processes.rank)
         sums = no_sums(self.device)
         self.optimizer.zero_grad(set_to_none=True)
@@ -92,8 +94,3 @@ class Update:
         self.processes.average_gradients(self.model)
         self.optimizer.step()
         return sums
-
-    def _noise(self, images: torch.Tensor, whole: int, part: slice, address: Address) -> torch.Tensor:
-        """The noise [b, m, C, H, W] of ``part``: drawn for the whole batch, whatever the number of processes."""
-        generator = address.generator(self.device, Purpose.OBJECTIVE)
-        return self.objective.draw(images[:1].expand(whole, *images.shape[1:]), generator)[part]

@@ -197,7 +197,7 @@ class SmoothedAttack:
         if targets is not None:
             epsilon = torch.where((targets == labels).cpu(), 0.0, epsilon.cpu())
         attack = dataclasses.replace(self.attack, estimator=InParts(self.attack.estimator, model.rows))
-        best: tuple[torch.Tensor, torch.Tensor] | None = None  # the adversarial inputs and their losses [B]
+        best: torch.Tensor | None = None
         for goal, (targeted, wanted) in enumerate(self._goals(model, inputs, labels, targets)):
             for run in range(self.restarts):
                 generators = self._generators(indices, Purpose.ATTACK_CHOICES, *(goal, run) * (goal + run > 0))
@@ -208,9 +208,13 @@ class SmoothedAttack:
                 if self.restarts == 1 and self.target != EVERY:
                     return found
                 loss = self._loss(model, found, labels if targets is None else targets, noise, targets is not None)
-                best = (found, loss) if best is None else _better(found, loss, *best)
+                if best is None:
+                    best, best_loss = found, loss
+                better = loss > best_loss
+                best = torch.where(per_example(better, found), found, best)
+                best_loss = torch.where(better, loss, best_loss)
         assert best is not None  # there is at least one goal and one run
-        return best[0]
+        return best
 
     @torch.no_grad()
     def _goals(
@@ -269,14 +273,6 @@ class SmoothedAttack:
         else:
             loss = smoothed_loss(logits, wanted)
         return -loss if targeted else loss
-
-
-def _better(
-    found: torch.Tensor, loss: torch.Tensor, best: torch.Tensor, best_loss: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each example ``found`` [B, ...] if its loss [B] is larger than that of ``best``, else ``best``; its loss."""
-    better = loss > best_loss
-    return torch.where(per_example(better, found), found, best), torch.where(better, loss, best_loss)
 
 
 def _check_target(target: int | str | None) -> None:

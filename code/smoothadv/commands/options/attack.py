@@ -150,15 +150,11 @@ def add_evaluation_attack(
 
 def given_evaluation_flags(options: argparse.Namespace) -> list[str]:
     """Those of these options that are on the command line: a command that makes no attack must refuse them."""
-    further = {
-        "--num-noise-vec": options.num_noise_vec is not None,
-        "--gradient": options.gradient is not None,
-        "--base-attack": options.base_attack,
-        "--restarts": options.restarts is not None,
-        "--target": options.target is not None,
-        "--attack-batch": options.attack_batch is not None,
-    }
-    return given_attack_flags(options) + [flag for flag, is_given in further.items() if is_given]
+    flags = ("--num-noise-vec", "--gradient", "--base-attack", "--restarts", "--target", "--attack-batch")
+    values = (getattr(options, flag[2:].replace("-", "_")) for flag in flags)
+    return given_attack_flags(options) + [
+        flag for flag, value in zip(flags, values) if value is not None and value is not False
+    ]
 
 
 def attack_plan_of(parser: Parser, options: argparse.Namespace, default_draws: int = 1, **given: Any) -> AttackPlan:
