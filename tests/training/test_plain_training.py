@@ -47,7 +47,7 @@ def our_losses(attack: str, steps: int, copies: int, model: torch.nn.Module) -> 
         update(images, labels, BATCH, whole, Address(SEED, 0, step), 1.0)
         for step, (images, labels) in enumerate(batches())
     ]
-    return [means(each.tensor.tolist())["loss"] for each in sums]
+    return [means(each.tolist())["loss"] for each in sums]
 
 
 def plain_losses(attack, copies: int, model: torch.nn.Module) -> list[float]:

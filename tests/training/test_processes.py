@@ -93,7 +93,7 @@ def do_update(update: Update, processes: Processes, step: int) -> torch.Tensor:
     labels = torch.randint(3, (size,), generator=generator)
     indices, part = processes.share(torch.arange(size))
     seen = update(images[indices], labels[indices], size, part, Address(3, 0, step), weight)
-    return processes.total(seen.tensor)
+    return processes.total(seen)
 
 
 def trained(processes: Processes, objective: str, micro_batch: int | None, build: Callable[[], nn.Module]):
