@@ -9,8 +9,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,22 +44,9 @@ _STEPS_MEASURED = (1, 3)
 _DAY, _HOUR = 86_400, 3600
 
 
-@dataclass(frozen=True)
-class Seconds:
-    """Seconds that jobs take on this machine, one process at a time; ``start`` is the time until commands begin."""
-
-    train: float = 0.0
-    certify: float = 0.0
-    attack: float = 0.0
-    start: float = 0.0
-
-    def __add__(self, other: Seconds) -> Seconds:
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other))
-        return Seconds(*(one + another for one, another in pairs))
-
-    @property
-    def total(self) -> float:
-        return sum(dataclasses.astuple(self))
+Seconds = Counter[str]
+"""The time of jobs on this machine, one process at a time, by what they do; starting lasts until commands begin."""
+_TRAINING, _CERTIFYING, _ATTACKING, _STARTING = "training", "certifying", "attacking", "starting commands"
 
 
 def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
@@ -78,13 +65,12 @@ def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
     finally:
         torch.set_num_threads(threads)
     total = sum(costs, Seconds())
-    parts = {"training": total.train, "certifying": total.certify, "attacking": total.attack}
-    shares = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in parts.items() if seconds)
+    shares = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in total.items() if name != _STARTING)
     lines = [
-        f"about {_duration(total.total)} on {device_name(meter.device)}, one process at a time: {shares}, "
-        f"starting commands {_duration(total.start)}",
-        f"the shortest job takes about {_duration(min(cost.total for cost in costs))}, "
-        f"the longest {_duration(max(cost.total for cost in costs))}",
+        f"about {_duration(total.total())} on {device_name(meter.device)}, one process at a time: {shares}, "
+        f"starting commands {_duration(total[_STARTING])}",
+        f"the shortest job takes about {_duration(min(cost.total() for cost in costs))}, "
+        f"the longest {_duration(max(cost.total() for cost in costs))}",
     ]
     if any(evaluation.may_stop_early for plan in plans for evaluation in plan.evaluations):
         lines.append("certifying counts all --N draws; a procedure that stops early takes fewer")
@@ -121,7 +107,7 @@ class _CostMeter:
         start = self._once("start", lambda: _starting_seconds(plan))
         self.processes = plan.job.processes
         update, step = self._once((_kind(training), self.processes), lambda: self._measure_update(training))
-        cost = Seconds(train=self._training(training, update, step), start=start * len(plan.job.stages))
+        cost = Seconds({_TRAINING: self._training(training, update, step), _STARTING: start * len(plan.job.stages)})
         for evaluation in plan.evaluations:
             cost += self._evaluation(training, evaluation)
         return cost
@@ -134,7 +120,7 @@ class _CostMeter:
         key = (training.request.dataset, training.request.arch, request.precision)
         vote = self._once(("vote", key), lambda: self._measure_vote(training, evaluation))
         if not evaluation.attacks:
-            return Seconds(certify=examples * evaluation.draws * vote)
+            return Seconds({_CERTIFYING: examples * evaluation.draws * vote})
         seconds = 0.0
         for attack in evaluation.attacks.values():
             passes = _passes(attack, training.description.num_classes)
@@ -142,7 +128,7 @@ class _CostMeter:
             if not isinstance(attack.attack.estimator, Stein):  # Stein's estimate takes forward passes only
                 one = self._once(("gradient", key), lambda: self._measure_gradient(training, evaluation))
             seconds += examples * (evaluation.draws * vote + passes * one)
-        return Seconds(attack=seconds)
+        return Seconds({_ATTACKING: seconds})
 
     def _training(self, training: TrainingPlan, update: float, step: float) -> float:
         """Seconds of all epochs; the first epoch of a warm-up may have no attack."""
