@@ -48,13 +48,6 @@ class Example:
     label: int
 
 
-@dataclass(frozen=True)
-class _Tag:
-    part: Part
-    example: Example
-    voted_on: torch.Tensor
-
-
 class ProgressBar:
     """The progress bar: examples done of ``total``, a share ``title`` of them, draws per second.
 
@@ -126,7 +119,7 @@ def evaluate_examples(
     def polls() -> Iterator[Poll]:
         for waiting in _in_groups(_lacking(dataset, parts, open_parts, bar), group):
             for (part, example), poll in zip(waiting, make_polls([example for _, example in waiting])):
-                yield replace(poll, tag=_Tag(part, example, poll.image))
+                yield replace(poll, tag=(part, example, poll.image))
 
     def amend(**run: int) -> None:
         for part in open_parts:
@@ -138,7 +131,7 @@ def evaluate_examples(
         attack_memory.on_smaller_batch = lambda batch: amend(attack_batch=batch)
     try:
         for result in counter.run(polls()):
-            while open_parts[0] is not result.tag.part:
+            while open_parts[0] is not result.tag[0]:
                 open_parts.pop(0).close()
             bar.add(_append(result))
     finally:
@@ -166,8 +159,7 @@ def _in_groups(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
 
 
 def _append(result: Result) -> dict[str, Any]:
-    tag, columns = result.tag, result.outcome
-    part, example = tag.part, tag.example
+    (part, example, voted_on), columns = result.tag, result.outcome
     row = {
         "idx": example.index,
         "label": example.label,
@@ -177,6 +169,6 @@ def _append(result: Result) -> dict[str, Any]:
     }
     if part.spool is not None:
         # Before the row: an image without a row is computed again, but a row without its image could not be completed.
-        part.spool.append(example.index, example.image.numpy(), tag.voted_on.cpu().numpy())
+        part.spool.append(example.index, example.image.numpy(), voted_on.cpu().numpy())
     part.log.append(row)
     return row
