@@ -19,8 +19,8 @@ from scipy import stats
 from smoothadv.bounds import radius_probability
 from smoothadv.certification.error_spending import (
     Tables,
+    _add_draws,
     build_tables,
-    crossing_probability,
     efficacy_row,
     futility_row,
     look_schedule,
@@ -46,6 +46,20 @@ def paper_tables(sigma: float, alpha: float = 1e-3, between: int = 0) -> Tables:
 @pytest.fixture(scope="module")
 def tables() -> dict[float, Tables]:
     return {sigma: paper_tables(sigma) for sigma in SIGMAS}
+
+
+def crossing_probability(p: float, looks: np.ndarray, boundaries: np.ndarray) -> float:
+    """The probability that ``boundaries`` [K] are crossed at some of ``looks`` [K] where draws succeed with ``p``."""
+    alive, start, crossed, before = np.ones(1), 0, 0.0, 0
+    for n, boundary in zip(looks, boundaries):
+        alive, start = _add_draws(alive, start, int(n - before), p)
+        below = max(0, int(boundary) - start)
+        crossed += float(alive[below:].sum())
+        alive = alive[:below]
+        before = n
+        if not len(alive):
+            break
+    return crossed
 
 
 def exact_spending(t: Fraction, looks: Sequence[int], row: Sequence[int]) -> list[Fraction]:

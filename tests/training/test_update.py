@@ -49,7 +49,7 @@ def updater(model: nn.Module, objective, micro_batch: int | None = None) -> Upda
 
 
 def sums_of(update: Update, address: Address = ADDRESS, weight: float = 1.0, seed: int = 0) -> list[float]:
-    return update(*batch(seed), 7, EVERYTHING, address, weight).tensor.tolist()
+    return update(*batch(seed), 7, EVERYTHING, address, weight).tolist()
 
 
 def state(model: nn.Module) -> torch.Tensor:

@@ -155,17 +155,3 @@ def build_tables(
     efficacy = np.maximum.accumulate(np.array(rows, dtype=np.int64).reshape(len(rows), len(looks)), axis=0)
     futility = [futility_row(int(row[-1]), looks, gamma) for row in efficacy]
     return Tables(np.array(nulls, dtype=np.float64), looks, efficacy, np.array(futility, dtype=np.int64))
-
-
-def crossing_probability(p: float, looks: np.ndarray, boundaries: np.ndarray) -> float:
-    """The probability that ``boundaries`` [K] are crossed at some of ``looks`` [K] where draws succeed with ``p``."""
-    alive, start, crossed, before = np.ones(1), 0, 0.0, 0
-    for n, boundary in zip(looks, boundaries):
-        alive, start = _add_draws(alive, start, int(n - before), p)
-        below = max(0, int(boundary) - start)
-        crossed += float(alive[below:].sum())
-        alive = alive[:below]
-        before = n
-        if not len(alive):
-            break
-    return crossed
