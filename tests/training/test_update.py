@@ -1,4 +1,4 @@
-"""An update agrees with a slow implementation, also in micro-batches, and counts what evaluating the model counts."""
+"""An update is the same in micro-batches, and counts what evaluating the model counts."""
 
 from __future__ import annotations
 
@@ -92,75 +92,6 @@ def test_micro_batches_are_counted_alike(micro_batch):
     expected, ours = (sums_of(updater(network(), smoothadv(4), size)) for size in (None, micro_batch))
     assert ours == pytest.approx(expected, rel=1e-12)
     assert ours[EXAMPLES] == ours[UNATTACKED_EXAMPLES] == 28
-
-
-# ---- a slow obvious implementation ----
-
-
-def obvious_attack(model: nn.Module, image: torch.Tensor, label: int, noise: torch.Tensor, epsilon: float):
-    """PGD on one image [C, H, W] with the draws noise [m, C, H, W], draw by draw."""
-    v = torch.zeros_like(image)
-    for _ in range(STEPS):
-        point = (image + v).requires_grad_()
-        probabilities = [model((point + draw)[None])[0].softmax(0)[label] for draw in noise]
-        (gradient,) = torch.autograd.grad(-torch.log(sum(probabilities) / len(probabilities)), point)
-        v = v + 2 * epsilon / STEPS * gradient / gradient.square().sum().sqrt()
-        v = (image + v).clamp(0, 1) - image
-        length = float(v.square().sum().sqrt())
-        v = v * min(1.0, epsilon / length)
-    return (image + v).detach()
-
-
-def obvious_training(model: nn.Module, copies: int, epoch: int, steps: int, warmup: int) -> list[float]:
-    """SmoothAdv and SGD by hand: the losses of the steps; the model is changed."""
-    losses, velocities = [], [torch.zeros_like(parameter) for parameter in model.parameters()]
-    for step in range(steps):
-        images, labels = batch(step)
-        noise = torch.empty(7, copies, 3, 6, 6, dtype=torch.float64)
-        noise.normal_(0, SIGMA, generator=derive_generator("cpu", 3, epoch, step, Purpose.OBJECTIVE))
-        model.eval()
-        epsilon = EPSILON * min(1.0, epoch / warmup)
-        attacked = [obvious_attack(model, *each, epsilon) for each in zip(images, labels.tolist(), noise)]
-        model.train()
-        noisy = [image + draw for image, draws in zip(attacked, noise) for draw in draws]
-        logits = model(torch.stack(noisy))
-        targets = [label for label in labels.tolist() for _ in range(copies)]
-        loss = sum(torch.logsumexp(row, 0) - row[label] for row, label in zip(logits, targets)) / len(targets)
-        gradients = torch.autograd.grad(loss, list(model.parameters()))
-        with torch.no_grad():
-            for parameter, velocity, gradient in zip(model.parameters(), velocities, gradients):
-                velocity.mul_(MOMENTUM).add_(gradient + DECAY * parameter)
-                parameter -= RATE * velocity
-        losses.append(loss.item())
-    return losses
-
-
-@pytest.mark.parametrize("normalization", [None, nn.BatchNorm2d], ids=["plain", "normalized"])
-@pytest.mark.parametrize(("copies", "epoch"), [(1, 20), (2, 4)])
-def test_twenty_updates_are_those_of_a_slow_obvious_implementation(normalization, copies, epoch):
-    """With a folded form to attack where there is normalization, and with part of epsilon during the warm-up."""
-    model = network(normalization)
-    theirs = copy.deepcopy(model)
-    update = updater(model, smoothadv(copies))
-    losses = []
-    for step in range(20):
-        sums = sums_of(update, Address(3, epoch, step), seed=step)
-        losses.append(sums[LOSS] / sums[EXAMPLES])
-    assert losses == pytest.approx(obvious_training(theirs, copies, epoch, 20, warmup=10), abs=1e-8)
-    for name, value in theirs.state_dict().items():
-        torch.testing.assert_close(model.state_dict()[name], value, rtol=0, atol=1e-8, msg=name)
-    start = network(normalization).state_dict()
-    assert any((value - start[name]).abs().max() > 0.1 for name, value in theirs.state_dict().items()), "it did train"
-
-
-def test_the_obvious_implementation_notices_another_epsilon():
-    """Negative control of the above."""
-    model, theirs = network(), network()
-    update = updater(model, smoothadv())
-    for step in range(3):
-        sums_of(update, Address(3, 4, step), seed=step)
-    obvious_training(theirs, 1, 4, 3, warmup=9)
-    assert max((ours - value).abs().max() for ours, value in zip(model.parameters(), theirs.parameters())) > 1e-5
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.25, 3.0])
