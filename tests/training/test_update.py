@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 
 from smoothadv.attacks import ATTACKS
-from smoothadv.noise import Purpose, derive_generator
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training.execution import Execution
@@ -105,31 +102,6 @@ def test_the_weight_multiplies_the_gradient_and_nothing_else(weight):
 
 
 # ---- what is counted ----
-
-
-@pytest.mark.parametrize("attack", [ATTACKS[name](EPSILON, STEPS) for name in ATTACKS], ids=list(ATTACKS))
-@pytest.mark.parametrize("micro_batch", [None, 3])
-@pytest.mark.parametrize("base_attack", [False, True])
-def test_unattacked_hits_are_those_of_a_separate_look_in_eval_mode(attack, micro_batch, base_attack):
-    model = network(nn.BatchNorm2d)
-    update = updater(model, SmoothAdv(attack, SIGMA, 4, warmup=0, base_attack=base_attack), micro_batch)
-    for step in range(3):
-        images, labels = batch(step)
-        noise = torch.empty(7, 4, 3, 6, 6, dtype=torch.float64)
-        noise.normal_(0, SIGMA, generator=derive_generator("cpu", 3, 0, step, Purpose.OBJECTIVE))
-        noise = noise[:, :1] * 0 if base_attack else noise
-        with torch.no_grad():
-            answers = copy.deepcopy(model).eval()((images[:, None] + noise).flatten(0, 1)).argmax(1)
-        hits = (answers.unflatten(0, noise.shape[:2]) == labels[:, None]).sum()
-        sums = sums_of(update, Address(3, 0, step), seed=step)
-        assert (sums[UNATTACKED_CORRECT], sums[UNATTACKED_EXAMPLES]) == (hits, noise.shape[1] * 7)
-        assert sums[EXAMPLES] == 28
-
-
-def test_without_an_attack_nothing_is_counted_before_it():
-    for objective, epoch in [(Gaussian(SIGMA), 20), (smoothadv(), 0)]:
-        sums = sums_of(updater(network(), objective), Address(3, epoch, 0))
-        assert sums[UNATTACKED_CORRECT] == sums[UNATTACKED_EXAMPLES] == 0 and sums[EXAMPLES] == 7
 
 
 def test_the_attack_hits_harder_than_noise():
