@@ -7,7 +7,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from smoothadv.bounds import certified_radius
 from smoothadv.certification import ABSTAIN, PROCEDURES, Certificate, Procedure, Smoothing
 from support.votes import ListedVotes, certify, listed
 
@@ -40,12 +39,16 @@ def test_only_a_procedure_on_a_grid_returns_few_radii(name):
 
 @every_procedure
 def test_only_a_fixed_sample_makes_all_radii_a_function_of_the_counts(name):
-    found = [each for each in certificates(PROCEDURES[name](SMOOTHING)) if each.prediction != ABSTAIN]
-    agree = [
-        each.trials == SMOOTHING.n and each.radius == certified_radius(each.successes, each.trials, 0.25, 1e-3)
-        for each in found
-    ]
-    assert all(agree) == PROCEDURES[name].fixed_sample
+    procedure = PROCEDURES[name](SMOOTHING)
+    found = [each for each in certificates(procedure) if each.prediction != ABSTAIN]
+    assert all(each.trials == SMOOTHING.n for each in found) == procedure.fixed_sample
+    record = {**dataclasses.asdict(procedure), "sigma": 0.25, "alpha": 1e-3}
+    counts = [{"successes": each.successes, "trials": each.trials, **each.details} for each in found]
+    assert {"successes", "trials"} <= set(procedure.counts) <= set(counts[0])
+    recomputed = [procedure.radius_from(each, record) for each in counts]
+    assert (recomputed == [each.radius for each in found]) == procedure.fixed_sample
+    stricter = [procedure.radius_from(each, {**record, "alpha": 1e-4}) for each in counts]
+    assert all(less is None or less < radius for less, radius in zip(stricter, recomputed) if radius is not None)
 
 
 @every_procedure

@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from smoothadv.bounds import check_alpha, check_sigma
+from smoothadv.bounds import certified_radius, check_alpha, check_sigma
+from smoothadv.records import COUNT_COLUMNS
 from smoothadv.registry import Registry, discover
 
 ABSTAIN = -1
@@ -90,13 +91,26 @@ class Procedure(ABC):
     on_grid: ClassVar[bool] = False
     """Whether radii are decided on a grid only: each is then a lower bound on what the same draws could certify."""
     fixed_sample: ClassVar[bool] = False
-    """Whether every radius is ``bounds.certified_radius`` of the row's counts, over exactly n draws."""
+    """Whether every radius is ``radius_from`` the counts in its row, over exactly n draws."""
+    one_sided: ClassVar[bool] = False
+    """Whether a radius R states that p_A >= Phi(R / sigma) and no more: the votes for other classes are not used."""
+    counts: ClassVar[tuple[str, ...]] = COUNT_COLUMNS
+    """The columns of a log that ``radius_from`` reads: successes, trials, then votes for classes other than c."""
     smoothing: Smoothing
 
     @classmethod
     def least_draws(cls, alpha: float) -> int | None:
         """The smallest n that can certify anything at level ``alpha``; None where that depends on other settings."""
         return None
+
+    @classmethod
+    def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
+        """Of a fixed sample, the radius that the ``counts`` in a row of a log certify; None for an abstention.
+
+        ``settings`` are those that the log records: sigma, alpha and the procedure's own. KeyError, TypeError or
+        ValueError where one is missing or impossible.
+        """
+        return certified_radius(counts["successes"], counts["trials"], settings["sigma"], settings["alpha"])
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -52,6 +52,7 @@ class Adaptive(Procedure):
 
     default_n: ClassVar[int] = 125_000
     on_grid: ClassVar[bool] = True
+    one_sided: ClassVar[bool] = True
     radii: tuple[float, ...] | None = setting(
         None,
         help="l2 radii to decide, in addition to 0 (default: the columns of the paper's tables for the dataset)",

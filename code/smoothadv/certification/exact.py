@@ -27,6 +27,7 @@ class Exact(Procedure):
 
     default_n: ClassVar[int] = 100_000
     fixed_sample: ClassVar[bool] = True
+    one_sided: ClassVar[bool] = True
 
     @classmethod
     def least_draws(cls, alpha: float) -> int:
