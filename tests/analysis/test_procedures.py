@@ -5,15 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from scipy import special
 
 from smoothadv.analysis.shared.logs import read_logs
-from smoothadv.bounds import certified_radius, maximum_radius, minimum_successes_to_certify
+from smoothadv.bounds import certified_radius, failure_upper_bound, maximum_radius, minimum_successes_to_certify
 from smoothadv.certification import PROCEDURES, Procedure, Voting
 from smoothadv.errors import UserError
 from smoothadv.readers import read_certification_log
@@ -63,11 +66,12 @@ PARTIAL = row(4, -1, 0.0, 20, 20 + ALLOWED + 1)
 EXACT = [exact_row(0, 1000), exact_row(1, 900), exact_row(2, 700, 7), exact_row(3, 400), PARTIAL]
 
 
-def put(name: str, rows: list[dict], method: str = "exact", manifest: bool = True) -> Path:
+def put(name: str, rows: list[dict], method: str = "exact", manifest: bool = True, **more: object) -> Path:
     path = Path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(tsv(rows[0], rows))
-    settings = {"sigma": SIGMA, "N": N, "alpha": ALPHA, "method": method}
+    settings = {"sigma": SIGMA, "N": N, "alpha": ALPHA, "method": method, **more}
+    settings = {name: value for name, value in settings.items() if value is not None}
     if manifest:
         manifest_path(path).write_text(json.dumps({"settings": settings, "runs": []}))
     return path
@@ -140,6 +144,58 @@ def test_radii_are_judged_by_the_procedure_that_the_manifest_names(monkeypatch):
     assert "on a grid" not in notes_of(str(put("mine.tsv", rows, "cautious")))
     assert "on a grid" not in notes_of(str(put("mine.tsv", rows, "a plug-in that is not there")))
     assert "counts do not certify" in refusal(put("mine.tsv", rows, "exact"))
+
+
+@dataclass(frozen=True)
+class BothSides(Cautious):
+    """A fixed sample whose radii use the votes of a rival."""
+
+    fixed_sample: ClassVar[bool] = True
+    counts: ClassVar[tuple[str, ...]] = ("successes", "trials", "rival")
+
+    @classmethod
+    def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
+        share, (successes, trials, rival) = settings["alpha_share"], (counts[name] for name in cls.counts)
+        if successes + rival > trials:
+            raise ValueError("more votes than draws")
+        p_a = 1 - failure_upper_bound(successes, trials, share * settings["alpha"])
+        p_b = failure_upper_bound(trials - rival, trials, (1 - share) * settings["alpha"])
+        z_a, z_b = special.ndtri(p_a), -special.ndtri(p_b)
+        return settings["sigma"] / 2 * (z_a + max(z_a, z_b)) if z_a + z_b > 0 or z_a > 0 else None
+
+
+GIVEN_UP = {"predict": -1, "radius": 0.0, "correct": 0, "trials": 900}
+BOTH = {"sigma": SIGMA, "alpha": ALPHA, "alpha_share": 0.9}
+
+
+def both_row(idx: int, successes: int, rival: int) -> dict:
+    radius = BothSides.radius_from({"successes": successes, "trials": N, "rival": rival}, BOTH)
+    return row(idx, -1 if radius is None else 3, radius or 0.0, successes, N, rival=rival)
+
+
+@pytest.mark.parametrize(
+    "added, alpha_share, reason",
+    [
+        ({}, 0.9, None),
+        ({"radius": 0.3}, 0.9, "counts do not certify .* idx 7"),
+        ({"rival": 150}, 0.9, "counts do not certify .* idx 7"),
+        ({"rival": 900}, 0.9, "left in doubt: .*more votes than draws"),
+        ({}, 0.5, "counts do not certify"),
+        ({}, None, "left in doubt: .*alpha_share"),
+        ({}, "most", "left in doubt"),
+        ({**GIVEN_UP, "successes": 100, "rival": 700}, 0.9, None),
+        ({**GIVEN_UP, "successes": 450, "rival": 100}, 0.9, "different n: 900 trials at idx 7"),
+        ({"predict": 3, "trials": 900}, 0.9, "different n: 900 trials at idx 7"),
+    ],
+)
+def test_counts_of_a_rival_are_checked_by_the_procedure_that_made_them(monkeypatch, added, alpha_share, reason):
+    """480 of 1000 certify nothing by themselves, but do so beside a rival with 100."""
+    monkeypatch.setitem(PROCEDURES._components, "both-sides", BothSides)
+    rows = [both_row(1, 480, 100), both_row(2, 990, 5), both_row(3, 300, 290), {**both_row(7, 600, 50), **added}]
+    assert [entry["predict"] for entry in rows[:3]] == [3, 3, -1] and certified_radius(480, N, SIGMA, ALPHA) is None
+    path = put("both.tsv", rows, "both-sides", alpha_share=alpha_share)
+    assert re.search(reason, refusal(path)) if reason else notes_of(str(path)) == ""
+    assert "counts do not certify" in refusal(put("both.tsv", rows[:3], "exact"))
 
 
 @pytest.mark.parametrize("column", [*ADAPTIVE, "label_aware", "trials"])

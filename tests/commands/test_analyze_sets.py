@@ -210,3 +210,71 @@ def test_images_of_different_datasets_are_not_paired(workplace, analyze, analysi
     log("b.tsv", [0.5] * 10, dataset="cifar10", dataset_fingerprint="cd")
     outcome = analyze(analysis, "a.tsv", "b.tsv")
     assert outcome.code == 1 and "not on the same images" in outcome.err.splitlines()[-1]
+
+
+TWO_SIDED = {"method": "two-sided", "alpha_share": 0.9}
+
+
+@pytest.fixture
+def of_two_procedures(workplace) -> list[str]:
+    """The names of the procedures of four logs: two are one-sided, of which one is on a grid, and two certify more."""
+    log("logs/exact.tsv", [0.5] * 6 + [0.0] * 4, method="exact")
+    log("logs/adaptive.tsv", [0.5] * 7 + [0.0] * 3, method="adaptive")
+    log("logs/two.tsv", [0.5] * 9 + [0.0], **TWO_SIDED)
+    log("logs/two_top.tsv", [0.5] * 10, top_k=3, **TWO_SIDED)
+    return ["one-sided", "two-sided", "two-sided, top-3"]
+
+
+def test_the_best_log_is_chosen_for_each_procedure_by_itself(of_two_procedures, analyze):
+    outcome = analyze(*ENVELOPE)
+    expected = dict(zip([f"G, {name}" for name in of_two_procedures], [(2, 0.7), (1, 0.9), (1, 1.0)]))
+    assert groups(outcome) == expected
+    assert "warning: the logs are of several procedures (one-sided; two-sided; two-sided, top-3): the " in outcome.err
+    assert "differ in procedure: adaptive, exact, two-sided" in outcome.err
+    labels = [line.get_label() for line in EnvelopePlot()(read_logs(["G=logs"])).axes[0].lines]
+    assert sorted(labels) == sorted(expected)
+    for arguments in (ENVELOPE[:-2], ["summary", "logs"], ["table", "logs"]):
+        assert "**" not in analyze(*arguments).out, "none of them is the best of all"
+        assert " two-sided, top-3" in analyze(*arguments).out, "people see the procedure"
+    found = records(analyze("summary", "logs", "--format", "json"))
+    assert {record["log"]: record["procedure"] for record in found} == {
+        "exact": "one-sided", "adaptive": "one-sided", "two": "two-sided", "two_top": "two-sided, top-3",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [["heat_map", "logs", "--columns", "N", "-o", "map"], ["examples", "logs"]])
+def test_a_choice_of_the_procedure_is_asked_for(of_two_procedures, analyze, arguments):
+    outcome = analyze(*arguments)
+    found = f"needs logs of one procedure, not of {'; '.join(of_two_procedures)}; name those of one, or use --where"
+    assert outcome.code == 1 and found in outcome.err.splitlines()[-1]
+    assert analyze(*arguments, "--where", "method=exact").code == 0
+
+
+def test_one_procedure_needs_no_name(of_two_procedures, analyze):
+    """Radii on a grid prove the same as exact ones, and what a manifest does not name is exact."""
+    Path("logs/two.tsv").unlink()
+    Path("logs/two_top.tsv").unlink()
+    outcome = analyze(*ENVELOPE)
+    assert groups(outcome) == {"G": (2, 0.7)} and "several procedures" not in outcome.err
+    assert "differ in procedure: adaptive, exact" in outcome.err
+    manifest_path(log("logs/released/digits/sigma_0.50", [0.5] * 10)).unlink()
+    assert sum(models for models, _ in groups(analyze(*ENVELOPE)).values()) == 3
+    assert "procedure" not in records(analyze("summary", "logs", "--format", "json"))[0]
+
+
+@pytest.mark.usefixtures("of_two_procedures")
+def test_two_sided_log_that_lost_its_manifest_is_known_by_its_column():
+    lost = Path("logs/two.tsv")
+    manifest_path(lost).unlink()
+    lines = lost.read_text().splitlines()
+    lost.write_text("\n".join([lines[0] + "\trival", *(line + "\t7" for line in lines[1:])]) + "\n")
+    names = [each.procedure for each in read_logs(["logs/exact.tsv", "logs/two.tsv"]).certification]
+    assert names == ["one-sided", "two-sided"]
+
+
+def test_report_keeps_procedures_apart(of_two_procedures, analyze):
+    assert analyze("report", "logs", "-o", "page.html").code == 0
+    page = Path("page.html").read_text()
+    for name in of_two_procedures:
+        assert f"Worst, {name}" in page and f"logs, {name}" in page
+    assert "the logs are of several procedures" in page

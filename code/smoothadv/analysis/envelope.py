@@ -11,7 +11,15 @@ from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.log_statistics import abstention_rate, clean_accuracy
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import AtRadii, radius_column
-from smoothadv.analysis.shared.selection import Choosing, Selected, groups_of, hyper_parameter, one_of, upper_envelope
+from smoothadv.analysis.shared.selection import (
+    Choosing,
+    Selected,
+    are_comparable,
+    groups_of,
+    hyper_parameter,
+    one_of,
+    upper_envelope,
+)
 from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table
 from smoothadv.settings import setting
 
@@ -69,7 +77,7 @@ class Envelope(Choosing, AtRadii, Analysis):
     ) -> Table:
         title = self.heading + ("" if self.show == "certified_accuracy" else f", {self.show.replace('_', ' ')}")
         columns = [Column("group", title, "text"), Column("models", "models", "count")]
-        compared = self.show == "certified_accuracy" and len({some[0].images for some in groups.values()}) == 1
+        compared = self.show == "certified_accuracy" and are_comparable([some[0] for some in groups.values()])
         columns += [radius_column(radius, compared) for radius in radii]
         rows: list[list[Cell]] = [
             [name, len(groups[name]), *(self._shown(best) for best in winners)] for name, winners in selected.items()

@@ -86,4 +86,4 @@ class EnvelopePlot(Choosing, Norm, Analysis):
 
 
 def _key(group: Sequence[Log], by: Sequence[str]) -> tuple[object, ...]:
-    return tuple(group[0].parameters.get(name) for name in by)
+    return group[0].procedure, *(group[0].parameters.get(name) for name in by)

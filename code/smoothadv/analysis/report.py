@@ -141,7 +141,9 @@ class Report(Choosing, AtRadii, Analysis):
                 drawn = count
                 figure = EnvelopePlot(self.norm, self.high_probability, self.unfinished, by)(logs)
                 parts.append(_figure("Upper envelopes" + (" by sigma" if by else " by group"), figure))
-        parts += [*self._selected(logs.certification), *self._heat_maps(logs.certification)]
+        parts += self._selected(logs.certification)
+        for those in logs.by_procedure().values():
+            parts += self._heat_maps(those.certification)
         return Section(
             f"Best log by radius{_of(name)}",
             "At each radius the best log of its group. The logs are selected on the same images that measure their "
@@ -179,11 +181,12 @@ class Report(Choosing, AtRadii, Analysis):
         # Without the largest radii, at which little is certified.
         some = radii[:: max(1, len(radii) // _MOST_MAPS)][:_MOST_MAPS]
         figure = HeatMap(self.norm, self.high_probability, some, self.unfinished)(Logs(logs))
-        return [_figure(f"Best certified accuracy by sigma and epsilon, of all logs{_of(logs[0].images)}", figure)]
+        name = _of(logs[0].images) + _of(logs[0].procedure)
+        return [_figure(f"Best certified accuracy by sigma and epsilon, of all logs{name}", figure)]
 
 
 def _of(name: str) -> str:
-    """What a heading adds where a page has several image sets."""
+    """What a heading adds where a page has several image sets or procedures."""
     return f", {name}" if name else ""
 
 
@@ -204,10 +207,10 @@ def _facts(logs: Logs) -> list[tuple[str, str]]:
     if logs.certification:
         sizes = sorted({len(log.table) for log in logs.certification})
         facts.append(("examples per log", " to ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1])))))
-    for name, title in (("dataset", "dataset"), ("sigma", "sigma"), ("N", "n"), ("alpha", "alpha")):
+    for name in ("dataset", "sigma", "N", "alpha", "method"):
         values = sorted({log.parameters.get(name) for log in logs.certification} - {None}, key=str)
-        if values:
-            facts.append((title, ", ".join(f"{value:,}" if isinstance(value, int) else f"{value}" for value in values)))
+        texts = [f"{value:,}" if isinstance(value, int) else f"{value}" for value in values]
+        facts += [(FIELDS[name], ", ".join(texts))] if texts else []
     return facts
 
 
@@ -221,9 +224,11 @@ def _if_possible(caption: str, analysis: Analysis, logs: Logs) -> list[Part]:
 
 def _examples(logs: Logs) -> Section:
     parts = []
-    for name, those in logs.by_images().items():
-        parts += _if_possible(f"Worst{_of(name)}", Examples(worst=_EXAMPLES_SHOWN), those)
-        parts += _if_possible(f"Best{_of(name)}", Examples(best=_EXAMPLES_SHOWN), those)
+    for images, of_set in logs.by_images().items():
+        for procedure, those in of_set.by_procedure().items():
+            name = _of(images) + _of(procedure)
+            parts += _if_possible(f"Worst{name}", Examples(worst=_EXAMPLES_SHOWN), those)
+            parts += _if_possible(f"Best{name}", Examples(best=_EXAMPLES_SHOWN), those)
     text = "Over all logs: an image's radius counts as 0 in a log that gets it wrong or abstains."
     return Section("Examples", text if parts else "Not shown: the logs are not on the same images.", parts)
 

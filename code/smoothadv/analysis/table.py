@@ -8,7 +8,7 @@ from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.log_statistics import bootstrap_interval
 from smoothadv.analysis.shared.logs import Logs
 from smoothadv.analysis.shared.radii import AtRadii, radius_column, radius_key, radius_text
-from smoothadv.analysis.shared.selection import are_of_one_set, with_selected
+from smoothadv.analysis.shared.selection import are_comparable, with_selected
 from smoothadv.analysis.shared.table_formats import Annotated, Column, Table
 from smoothadv.settings import probability, setting
 
@@ -30,7 +30,7 @@ class CertifiedAccuracyTable(AtRadii, Analysis):
         radii = self.radii or [0.0, *self.chosen_radii(logs.certification)]
         accuracies = {log.label: self.accuracies(log, radii) for log in logs.certification}
         first = Column("log", self.heading, "text")
-        columns = [first, *(radius_column(radius, are_of_one_set(logs.certification)) for radius in radii)]
+        columns = [first, *(radius_column(radius, are_comparable(logs.certification)) for radius in radii)]
         rows = [[name, *values.tolist()] for name, values in accuracies.items()]
         if self.confidence is None:
             return with_selected(Table(columns, rows), logs.certification)

@@ -36,6 +36,7 @@ FIELDS = {
     "sigma": "sigma",
     "N": "n",
     "alpha": "alpha",
+    "method": "procedure",
 }
 """Name and title of every hyper-parameter. In a certification log attack, epsilon, num_steps and num_noise_vec are
 those of the training; in a prediction log, those of the attack on its images."""

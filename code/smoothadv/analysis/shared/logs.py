@@ -19,7 +19,7 @@ from smoothadv.analysis.shared.hyper_parameters import (
 )
 from smoothadv.analysis.shared.image_sets import image_set_names
 from smoothadv.analysis.shared.plausibility import check_certificates
-from smoothadv.analysis.shared.procedure import is_on_grid
+from smoothadv.analysis.shared.procedure import is_on_grid, procedure_names, with_method
 from smoothadv.analysis.shared.table_formats import Label
 from smoothadv.errors import UserError
 from smoothadv.readers import (
@@ -43,7 +43,8 @@ class Log:
 
     ``group`` is the name given on the command line (NAME=LOG), else the folder or glob in which the log was found,
     "" for a log that was named itself. ``notes`` are sentences that a reader of its numbers should know. ``images`` is
-    what people call the images that it is about, "" where all logs that were read are about the same ones.
+    what people call the images that it is about, "" where all logs that were read are about the same ones; likewise
+    ``procedure``, of a certification log.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Log:
     parameters: Parameters = field(default_factory=Parameters)
     notes: tuple[str, ...] = ()
     images: str = ""
+    procedure: str = ""
 
     @property
     def is_on_grid(self) -> bool:
@@ -72,9 +74,10 @@ class Log:
 
     @property
     def label(self) -> Label:
-        """Its name; people also see its progress and its images."""
+        """Its name; people also see its progress, its images and its procedure."""
         label = Label(self.name)
-        label.shown = ", ".join(filter(None, (self.name + f" ({self.progress})" * bool(self.progress), self.images)))
+        name = self.name + f" ({self.progress})" * bool(self.progress)
+        label.shown = ", ".join(filter(None, (name, self.images, self.procedure)))
         return label
 
 
@@ -94,6 +97,11 @@ class Logs:
             of_set.certification.extend(log for log in self.certification if log.images == name)
             of_set.prediction.extend(log for log in self.prediction if log.images == name)
         return sets
+
+    def by_procedure(self) -> dict[str, Logs]:
+        """The certification logs of each procedure, by its name."""
+        names = dict.fromkeys(log.procedure for log in self.certification)
+        return {name: Logs([log for log in self.certification if log.procedure == name]) for name in names}
 
 
 @dataclass(frozen=True)
@@ -135,7 +143,9 @@ def read_logs(
     images = image_set_names([(log.table, log.parameters) for log in both])
     named = [replace(log, images=name) for log, name in zip(both, images)]
     count = len(logs.certification)
-    return Logs(named[:count], named[count:], _with_names(logs.training), [*left_out, *logs.left_out])
+    procedures = procedure_names([(log.table, log.parameters) for log in named[:count]])
+    certification = [replace(log, procedure=name) for log, name in zip(named, procedures)]
+    return Logs(certification, named[count:], _with_names(logs.training), [*left_out, *logs.left_out])
 
 
 def _nothing_left(arguments: Sequence[str], kinds: Iterable[str], left_out: list[str], warn: Warn) -> UserError:
@@ -227,7 +237,7 @@ def _read_one(entry: _Found, kinds: set[str], stated: Mapping[str, ParameterValu
     else:
         # Also a file that only looks like a log: the reader reports its fault.
         table = read_certification_log(entry.path)
-        parameters = certification_parameters(entry.path, stated)
+        parameters = with_method(table, certification_parameters(entry.path, stated))
         parameters, notes = check_certificates(entry.path, table, parameters)
         logs.certification.append(_log(entry, table, parameters, notes))
 

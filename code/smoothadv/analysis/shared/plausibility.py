@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from smoothadv.analysis.shared.hyper_parameters import Parameters
-from smoothadv.analysis.shared.procedure import is_label_aware, is_on_grid, radii_follow_from_counts
-from smoothadv.bounds import certified_radius, maximum_radius, minimum_successes_to_certify
+from smoothadv.analysis.shared.procedure import is_label_aware, is_on_grid, procedure_of, radii_follow_from_counts
+from smoothadv.bounds import maximum_radius
+from smoothadv.certification import Procedure
 from smoothadv.certification.on_grid import LABEL_AWARE
 from smoothadv.errors import UserError
 
@@ -30,7 +31,8 @@ def check_certificates(path: Path, table: pd.DataFrame, parameters: Parameters) 
     what could not be checked.
     """
     notes = [*table.attrs.get("notes", []), *_collapse(table), *_of_procedure(table, parameters)]
-    if radii_follow_from_counts(table, parameters):
+    counted = radii_follow_from_counts(table, parameters)
+    if counted:
         parameters = _check_counts(path, table, parameters)
     sigma, n, alpha = parameters.number("sigma"), parameters.n, parameters.alpha
     if sigma is None:
@@ -41,7 +43,8 @@ def check_certificates(path: Path, table: pd.DataFrame, parameters: Parameters) 
             f"its largest radius, {table.radius.max():g}, is impossible for alpha = {alpha:g} at n = {n:,}; it is "
             f"what alpha = {_OTHER_ALPHA:g} gives, so each of its certificates may be false with that probability"
         )
-    else:
+    elif not counted:
+        # Every procedure spends alpha or a part of it, so that none exceeds this.
         cap = maximum_radius(n, sigma, alpha)
         _check_cap(path, table, cap, f"sigma {sigma:g}, n = {n:,} and alpha = {alpha:g} ({_sources(parameters)})")
     return parameters, notes
@@ -86,7 +89,7 @@ def _of_procedure(table: pd.DataFrame, parameters: Parameters) -> list[str]:
 
 def _check_counts(path: Path, table: pd.DataFrame, parameters: Parameters) -> Parameters:
     """UserError unless one n and one sigma explain all counts and radii; returns parameters with both."""
-    alpha, n = parameters.alpha, int(table["trials"].max())
+    n = int(table["trials"].max())
     if n < 1:
         raise UserError(f"{path} holds certificates of no trials at all")
     if parameters.sources.get("N") == "assumed" and (table.predict >= 0).any():
@@ -95,22 +98,35 @@ def _check_counts(path: Path, table: pd.DataFrame, parameters: Parameters) -> Pa
         source = parameters.sources["N"]
         raise UserError(f"{path} holds {n} trials per example where n = {parameters.n} ({source})")
     if parameters.sources.get("N") != "assumed":
-        _check_partial_counts(path, table, parameters.n, alpha)
+        _check_partial_counts(path, table, parameters)
     sigma = parameters.number("sigma")
     if sigma is None:
-        sigma = _sigma_of_counts(table, n, alpha)
+        sigma = _sigma_of_counts(path, table, parameters)
         if sigma is None:
             return parameters
         parameters = parameters.replaced("sigma", sigma, "column radius and its counts")
-    _check_radii_of_counts(path, table, sigma, alpha)
+    _check_radii_of_counts(path, table, parameters, sigma)
     return parameters
 
 
-def _check_partial_counts(path: Path, table: pd.DataFrame, n: int, alpha: float) -> None:
-    """UserError unless every row has n trials, or fewer of which too many failed for anything but an abstention."""
-    fewer = table[table.trials < n]
-    allowed = n - minimum_successes_to_certify(n, alpha)
-    wrong = fewer[(fewer.predict >= 0) | (fewer.trials - fewer.successes <= allowed)]
+def _radii_of_counts(path: Path, table: pd.DataFrame, parameters: Parameters, sigma: float) -> np.ndarray:
+    """The radius that the counts of each row certify, nan if none: float64 [rows]; computes one per distinct counts."""
+    procedure = cast(type[Procedure], procedure_of(table, parameters))
+    settings = {**parameters.settings, "sigma": sigma, "alpha": parameters.alpha}
+    counts, inverse = np.unique(table[[*procedure.counts]].to_numpy(), axis=0, return_inverse=True)
+    try:
+        radii = [procedure.radius_from(dict(zip(procedure.counts, row)), settings) for row in counts.tolist()]
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"its counts or the settings in its manifest are impossible ({error!r})"
+        raise UserError(f"{path} is left in doubt: {reason}") from error
+    return np.array([math.nan if radius is None else radius for radius in radii], dtype=float)[inverse.reshape(-1)]
+
+
+def _check_partial_counts(path: Path, table: pd.DataFrame, parameters: Parameters) -> None:
+    """UserError unless every row has n trials, or fewer, after which not even further successes alone would certify."""
+    n, fewer = parameters.n, table[table.trials < parameters.n]
+    at_best = fewer.assign(successes=n - (fewer.trials - fewer.successes), trials=n)
+    wrong = fewer[(fewer.predict >= 0) | ~np.isnan(_radii_of_counts(path, at_best, parameters, 1.0))]
     if len(wrong):
         raise UserError(
             f"{path} mixes certificates of different n: {wrong.trials.iloc[0]} trials at idx {wrong.idx.iloc[0]} "
@@ -118,33 +134,27 @@ def _check_partial_counts(path: Path, table: pd.DataFrame, n: int, alpha: float)
         )
 
 
-def _sigma_of_counts(table: pd.DataFrame, trials: int, alpha: float) -> float | None:
+def _sigma_of_counts(path: Path, table: pd.DataFrame, parameters: Parameters) -> float | None:
     """The sigma at which the counts of the largest radius certify it; None if they certify nothing or it is 0."""
-    largest = table.iloc[int(table["radius"].to_numpy().argmax())]
-    unit = certified_radius(int(largest.successes), trials, 1.0, alpha)
-    if not unit or not largest.radius:
+    largest = table.loc[[table["radius"].idxmax()]]
+    (unit,) = _radii_of_counts(path, largest, parameters, 1.0)
+    if not unit > 0 or not largest.radius.item():
         return None
-    sigma = float(largest.radius / unit)
+    sigma = float(largest.radius.item() / unit)
     rounded = float(f"{sigma:.6g}")
     return rounded if math.isclose(sigma, rounded, rel_tol=1e-9) else sigma
 
 
-def _check_radii_of_counts(path: Path, table: pd.DataFrame, sigma: float, alpha: float) -> None:
-    """UserError unless each radius is the one that its successes certify; computes one radius per distinct count."""
+def _check_radii_of_counts(path: Path, table: pd.DataFrame, parameters: Parameters, sigma: float) -> None:
+    """UserError unless each radius is the one that its counts certify: none that abstain certify any."""
     certified = table[table.predict >= 0]
-    counts, inverse = np.unique(certified.successes.to_numpy(), return_inverse=True)
-    if not len(certified):
-        return
-    trials = int(certified.trials.iloc[0])
-    radii = [certified_radius(int(count), trials, sigma, alpha) for count in counts]
-    # NaN equals no radius: such counts abstain.
-    expected = np.array([math.nan if radius is None else radius for radius in radii])[inverse]
+    expected = _radii_of_counts(path, certified, parameters, sigma)
     wrong = ~np.isclose(certified.radius.to_numpy(), expected, rtol=_MATCH, atol=1e-9)
     if wrong.any():
         row = certified[wrong].iloc[0]
         raise UserError(
-            f"{path} holds a radius that its counts do not certify at sigma {sigma:g} and alpha {alpha:g}, first at "
-            f"idx {int(row.idx)}: {row.radius:g}, not {expected[wrong][0]:g} (rows of another sigma?)"
+            f"{path} holds a radius that its counts do not certify at sigma {sigma:g} and alpha {parameters.alpha:g}, "
+            f"first at idx {int(row.idx)}: {row.radius:g}, not {expected[wrong][0]:g} (rows of another sigma?)"
         )
 
 

@@ -2,42 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.certification import PROCEDURES, Procedure
 from smoothadv.certification.exact import Exact
 from smoothadv.certification.on_grid import GRID_COLUMNS, LABEL_AWARE
-from smoothadv.records import COUNT_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_RIVAL = "rival"  # the column of procedures that bound the other classes too
 
-def procedure_of(parameters: Parameters) -> type[Procedure] | None:
+
+def procedure_of(table: pd.DataFrame, parameters: Parameters) -> type[Procedure] | None:
     """The procedure that a log's manifest names; ``Exact`` for logs that name none, such as the released ones.
 
-    None where the manifest names a procedure that is not registered here.
+    None where the manifest names a procedure that is not registered here, and of a two-sided log without manifest.
     """
     method = parameters.settings.get("method")
     if method is None:
-        return Exact
+        return None if _RIVAL in table else Exact
     return PROCEDURES[method] if isinstance(method, str) and method in PROCEDURES else None
+
+
+def with_method(table: pd.DataFrame, parameters: Parameters) -> Parameters:
+    """The parameters with the name of the procedure as ``method``, where it is known."""
+    method, source = parameters.settings.get("method"), "manifest"
+    if method is None and procedure_of(table, parameters) is Exact and not is_on_grid(table, parameters):
+        method, source = "exact", "assumed"
+    return parameters.replaced("method", method, source) if isinstance(method, str) else parameters
 
 
 def is_on_grid(table: pd.DataFrame, parameters: Parameters) -> bool:
     """Whether the radii are the largest of a grid that were certified, and not the largest that could have been."""
-    procedure = procedure_of(parameters)
+    procedure = procedure_of(table, parameters)
     return (procedure is not None and procedure.on_grid) or set(GRID_COLUMNS) <= set(table.columns)
 
 
 def radii_follow_from_counts(table: pd.DataFrame, parameters: Parameters) -> bool:
-    """Whether ``bounds.certified_radius`` of the counts in each row must give its radius."""
-    procedure = procedure_of(parameters)
-    has_counts = set(COUNT_COLUMNS) <= set(table.columns)
-    return has_counts and procedure is not None and procedure.fixed_sample and not is_on_grid(table, parameters)
+    """Whether ``Procedure.radius_from`` the counts in each row must give its radius."""
+    procedure = procedure_of(table, parameters)
+    if procedure is None or not procedure.fixed_sample or is_on_grid(table, parameters):
+        return False
+    return set(procedure.counts) <= set(table.columns)
 
 
 def is_label_aware(table: pd.DataFrame) -> bool:
     """Whether images were skipped because the class selected was not the true one: benchmarks only."""
     return LABEL_AWARE in table
+
+
+def procedure_names(logs: Sequence[tuple[pd.DataFrame, Parameters]]) -> list[str]:
+    """What people call the procedure of each log; "" if all have one name.
+
+    Those that state p_A alone share a name: they prove the same of the same votes, on a grid or not. Every other
+    procedure has its own, and so do label-aware and top-k certificates: accuracies under two names differ even where
+    the classifier is one.
+    """
+    names = [_name(table, parameters) for table, parameters in logs]
+    return names if len(set(names)) > 1 else [""] * len(names)
+
+
+def _name(table: pd.DataFrame, parameters: Parameters) -> str:
+    procedure, settings = procedure_of(table, parameters), parameters.settings
+    is_one_sided = procedure is not None and procedure.one_sided
+    words = ["one-sided" if is_one_sided else str(settings.get("method") or "two-sided")]
+    if is_label_aware(table):
+        words.append("label-aware")
+    if settings.get("top_k") not in (None, 1):
+        words.append(f"top-{settings['top_k']}")
+    return ", ".join(words)

@@ -77,7 +77,10 @@ def doubts(logs: Logs) -> list[str]:
     if len(logs.prediction) > 1 and different_examples(logs.prediction):
         sentences.append("the prediction logs are not all on the same test images: they differ by chance too")
     sentences += _copies(logs.certification)
-    for name in ("dataset", "N", "alpha"):
+    if not are_of_one_procedure(logs.certification):
+        names = "; ".join(dict.fromkeys(log.procedure for log in logs.certification))
+        sentences.append(f"the logs are of several procedures ({names}): the best log is chosen for each by itself")
+    for name in ("dataset", "N", "alpha", "method"):
         values = {log.parameters.get(name) for log in logs.certification} - {None}
         if len(values) > 1:
             shown = ", ".join(display(name, value) for value in sorted(values, key=_sortable))
@@ -134,6 +137,16 @@ def are_of_one_set(logs: Sequence[Log]) -> bool:
     return len({log.images for log in logs}) < 2
 
 
+def are_of_one_procedure(logs: Sequence[Log]) -> bool:
+    """Whether no log certifies more than another for its procedure alone."""
+    return len({log.procedure for log in logs}) < 2
+
+
+def are_comparable(logs: Sequence[Log]) -> bool:
+    """Whether the best of the logs may stand out: they are of one image set and one procedure."""
+    return are_of_one_set(logs) and are_of_one_procedure(logs)
+
+
 def refuse_several_sets(logs: Sequence[Log], what: str) -> None:
     """UserError, which says how to select, unless the logs are of one image set; ``what`` is to be made of them."""
     if not are_of_one_set(logs):
@@ -141,16 +154,30 @@ def refuse_several_sets(logs: Sequence[Log], what: str) -> None:
         raise UserError(f"{what} needs logs of the same images, not of {sets}; name those of one set, or use --where")
 
 
+def refuse_several_procedures(logs: Sequence[Log], what: str) -> None:
+    """As ``refuse_several_sets``, of certification procedures."""
+    if not are_of_one_procedure(logs):
+        names = "; ".join(dict.fromkeys(log.procedure for log in logs))
+        raise UserError(
+            f"{what} needs logs of one procedure, not of {names}; name those of one, or use --where method="
+        )
+
+
 def with_selected(table: Table, logs: Sequence[Log]) -> Table:
-    """A table with a row per log; if one is unfinished, programs get a last column ``selected``."""
-    if not any(log.progress for log in logs):
-        return table
-    rows = [[*row, log.selected] for row, log in zip(table.rows, logs)]
-    return Table([*table.columns, Column("selected", "selected", "count")], rows, table.shown or table)
+    """A table with a row per log; programs get a column ``selected`` if one is unfinished, and a last one
+    ``procedure`` if there are several: people see both in the log's label."""
+    shown = table.shown or table
+    if any(log.progress for log in logs):
+        rows = [[*row, log.selected] for row, log in zip(table.rows, logs)]
+        table = Table([*table.columns, Column("selected", "selected", "count")], rows, shown)
+    if not are_of_one_procedure(logs):
+        rows = [[*row, log.procedure] for row, log in zip(table.rows, logs)]
+        table = Table([*table.columns, Column("procedure", "procedure", "text")], rows, shown)
+    return table
 
 
 def groups_of(logs: Sequence[Log], by: Sequence[str], name_group: bool = False) -> dict[str, list[Log]]:
-    """The logs by the name of their group, the hyper-parameters ``by``, numbers ascending, and their images.
+    """The logs by the names of their group, the hyper-parameters ``by``, numbers ascending, images and procedure.
 
     The name of the group is left out where all logs are of one group and ``by`` distinguishes them, unless
     ``name_group``.
@@ -159,7 +186,7 @@ def groups_of(logs: Sequence[Log], by: Sequence[str], name_group: bool = False) 
     several = name_group or not by or len({log.group for log in logs}) > 1
     groups: dict[str, list[Log]] = {}
     for log in keyed:
-        words = [log.group if several else "", *(_equation(name, log) for name in by), log.images]
+        words = [log.group if several else "", *(_equation(name, log) for name in by), log.images, log.procedure]
         groups.setdefault(", ".join(filter(None, words)) or "all", []).append(log)
     order = {name: position for position, name in enumerate(dict.fromkeys(log.group for log in logs))}
     return dict(sorted(groups.items(), key=lambda item: order[item[1][0].group]))
