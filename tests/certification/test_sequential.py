@@ -16,8 +16,8 @@ from scipy import special, stats
 
 from smoothadv.bounds import radius_probability, two_sided_radius
 from smoothadv.certification import ABSTAIN, Smoothing
-from smoothadv.certification.error_spending import crossing_probability
 from smoothadv.certification.sequential import STEPS, Sequential
+from support.crossing import crossing_probability
 from support.statistical_checks import too_many
 from support.votes import ListedVotes, certify
 

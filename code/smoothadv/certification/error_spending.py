@@ -93,9 +93,9 @@ def efficacy_row(null: float, looks: np.ndarray, allowance: Sequence[float]) -> 
     row = np.empty(len(looks), dtype=np.int64)
     if null > 1 - _NEAR_ONE:
         return looks + 1
-    alive, start, spent, before = np.ones(1), 0, 0.0, 0
-    for k, n in enumerate(looks):
-        alive, start = _add_draws(alive, start, int(n - before), null)
+    alive, start, spent = np.ones(1), 0, 0.0
+    for k, (n, (low, more)) in enumerate(zip(looks, _increments(looks, null))):
+        alive, start = _convolved(alive, more), start + low
         tails = np.append(np.cumsum(alive[::-1])[::-1], 0.0)
         first = int(np.argmax(tails <= allowance[k] - spent - _SLACK))
         if tails[first] > allowance[k] - spent - _SLACK:  # too little error is left for any boundary
@@ -104,21 +104,29 @@ def efficacy_row(null: float, looks: np.ndarray, allowance: Sequence[float]) -> 
             row[k] = min(start + first, n + 1)
             spent += tails[first] + _SLACK
         alive = alive[: row[k] - start]
-        before = n
         if not len(alive):
             row[k + 1 :] = row[k] + (looks[k + 1 :] - n)
             break
     return row
 
 
-def _add_draws(alive: np.ndarray, start: int, draws: int, p: float) -> tuple[np.ndarray, int]:
-    """The distribution of a count after ``draws`` more draws with success probability ``p``, and where it starts."""
-    from scipy import signal, stats  # take a second to load
+def _increments(looks: np.ndarray, p: float) -> list[tuple[int, np.ndarray]]:
+    """For each look, the distribution of the successes among the draws since the one before, and where it starts."""
+    from scipy import stats  # takes a second to load
 
-    low = int(stats.binom.ppf(_TAIL, draws, p))
-    high = int(stats.binom.isf(_TAIL, draws, p))
-    more = stats.binom.pmf(np.arange(low, high + 1), draws, p)
-    return np.maximum(signal.convolve(alive, more), 0.0), start + low
+    # Three calls for all looks: each takes longer than the numbers that it computes for one of them.
+    draws = np.diff(looks, prepend=0)
+    low, high = (limit(_TAIL, draws, p).astype(np.int64) for limit in (stats.binom.ppf, stats.binom.isf))
+    counts = [np.arange(first, last + 1) for first, last in zip(low, high)]
+    sizes = [len(each) for each in counts]
+    pmf = stats.binom.pmf(np.concatenate(counts), np.repeat(draws, sizes), p)
+    return list(zip(low.tolist(), np.split(pmf, np.cumsum(sizes)[:-1])))
+
+
+def _convolved(alive: np.ndarray, more: np.ndarray) -> np.ndarray:
+    from scipy import signal
+
+    return np.maximum(signal.convolve(alive, more), 0.0)
 
 
 def futility_row(last_boundary: int, looks: np.ndarray, gamma: float) -> np.ndarray:
@@ -140,37 +148,25 @@ def futility_row(last_boundary: int, looks: np.ndarray, gamma: float) -> np.ndar
     return row
 
 
-def worthless_row(
-    last_boundary: int, looks: np.ndarray, null: float, patience: float, power: float = 1.0, tilt: float = 0.0
-) -> np.ndarray:
-    """For each look, the most successes with which the last boundary is too improbable to be worth the draws.
+def worth_of_draws(n: int, n_max: int, null: float, patience: float, power: float, tilt: float) -> float:
+    """The probability of a decision below which it is not worth its draws: (v / patience)^power (4 t (1 - t))^tilt.
 
-    The largest s whose ``reach_probability`` is below (v / ``patience``)^``power`` (4 t (1 - t))^``tilt``, at most
-    0.9, where v = n (1 - n / n_max) and t = ``null``; -1 where there is none. ``patience`` is a number of draws: with
-    n of them behind, a decision that is still open takes about as many again, and at most the n_max - n that are left.
-    Like ``futility_row``, this spends no error.
+    At most 0.9; v = n (1 - n / n_max) and t = ``null``. ``patience`` is a number of draws: with n of them behind, a
+    decision that is still open takes about as many again, and at most the n_max - n that are left.
     """
-    n_max = int(looks[-1])
-    threshold = (looks * (1 - looks / n_max) / patience) ** power * (4 * null * (1 - null)) ** tilt
-    low, high = np.full(len(looks), -1), np.minimum(looks, last_boundary - 1)
-    while (low < high).any():
-        middle = (low + high + 1) // 2
-        worthless = reach_probability(middle, looks, n_max, last_boundary) < np.minimum(threshold, 0.9)
-        low, high = np.where(worthless, middle, low), np.where(worthless, high, middle - 1)
-    return np.append(low[:-1], min(n_max, last_boundary - 1))
+    return float(min(0.9, (n * (1 - n / n_max) / patience) ** power * (4 * null * (1 - null)) ** tilt))
 
 
-def reach_probability(successes: np.ndarray, n: np.ndarray, n_max: int, boundary: int) -> np.ndarray:
-    """About the probability that ``boundary`` successes of ``n_max`` are reached, after ``successes`` of ``n`` draws.
+def count_to_hope_for(successes: int, n: int, n_max: int, probability: float) -> float:
+    """About the count after ``n_max`` draws that is exceeded with ``probability``, after ``successes`` of ``n`` draws.
 
-    float64 of the arguments' shape. It is the probability that p exceeds the share of successes which the other draws
-    need (with half a success less, for continuity), where p has a beta distribution with the counts ``successes`` + 1
-    and n - ``successes``, both reduced by the factor 1 - n / n_max: this widens it by the chance of those draws.
+    The share of successes among the other draws is a quantile of a beta distribution with the counts ``successes`` + 1
+    and n - ``successes``, both reduced by the factor 1 - n / n_max: this widens it by the chance of those draws. Half a
+    success is added for continuity. Like ``futility_row``, this spends no error.
     """
     left = 1 - n / n_max
-    needed = np.clip((boundary - successes - 0.5) / np.maximum(n_max - n, 1), 0.0, 1.0)
-    misses = np.maximum(left * (n - successes), 1e-9)
-    return np.where(successes >= boundary, 1.0, special.betaincc(left * successes + 1, misses, needed))
+    misses = max(left * (n - successes), 1e-9)
+    return successes + 0.5 + (n_max - n) * float(special.betainccinv(left * successes + 1, misses, probability))
 
 
 def success_upper_bound(successes: int, trials: int, gamma: float) -> float:

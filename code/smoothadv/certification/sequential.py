@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from scipy import special
@@ -13,7 +14,14 @@ from tqdm import tqdm
 
 from smoothadv.bounds import quantile_loss, radius_probability
 from smoothadv.certification import PROCEDURES
-from smoothadv.certification.error_spending import efficacy_row, look_schedule, spending, success_upper_bound
+from smoothadv.certification.error_spending import (
+    count_to_hope_for,
+    efficacy_row,
+    look_schedule,
+    spending,
+    success_upper_bound,
+    worth_of_draws,
+)
 from smoothadv.certification.on_grid import GRID_COLUMNS, LABEL_AWARE, GridProcedure, cached_array, digest_of
 from smoothadv.certification.two_sided import RIVAL, share_setting, strongest_rival
 
@@ -21,7 +29,10 @@ STEPS = 50
 """Hypotheses per unit of Phi^-1(p): sums of two are radii sigma / 100 apart."""
 _LOWEST = -2 * STEPS
 """The smallest p_A with a hypothesis is Phi(-2)."""
-_EARLY, _GAMMA = 0.5, 0.01
+_EARLY, _GROWTH, _STEP = 0.9, 1.08, 10
+_GAMMA, _WORTH = 1e-3, (8e4, 1.25, 0.2)
+"""The selection's futility, and patience, power and tilt of ``worth_of_draws``. All are chosen on logs of other models
+(benchmarks/adaptive_savings.py) and decide how many draws are made, never whether a statement is true."""
 _VERSION = 1
 
 
@@ -47,6 +58,7 @@ class Sequential(GridProcedure):
     if the run is repeated until its result pleases.
     """
 
+    default_n: ClassVar[int] = 150_000
     alpha_share: float = share_setting()
 
     @property
@@ -79,14 +91,14 @@ class Sequential(GridProcedure):
         return max(both, float(self._radii[row]))
 
     def has_hope(self, votes: np.ndarray, candidate: int, look: int, following: float) -> bool:
-        drawn, counted = (int(self.looks[look]) if look >= 0 else 0), int(votes.sum())
-
-        def at_the_end(count: int) -> float:
-            more = (self.smoothing.n - drawn) * success_upper_bound(count, counted, _GAMMA)
-            return more + (count if drawn else 0)
-
-        not_rival = counted - strongest_rival(votes, candidate)
-        return self._radius(at_the_end(int(votes[candidate])), at_the_end(not_rival), -1) >= following
+        counted, n_max = int(votes.sum()), self.smoothing.n
+        counts = int(votes[candidate]), counted - strongest_rival(votes, candidate)
+        if look < 0:
+            likely = [n_max * success_upper_bound(count, counted, _GAMMA) for count in counts]
+        else:
+            price = worth_of_draws(counted, n_max, self._null(following), *_WORTH)
+            likely = [count_to_hope_for(count, counted, n_max, price) for count in counts]
+        return self._radius(likely[0], likely[1], -1) >= following
 
     @cached_property
     def _radii(self) -> np.ndarray:
@@ -107,7 +119,8 @@ class Sequential(GridProcedure):
     @cached_property
     def looks(self) -> np.ndarray:
         nulls = [self._null(radius) for radius in self.radii_to_decide]
-        return look_schedule(nulls, self.smoothing.n, self.smoothing.alpha * self.alpha_share, _EARLY)
+        level = self.smoothing.alpha * self.alpha_share
+        return look_schedule(nulls, self.smoothing.n, level, _EARLY, _GROWTH, _STEP)
 
     def _null(self, radius: float) -> float:
         return radius_probability(float(radius), self.smoothing.sigma, self.smoothing.noise_distance)
