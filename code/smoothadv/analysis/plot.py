@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.shared.figure_style import (
-    accuracy_axes,
-    add_legend,
-    add_title,
-    draw_steps,
-    looks,
-    mark_every,
-    new_figure,
-)
+from smoothadv.analysis.shared.figure_style import draw_steps, finished, looks, mark_every, new_figure
 from smoothadv.analysis.shared.log_statistics import accuracy_curve, bootstrap_interval
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import Norm
@@ -54,10 +46,7 @@ class CertifiedAccuracyPlot(Norm, Analysis):
                 axes.fill_between(
                     radii, 100 * low, 100 * high, step="pre", color=look["color"], alpha=0.18, linewidth=0
                 )
-        accuracy_axes(axes, self.axis_title, "certified accuracy (%)", 1.04 * largest)
-        add_legend(figure, axes, lines)
-        add_title(axes, self.title)
-        return figure
+        return finished(figure, lines, (self.axis_title, "certified accuracy (%)"), 1.04 * largest, self.title)
 
     def _curve(self, log: Log) -> tuple[np.ndarray, np.ndarray]:
         radii, accuracies = accuracy_curve(log.table)
