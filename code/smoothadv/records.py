@@ -116,7 +116,9 @@ def read_manifest_file(log: Path) -> dict[str, Any]:
     manifest = manifest_path(log)
     try:
         content = read_json(manifest)
-        if isinstance(content["settings"], dict) and _are_runs(content["runs"]):
+        runs = content["runs"]
+        are_runs = isinstance(runs, list) and all(isinstance(run, dict) for run in runs)
+        if isinstance(content["settings"], dict) and are_runs:
             return content
         reason = "it holds no settings and runs"
     except (OSError, ValueError) as error:
@@ -127,10 +129,6 @@ def read_manifest_file(log: Path) -> dict[str, Any]:
         f"the manifest of {log}, {manifest}, is missing or unreadable ({reason}), so it is unknown how its rows were "
         "made"
     )
-
-
-def _are_runs(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(run, dict) for run in value)
 
 
 def images_selected(run: dict[str, Any]) -> int | None:

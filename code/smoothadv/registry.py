@@ -63,7 +63,8 @@ class Registry(Generic[Component]):
         try:
             return self._components[name]
         except (KeyError, TypeError):  # TypeError: a name read from a file may have any type
-            raise UnknownNameError(self._unknown(str(name))) from None
+            hint, known = did_you_mean(str(name), self._components), ", ".join(self._components)
+            raise UnknownNameError(f"unknown {self.kind} '{name}'{hint}; known: {known}{PLUGIN_HINT}") from None
 
     def require(self, name: str) -> str:
         """Return ``name`` if it is registered; UnknownNameError otherwise."""
@@ -78,10 +79,6 @@ class Registry(Generic[Component]):
 
     def __len__(self) -> int:
         return len(self._components)
-
-    def _unknown(self, name: str) -> str:
-        hint = did_you_mean(name, self._components)
-        return f"unknown {self.kind} '{name}'{hint}; known: {', '.join(self._components)}{PLUGIN_HINT}"
 
 
 @dataclass(frozen=True)

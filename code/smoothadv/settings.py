@@ -124,18 +124,12 @@ class Setting:
 
 def settings_of(component: type) -> list[Setting]:
     """The declared settings of a component class, in order of declaration, without fields not made by ``setting``."""
-    return [
-        Setting(
-            field.name,
-            field.metadata["flag"] or "--" + field.name.replace("_", "-"),
-            field.metadata["help"],
-            field.metadata["parse"],
-            field.default,
-            field.metadata["many"],
-        )
-        for field in dataclasses.fields(component)
-        if "help" in field.metadata
-    ]
+    found = []
+    for field in dataclasses.fields(component):
+        if "help" in field.metadata:
+            flag = field.metadata["flag"] or "--" + field.name.replace("_", "-")
+            found.append(Setting(field.name, default=field.default, **{**field.metadata, "flag": flag}))
+    return found
 
 
 def describe(component: Any) -> str:

@@ -141,9 +141,10 @@ def predict(
     what else the log has. UserError on bad input, NonFiniteError where a logit is NaN or infinite.
     """
     fields = common_fields("predict", model, images, labels, options)
-    plan = (
-        attack_plan(attack, num_noise_vec, base_attack, restarts, target, attack_batch) if attack is not None else None
-    )
+    plan = None
+    if attack is not None:
+        further = {"restarts": restarts, "target": target, "batch": attack_batch}
+        plan = attack_plan(attack, num_noise_vec, base_attack, **further)
     with log_at(log) as outfile:
         request = PredictRequest(**fields, sigma=sigma, alpha=alpha, draws=n, outfile=outfile, attack=plan)
         predicting.predict(request)
@@ -184,7 +185,7 @@ def attack(
     import pandas as pd
 
     fields = common_fields("attack", model, images, labels, options)
-    plan = attack_plan(attack, num_noise_vec, base_attack, restarts, target, attack_batch)
+    plan = attack_plan(attack, num_noise_vec, base_attack, restarts=restarts, target=target, batch=attack_batch)
     sizes = attack_sizes(epsilons, attack)
     with folder_at(folder) as outdir:
         request = AttackRequest(**fields, sigma=sigma, alpha=alpha, draws=n, outdir=outdir, attack=plan, epsilons=sizes)
@@ -224,7 +225,7 @@ def falsify(
             alpha=alpha,
             draws=n,
             outdir=outdir,
-            attack=attack_plan(attack, num_noise_vec, False, restarts, None, attack_batch),
+            attack=attack_plan(attack, num_noise_vec, False, restarts=restarts, batch=attack_batch),
             against=Path(against),
             fraction=fraction,
             false_alarm=false_alarm,

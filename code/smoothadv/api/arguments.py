@@ -83,25 +83,12 @@ def called_from(function: str) -> tuple[str, ...]:
     return (f"smoothadv.{function}", *sys.argv)
 
 
-def attack_plan(
-    attack: GradientAttack,
-    num_noise_vec: int,
-    base_attack: bool,
-    restarts: int,
-    target: int | str | None,
-    batch: int | None,
-) -> AttackPlan:
-    """An attack of a request; UserError where it is none or cannot be carried out."""
+def attack_plan(attack: GradientAttack, num_noise_vec: int, base_attack: bool, **further: Any) -> AttackPlan:
+    """An attack of a request, with ``further`` fields of it; UserError if it is none or cannot be carried out."""
     if not isinstance(attack, GradientAttack):
         raise UserError(f"attack is a {type(attack).__name__}: give an attack, like attacks.pgd.PGD(0.5, 20)")
-    plan = AttackPlan(
-        attack=attack,
-        num_noise_vec=1 if base_attack else num_noise_vec,
-        is_on_base=base_attack,
-        restarts=restarts,
-        target=target,
-        batch=batch,
-    )
+    draws = 1 if base_attack else num_noise_vec
+    plan = AttackPlan(attack=attack, num_noise_vec=draws, is_on_base=base_attack, **further)
     try:
         plan.smoothed(sigma=1.0, seed=0)
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,18 +22,14 @@ class Augmentation:
 
     def of(self, indices: torch.Tensor) -> Augmentation:
         """The augmentation of the images ``indices`` int64 [B], in that order."""
-        return Augmentation(
-            self.crop_padding,
-            None if self.mirrored is None else self.mirrored[indices],
-            None if self.offsets is None else self.offsets[:, indices],
-        )
+        return self._with(lambda part: part[..., indices])
 
     def to(self, device: torch.device) -> Augmentation:
-        return Augmentation(
-            self.crop_padding,
-            None if self.mirrored is None else self.mirrored.to(device),
-            None if self.offsets is None else self.offsets.to(device),
-        )
+        return self._with(lambda part: part.to(device))
+
+    def _with(self, changed: Callable[[torch.Tensor], torch.Tensor]) -> Augmentation:
+        parts = (None if part is None else changed(part) for part in (self.mirrored, self.offsets))
+        return Augmentation(self.crop_padding, *parts)
 
 
 def draw_augmentation(

@@ -117,7 +117,8 @@ def evaluate_examples(
     open_parts: list[Part] = []
 
     def polls() -> Iterator[Poll]:
-        for waiting in _in_groups(_lacking(dataset, parts, open_parts, bar), group):
+        lacking = _lacking(dataset, parts, open_parts, bar)
+        while waiting := list(itertools.islice(lacking, group)):
             for (part, example), poll in zip(waiting, make_polls([example for _, example in waiting])):
                 yield replace(poll, tag=(part, example, poll.image))
 
@@ -151,11 +152,6 @@ def _lacking(
             if index not in part.log.done:
                 image, label = dataset[index]
                 yield part, Example(index, image, label)
-
-
-def _in_groups(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
-    while group := list(itertools.islice(items, size)):
-        yield group
 
 
 def _append(result: Result) -> dict[str, Any]:

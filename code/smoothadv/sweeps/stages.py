@@ -70,7 +70,10 @@ class TrainingStage:
             return nothing
         try:
             recorded = read_json(self.folder / ARGUMENTS)["recipe"]
-            difference = _difference(recorded, {**self.recipe, **self._start()})
+            wanted = dict(self.recipe)
+            if self.started_from is not None and self.started_from.exists():  # else it cannot be compared
+                wanted["pretrained_sha256"] = digest(self.started_from)
+            difference = _difference(recorded, wanted)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             # The command itself decides whether it can continue this run.
             return nothing
@@ -81,12 +84,6 @@ class TrainingStage:
             conflict = f"{self.folder} holds a model of {done} epochs, more than the {self.epochs} asked for"
             return replace(nothing, done=self.epochs, conflict=conflict)
         return replace(nothing, done=done)
-
-    def _start(self) -> dict[str, Any]:
-        """The recipe's field about the initial weights; empty if their file is gone and cannot be compared."""
-        if self.started_from is None or not self.started_from.exists():
-            return {}
-        return {"pretrained_sha256": digest(self.started_from)}
 
 
 @dataclass(frozen=True)

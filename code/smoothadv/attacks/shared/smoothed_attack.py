@@ -137,7 +137,11 @@ class SmoothedAttack:
         if self.target is None or self.target == EVERY:
             return None
         examples = _Examples(inputs, labels, indices).checked()
-        return self._in_groups(self._choose, model, examples) if len(inputs) else labels.clone()
+
+        def choose(seen: FixedShape, group: _Examples) -> torch.Tensor:
+            return self._chosen(seen, group, self._noise(group.inputs, group.numbers))
+
+        return self._in_groups(choose, model, examples) if len(inputs) else labels.clone()
 
     def _in_groups(
         self, work: Callable[[FixedShape, _Examples], torch.Tensor], model: Model, examples: _Examples
@@ -245,9 +249,6 @@ class SmoothedAttack:
     def _generators(self, indices: Sequence[int], *purpose: int) -> list[torch.Generator]:
         """A generator per example for this purpose, on the CPU, so that choices are the same on all devices."""
         return [derive_generator("cpu", self.seed, int(index), *purpose) for index in indices]
-
-    def _choose(self, model: Model, group: _Examples) -> torch.Tensor:
-        return self._chosen(model, group, self._noise(group.inputs, group.numbers))
 
     def _chosen(self, model: Model, group: _Examples, noise: torch.Tensor | None) -> torch.Tensor:
         """The targets int64 [B]: the one class, or those that the rule chooses."""

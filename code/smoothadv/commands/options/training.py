@@ -52,10 +52,7 @@ _SCHEDULE = {
     "--lr": (positive_float, "initial learning rate, or the highest of one-cycle"),
     "--lr-schedule": (SHAPES, "divide the learning rate in steps, or let it rise and fall once (default: step)"),
     "--lr-step-size --lr_step_size N": (positive_int, "epochs between two steps of the learning rate"),
-    "--lr-factor --gamma F": (
-        positive_float,
-        "factor by which each step multiplies the learning rate (default: 0.1)",
-    ),
+    "--lr-factor --gamma F": (positive_float, "factor by which each step multiplies the learning rate (default: 0.1)"),
     "--momentum": (non_negative_float, "default: 0.9"),
     "--weight-decay": (non_negative_float, "default: 1e-4"),
 }
@@ -100,10 +97,7 @@ _EXECUTION = {
         "minutes between checkpoints within an epoch; there is one after each (default: 10)",
     ),
     "--evaluate-every K": (positive_int, "test after every K-th epoch and the last (default: 1)"),
-    "--evaluate-images N": (
-        positive_int,
-        "number of evenly spaced test images to evaluate on (default: 1000)",
-    ),
+    "--evaluate-images N": (positive_int, "number of evenly spaced test images to evaluate on (default: 1000)"),
     "--tensorboard": (None, "write curves to OUTDIR/tensorboard"),
 }
 

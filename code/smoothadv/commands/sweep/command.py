@@ -289,10 +289,6 @@ _ACTIONS: dict[str, tuple[str, Callable[[Parser], None], Callable[[Parser, argpa
         _add_engine,
         lambda parser, options: _work(parser, options, StateKind.FAILED),
     ),
-    "report": (
-        "write one HTML page about all complete logs: tables, curves, heat maps",
-        _add_report,
-        _report,
-    ),
+    "report": ("write one HTML page about all complete logs: tables, curves, heat maps", _add_report, _report),
 }
 """Of each action: what it does, what adds its own options, and what carries it out."""

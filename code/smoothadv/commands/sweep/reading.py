@@ -85,7 +85,11 @@ class CommandReader:
 
     def option_words(self, command: str, options: Options, source: str) -> list[str]:
         """Options of a grid as words of the command."""
-        return option_words(options, _flags(self._parser(command, _is_released(options))), source)
+        takes_value = {
+            flag: action.nargs != 0 and not isinstance(action, argparse.BooleanOptionalAction)
+            for flag, action in self._parser(command, _is_released(options))._option_string_actions.items()
+        }
+        return option_words(options, takes_value, source)
 
     def read_training(self, command: str, words: Sequence[str], options: Options, source: str) -> TrainingPlan:
         """The plan of a training from the words of train or train_pgd, which stand for the grid's ``options``."""
@@ -158,14 +162,6 @@ _MAKE_PARSER: dict[str, Callable[[list[str]], Parser]] = {
 
 def _is_released(options: Options) -> bool:
     return options.get("released-behaviour") is True
-
-
-def _flags(parser: Parser) -> dict[str, bool]:
-    """The flags of a command, and whether each takes a value."""
-    return {
-        flag: action.nargs != 0 and not isinstance(action, argparse.BooleanOptionalAction)
-        for flag, action in parser._option_string_actions.items()
-    }
 
 
 def _recorded_settings(request: CertifyRequest | AttackRequest, arch: str) -> dict[str, Any]:

@@ -29,7 +29,9 @@ def write_report(grids: Sequence[Grid], jobs: Sequence[Job], report: Report, out
         unfinished += len(taken) < len(come)
         if job.training.progress().is_complete:
             paths.append(job.training.folder / TRAINING_LOG)
-        arguments += [f"{job.group}={_shown(path, job.cwd)}" for path in paths]
+        arguments += [
+            f"{job.group}={path.relative_to(job.cwd) if path.is_relative_to(job.cwd) else path}" for path in paths
+        ]
     if not arguments:
         names = " ".join(str(grid.path) for grid in grids)
         raise UserError(f"none of {len(jobs)} jobs has a finished log yet: python code/sweep.py run {names}")
@@ -41,7 +43,3 @@ def write_report(grids: Sequence[Grid], jobs: Sequence[Job], report: Report, out
         report = dataclasses.replace(report, title=grids[0].about)
     write_text(path, report(logs))
     print(f"wrote {path}")
-
-
-def _shown(path: Path, cwd: Path) -> Path:
-    return path.relative_to(cwd) if path.is_relative_to(cwd) else path
