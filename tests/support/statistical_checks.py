@@ -18,16 +18,6 @@ def is_binomial_count(count: int, trials: int, probability: float) -> bool:
     return stats.binomtest(int(count), trials, probability).pvalue >= FALSE_ALARM
 
 
-def are_means(samples: np.ndarray, expected: np.ndarray | float, rounding: float = 0.0) -> bool:
-    """Whether the means of samples [N] or [N, d] are credibly the expected ones, stated up to ``rounding``.
-
-    N is large enough for the normal approximation; the level is divided among the d coordinates.
-    """
-    standard_error = samples.std(0, ddof=1) / np.sqrt(len(samples))
-    quantile = -stats.norm.ppf(FALSE_ALARM / 2 / np.size(standard_error))
-    return bool(np.all(np.abs(samples.mean(0) - expected) <= quantile * standard_error + rounding))
-
-
 def is_gaussian_sample(samples: np.ndarray, sigma: float) -> bool:
     """Whether samples [N] are credibly independent draws of N(0, sigma^2): second moment, then a histogram."""
     scaled = samples.astype(np.float64).ravel() / sigma
