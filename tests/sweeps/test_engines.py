@@ -28,11 +28,7 @@ from support.commands import call
 from support.patience import HANG_SECONDS
 from support.sweeping import Pretended, held_by_another, pretended_job, wait_for, write_grid
 
-
-@pytest.fixture(autouse=True)
-def workplace(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("workplace")
 
 
 def jobs_of(count: int, processes: int = 1, threads: int | None = None) -> list[Job]:

@@ -44,12 +44,6 @@ def finished(warm, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def workplace(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def done(finished, workplace) -> Path:
     """A copy of that folder, as the working folder."""
     shutil.copytree(finished, workplace, dirs_exist_ok=True)
