@@ -137,7 +137,7 @@ WAYS = {
 }
 
 
-SLOW = {"released behaviour", "crops and mirror images", "bf16"}
+SLOW = {"micro-batches", "one-cycle", "released behaviour", "crops and mirror images", "bf16"}
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow) if way in SLOW else way for way in WAYS])

@@ -205,12 +205,6 @@ def test_log_without_rows_is_refused(tmp_path, text):
     assert "no rows" in refusal(write(tmp_path / "log.txt", text.splitlines()[0]))
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe\n", b"PK\x03\x04" + bytes(100)])
-def test_file_that_is_no_log_is_refused(tmp_path, content):
-    (tmp_path / "log.txt").write_bytes(content)
-    refusal(tmp_path / "log.txt")
-
-
 def test_missing_file_and_folder_are_named(tmp_path):
     assert "nowhere" in refusal(tmp_path / "nowhere")
     refusal(tmp_path)
