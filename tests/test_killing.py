@@ -1,7 +1,5 @@
 """No certification is lost: killed twenty times at random moments, or on a full disk, it ends like any other."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal

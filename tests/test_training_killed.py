@@ -3,8 +3,6 @@
 A run continues from a checkpoint within an epoch, whatever the objective, the schedule and the data are.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

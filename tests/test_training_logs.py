@@ -1,7 +1,5 @@
 """Training logs: ours, those of Cohen et al.'s train.py and of Salman et al.'s train_pgd.py give the same table."""
 
-from __future__ import annotations
-
 import pytest
 
 from smoothadv.errors import UserError

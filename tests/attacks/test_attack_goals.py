@@ -1,7 +1,5 @@
 """Restarts, targets and each example's own epsilon, against computations that leave nothing out."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -4,8 +4,6 @@
 time. Batches are checked bit for bit, with a model that answers differently in every shape of batch.
 """
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """Trained once per test session: a classifier of each kind, for the tests of all commands."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """attack --gradient, --restarts and --target: each option gives another attack, and changes only what its name says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

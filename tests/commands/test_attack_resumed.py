@@ -1,7 +1,5 @@
 """No attack is lost: one that was stopped anywhere and started again has the rows and images of an undisturbed run."""
 
-from __future__ import annotations
-
 import random
 import signal
 import time

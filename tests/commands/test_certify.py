@@ -1,7 +1,5 @@
 """certify from end to end: the log's columns and numbers, reproducibility, resuming, and what it refuses."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

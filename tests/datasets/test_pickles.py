@@ -1,7 +1,5 @@
 """Pickled arrays come back as they were written; a doctored pickle is refused and neither crashes nor fills memory."""
 
-from __future__ import annotations
-
 import pickle
 import random
 import struct

@@ -3,8 +3,6 @@
 A file that cannot be read or does not fit the dataset gives an error of one line that names the file.
 """
 
-from __future__ import annotations
-
 import pickle
 import re
 import warnings

@@ -1,7 +1,5 @@
 """Checks on random outcomes. Each rejects what is true with probability at most FALSE_ALARM, over the seeds."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import stats
 

@@ -1,7 +1,5 @@
 """Engines without clusters: their options, the GPUs of jobs, the parameters for schedulers, and job records."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

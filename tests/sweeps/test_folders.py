@@ -1,7 +1,5 @@
 """The names of folders say what made the models in them, as the released names do, also without a manifest."""
 
-from __future__ import annotations
-
 import tempfile
 from fractions import Fraction
 from pathlib import Path

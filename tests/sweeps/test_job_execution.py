@@ -1,7 +1,5 @@
 """Running jobs: stages run in order and once, continue after any interruption, and stop with their watcher."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """From a grid to jobs: the commands of the jobs, the settings they will record, and grids that are refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The state of a job, judged by its files; files made with other settings neither count as done nor are replaced."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The command sweep: it does all that is missing, nothing twice, and the failure of a job affects no other."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
