@@ -25,6 +25,8 @@ ODD_FIELDS = (
     + ["\ufeff3", "\xa03", "3\u2028", "3\x0b", "3\x1b[2J", "x" * 100_000, "idx", "radius", "correct", "#", "2", "99"]
 )
 """Fields of a table that a lenient parser would take for numbers, and others that it would not expect."""
+_LINE_ENDS, _ODD_ENDS = ["\n", "\n", "\n", "\r\n", "\r"], ["\n\n", "\r\r\n", "", " \n", "\t\n", "\x0b", "\u2028"]
+_STARTS = [*[""] * 9, "\ufeff", "\ufeff\ufeff", "\n", "#\n"]
 _NAMES = ["", " ", "\x1b[2J\x07", "\u202egnp.exe", "a\nb", "x" * 300, "y" * 100_000, "\udcff", "a=b"]
 _NAMES += "sigma=0.25 N=x = ** [ . .. - -- ~ $x$ %s%n {noise} pipe pipe.py loop folder certified.tsv model.tar".split()
 _NAMES += "grid.toml digits noise imagefolder:images imagefolder:pipe imagefolder: imagenet32 nobody.py".split()
@@ -153,21 +155,31 @@ def doctored(value: Any, hostile: Sequence[Any], rng: random.Random) -> Any:
 
 
 def doctored_table(content: bytes, rng: random.Random) -> bytes:
-    """A tab-separated table with a few odd fields, and lines or columns added, removed or moved."""
+    """A tab-separated table with a few odd fields and names, lines or columns added, removed or moved, and odd ends."""
     lines = [line.split("\t") for line in content.decode().splitlines()]
-    for _ in range(rng.choice([1, 1, 2, 3])):
+    for _ in range(rng.choice([0, 1, 1, 2, 3])):
         line = rng.choice(lines)
-        accident = rng.randrange(6)
+        accident = rng.randrange(9)
         if accident < 3:
             line[rng.randrange(len(line))] = rng.choice(ODD_FIELDS)
         elif accident == 3:
             lines.insert(rng.randrange(len(lines) + 1), list(line))
         elif accident == 4 and len(lines) > 1:
             lines.remove(line)
+        elif accident == 5:
+            lines[0][rng.randrange(len(lines[0]))] = rng.choice(["", "Idx", "correct", "time", "radius", "x"])
+        elif accident == 6:
+            order = rng.sample(range(len(lines[0])), len(lines[0]))
+            lines = [[each[column] for column in order if column < len(each)] for each in lines]
+        elif accident == 7:
+            column, repeated = rng.randrange(len(line) + 1), rng.choice([["7"], ["x"], ["idx"], []])
+            lines = [[*each[:column], *(repeated or each[:1]), *each[column:]] for each in lines]
         elif len(line) > 1:
             column = rng.randrange(len(line))
             lines = [[*each[:column], *each[column + rng.randrange(2) :]] for each in lines]
-    return ("\n".join("\t".join(line) for line in lines) + "\n").encode("utf-8", "surrogatepass")
+    ends = [rng.choice(_LINE_ENDS)] if rng.random() < 0.8 else rng.choices([*_LINE_ENDS, *_ODD_ENDS], k=5)
+    text = "".join("\t".join(line) + ends[number % len(ends)] for number, line in enumerate(lines))
+    return (rng.choice(_STARTS) + text).encode("utf-8", "surrogatepass")
 
 
 def doctored_pickle(content: bytes, rng: random.Random) -> bytes:

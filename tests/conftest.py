@@ -33,6 +33,13 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, which is the working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def repository() -> Path:
     """The folder of this clone."""
     return ROOT

@@ -1,7 +1,5 @@
 """The benchmarks for accelerators run from end to end on a CPU, in small: their figures mean nothing there."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A checkpoint whose fields are not as they must be is refused in one line, and takes no memory to speak of."""
 
-from __future__ import annotations
-
 import io
 import math
 import pickle

@@ -14,7 +14,6 @@ from smoothadv.errors import NonFiniteError, UserError
 from smoothadv.noise import GaussianNoise, NoiseStream
 from support.models import (
     BIAS,
-    DISTANCE,
     MARGIN,
     POINT,
     WEIGHT,
@@ -52,14 +51,6 @@ def test_votes_on_a_linear_classifier_follow_the_closed_form(sigma, p_a):
     assert is_binomial_count(votes[1], 200_000, p_a)
     # Noise 5 % too large would be noticed.
     assert not is_binomial_count(votes[1], 200_000, norm.cdf(MARGIN / (5 * sigma * 1.05)))
-
-
-@pytest.mark.parametrize("sigma", [0.25, 0.5, 1.0])
-def test_radius_on_a_linear_classifier_is_its_distance_for_every_sigma(sigma):
-    noise = stream(0, sigma)
-    prediction, radius = smooth_linear(sigma).certify(image(*POINT), 100, 100_000, ALPHA, 10_000, stream=noise)
-    assert prediction == 1
-    assert 0.95 * DISTANCE < radius <= DISTANCE
 
 
 # Where p = Phi(z), the expected shortfall is 3.1 standard errors of p, divided by the density phi(z): 4 % at

@@ -1,7 +1,5 @@
 """No certification is lost: killed twenty times at random moments, or on a full disk, it ends like any other."""
 
-from __future__ import annotations
-
 import json
 import random
 import signal
@@ -79,7 +77,7 @@ def kill_at_random(process, log: Path, earliest: int, startup: float, moments: r
 @pytest.mark.parametrize(
     ("start", "startup"), [("warm", 0.3), pytest.param("cold", 4.0, marks=pytest.mark.slow)], ids=["warm", "cold"]
 )
-@pytest.mark.parametrize(("method", "seed"), [("exact", 1), ("adaptive", 2)])
+@pytest.mark.parametrize(("method", "seed"), [("exact", 1), pytest.param("adaptive", 2, marks=pytest.mark.slow)])
 def test_certification_killed_ten_times_is_finished_by_the_same_command(
     checkpoint, warm, tmp_path, method, seed, start, startup
 ):

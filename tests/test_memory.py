@@ -1,7 +1,5 @@
 """Choosing a batch by memory, with a stand-in for a GPU: torch.cuda's accounting, with tensors on the host."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The list of mutations fits the code, so that benchmarks/mutations.py can run it; and that notices what survives."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """scripts/paper_tables.sh on a small extract that is laid out as the released repository."""
 
-from __future__ import annotations
-
 import csv
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plug-ins: what is loaded, what a digest covers, what is wrong with a plug-in, and what other processes find of it."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from pathlib import Path

@@ -68,30 +68,6 @@ def test_certification_log_is_read_exactly(tmp_path, dialect):
     }
 
 
-def test_rows_are_sorted_by_example(tmp_path):
-    log = write(tmp_path / "log", f"{RELEASED_HEADER}\n40 1 1 0.4 1 0\n0 3 3 0.1 1 0\n100 5 5 0.9 1 0\n20 2 3 0.2 0 0")
-    table = read_certification_log(log)
-    assert columns_of(table)["idx"] == [0, 20, 40, 100]
-    assert columns_of(table)["radius"] == [0.1, 0.2, 0.4, 0.9]
-    assert table.index.tolist() == [0, 1, 2, 3]
-
-
-def test_columns_may_come_in_another_order(tmp_path):
-    log = write(tmp_path / "log", "time radius idx correct predict label\n0:00:01 0.5 7 1 3 3")
-    assert columns_of(read_certification_log(log)) == {
-        "idx": [7],
-        "label": [3],
-        "predict": [3],
-        "radius": [0.5],
-        "correct": [1],
-    }
-
-
-def test_windows_line_ends_are_read(tmp_path):
-    (tmp_path / "log").write_bytes(f"{RELEASED_HEADER}\r\n0\t3\t3\t0.5\t1\t0:00:01\r\n".encode())
-    assert columns_of(read_certification_log(tmp_path / "log"))["radius"] == [0.5]
-
-
 OF_ANOTHER_PROCEDURE = f"""{RELEASED_HEADER} draws share comment
     20 7 7 0.5 1 0:00:01 300 0.25 fine
     0 3 3 0.1 1 0:00:02 100 1 odd"""
@@ -189,19 +165,6 @@ def test_rows_with_one_field_more_than_the_header_are_not_read_shifted(tmp_path,
     # pandas takes the first field of such rows for their name and all others for the column before theirs.
     with pytest.raises(UserError, match="shifted"):
         read(write(tmp_path / "shifted", text))
-
-
-@pytest.mark.parametrize("read", [read_certification_log, read_prediction_log])
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"\n", b"\xff\xfe\x00\x01\n", b"PK\x03\x04" + bytes(100)],
-    ids=["empty", "blank", "no text", "archive"],
-)
-def test_file_that_is_no_log_is_refused_in_one_line(tmp_path, read, content):
-    (tmp_path / "file").write_bytes(content)
-    with pytest.raises(UserError, match=str(tmp_path / "file")) as error:
-        read(tmp_path / "file")
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

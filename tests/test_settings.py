@@ -1,7 +1,5 @@
 """Types of option values: a bad text gives an error that says what is expected."""
 
-from __future__ import annotations
-
 import argparse
 
 import pytest

@@ -1,7 +1,5 @@
 """The shell scripts around sweeps: which commands they call, and certify_all.sh on real checkpoints."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -3,8 +3,6 @@
 A run continues from a checkpoint within an epoch, whatever the objective, the schedule and the data are.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -137,7 +135,7 @@ WAYS = {
 }
 
 
-SLOW = {"released behaviour", "crops and mirror images", "bf16"}
+SLOW = {"micro-batches", "one-cycle", "released behaviour", "crops and mirror images", "bf16"}
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow) if way in SLOW else way for way in WAYS])

@@ -1,7 +1,5 @@
 """SIGTERM, Ctrl-C and a loss that is not finite end training with one line, and with a checkpoint to continue from."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

@@ -1,7 +1,5 @@
 """smoothadv.certify, predict, attack, falsify and train: on modules and images of all kinds, resumable, and checked."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

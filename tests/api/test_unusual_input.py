@@ -1,7 +1,5 @@
 """The Python face on what callers really hand over: arrays of any layout, numbers of NumPy, modules of all kinds."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """Attacks where memory runs out: on the accelerator, on the host, always above some batch or just once."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -4,8 +4,6 @@ Distances are taken in float64 and may exceed epsilon by a relative 1e-5, howeve
 sum of image and perturbation.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

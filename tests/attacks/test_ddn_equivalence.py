@@ -4,8 +4,6 @@ An example that is adversarial at the start is its own closest one and is never 
 only voted on. Compared in float64 with a per-example implementation that does all the work.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 

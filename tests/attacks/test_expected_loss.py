@@ -3,8 +3,6 @@
 It is not the loss of the expectation, -log of the mean of p (SmoothAdv, eq. 6), and the checks tell them apart.
 """
 
-from __future__ import annotations
-
 import math
 
 import mpmath

@@ -1,7 +1,5 @@
 """Estimates from parts of the copies are those from all of them, and the model sees batches of one small shape."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -4,8 +4,6 @@ Expected values are computed here with 20 digits or are exact recursions. Expect
 quadratures over the estimates themselves: one example per node, weighted afterwards, so that nothing is random.
 """
 
-from __future__ import annotations
-
 import math
 
 import mpmath

@@ -4,8 +4,6 @@ PGD steps at random where the gradient is zero. DDN starts at norm epsilon, anne
 iterates and its result to grey levels, which takes the result out of the ball.
 """
 
-from __future__ import annotations
-
 import functools
 
 import pytest

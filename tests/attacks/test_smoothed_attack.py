@@ -4,8 +4,6 @@
 time. Batches are checked bit for bit, with a model that answers differently in every shape of batch.
 """
 
-from __future__ import annotations
-
 import functools
 
 import pytest
@@ -18,9 +16,9 @@ from smoothadv.attacks import ATTACKS, SmoothedAttack
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import Stein, expected_loss, plug_in
 from smoothadv.attacks.pgd import PGD
-from smoothadv.noise import GaussianNoise, Purpose, derive_generator
+from smoothadv.noise import Purpose, derive_generator
 from support.fragile_models import ShapeSensitive
-from support.models import Recorder, network_with_state
+from support.models import network_with_state
 from support.slow_attacks import (
     batch_noise,
     slow_expected_loss,
@@ -30,7 +28,6 @@ from support.slow_attacks import (
     smooth_network,
 )
 from support.slow_ddn import slow_ddn_batch
-from support.statistical_checks import are_uncorrelated, is_gaussian_sample
 
 SIGMA, CLASSES = 0.25, 4
 ESTIMATORS = {
@@ -105,37 +102,6 @@ def test_without_noise_it_is_the_base_attack(attack, shape):
     for seed in (0, 1):
         result = SmoothedAttack(attack, 0.0, seed=seed)(model, inputs, labels)
         assert torch.equal(result, attack(model, inputs, labels)) and (result != inputs).any()
-
-
-def copies_seen(seed: int, index: int, copies: int = 4_000, sigma: float = SIGMA) -> torch.Tensor:
-    """The noise that reaches the model in an attack on a black image of 4 pixels: [m, 4]"""
-    recorder = Recorder(network((4,), torch.float32))
-    x, label = torch.zeros(1, 4), torch.tensor([0])
-    SmoothedAttack(PGD(0.1, 1), sigma, copies, seed=seed, batch=copies)(recorder, x, label, [index])
-    return recorder.batches[0]
-
-
-def test_noise_is_gaussian_and_another_for_every_seed_index_and_use():
-    """False alarms: 1e-6 per check, over the seeds."""
-    mine = copies_seen(2, 9)
-    assert is_gaussian_sample(mine.numpy(), SIGMA)
-    assert not is_gaussian_sample(mine.numpy(), 1.05 * SIGMA), "the check would notice it"
-    votes = [GaussianNoise(SIGMA, 2).stream(9, "cpu", purpose) for purpose in Purpose if purpose != 1]
-    others = [copies_seen(3, 9), copies_seen(2, 10)] + [stream.draw(4_000, mine[0]) for stream in votes]
-    for other in others:
-        assert are_uncorrelated(mine.numpy(), other.numpy())
-    assert torch.equal(mine, copies_seen(2, 9)) and not are_uncorrelated(mine.numpy(), copies_seen(2, 9).numpy())
-    torch.testing.assert_close(copies_seen(2, 9, sigma=2 * SIGMA), 2 * mine)
-
-
-def test_noise_is_the_same_in_every_step_and_whatever_the_batch():
-    inputs, labels = drawn((6,), 3)
-    noise = batch_noise(SIGMA, 0, [4, 5, 6], 5, inputs)
-    for batch in (2, 5, 11):
-        recorder = Recorder(network((6,)))
-        SmoothedAttack(PGD(0.5, 1), SIGMA, 5, batch=batch)(recorder, inputs, labels, [4, 5, 6])
-        seen = {tuple(copy.tolist()) for part in recorder.batches for copy in part}
-        assert seen == {tuple(copy.tolist()) for copy in (inputs[:, None] + noise).flatten(0, 1)}
 
 
 # Bit-identity. Every attack, estimator and option at least once; batches that hold parts of one example, one, several.

@@ -1,7 +1,5 @@
 """Trained once per test session: a classifier of each kind, for the tests of all commands."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -23,10 +21,3 @@ def trained_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]
 def checkpoint(trained_folders: dict[str, Path]) -> Path:
     """A classifier of digits, trained under Gaussian noise of 0.25."""
     return trained_folders["gaussian"] / "checkpoint.pth.tar"
-
-
-@pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, which is the working folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path

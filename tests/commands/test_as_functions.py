@@ -1,7 +1,5 @@
 """The functions of the package are its commands: the same checkpoint, images and seed give the same log."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

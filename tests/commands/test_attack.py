@@ -1,7 +1,5 @@
 """attack from end to end: its log and adversarial examples agree, which can be checked without the command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

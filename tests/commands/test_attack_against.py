@@ -1,7 +1,5 @@
 """attack --against: true certificates withstand it, false ones do not, and each flip can be repeated."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -4,8 +4,6 @@ There almost nothing is certified, and about half of the certificates are false.
 drawn, each image gets a false certificate with probability at most alpha.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

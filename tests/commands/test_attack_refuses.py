@@ -1,7 +1,5 @@
 """What users of attack get wrong: one line that names the fault, the right exit code, and nothing left on the disk."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

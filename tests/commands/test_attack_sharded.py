@@ -1,7 +1,5 @@
 """attack in shards or under torchrun ends in the logs and adversarial examples of one process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What users get wrong: one line that names the fault, the right exit code, and nothing left on the disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """certify from end to end: the log's columns and numbers, reproducibility, resuming, and what it refuses."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path
@@ -111,14 +109,6 @@ def test_seed_alone_decides_the_log(certify, workplace):
     assert timeless(workplace / "one") != timeless(workplace / "other")
 
 
-@pytest.mark.parametrize("batch", [1, 7, 64, 1000])
-def test_batch_size_does_not_change_the_log(certify, workplace, batch):
-    """The draws are equal; a vote could only differ where two logits agree to their last digits."""
-    certify("default.tsv", "--N", 150, "--max", 4)
-    certify("other.tsv", "--N", 150, "--max", 4, "--batch", batch)
-    assert timeless(workplace / "default.tsv") == timeless(workplace / "other.tsv")
-
-
 def test_manifest_says_what_made_the_log(log, checkpoint):
     manifest = json.loads(log.with_name("digits.tsv.manifest.json").read_text())
     digest = hashlib.sha256(checkpoint.read_bytes()).hexdigest()
@@ -136,14 +126,6 @@ def test_manifest_says_what_made_the_log(log, checkpoint):
 def test_summary_is_printed(certify):
     outcome = certify("out.tsv", "--max", 3)
     assert "out.tsv" in outcome.out and "3 examples" in outcome.out and outcome.err == ""
-
-
-def test_the_same_command_again_changes_nothing(certify, workplace):
-    certify("out.tsv", "--max", 2)
-    before = snapshot(workplace)
-    outcome = certify("out.tsv", "--max", 2)
-    assert outcome.code == 0 and "2 examples" in outcome.out
-    assert snapshot(workplace) == before
 
 
 @pytest.mark.parametrize("option", ["--overwrite", "--resume"])
@@ -177,37 +159,12 @@ def test_resume_continues_with_the_rows_that_are_missing(certify, workplace):
     assert timeless(workplace / "out.tsv") == timeless(workplace / "whole.tsv")
 
 
-def test_resume_starts_anew_where_there_is_nothing(certify, workplace):
-    assert certify("out.tsv", "--max", 2, "--resume").code == 0
-    assert len(rows(workplace / "out.tsv")) == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        (["--N", 30], "N was 20, now 30"),
-        (["--N0", 10], "N0"),
-        (["--batch", 7], "batch was 200, now 7"),
-        (["--precision", "bf16"], "precision"),
-        (["--alpha", 0.01], "alpha"),
-        (["--seed", 1], "seed"),
-        (["--split", "train"], "split"),
-        (["--max", 1], "example 1"),
-    ],
-)
-def test_resuming_with_other_settings_is_refused(certify, workplace, options, field):
+def test_resuming_on_fewer_images_than_there_are_is_refused(certify, workplace):
     certify("out.tsv", "--max", 3)
     before = snapshot(workplace)
-    outcome = certify("out.tsv", "--resume", "--max", 5, *options)
-    assert outcome.code == 1 and outcome.err.startswith("error: ") and field in outcome.err
+    outcome = certify("out.tsv", "--resume", "--max", 1)
+    assert outcome.code == 1 and outcome.err.startswith("error: ") and "example 1" in outcome.err
     assert snapshot(workplace) == before
-
-
-def test_resuming_with_another_sigma_or_model_is_refused(certify, workplace, trained_folders):
-    certify("out.tsv", "--max", 1)
-    assert "sigma" in certify("out.tsv", "--resume", sigma=0.5).err
-    other = trained_folders["PGD"] / "checkpoint.pth.tar"
-    assert "checkpoint_sha256" in certify("out.tsv", "--resume", model=other).err
 
 
 def test_resuming_without_manifest_is_refused(certify, workplace):

@@ -1,7 +1,5 @@
 """Cost of a sweep: computed by hand and by a slow, obvious loop with known times, and once measured."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Every way into the program: scripts, console command, help texts, and the command lines of the documentation."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import runpy

@@ -1,7 +1,5 @@
 """Files made to harm: what steers a terminal is shown as escapes, and nothing keeps a command waiting or computing."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

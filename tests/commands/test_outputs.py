@@ -1,7 +1,5 @@
 """What a command writes replaces nothing but files of its own kind."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One log, one function: kernels that round the logits differently are noticed, and refused with --sound."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

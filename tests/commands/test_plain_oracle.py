@@ -1,7 +1,5 @@
 """Certification counts the same votes as a loop that is written as plainly as possible, in the benchmarks."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

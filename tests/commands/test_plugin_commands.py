@@ -1,7 +1,5 @@
 """The plug-in of docs/plugins.md at work in the commands, and what they say when it is missing or has changed."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """predict from end to end: the log, attacks that lower accuracy, reproducibility, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

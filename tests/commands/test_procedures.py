@@ -1,7 +1,5 @@
 """The ways to certify, from end to end: adaptive on a grid of radii, sound in floating point, fast, and combined."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """--shard and merge give the log that one process would have written, or a message with the next step."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a command imports before it works: help texts and usage errors wait for no library that they do not need."""
 
-from __future__ import annotations
-
 import json
 import sys
 

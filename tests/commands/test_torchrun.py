@@ -1,7 +1,5 @@
 """Under torchrun any number of processes, killed or not, write the log that one process would have written."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

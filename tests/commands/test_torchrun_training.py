@@ -1,7 +1,5 @@
 """Under torchrun several processes train one model: identical at every step, and resumable after one or all stopped."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

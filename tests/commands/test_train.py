@@ -1,7 +1,5 @@
 """train and train_pgd from end to end: artefacts, reproducibility, resuming, and what they refuse."""
 
-from __future__ import annotations
-
 import json
 import math
 import shlex

@@ -1,7 +1,5 @@
 """Training on pseudo-labelled images and from pretrained weights, columns of the log, and curves for TensorBoard."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import sys

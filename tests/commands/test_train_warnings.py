@@ -1,7 +1,5 @@
 """What training refuses, warns of and leaves behind when options, memory, disk or an old run cause trouble."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Drawing an augmentation and applying it, against pad, cut and mirror pixel by pixel; every choice equally likely."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

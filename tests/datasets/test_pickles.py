@@ -1,7 +1,5 @@
 """Pickled arrays come back as they were written; a doctored pickle is refused and neither crashes nor fills memory."""
 
-from __future__ import annotations
-
 import pickle
 import random
 import struct
@@ -107,11 +105,11 @@ DOCTORED["lists in lists beyond any memory"] = pickle.dumps(
 )
 
 
-@pytest.mark.parametrize("name", DOCTORED)
-def test_doctored_pickle_is_refused_in_one_line(warm, tmp_path, name):
-    (tmp_path / "file").write_bytes(DOCTORED[name])
-    (message,) = messages(warm, tmp_path, "pseudo-labels")
-    assert len(message.splitlines()) == 1
+def test_doctored_pickles_are_refused_in_one_line(warm, tmp_path):
+    for name, content in DOCTORED.items():
+        (tmp_path / name).write_bytes(content)
+    found = dict(zip(sorted(DOCTORED), messages(warm, tmp_path, "pseudo-labels"), strict=True))
+    assert [name for name, message in found.items() if len((message or "").splitlines()) != 1] == []
 
 
 def test_no_damage_to_a_pickle_ends_a_process(warm, tmp_path):

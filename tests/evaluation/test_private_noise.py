@@ -1,7 +1,5 @@
 """A classifier cannot be made to fit its own noise; logs whose noise was public are continued as they were begun."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

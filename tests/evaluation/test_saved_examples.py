@@ -1,7 +1,5 @@
 """Adversarial examples on the disk: they are read as they were written, or one line names the fault."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

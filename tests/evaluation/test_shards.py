@@ -1,7 +1,5 @@
 """Shards: every example is in exactly one; merging joins them in order, or names the fault and writes nothing."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training objectives: which noise and which copies they train on, in which mode, and with how large an attack."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass, field
 

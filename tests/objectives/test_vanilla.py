@@ -5,8 +5,6 @@
 copies are trained on, and how epsilon grows.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """What the tests of the command attack share: small runs, what they leave on the disk, and reading it plainly."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A clone of this repository for tests of shell scripts."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

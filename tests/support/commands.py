@@ -1,7 +1,5 @@
 """Running the commands: as processes where the process itself matters, otherwise in this one, which is far faster."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import os

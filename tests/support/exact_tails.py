@@ -1,7 +1,5 @@
 """Binomial tails and radii in 60-digit arithmetic, with sums alone. mpmath comes with torch, through sympy."""
 
-from __future__ import annotations
-
 import mpmath
 
 DIGITS = 60

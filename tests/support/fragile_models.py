@@ -1,7 +1,5 @@
 """Models that betray how they are used: by the shape of their batches, or by running out of memory."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Writes image files for the tests of datasets that read folders."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

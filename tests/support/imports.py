@@ -1,7 +1,5 @@
 """Who imports whom, read from source text: what the import rules are checked on."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 from pathlib import Path

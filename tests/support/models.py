@@ -1,7 +1,5 @@
 """Small classifiers whose smoothed versions, gradients and closest adversarial examples are known in closed form."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Networks that folding must leave right: what torch.fx can follow, what it cannot, and what it follows wrongly."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm

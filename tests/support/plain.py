@@ -1,7 +1,5 @@
 """The plain implementations that the benchmarks compare with, as modules."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from types import ModuleType

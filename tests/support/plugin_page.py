@@ -1,7 +1,5 @@
 """The plug-in, the commands and the grid of docs/plugins.md."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The key of the noise that made a log, from what its manifest records."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

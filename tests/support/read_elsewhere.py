@@ -1,7 +1,5 @@
 """Reading files in another process, which must survive it and not grow by 300 MiB."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

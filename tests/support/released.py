@@ -4,8 +4,6 @@ Deliberately plain and free of imports from the package under test: what it says
 checkpoints contain.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

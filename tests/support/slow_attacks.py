@@ -3,8 +3,6 @@
 SmoothAdv, section 2.2 and appendix B.1. Nothing of the package under test is used but the noise of an example.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -4,8 +4,6 @@ Rony et al., CVPR 2019, on the smoothed classifier (Salman et al., 2019): every 
 whether anything comes of them or not. Nothing of the package under test is used.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable

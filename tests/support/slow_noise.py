@@ -1,7 +1,5 @@
 """The draws, written down a second time: whole numbers of Python, one coordinate after the other."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from fractions import Fraction

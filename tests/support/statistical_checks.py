@@ -1,7 +1,5 @@
 """Checks on random outcomes. Each rejects what is true with probability at most FALSE_ALARM, over the seeds."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import stats
 
@@ -16,16 +14,6 @@ def too_many(count: int, trials: int, probability: float) -> bool:
 def is_binomial_count(count: int, trials: int, probability: float) -> bool:
     """Whether ``count`` of ``trials`` is credible for independent events of this probability (two-sided)."""
     return stats.binomtest(int(count), trials, probability).pvalue >= FALSE_ALARM
-
-
-def are_means(samples: np.ndarray, expected: np.ndarray | float, rounding: float = 0.0) -> bool:
-    """Whether the means of samples [N] or [N, d] are credibly the expected ones, stated up to ``rounding``.
-
-    N is large enough for the normal approximation; the level is divided among the d coordinates.
-    """
-    standard_error = samples.std(0, ddof=1) / np.sqrt(len(samples))
-    quantile = -stats.norm.ppf(FALSE_ALARM / 2 / np.size(standard_error))
-    return bool(np.all(np.abs(samples.mean(0) - expected) <= quantile * standard_error + rounding))
 
 
 def is_gaussian_sample(samples: np.ndarray, sigma: float) -> bool:

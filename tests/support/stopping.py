@@ -1,7 +1,5 @@
 """Things that happen to a training run in this process at a step of one's choice."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Runs of the command sweep on a grid of four small jobs, and a check of what it must have made in the end."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

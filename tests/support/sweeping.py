@@ -1,7 +1,5 @@
 """Small sweeps for tests: their files, their jobs, and stages that run in this process or are only pretended."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

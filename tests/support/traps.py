@@ -1,7 +1,5 @@
 """Pickles that run a command when they are loaded without care."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

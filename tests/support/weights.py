@@ -1,7 +1,5 @@
 """Comparing what two training runs learnt, bit by bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

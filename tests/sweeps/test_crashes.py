@@ -1,7 +1,5 @@
 """Stages that crash, jobs that a missing file blocks, folders that cannot be made, and names of GPUs."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Engines without clusters: their options, the GPUs of jobs, the parameters for schedulers, and job records."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -28,11 +26,7 @@ from support.commands import call
 from support.patience import HANG_SECONDS
 from support.sweeping import Pretended, held_by_another, pretended_job, wait_for, write_grid
 
-
-@pytest.fixture(autouse=True)
-def workplace(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("workplace")
 
 
 def jobs_of(count: int, processes: int = 1, threads: int | None = None) -> list[Job]:

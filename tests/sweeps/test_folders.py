@@ -1,7 +1,5 @@
 """The names of folders say what made the models in them, as the released names do, also without a manifest."""
 
-from __future__ import annotations
-
 import tempfile
 from fractions import Fraction
 from pathlib import Path
@@ -13,15 +11,10 @@ from hypothesis import strategies as st
 from smoothadv.analysis.shared.hyper_parameters import certification_parameters
 from support.sweeping import CERTIFY, jobs_of, write_grid
 
+pytestmark = pytest.mark.usefixtures("workplace")
 CIFAR = {"dataset": "cifar10", "arch": "cifar_resnet110"}
 PGD = {"attack": "PGD", "num-steps": 2, "epsilon": 0.25, "noise": 0.25}
 HERE = "cifar10/cifar_resnet110/noise_0.25"
-
-
-@pytest.fixture(autouse=True)
-def workplace(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def folders(*sweeps: dict, fixed: dict = CIFAR) -> list[str]:

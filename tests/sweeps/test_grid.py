@@ -1,7 +1,5 @@
 """Grids read from files: which models they describe, in which order, and which files are refused."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The grids of this project: each can be planned here without its data, and its folders say what it makes."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Running jobs: stages run in order and once, continue after any interruption, and stop with their watcher."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -36,15 +34,10 @@ from support.sweeping import (
 )
 from support.weights import read, same_state
 
+pytestmark = pytest.mark.usefixtures("workplace")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends processes with those that started them")
 # Of three updates each, but a checkpoint takes its time.
 EPOCHS = 40
-
-
-@pytest.fixture(autouse=True)
-def workplace(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """From a grid to jobs: the commands of the jobs, the settings they will record, and grids that are refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -11,14 +9,9 @@ from smoothadv.records import read_manifest_file
 from support.commands import call, header, rows
 from support.sweeping import FIXED, do, finish, grid_text, jobs_of, plans_of, write_grid
 
+pytestmark = pytest.mark.usefixtures("workplace")
 PGD = {"attack": "PGD", "epsilon": 0.5, "num-steps": 1, "noise": 0.25}
 HERE = "digits/digits_resnet8/noise_0.25"
-
-
-@pytest.fixture(autouse=True)
-def workplace(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def planned(*sweeps: dict, **further):

@@ -1,7 +1,5 @@
 """Sweeps on a real Ray cluster: whichever machine is lost, models and logs equal those of an undisturbed sweep."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Sweeps on a real Slurm: whatever happens to jobs, models and logs equal those of an undisturbed sweep."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Training on several nodes of a real Slurm: whatever ends a job early, it continues to the same weights."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

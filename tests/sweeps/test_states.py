@@ -1,7 +1,5 @@
 """The state of a job, judged by its files; files made with other settings neither count as done nor are replaced."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -18,7 +16,7 @@ from smoothadv.sweeps.stages import StageProgress
 from support.commands import call, rows, snapshot, succeed, timeless
 from support.sweeping import CERTIFY, FIXED, do, finish, held_by_another, is_locked, jobs_of, wait_for, write_grid
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "workplace")
 NOISE = {"noise": 0.25}
 ATTACK = {"max": 3, "N": 100, "num-steps": 1, "num-noise-vec": 2, "epsilon": [0.25, 0.5]}
 FOLDER = Path("gaussian/digits/digits_resnet8/noise_0.25")
@@ -46,12 +44,6 @@ def finished(tmp_path_factory) -> Path:
         patch.chdir(folder)
         finish(the_job())
     return folder
-
-
-@pytest.fixture(autouse=True)
-def workplace(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture

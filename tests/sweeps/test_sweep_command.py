@@ -1,7 +1,5 @@
 """The command sweep: it does all that is missing, nothing twice, and the failure of a job affects no other."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -41,12 +39,6 @@ def finished(warm, tmp_path_factory) -> Path:
     done = warm.run(script("sweep", "run", "grid.toml", "--jobs", 2, *CPU), folder)
     (folder / "output.json").write_text(json.dumps([done.returncode, done.stdout, done.stderr]))
     return folder
-
-
-@pytest.fixture
-def workplace(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture

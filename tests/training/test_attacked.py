@@ -1,7 +1,5 @@
 """The folded form that is attacked is the model in eval mode: in its logits, its gradients and what attacks find."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

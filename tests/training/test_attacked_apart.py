@@ -1,7 +1,5 @@
 """Making the attacked form leaves the model unchanged; its own parameters need no gradients and are in its dtype."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

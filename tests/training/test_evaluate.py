@@ -1,7 +1,5 @@
 """Evaluation during training agrees with a slow loop, is on evenly spaced images, and changes nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import math

@@ -1,7 +1,5 @@
 """The course of the learning rate, and which images each update of an epoch is on."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

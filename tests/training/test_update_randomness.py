@@ -1,7 +1,5 @@
 """What an update draws, what the attack sees of it, and how often it looks."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
