@@ -77,9 +77,7 @@ class Envelope(Choosing, AtRadii, Analysis):
     ) -> Table:
         title = self.heading + ("" if self.show == "certified_accuracy" else f", {self.show.replace('_', ' ')}")
         columns = [Column("group", title, "text"), Column("models", "models", "count")]
-        compared = self.show == "certified_accuracy" and are_alike(
-            [some[0] for some in groups.values()], "images", "procedure"
-        )
+        compared = self.show == "certified_accuracy" and are_alike([some[0] for some in groups.values()])
         columns += [radius_column(radius, compared) for radius in radii]
         rows: list[list[Cell]] = [
             [name, len(groups[name]), *(self._shown(best) for best in winners)] for name, winners in selected.items()

@@ -53,8 +53,8 @@ def with_bounds(logs: Sequence[Log]) -> list[tuple[Log, np.ndarray]]:
     """The logs that tell them, with the lower bounds of p_A of their images: float64 [examples].
 
     p_A is the probability of the class selected. Of a fixed sample, the bounds are Clopper-Pearson's from the counts,
-    at the share of alpha that the procedure spends on p_A; this also holds where counting stopped at a fixed number of
-    misses. Else, of one-sided procedures, they are Phi(R / sigma), and 0 for abstentions. An image classified wrongly
+    at the share of alpha that the procedure spends on p_A. Where counting stopped at a fixed number of misses, as in
+    ``exact``, the partial counts give one too; by another rule, the draws that were not made count as misses. Else, of one-sided procedures, they are Phi(R / sigma), and 0 for abstentions. An image classified wrongly
     has 0: nothing is proven of its true class. Warns of logs left out; UserError if none is left.
     """
     found = [(log, _bounds(log)) for log in logs]
@@ -71,11 +71,13 @@ def with_bounds(logs: Sequence[Log]) -> list[tuple[Log, np.ndarray]]:
 def _bounds(log: Log) -> np.ndarray | None:
     table, parameters, sigma = log.table, log.parameters, log.parameters.number("sigma")
     procedure = procedure_of(table, parameters)
+    is_one_sided = procedure is not None and procedure.one_sided
     if radii_follow_from_counts(table, parameters):
         alpha = parameters.alpha * parameters.settings.get("alpha_share", 1)
         bound = np.vectorize(lower_confidence_bound, otypes=[float])
-        bounds = bound(table["successes"], np.maximum(table["trials"], 1), alpha)
-    elif procedure is not None and procedure.one_sided and sigma is not None:
+        trials = np.maximum(table["trials"], 1) if is_one_sided else parameters.n
+        bounds = bound(table["successes"], trials, alpha)
+    elif is_one_sided and sigma is not None:
         bounds = np.where(table["predict"] >= 0, special.ndtr(table["radius"].to_numpy() / sigma), 0.0)
     else:
         return None
