@@ -35,7 +35,8 @@ from scipy import optimize, special, stats
 
 from smoothadv.bounds import certified_radius
 from smoothadv.certification import Certificate, Smoothing
-from smoothadv.certification.adaptive import PAPER_RADII, Adaptive
+from smoothadv.certification.adaptive import Adaptive
+from smoothadv.certification.on_grid import PAPER_RADII
 from smoothadv.readers import read_certification_log
 
 N0, N, N_MAX, ALPHA = 100, 100_000, 125_000, 1e-3

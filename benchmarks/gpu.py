@@ -41,7 +41,8 @@ from smoothadv.noise import GaussianNoise, training_noise
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.smoothing.classifier import PRECISIONS, Arrangement, arrange
 from smoothadv.smoothing.voting import VoteCounter
-from smoothadv.training import Execution, Processes
+from smoothadv.training.execution import Execution
+from smoothadv.training.processes import Processes
 from smoothadv.training.update import Update
 
 # (method, T, m) of SmoothAdv's updates.

@@ -6,11 +6,16 @@ reject the hypothesis "p_A <= t" at the level alpha of the manifest:
   exact     all N draws were made, and P[Binomial(N, t) >= successes] <= alpha (Clopper and Pearson, 1934)
   adaptive  at the look after `trials` draws, the successes reach the boundary of each radius r <= R of the grid; the
             boundaries of r are computed anew, such that p_A = Phi(r / sigma) reaches one with probability <= alpha
+Or it is true if p_A > Phi(z) and all other classes have less than Phi(-y), z + y >= 2 R / sigma (Theorem 1 as it is):
+  two-sided   as exact, at the level alpha_share * alpha; or the successes reject "p_A <= Phi(z)" at this level, and the
+              draws that were not for the strongest `rival` reject "1 - p_rival <= Phi(y)" at the rest of alpha
+  sequential  as adaptive, with z = r / sigma or a multiple of 1/50 from -2, and y a multiple of 1/50 above 0
   --sound   t = Phi(R / sigma + z) + d, d the distance of the noise from a Gaussian, Phi(z) >= 1/2 + d; and the
-            `squared_radius`, in squared grey levels, is below (255 R)^2, or 0 where R is 0
+            `squared_radius`, in squared grey levels, is below (255 R)^2, or 0 where R is 0; of two hypotheses, each
+            has + d, and z + y >= 2 (R / sigma + e), Phi(m + e) - Phi(m - e) >= 2 d, m = (z - y) / 2
 Probabilities are whole numbers of units 2^-160, rounded to the side on which a row fails. No log can show that its
-counts are the classifier's, its draws independent, and N, alpha and the radii chosen beforehand. A --ladder takes
-minutes. Exit code 0: all rows hold and no image is missing; 1: not so, or not to be verified.
+counts are the classifier's, its draws independent, and N, alpha and the radii chosen beforehand. A --ladder and
+sequential logs take minutes. Exit code 0: all rows hold and no image is missing; 1: not so, or not to be verified.
 """
 
 import argparse
@@ -19,9 +24,10 @@ import re
 import sys
 from bisect import bisect_left
 from fractions import Fraction
-from itertools import accumulate, takewhile
-from math import ceil, prod
+from itertools import accumulate, count, takewhile
+from math import ceil, floor, prod
 from pathlib import Path
+from statistics import NormalDist
 
 from mpmath import iv, mp
 
@@ -29,6 +35,7 @@ BITS = 160
 ONE = 1 << BITS
 mp.prec = iv.prec = BITS + 64
 RESERVE = ONE // 10**12  # of its allowance, each look leaves this to those who compute boundaries in float64
+METHODS = ("exact", "adaptive", "two-sided", "sequential")
 FORMS = {"time": "[^\t]*", "radius": "[0-9]{1,9}([.][0-9]{1,60})?"}  # other columns have whole numbers
 
 
@@ -38,7 +45,9 @@ def below(interval):
 
 
 def normal_cdf(x):
-    """1/2 + phi(x) (x + x^3 / 3 + x^5 / (3 * 5) + ...), from above by < 2^-110; Abramowitz and Stegun, 26.2.11."""
+    """1/2 + phi(x) (x + x^3 / 3 + x^5 / (3 * 5) + ...), from above by < 2^-109; Abramowitz and Stegun, 26.2.11."""
+    if x < 0:
+        return ONE - normal_cdf(-x) + (ONE >> 110)
     if x > 13:
         return ONE  # above Phi(x) by less than 2^-120
     x = ceil(x * ONE)
@@ -103,40 +112,49 @@ class Procedure:
 
     def __init__(self, settings, run):
         self.sigma, self.alpha, self.n = Fraction(settings["sigma"]), settings["alpha"], settings["N"]
-        self.adaptive, self.sound = settings["method"] == "adaptive", settings["sound"] is True
+        self.adaptive, self.sound = settings["method"] in ("adaptive", "sequential"), settings["sound"] is True
         dimension = prod(run["image_shape"]) if self.sound else 1
-        known = settings["method"], settings["noise"] == "Rounded" * self.sound + "GaussianNoise"
+        known = settings["method"] in METHODS and settings["noise"] == "Rounded" * self.sound + "GaussianNoise"
+        self.both = settings["method"] in ("two-sided", "sequential")
+        self.share = Fraction(settings["alpha_share"]) if self.both else Fraction(1)
         in_range = 0 < self.sigma <= 10 and 0 < self.alpha < 1 and 0 < self.n <= 4 * 10**9 and 0 < dimension <= 10**9
-        if known not in (("exact", True), ("adaptive", True)) or not in_range:
+        if not known or not in_range or not (0 < self.share < 1 or not self.both):
             raise ValueError("its manifest has an unknown method or noise, or numbers out of range")
         self.distance = noise_distance(self.sigma, dimension) if self.sound else 0
+        # Phi(z) - 1/2 >= z phi(z) >= z (1 - z^2 / 2) / sqrt(2 pi) >= z / 2.52 = d for z far below 0.1.
+        self.loss = Fraction(252, 100) * self.distance / ONE
         self.boundaries, self.columns = {}, "idx label predict radius correct time successes trials".split()
-        self.looks, self.allowances = [self.n], [below(self.spending(self.n)) + RESERVE]
+        self.looks = [self.n]
         if self.adaptive:
             self.radii, self.n0 = sorted(map(float, settings["radii"])), settings["N0"]
-            ladder = [float(self.sigma) * rung / 100 for rung in range(1300 if settings["ladder"] else 0)]
+            rungs = range(-100, 650) if self.both else range(1300 if settings["ladder"] else 0)
+            ladder = [float(self.sigma) * rung / (50 if self.both else 100) for rung in rungs]
             self.grid, self.looks = sorted({*self.radii, *ladder}), self.make_looks()
-            self.allowances = [below(self.spending(n)) for n in self.looks]
-            self.columns += ["samples", "level", "looks", *["label_aware"] * settings["label_aware"]]
+            self.columns += ["samples", "level", "looks"]
+        # Of each part of alpha, what may be spent by each look; one look has no use for the reserve.
+        reserve, parts = 0 if self.adaptive else RESERVE, (self.share, 1 - self.share)
+        self.allowances = [[below(self.spending(n, part)) + reserve for n in self.looks] for part in parts]
+        self.columns += ["rival"] * self.both
+        self.columns += ["label_aware"] * (self.adaptive and settings["label_aware"])
         self.columns += ["squared_radius"] * self.sound
         part = settings.get("shard", {"index": 0, "count": 1})
         self.images = range(0, run["images"], run["skip"])[: run["max"]][part["index"] :: part["count"]]
 
-    def null(self, radius):
-        """Phi(R / sigma + z) + d, above; Phi(z) - 1/2 >= z phi(z) >= z (1 - z^2 / 2) / sqrt(2 pi) >= z / 2.52 = d."""
-        z = Fraction(252, 100) * self.distance / ONE  # far below 0.1, where the last inequality ends
-        return min(ONE, normal_cdf(Fraction(radius) / self.sigma + z) + self.distance)
+    def null(self, z):
+        """Phi(z) + d, from above."""
+        return min(ONE, normal_cdf(z) + self.distance)
 
-    def spending(self, n):
-        """The error that may be spent up to n draws: alpha / 2 ln(1 + n / 100) / ln(1 + N / 100); alpha at N."""
+    def spending(self, n, part):
+        """What part of alpha may be spent up to n draws: 1 / 2 ln(1 + n / 100) / ln(1 + N / 100) of it; all at N."""
         share = iv.log(1 + iv.mpf(n) / 100) / iv.log(1 + iv.mpf(self.n) / 100)
-        return iv.mpf(self.alpha) * (share / 2 if n < self.n else 1)
+        return iv.mpf(self.alpha) * part.numerator / part.denominator * (share / 2 if n < self.n else 1)
 
     def make_looks(self):
         """100 * 1.25^i to the nearest 50; 100,000; N; the first multiple of 50 with Phi(r / sigma)^n <= spending(n)."""
         added, steps = {100_000, self.n} if self.n > 100_000 else {self.n}, range(50, self.n, 50)
-        for log in [iv.log(iv.mpf(self.null(radius)) / ONE) for radius in self.radii]:
-            first = bisect_left(steps, True, key=lambda n: bool(n * log <= iv.log(self.spending(n))))
+        for z in [Fraction(radius) / self.sigma + self.loss for radius in self.radii]:
+            log = iv.log(iv.mpf(self.null(z)) / ONE)
+            first = bisect_left(steps, True, key=lambda n: bool(n * log <= iv.log(self.spending(n, self.share))))
             added.update(steps[first : first + 1])
         geometric = [100 * Fraction(5, 4) ** i for i in range(99)]
         rising = {50 * round(n / 50) for n in geometric if 5 * n**2 < 4 * self.n**2}
@@ -157,15 +175,75 @@ class Procedure:
             drawn, level = row["samples"] - self.n0, sum(r <= float(radius) for r in self.radii) - 1
             made = [0, *self.looks][row["looks"] : row["looks"] + 1]
             checks["trials, samples and looks disagree"] = row["trials"] <= drawn in made
-            checks["its radius is not on the grid"] = radius <= float(radius) in self.grid
             checks["level is not that of its radius"] = row["level"] == (level if claims else -1)
+            checks["its radius is not on the grid"] = self.both or radius <= float(radius) in self.grid
+        if self.both:
+            checks["its counts are impossible"] &= 0 <= row["rival"] <= row["trials"] - row["successes"]
         if all(checks.values()) and claims:
-            for tested in [r for r in self.grid if r <= float(radius)] if self.adaptive else [radius]:
-                if tested not in self.boundaries:
-                    self.boundaries[tested] = boundaries(self.null(tested), self.looks, self.allowances)
-                needed = self.boundaries[tested][self.looks.index(row["trials"])]
-                checks[f"radius {float(tested)} needs {needed} of {row['trials']} draws"] = row["successes"] >= needed
+            find = self.lacks_on_grid if self.adaptive and self.both else self.lacks_of_two if self.both else self.lacks
+            lacking = find(radius, row["trials"], row["successes"], row.get("rival", 0))
+            checks[lacking] = not lacking
         return next((fault for fault, holds in checks.items() if not holds), None)
+
+    def lacks(self, radius, n, successes, rival):
+        """What the counts lack to reject "p_A <= t" for the radius, and for those of the grid below; "" if nothing."""
+        for tested in [r for r in self.grid if r <= float(radius)] if self.adaptive else [radius]:
+            needed = self.needed(Fraction(tested) / self.sigma + self.loss, n)
+            if successes < needed:
+                return f"radius {float(tested)} needs {needed} of {n} draws"
+        return ""
+
+    def lacks_of_two(self, radius, n, successes, rival):
+        """As ``lacks``, also by two hypotheses: z is where the successes just reject, which leaves the least for y."""
+        if not self.lacks(radius, n, successes, 0):
+            return ""
+        level = below(self.spending(n, self.share))
+
+        def excess(z):  # how far the logarithm of P[Binomial(n, Phi(z) + d) >= successes] is above that of its level
+            start, weights = binomial(n, self.null(Fraction(int(mp.floor(z * ONE)), ONE)))
+            return mp.log(max(1, ONE - sum(weights[: max(0, successes - start)])) / mp.mpf(level))
+
+        spread = 3 * (successes * (n - successes) / n + 9 / 4) ** 0.5  # the guess is a score interval at 3 sigma
+        guess = NormalDist().inv_cdf((successes + 9 / 2 - spread) / (n + 9))
+        root = mp.findroot(excess, (guess, guess + 1e-3), solver="secant", tol=1e-40)
+        z = Fraction(int(mp.floor(root * ONE)), ONE) - Fraction(1, 10**15)
+        y = 2 * (radius / self.sigma + self.loss_between(z - radius / self.sigma)) - z
+        needed = self.needed(z, n), self.needed(y, n, 1)
+        holds = successes >= needed[0] and n - rival >= needed[1]
+        return "" if holds else f"radius {float(radius)} needs fewer than {rival} of {n} draws for the rival"
+
+    def lacks_on_grid(self, radius, n, successes, rival):
+        """As ``lacks``, by two hypotheses of the grid; all of the grid below them must be rejected too."""
+
+        def steps(r):
+            return floor(r / self.sigma * 50 + Fraction(1, 10**9))
+
+        def hypothesis(z):  # a little beyond, for the rounding of a radius that is a sum in float64
+            return z + abs(z) * 3 / 10**16 + self.loss
+
+        of_c = [(hypothesis(max(r / self.sigma, Fraction(steps(r), 50))), r) for r in map(Fraction, self.grid)]
+        rejected = list(takewhile(lambda each: successes >= self.needed(each[0], n), of_c))
+        y = sum(1 for _ in takewhile(lambda j: n - rival >= self.needed(hypothesis(Fraction(j, 50)), n, 1), count(1)))
+        if rejected:
+            shown, step = rejected[-1][1], steps(rejected[-1][1])
+            both = Fraction(step + y, 100) - (self.loss_between(Fraction(step - y, 100)) if self.distance else 0)
+            if radius <= max(shown, both * self.sigma * (1 + Fraction(3, 10**16))):
+                return ""
+        return f"radius {float(radius)} is more than {successes} of {n} draws, and {rival} for the rival, show"
+
+    def loss_between(self, m):
+        """e such that Phi(m + e) - Phi(m - e) >= 2 d, if the true m is off by e at most: the density at |m| + 2 e."""
+        if not self.distance:
+            return 0
+        slack = -below(-iv.exp((iv.mpf(abs(m).numerator) / abs(m).denominator + iv.mpf("0.1")) ** 2 / 2))
+        e = Fraction(251, 100) * self.distance * slack / ONE**2
+        return e if e < Fraction(1, 20) else self.sigma * 1000  # far too much
+
+    def needed(self, z, n, part=0):
+        """The successes that reject "p <= Phi(z) + d" at the look after n draws, at a part of alpha."""
+        if (z, part) not in self.boundaries:
+            self.boundaries[z, part] = boundaries(self.null(z), self.looks, self.allowances[part])
+        return self.boundaries[z, part][self.looks.index(n)]
 
 
 def verify(log):

@@ -6,7 +6,6 @@ import io
 import math
 import pickle
 import shutil
-import sys
 import zipfile
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from smoothadv.checkpoints import load_classifier
 from smoothadv.errors import UserError
 from smoothadv.evaluation.saved_examples import read_examples
 from smoothadv.objectives.gaussian import Gaussian
+from support.read_elsewhere import messages
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WEIGHT = "1.conv1.weight"
@@ -190,6 +190,9 @@ def test_run_with_a_doctored_checkpoint_is_not_resumed(run, tmp_path, changes, w
     )
 
 
+READERS = ["checkpoint", "examples", "pseudo-labels"]
+
+
 def with_deep_tuple(path: Path, zipped: bool) -> None:
     """A checkpoint with a key of a million tuples within each other, which Python cannot hash."""
     torch.save({"epoch": 1}, path, _use_new_zipfile_serialization=zipped)
@@ -203,38 +206,10 @@ def with_deep_tuple(path: Path, zipped: bool) -> None:
             archive.writestr(name, deep if name.endswith("data.pkl") else member)
 
 
-_LOAD = """
-import resource, sys
-from smoothadv.checkpoints import read_checkpoint
-from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
-from smoothadv.datasets.unlabelled import load_pseudo_labelled
-from smoothadv.errors import UserError
-from smoothadv.evaluation.saved_examples import read_examples
-from pathlib import Path
-toys = DatasetDescription("toys", ("a", "b"), (1, 2, 2), (0.5,), (0.5,), CIFAR_TRAINING)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-for read in (read_checkpoint, read_examples, lambda path: load_pseudo_labelled(path, toys)):
-    try:
-        read(Path(sys.argv[1]))
-    except UserError as error:
-        print(error)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
-"""
-
-
-def elsewhere(warm, path: Path) -> list[str]:
-    """What three readers of files say of one, in another process, which must survive and not grow by 300 MiB."""
-    done = warm.run([sys.executable, "-c", _LOAD, str(path)], path.parent)
-    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-300:]}"
-    *lines, growth = done.stdout.splitlines()
-    assert int(growth) < 300
-    return lines
-
-
 @pytest.mark.parametrize("zipped", [True, False])
 def test_tuples_too_deep_for_python_are_refused(warm, tmp_path, zipped):
     with_deep_tuple(tmp_path / "file", zipped)
-    assert "checkpoint" in elsewhere(warm, tmp_path / "file")[0]
+    assert all("file" in message for message in messages(warm, tmp_path, *READERS))
 
 
 @pytest.mark.parametrize("is_honest", [True, False], ids=["stated", "understated"])
@@ -253,8 +228,8 @@ def test_small_file_that_unpacks_to_gigabytes_is_refused(warm, tmp_path, is_hone
         if not is_honest:
             archive.infolist()[0].file_size = 1000
     assert path.stat().st_size < 2_000_000
-    lines = elsewhere(warm, path)
-    assert len(lines) == 3 and all(str(path) in line for line in lines)
+    lines = messages(warm, tmp_path, *READERS)
+    assert all(str(path) in line for line in lines)
     if is_honest:
         assert all("SMOOTHADV_MAX_UNPACKED_GIB" in line and "1.17 GiB" in line for line in lines)
 

@@ -111,6 +111,24 @@ def check_runs(log: Path, starts: list[int]) -> None:
     assert listed == sorted(listed) and set(added) <= set(listed) <= set(starts) and len(added) >= 5
 
 
+def test_interrupted_certification_says_how_to_go_on(checkpoint, warm, tmp_path):
+    log, fresh = tmp_path / "interrupted.tsv", tmp_path / "fresh.tsv"
+    with warm.start(script("certify", *certification(checkpoint, log, "--N", 300)), tmp_path) as process:
+        try:
+            wait_until(lambda: whole_rows(log) >= 3, process)
+            process.send_signal(signal.SIGINT)
+            said = process.communicate()[1]
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert len(said.strip().splitlines()) == 1 and "same command again" in said
+    done = whole_rows(log)
+    assert log.read_bytes() == whole_lines(log) and done >= 3
+    for path in (log, fresh):
+        succeed("certify", *certification(checkpoint, path, "--N", 300, "--max", done + 1))
+    assert timeless(log) == timeless(fresh)
+
+
 @pytest.fixture(scope="module")
 def finished(checkpoint, tmp_path_factory) -> dict[str, Path]:
     """A finished log of three examples by each method."""

@@ -6,9 +6,11 @@ A run continues from a checkpoint within an epoch, whatever the objective, the s
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import pickle
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -104,7 +106,9 @@ def test_training_killed_ten_times_is_finished_by_resuming(warm, tmp_path, attac
 
 def check_runs(folder: Path, left: list[int]) -> None:
     """The checkpoint lists the runs that trained, each with its first update, which an earlier run had saved."""
-    first = [run["first_epoch"] * STEPS + run["first_step"] for run in read(folder)["runs"]]
+    runs = read(folder)["runs"]
+    assert json.loads((folder / "args.json").read_text())["runs"] == runs and runs[-1]["command"][-1] == "--resume"
+    first = [run["first_epoch"] * STEPS + run["first_step"] for run in runs]
     assert first == sorted(first) and set(first) <= {0, *left} and first[-1] == left[-1]
 
 
@@ -173,3 +177,40 @@ def test_the_time_of_an_epoch_is_that_of_all_its_parts(tmp_path, capsys, monkeyp
     assert before > 6
     succeed("train", *options, "--resume")
     assert float(rows(tmp_path / "log.txt")[0]["time"]) > before + 4
+
+
+SAVED = [*TRAINING, "run", "--noise", 0.25, "--lr-step-size", 1, "--device", "cpu", "--resume", "--epochs"]
+
+
+@pytest.fixture(scope="module")
+def two_epochs(tmp_path_factory) -> list[Path]:
+    """A run after its first and after its second epoch."""
+    folders = [tmp_path_factory.mktemp("trained") / "run" for _ in range(2)]
+    for epochs, folder in enumerate(folders, start=1):
+        succeed("train", *[folder if word == "run" else word for word in SAVED], epochs)
+    return folders
+
+
+def without_last_row(log: Path) -> None:
+    log.write_text(log.read_text().rsplit("\n", 2)[0] + "\n")
+
+
+@pytest.mark.parametrize(
+    ("epochs", "damage"),
+    [
+        (1, lambda run: without_last_row(run / "log.txt")),
+        (2, lambda run: without_last_row(run / "log.txt")),
+        (1, lambda run: (run / "log.txt").unlink()),
+        (1, lambda run: (run / "checkpoint.pth.tar.tmp").write_bytes(b"half a checkpo")),
+        (1, lambda run: (run / "log.txt.tmp").write_bytes(b"epoch\tti")),
+    ],
+    ids=["log lacks its epoch", "log lacks the last epoch", "no log", "half a checkpoint", "half a log"],
+)
+def test_kill_while_an_epoch_is_saved_is_mended_by_resuming(two_epochs, tmp_path, monkeypatch, epochs, damage):
+    """The checkpoint is replaced first and as a whole, then the log: a kill can fall before, between or after."""
+    monkeypatch.chdir(tmp_path)
+    run = Path(shutil.copytree(two_epochs[epochs - 1], tmp_path / "run"))
+    damage(run)
+    succeed("train", *SAVED, 2)
+    assert same_state(run, two_epochs[1]) and timeless(run / "log.txt") == timeless(two_epochs[1] / "log.txt")
+    assert sorted(path.name for path in run.iterdir()) == ["args.json", "checkpoint.pth.tar", "log.txt"]

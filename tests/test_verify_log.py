@@ -23,6 +23,7 @@ import torch
 from scipy import stats
 
 from smoothadv.api.arguments import common_fields
+from smoothadv.bounds import certified_radius
 from smoothadv.certification import Smoothing
 from smoothadv.certification.adaptive import Adaptive
 from smoothadv.certification.error_spending import look_schedule
@@ -38,6 +39,8 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "verify_log.py"
 SIGMA, N = 0.5, 300
 GREY = [128, 128, 129, 145, 150, 158, 163, 168, 173, 178, 183, 77, 82, 92, 102]
 """The first pixel: class 1 above 127.5 of 255, so that the certified radius grows with the distance from it."""
+FOUR = (-0.4, 0.5, 1.4)
+"""Thresholds between four classes: the strongest rival is the class beyond the middle one."""
 LOGS = {
     "exact": {},
     "sound": {"sound": True},
@@ -45,6 +48,9 @@ LOGS = {
     "adaptive": {"method": "adaptive", "radii": (0.02, 0.05, 0.1, 0.15, 0.4)},
     "ladder": {"method": "adaptive", "radii": (0.1,), "ladder": True},
     "sound-ladder": {"method": "adaptive", "radii": (0.05, 0.1), "ladder": True, "sound": True},
+    "two-sided": {"method": "two-sided", "thresholds": FOUR},
+    "two-sided-sound": {"method": "two-sided", "sound": True, "thresholds": FOUR},
+    "sequential": {"method": "sequential", "radii": (0.05, 0.1, 0.4), "thresholds": FOUR},
     "label-aware": {"method": "adaptive", "radii": (0.05, 0.1), "label_aware": True},
 }
 Tampering = Callable[[list[dict[str, str]], dict[str, Any]], None]
@@ -68,11 +74,19 @@ def logs(tmp_path_factory) -> dict[str, Path]:
     return {name: written(folder / f"{name}.tsv", **options) for name, options in LOGS.items()}
 
 
-def written(log: Path, method: str = "exact", sound: bool = False, shards: int = 0, **settings: object) -> Path:
+def written(
+    log: Path,
+    method: str = "exact",
+    sound: bool = False,
+    shards: int = 0,
+    thresholds: tuple[float, ...] = (0.5,),
+    **settings: object,
+) -> Path:
     images = torch.full((len(GREY), 1, 2, 2), 51 / 255)
     images[:, 0, 0, 0] = torch.tensor(GREY) / 255
-    labels = torch.tensor([int(grey > 127) for grey in GREY[:-2]] + [1, 1])  # the last two will be wrong
-    fields = common_fields("certify", IntervalClassifier(0.5), images, labels, {"seed": 3, "device": "cpu"})
+    lower = thresholds.index(0.5)  # the last two will be wrong
+    labels = torch.tensor([lower + int(grey > 127) for grey in GREY[:-2]] + [lower + 1] * 2)
+    fields = common_fields("certify", IntervalClassifier(*thresholds), images, labels, {"seed": 3, "device": "cpu"})
     fields |= {"sigma": SIGMA, "draws": N, "method": method, "procedure_settings": settings, "sound": sound}
     request = CertifyRequest(**fields, outfile=log)
     for number in range(shards):
@@ -108,6 +122,10 @@ def setting(name: str, value: object) -> Tampering:
 def larger_radii(row: dict[str, str], settings: dict[str, Any]) -> list[str]:
     """Radii that the counts in a row do not support: a last digit or a step of the grid above, and far above."""
     alpha, radius = settings["alpha"], float(row["radius"])
+    if settings["method"] == "two-sided":
+        return [f"{radius * factor:.20f}" for factor in (1 + 1e-7, 1.001, 1.5)]
+    if settings["method"] == "sequential":
+        return [f"{radius + more:.20f}" for more in (1e-9, SIGMA / 100, 10)]
     if settings["method"] == "exact":
         p_lower = stats.beta.ppf(alpha, int(row["successes"]), N - int(row["successes"]) + 1)
         assert SIGMA * stats.norm.ppf(p_lower) < radius * (1 + 1e-8) + 1e-12, "a larger radius would be supported"
@@ -128,7 +146,12 @@ def row_tamperings(row: dict[str, str], settings: dict[str, Any]) -> list[tuple[
     successes, trials = int(row["successes"]), int(row["trials"])
     changes: list[tuple[str, object]] = [("radius", radius) for radius in larger_radii(row, settings)]
     changes += [("successes", successes // 2), ("trials", trials + 1), ("trials", trials - 1)]
-    if settings["method"] == "exact":
+    if "rival" in row:
+        changes.append(("rival", trials - successes + 1))
+    if settings["method"] == "two-sided":
+        alone = certified_radius(successes, trials, SIGMA, settings["alpha"]) or 0.0
+        changes += [("rival", int(row["rival"]) + 1), ("successes", successes - 1)] * (float(row["radius"]) > alone)
+    elif settings["method"] == "exact":
         changes.append(("successes", successes - 1))
     else:
         changes += [("level", int(row["level"]) + 1), ("samples", int(row["samples"]) + 50)]
@@ -141,6 +164,8 @@ def manifest_tamperings(settings: dict[str, Any]) -> Iterator[Tampering]:
     """Settings under which the radii claim more than the counts support, or that contradict the log."""
     yield setting("sound", not settings["sound"])
     yield setting("method", "adaptive" if settings["method"] == "exact" else "exact")
+    if settings["method"] == "two-sided":
+        yield from (setting("alpha_share", share) for share in (0.01, 0.9999, 1.0, 1.5))
     if settings["method"] == "adaptive":
         yield setting("N0", settings["N0"] + 1)
         larger = [radius * 1.01 for radius in settings["radii"]]
@@ -148,7 +173,7 @@ def manifest_tamperings(settings: dict[str, Any]) -> Iterator[Tampering]:
     if not settings.get("ladder"):
         yield from (setting(name, settings[name] * factor) for name, factor in (("sigma", 0.4), ("alpha", 1e-4)))
         yield setting("N", settings["N"] + 50)
-    if settings["sound"] and settings["method"] == "exact":
+    if settings["sound"] and settings["method"] in ("exact", "two-sided"):
         yield setting("noise", "GaussianNoise")
         yield lambda table, manifest: manifest["runs"][-1].update(image_shape=[3, 10_000, 10_000])
 
@@ -202,7 +227,7 @@ def test_looks_and_boundaries_are_those_of_the_package(script, n, alpha, radii):
     ours = script.Procedure(settings, {"images": 1, "skip": 1, "max": None})
     theirs = Adaptive(Smoothing(SIGMA, 100, n, alpha), radii=radii)._tables
     assert ours.looks == theirs.looks.tolist()
-    found = [script.boundaries(ours.null(radius), ours.looks, ours.allowances) for radius in radii]
+    found = [script.boundaries(ours.null(radius / ours.sigma), ours.looks, ours.allowances[0]) for radius in radii]
     assert np.maximum.accumulate(found).tolist() == theirs.efficacy[1:].tolist()
     distance = script.noise_distance(ours.sigma, 3072) / script.ONE
     assert distance == pytest.approx(RoundedGaussianNoise(SIGMA, 0).distance(3072), rel=1e-9)

@@ -96,6 +96,63 @@ def certified_radius(
     return max(0.0, radius)
 
 
+def two_sided_radius(
+    successes: int, rival: int, trials: int, sigma: float, alpha: float, share: float, noise_distance: float = 0.0
+) -> float | None:
+    """Radius sigma / 2 (Phi^-1(p_lower) - Phi^-1(p_upper)) of Cohen et al., Theorem 1; None means abstain.
+
+    ``rival`` is the largest count of another class among ``trials`` draws that returned class c ``successes`` times.
+    p_lower is the lower bound on p_A at level ``share`` * alpha; p_upper is the smaller one of 1 - p_lower and the
+    upper bound on the rival's probability at level (1 - ``share``) * alpha. 0 < ``share`` <= 1; with a ``share`` of 1
+    this is ``certified_radius``. With a ``noise_distance`` d, p_lower is smaller by d and p_upper larger, and the
+    radius is such that Theorem 1 leaves a difference of 2 d between the two classes.
+
+    Formal guarantee: with probability at least 1 - alpha over the draws, the smoothed classifier returns class c in the
+    whole closed l2 ball of this radius, if c does not depend on these draws. Proof: let b be the most probable class
+    other than c. The bound on p_A fails with probability at most ``share`` * alpha, the bound from b's own count with
+    at most (1 - ``share``) * alpha. If neither fails, p_lower < p_A and p_upper > p_b, as p_upper is at least the bound
+    from b's count. No other class's bound has to hold, so that no level is divided among the classes
+    (an intersection-union test: Berger, 1982, Technometrics 24(4)).
+    ValueError on impossible counts, levels, shares or sigma.
+    """
+    if rival < 0 or successes + rival > trials:
+        raise ValueError(f"need successes + rival <= trials, got {successes} + {rival} of {trials}")
+    if not 0 < share <= 1:
+        raise ValueError(f"share must lie above 0 and be at most 1, got {share}")
+    one_sided = certified_radius(successes, trials, sigma, share * alpha, noise_distance)
+    if share == 1:
+        return one_sided
+    z_lower = _quantile_below(successes, trials, share * alpha, noise_distance)
+    z_rival = _quantile_below(trials - rival, trials, (1 - share) * alpha, noise_distance)
+    radius = radius_between(z_lower, z_rival, sigma, noise_distance)
+    if not radius >= 0:
+        return one_sided
+    return radius if one_sided is None else max(one_sided, radius)
+
+
+def radius_between(z_lower: float, z_rival: float, sigma: float, noise_distance: float) -> float:
+    """A radius within which no rival is as probable as class c, by Theorem 1 of Cohen et al.; negative or nan if none.
+
+    Phi(``z_lower``) < p_A - d and Phi(-``z_rival``) > p_B + d, where d = ``noise_distance`` >= 0 and p_B is the
+    probability of the strongest rival. A difference of 2 d is left between both classes at this radius.
+    """
+    rounding = (abs(z_lower) + abs(z_rival)) * 4e-15
+    return sigma * ((z_lower + z_rival) / 2 - rounding - quantile_loss(z_lower, z_rival, noise_distance))
+
+
+def quantile_loss(z_lower: float, z_rival: float, noise_distance: float) -> float:
+    """e such that Phi(m + e) - Phi(m - e) >= 2 d, where m is (``z_lower`` - ``z_rival``) / 2; inf where d is large."""
+    # The normal density falls with |m| + e, which is |m| + 0.1 at most.
+    loss = _distance_quantile(noise_distance) * math.exp(min(400.0, (abs(z_lower - z_rival) / 2 + 0.1) ** 2 / 2))
+    return loss if loss <= 0.1 else math.inf
+
+
+def _quantile_below(successes: int, trials: int, alpha: float, noise_distance: float) -> float:
+    """Phi^-1(p_lower - d), within rounding; -inf where p_lower <= d."""
+    q = failure_upper_bound(successes, trials, alpha)
+    return -float(special.ndtri(min(1.0, (q + noise_distance) * (1 + 1e-15))))
+
+
 def tolerated_false_statements(statements: int, probability: float, false_alarm: float) -> int:
     """The largest number of false statements that does not contradict an error probability of each statement.
 
@@ -146,10 +203,11 @@ def radius_probability(radius: float, sigma: float, noise_distance: float = 0.0)
 
     If the smoothed classifier is not constant on the closed ball of this radius, then p_A is at most this (Cohen et
     al., Theorem 1, read backwards). With noise at total variation distance d from the Gaussian it is
-    Phi(radius / sigma + Phi^-1(1/2 + d)) + d. Returns a float in [1/2, 1].
+    Phi(radius / sigma + Phi^-1(1/2 + d)) + d. Returns a float in [0, 1]. A negative ``radius`` stands for a p_A below
+    1/2, which can be certified only where the rivals' bound makes up for it.
     """
     check_sigma(sigma)
-    z = radius / sigma * (1 + 1e-15) + _distance_quantile(noise_distance)
+    z = radius / sigma * (1 + math.copysign(1e-15, radius)) + _distance_quantile(noise_distance)
     # Computed from the upper tail, which keeps its digits where p is near 1.
     q = float(special.ndtr(-z)) * (1 - 1e-13) - noise_distance
     return min(1.0, math.nextafter(1.0 - max(0.0, q), 2.0))

@@ -41,21 +41,17 @@ positive_float = number(float, "a number above 0", lambda v: v > 0)
 non_negative_float = number(float, "a number of at least 0", lambda v: v >= 0)
 probability = number(float, "a probability strictly between 0 and 1", lambda v: 0 < v < 1)
 batch_size = number(int, "a whole number from 1 to 1,000,000", lambda v: 1 <= v <= 1_000_000)
-_standard_deviation = number(
+noise_level = number(
     float, "a standard deviation between 0 and 10 on images in [0, 1], like 0.25", lambda v: 0 <= v <= 10
 )
+"""Parses a standard deviation >= 0 on images in [0, 1]; the paper uses 0.12 to 1.0."""
 _LARGEST_L2 = 32.0
 _in_256ths = number(float, "a number of 1/256, like 64 for an l2 norm of 0.25", lambda v: v >= 0)
 
 
-def noise_level(text: str) -> float:
-    """Parses a standard deviation >= 0 on images in [0, 1]; the paper uses 0.12 to 1.0."""
-    return _standard_deviation(text)
-
-
 def positive_noise_level(text: str) -> float:
     """As ``noise_level``, but above 0, since a smoothed classifier needs noise."""
-    value = _standard_deviation(text)
+    value = noise_level(text)
     if value == 0:
         raise SettingError("'0' would smooth nothing: give the sigma of the smoothed classifier, like 0.25")
     return value

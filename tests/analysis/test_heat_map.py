@@ -19,7 +19,7 @@ from smoothadv.analysis.heat_map import MEASURES, HeatMap
 from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.log_statistics import high_probability_accuracies
 from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.certification.adaptive import GRID_COLUMNS
+from smoothadv.certification.on_grid import GRID_COLUMNS
 from smoothadv.errors import UserError
 
 

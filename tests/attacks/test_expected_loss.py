@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import norm
-from torch import nn
 
-from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.estimators import Stein, expected_loss, mean_cross_entropy, plug_in, smoothed_loss
 from smoothadv.attacks.pgd import PGD
 from support.models import POINT, WEIGHT, linear_classifier, probit_classifier
@@ -45,22 +43,6 @@ def test_losses_of_two_copies():
     assert -(math.log(0.9) + math.log(0.1)) / 2 == pytest.approx(1.203973, abs=5e-7)
 
 
-class Score(nn.Module):
-    """Logits (0, x)."""
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return torch.cat([torch.zeros_like(inputs), inputs], dim=1)
-
-
-def test_gradients_of_two_copies():
-    """The same two copies as noisy points of a model: sums of the gradients above."""
-    noise = torch.tensor([[[math.log(9)], [-math.log(9)]]], dtype=torch.float64)
-    x = torch.zeros(1, 1, dtype=torch.float64)
-    assert expected_loss(Score(), x, LABEL, noise).gradient.item() == pytest.approx(-0.5, abs=1e-12)
-    assert plug_in(Score(), x, LABEL, noise).gradient.item() == pytest.approx(-0.18, abs=1e-12)
-    assert expected_loss(Score(), x, LABEL, noise).log_weight is None, "an average over copies"
-
-
 @pytest.mark.parametrize("shape", [(6,), (1, 2, 3)], ids=str)
 @pytest.mark.parametrize("copies", [1, 2, 7])
 def test_it_is_the_mean_of_the_copies_own_gradients(shape, copies):
@@ -75,17 +57,6 @@ def test_it_is_the_mean_of_the_copies_own_gradients(shape, copies):
         assert same == (estimator is expected_loss or copies == 1), "one copy has but one loss"
     assert estimate.gradient.shape == x.shape and estimate.logits.shape == (3, copies, 4)
     assert not estimate.gradient.requires_grad and not estimate.logits.requires_grad
-
-
-@pytest.mark.parametrize("copies", [1, 6])
-def test_attacks_differ_as_the_losses_do(copies):
-    model = smooth_network(6, 4, seed=0, scale=6.0)
-    x = torch.rand(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    results = [
-        SmoothedAttack(PGD(0.5, 5, estimator=estimator), SIGMA, copies)(model, x, model(x).argmax(1))
-        for estimator in (plug_in, expected_loss)
-    ]
-    assert ((results[0] - results[1]).abs().max().item() < 1e-10) == (copies == 1)
 
 
 def mirrored_noise(seed: int) -> torch.Tensor:
@@ -107,14 +78,6 @@ def test_every_estimator_moves_straight_away_from_a_linear_classifier(estimator,
     for seed in range(3):
         attacked = PGD(0.25, steps, estimator=estimator)(model, x, LABEL, mirrored_noise(seed))
         torch.testing.assert_close(attacked - x, -0.25 * W[None] / 5, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("estimator", [plug_in, expected_loss], ids=["plug_in", "expected_loss"])
-@pytest.mark.parametrize("batch", [2, 256])
-def test_smoothed_attack_moves_straight_away_too(estimator, batch):
-    model, x = linear_classifier(bias=-3.3), torch.full((1, 2), 0.5, dtype=torch.float64)
-    attacked = SmoothedAttack(PGD(0.25, 4, estimator=estimator), SIGMA, 9, batch=batch)(model, x, LABEL)
-    torch.testing.assert_close(attacked - x, -0.25 * W[None] / 5, rtol=0, atol=1e-12)
 
 
 def mills_expectation() -> mpmath.mpf:

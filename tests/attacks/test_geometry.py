@@ -115,20 +115,6 @@ def test_the_model_is_attacked_in_eval_mode_and_left_as_it_was(attack, training)
     assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
 
 
-class Failing(torch.nn.Module):
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        raise KeyError("in the model")
-
-
-@every_attack
-def test_a_model_that_fails_is_left_as_it_was(attack):
-    model = torch.nn.Sequential(network_with_state(), Failing()).train()
-    with pytest.raises(KeyError, match="in the model"):
-        attack(0.5, 3)(model, torch.rand(2, 1, 4, 4), torch.tensor([0, 1]))
-    assert all(module.training for module in model.modules())
-    assert all(parameter.requires_grad for parameter in model.parameters())
-
-
 @every_attack
 def test_no_noise_is_an_attack_on_the_base_classifier(attack):
     images, labels = torch.rand(3, 1, 2, 2, generator=generator(0)), torch.tensor([0, 1, 2])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 
@@ -15,7 +14,7 @@ from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import Estimate, Stein, expected_loss, noisy_logits, plug_in
 from smoothadv.attacks.pgd import PGD
-from smoothadv.attacks.shared.micro_batches import FixedShape, InParts, combined, places_in_pass, rows_per_pass
+from smoothadv.attacks.shared.micro_batches import FixedShape, InParts, places_in_pass, rows_per_pass
 from support.models import Recorder
 from support.slow_attacks import slow_expected_loss, slow_plug_in, slow_stein, smooth_network
 
@@ -103,31 +102,6 @@ def test_parts_of_the_plug_in_estimate_are_no_plain_average():
     assert not are_equal(InParts(without_weight, 2)(*given_).gradient, whole)
 
 
-@pytest.mark.parametrize("name", ["expected_loss", "stein", "hard_stein", "own"])
-def test_parts_of_an_average_count_by_their_copies(name):
-    """5 copies in parts of 3 and 2: the mean of the two means is something else."""
-    given_ = situation(3, 5, 2)
-    model, points, labels, noise = given_
-    estimator = ESTIMATORS[name][0]
-    halves = [estimator(model, points, labels, part).gradient for part in noise.split(3, dim=1)]
-    whole = estimator(*given_).gradient
-    assert are_equal(0.6 * halves[0] + 0.4 * halves[1], whole)
-    assert not are_equal(0.5 * halves[0] + 0.5 * halves[1], whole)
-    assert are_equal(InParts(estimator, 3)(*given_).gradient, whole)
-
-
-def test_combined_weights_parts_by_the_exponential_of_their_log_weight():
-    logits = torch.zeros(2, 1, CLASSES, dtype=torch.float64)
-    gradients = torch.tensor([[[1.0, 0.0], [1.0, 2.0]], [[0.0, 1.0], [5.0, 6.0]]], dtype=torch.float64)
-    weights = torch.tensor([[3.0, 1e-300], [1.0, 1e-300]], dtype=torch.float64)
-    result = combined([Estimate(g, logits, w.log()) for g, w in zip(gradients, weights)])
-    torch.testing.assert_close(result.gradient, torch.tensor([[0.75, 0.25], [3.0, 4.0]], dtype=torch.float64))
-    torch.testing.assert_close(result.log_weight, weights.sum(0).log())
-    assert result.logits.shape == (2, 2, CLASSES)
-    images = torch.rand(2, 2, 1, 3, 4, dtype=torch.float64)
-    assert combined([Estimate(g, logits) for g in images]).gradient.allclose(images.mean(0))
-
-
 @reproducible
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_a_pass_holds_whole_examples_or_equal_parts_of_one(copies, batch):
@@ -184,22 +158,6 @@ def test_model_sees_one_shape_within_the_budget(copies, batch, options, attack):
     smoothed(unnamed, inputs, labels)
     assert len({part.shape for part in unnamed.batches}) == 1
     assert len(unnamed.batches[0]) <= min(batch, 5 * copies), "no padding beyond what there is"
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-@pytest.mark.parametrize("attack", [PGD(0.4, 3), DDN(0.4, 5, initial_norm=0.3)], ids=["PGD", "DDN"])
-def test_whole_attacks_are_the_same_for_every_batch(name, attack):
-    """To 1e-8: the rounding of sums passes through several steps."""
-    model, points, _, _ = situation(4, 1, 3)
-    labels = model(points).argmax(1)
-    attack = dataclasses.replace(attack, estimator=ESTIMATORS[name][0])
-    results = [SmoothedAttack(attack, SIGMA, 7, batch=batch)(model, points, labels) for batch in (256, 14, 7, 6, 3, 1)]
-    for result in results[1:]:
-        torch.testing.assert_close(result, results[0], rtol=0, atol=1e-8)
-    assert (results[0] != points).any()
-    # A part forgotten would be noticed: six draws instead of seven.
-    fewer = SmoothedAttack(attack, SIGMA, 6)(model, points, labels)
-    assert (fewer - results[0]).abs().max() > 1e-6
 
 
 INDICES = st.lists(st.integers(0, 2**40), min_size=1, max_size=40, unique=True)

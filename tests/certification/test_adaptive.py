@@ -13,8 +13,9 @@ from scipy import stats
 
 from smoothadv.bounds import radius_probability
 from smoothadv.certification import ABSTAIN, PROCEDURES, Draws, Smoothing
-from smoothadv.certification.adaptive import PAPER_RADII, Adaptive
+from smoothadv.certification.adaptive import Adaptive
 from smoothadv.certification.error_spending import Tables, build_tables, look_schedule
+from smoothadv.certification.on_grid import PAPER_RADII
 from support.votes import DrawnVotes, ListedVotes, certify, listed
 
 SMALL = Smoothing(sigma=0.5, n0=50, n=3000, alpha=1e-3)

@@ -46,7 +46,7 @@ class Runs:
 
 def simulate(procedure: Adaptive, p: float, number: int, seed: int, tables: Tables | None = None) -> Runs:
     """``number`` runs on a class of probability ``p``, which the selection is assumed to find."""
-    tables, decisions = tables or procedure._tables, procedure._decisions
+    tables, decisions = tables or procedure._tables, np.searchsorted(procedure._grid, procedure.radii_to_decide)
     generator, n_max, last = np.random.default_rng(seed), tables.looks[-1], len(tables.looks) - 1
     upper = np.array([success_upper_bound(s, N0, 0.01) for s in range(N0 + 1)])
     selected = generator.binomial(N0, p, number)

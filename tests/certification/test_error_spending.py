@@ -19,13 +19,15 @@ from scipy import stats
 from smoothadv.bounds import radius_probability
 from smoothadv.certification.error_spending import (
     Tables,
+    _add_draws,
     build_tables,
-    crossing_probability,
     efficacy_row,
     futility_row,
     look_schedule,
+    reach_probability,
     spending,
     success_upper_bound,
+    worthless_row,
 )
 
 RADII = [0.25 * step for step in range(10)]
@@ -46,6 +48,20 @@ def paper_tables(sigma: float, alpha: float = 1e-3, between: int = 0) -> Tables:
 @pytest.fixture(scope="module")
 def tables() -> dict[float, Tables]:
     return {sigma: paper_tables(sigma) for sigma in SIGMAS}
+
+
+def crossing_probability(p: float, looks: np.ndarray, boundaries: np.ndarray) -> float:
+    """The probability that ``boundaries`` [K] are crossed at some of ``looks`` [K] where draws succeed with ``p``."""
+    alive, start, crossed, before = np.ones(1), 0, 0.0, 0
+    for n, boundary in zip(looks, boundaries):
+        alive, start = _add_draws(alive, start, int(n - before), p)
+        below = max(0, int(boundary) - start)
+        crossed += float(alive[below:].sum())
+        alive = alive[:below]
+        before = n
+        if not len(alive):
+            break
+    return crossed
 
 
 def exact_spending(t: Fraction, looks: Sequence[int], row: Sequence[int]) -> list[Fraction]:
@@ -314,3 +330,39 @@ def test_small_numbers_of_draws_work(n_max):
     assert tables.looks[-1] == n_max and worst_level(tables) <= 1e-3
     # A tail of probability alpha or less exists from 10 draws on.
     assert bool((tables.efficacy[0] <= tables.looks).any()) == (n_max >= 10)
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_finer_looks_and_more_early_spending_keep_the_level(sigma):
+    decisions = [radius_probability(radius, sigma) for radius in RADII[::3]]
+    looks = look_schedule(decisions, N_MAX, 1e-3, 0.8, growth=1.1, step=10)
+    assert (looks[:-1] % 10 == 0).all() and len(looks) > 70 and {100_000, N_MAX} <= set(looks.tolist())
+    assert looks[(looks > 500)][1:] == pytest.approx(looks[looks > 500][:-1] * 1.06, rel=0.07)
+    tables = build_tables(decisions, looks, 1e-3, 0.8)
+    assert 0.99e-3 < worst_level(tables) <= 1e-3
+
+
+def test_reach_probability_is_near_the_beta_binomial_tail():
+    n_max = 20_000
+    for n, boundary in ((500, 10_200), (5000, 17_000), (15_000, 19_000), (19_000, 19_900)):
+        successes = np.unique(
+            np.linspace(0.97 * boundary * n / n_max, min(n, 1.03 * boundary * n / n_max), 40).astype(int)
+        )
+        exact = stats.betabinom.sf(boundary - successes - 1, n_max - n, successes + 0.5, n - successes + 0.5)
+        assert reach_probability(successes, n, n_max, boundary) == pytest.approx(exact, abs=0.03)
+    assert reach_probability(np.array([8, 10]), np.array([9, 10]), 10, 10).tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("last_boundary", [40, 70, 96, 101])
+@pytest.mark.parametrize(("t", "patience", "power", "tilt"), [(0.5, 50, 1, 0), (0.9, 20, 1.25, 0.2), (0.9, 2, 2, 0.5)])
+def test_worthless_is_the_largest_count_below_the_threshold(last_boundary, t, patience, power, tilt):
+    looks = np.array([7, 20, 55, 90, 100])
+    row = worthless_row(last_boundary, looks, t, patience, power, tilt).tolist()
+    assert row[-1] == min(100, last_boundary - 1)
+    for n, bound in zip(looks[:-1].tolist(), row):
+        left, s = 1 - n / 100, np.arange(n)  # an unbroken run is left out: nothing is known against it
+        threshold = min(0.9, (n * left / patience) ** power * (4 * t * (1 - t)) ** tilt)
+        reach = stats.beta.sf((last_boundary - s - 0.5) / (100 - n), left * s + 1, left * (n - s))
+        reach[s >= last_boundary] = 1
+        expected = max(np.flatnonzero(reach < threshold), default=-1)
+        assert bound == expected or (bound, expected) == (n, n - 1) and last_boundary > 100

@@ -80,10 +80,13 @@ def test_a_tie_on_the_boundary_of_the_closed_ball_is_certified_no_more_often_tha
             assert alpha * (1 - 1e-6) < reaching <= alpha, "P[R >= distance], for p_A = Phi(distance)"
 
 
-def test_requests_name_the_candidate_and_the_misses_that_still_certify():
+def test_requests_are_settled_by_one_miss_more_than_certifies():
     voting = Exact(Smoothing(0.25, 100, 100_000, 1e-3)).votes(0)
     assert next(voting) == Draws(100)
-    assert voting.send(np.array([10, 45, 45])) == Draws(100_000, candidate=1, misses=100_000 - 50_490)
+    request = voting.send(np.array([10, 45, 45]))
+    assert request.count == 100_000
+    misses = 100_000 - 50_490
+    assert [request.is_settled(np.array([k, 9, 0])) for k in (misses, misses + 1)] == [False, True]
 
 
 @pytest.mark.parametrize(("successes", "certifies"), [(50_489, False), (50_490, True)])

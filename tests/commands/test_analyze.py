@@ -251,11 +251,10 @@ def test_reader_that_stops_early_is_no_error(logs):
     assert process.wait(timeout=HANG_SECONDS) == 0
 
 
-@pytest.mark.parametrize("analysis", ["summary", "table"])
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
-def test_closed_streams_are_no_errors(logs, closed, analysis):
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_errors(logs, closed):
     """As in `analyze ... >&-`: the process has no standard output at all. A warning needs another place than it."""
-    command = f"{shlex.join(script('analyze', analysis, 'results', '--radii', 0))} {closed}"
+    command = f"{shlex.join(script('analyze', 'summary', 'results', '--radii', 0))} {closed}"
     result = run_process(["/bin/sh", "-c", command], logs)
     assert (result.returncode, result.stderr) == (0, DIFFERENT_IMAGES if closed == ">&-" else "")
     assert (result.stdout == "") if ">&- " in f"{closed} " and closed != "2>&-" else result.stdout.startswith("| ")

@@ -69,9 +69,13 @@ def test_counting_the_certified_images_alone_would_accuse_it(runs):
     assert sum(is_accused(*run) for run in alone) > RUNS / 10
 
 
-def test_a_log_of_certificates_that_are_false_too_often_is_accused():
-    """Thirty of 5,000 where some ten are expected at most: the verdict that a true log must not get."""
+def test_one_flip_more_than_is_credible_accuses_a_log():
+    """Of 5,000 images ten flip at 0.002 in the mean; the most that more than one log in 1,000 exceeds is no proof."""
     certificates, table = certified_and_flipped(0)
-    claims = {index: Claim(0, 1, 0.01) for index in range(30)}
-    table = pd.concat([table.head(1).assign(idx=index, certified=1, flipped=1) for index in claims])
-    assert is_accused(dataclasses.replace(certificates, claims=claims), table)
+    credible = int(stats.binom.isf(0.001, IMAGES, ALPHA + REQUEST.alpha))
+    assert stats.binom.sf(credible, IMAGES, 0.002) <= 0.001 < stats.binom.sf(credible - 1, IMAGES, 0.002)
+    for flips in (credible, credible + 1):
+        claims = {index: Claim(0, 1, 0.01) for index in range(flips)}
+        flipped = pd.concat([table.head(1).assign(idx=index, certified=1, flipped=1) for index in claims])
+        judged = verdict(REQUEST, dataclasses.replace(certificates, claims=claims), flipped)
+        assert (judged.tolerated, judged.refutes) == (credible, flips > credible)

@@ -50,7 +50,7 @@ def assert_all_the_same(folder: Path, whole: Path) -> None:
         assert_same_attack(folder / f"{name}.tsv", whole / f"{name}.tsv")
 
 
-@pytest.mark.parametrize("order", [(0,), (0, 1, 2), (2, 0, 1)], ids=str)
+@pytest.mark.parametrize("order", [(0,), (2, 0, 1)], ids=str)
 def test_shards_in_any_order_merge_into_the_logs_of_one_process(attack, merge, workplace, whole, order):
     for index in order:
         outcome = attack("--shard", f"{index}/{len(order)}")

@@ -92,5 +92,5 @@ def test_usage_says_what_was_typed_and_records_say_smoothadv(started, shown, mon
     parser = Parser(prog="certify merge")
     assert parser.prog == shown
     recorded = []
-    assert run(parser, lambda options, command: recorded.append(command), ["--debug"]) == 0
+    assert run("certify merge", lambda: parser, lambda *given: recorded.append(given[2]), ["--debug"]) == 0
     assert recorded == [["smoothadv", "certify", "merge", "--debug"]]

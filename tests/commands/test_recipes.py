@@ -11,7 +11,9 @@ import pytest
 
 from smoothadv.commands.options.recipes import RELEASED, recipe_names, recipe_words
 from smoothadv.objectives import Objective
-from smoothadv.training import EvaluationSchedule, Execution, Schedule
+from smoothadv.training.evaluate import EvaluationSchedule
+from smoothadv.training.execution import Execution
+from smoothadv.training.schedule import Schedule
 from support.commands import Outcome, call, succeed
 from support.weights import read
 
@@ -41,8 +43,9 @@ def compose(workplace, monkeypatch, capsys):
     seen: list[Composed] = []
 
     class Noted:
-        def __init__(self, model, objective, data, schedule, seed, device, folder, execution, evaluation, processes):
-            seen.append(Composed(schedule, objective, execution, evaluation))
+        def __init__(self, job, folder):
+            request = job.request
+            seen.append(Composed(job.schedule, request.objective, request.execution, request.tests))
 
         def run_epochs(self, report: object, board: bool) -> None:
             pass

@@ -108,16 +108,6 @@ def test_seed_alone_decides_the_weights(name, tmp_path):
     assert not same_state(tmp_path / "one", tmp_path / "other")
 
 
-@pytest.mark.parametrize("name", SHORT_RUNS)
-def test_resumed_run_ends_where_an_uninterrupted_one_does(name, tmp_path):
-    train(name, tmp_path / "whole", "--epochs", 2)
-    train(name, tmp_path / "halves", "--epochs", 1)
-    assert not same_state(tmp_path / "whole", tmp_path / "halves")
-    train(name, tmp_path / "halves", "--epochs", 2, "--resume")
-    assert same_state(tmp_path / "whole", tmp_path / "halves")
-    assert timeless(tmp_path / "whole/log.txt") == timeless(tmp_path / "halves/log.txt")
-
-
 @pytest.fixture(scope="module")
 def one_epoch(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "gaussian"
@@ -183,14 +173,6 @@ def test_overwrite_starts_anew(tmp_path, capsys):
     assert json.loads((tmp_path / "args.json").read_text())["recipe"]["seed"] == 4
 
 
-def test_overwriting_keeps_the_old_model_until_the_first_epoch_is_through(tmp_path, capsys):
-    train("gaussian", tmp_path, "--epochs", 1)
-    before = read(tmp_path)["state_dict"]
-    assert_refused(retrain(capsys, tmp_path, "--overwrite", "--lr", "1e30"), "finite")
-    after = read(tmp_path)["state_dict"]
-    assert all(torch.equal(before[name], after[name]) for name in before)
-
-
 def test_weights_that_the_last_update_broke_are_not_saved(tmp_path, capsys, monkeypatch):
     """Losses are computed before each update: the last update of an epoch shows only in the weights."""
     step = torch.optim.SGD.step
@@ -224,13 +206,3 @@ def test_diverging_run_ends_with_one_line(tmp_path, capsys):
     outcome = retrain(capsys, tmp_path / "run", "--lr", "1e30")
     assert_refused(outcome, "finite", "--lr")
     assert not (tmp_path / "run/checkpoint.pth.tar").exists(), "broken weights are not worth keeping"
-
-
-def test_diverging_run_leaves_the_last_good_checkpoint(tmp_path, capsys):
-    """The learning rate is 0.1 in the first epoch and 1e29 in the second."""
-    outcome = retrain(capsys, tmp_path, "--epochs", 2, "--lr-factor", "1e30")
-    assert_refused(outcome, "finite", "epoch 2")
-    content = read(tmp_path)
-    assert content["epoch"] == 1 and len(rows(tmp_path / "log.txt")) == 1
-    assert all(weights.isfinite().all() for weights in content["state_dict"].values())
-    assert math.isfinite(float(rows(tmp_path / "log.txt")[0]["train_loss"]))

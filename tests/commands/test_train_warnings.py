@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.commands import call, on_a_small_disk, rows, script, snapshot, succeed
+from support.commands import call, on_a_small_disk, script, snapshot, succeed
 from support.weights import read
 
 DIGITS = ["digits", "digits_resnet8"]
@@ -125,19 +125,6 @@ def test_weights_of_others_keep_the_constants_that_they_were_trained_with(workpl
     succeed("train", "imagefolder:images", "digits_resnet8", "new", *options[:-2])
     digits, tuned, new = (read(Path(name)) for name in ("digits", "tuned", "new"))
     assert tuned["mean"] == digits["mean"] != new["mean"] and tuned["std"] == digits["std"]
-
-
-def test_curves_are_whole_although_a_resumed_run_draws_them(workplace):
-    accumulator = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator", reason="the package tensorboard is not installed"
-    )
-    options = [*DIGITS, "run", "--noise", 0.25, "--device", "cpu", "--steps-per-epoch", 1]
-    succeed("train", *options, "--epochs", 2)
-    succeed("train", *options, "--epochs", 3, "--resume", "--tensorboard")
-    curves = accumulator.EventAccumulator(str(workplace / "run/tensorboard")).Reload()
-    logged = [float(row["train_loss"]) for row in rows(workplace / "run/log.txt")]
-    assert [event.step for event in curves.Scalars("train/loss")] == [0, 1, 2]
-    assert [event.value for event in curves.Scalars("train/loss")] == pytest.approx(logged)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the shell's limits are those of Unix")

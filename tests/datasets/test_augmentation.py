@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from smoothadv.datasets.augmentation import Augmentation, augmented, draw_augmentation, pixels_of
-from support.augmenting import augment
 
 FALSE_ALARM = 1e-6
 
@@ -81,17 +80,6 @@ def test_images_are_padded_cut_and_mirrored(case):
     # Channels last in memory, whatever the strides of dimensions of size 1.
     assert result.permute(0, 2, 3, 1).is_contiguous()
     assert result.is_contiguous(memory_format=torch.channels_last)
-
-
-@repeatable
-@given(cases())
-def test_batch_is_augmented_as_drawn(case):
-    images, drawn, _ = case
-    padding, flip = drawn.crop_padding, drawn.mirrored is not None
-    result = augment(images, padding, flip, seeded(9))
-    chosen = draw_augmentation(len(images), padding, flip, seeded(9))
-    assert torch.equal(result, slow_batch(images, list(range(len(images))), chosen))
-    assert result.permute(0, 2, 3, 1).is_contiguous()
 
 
 @pytest.mark.parametrize("mirrored", [False, True])

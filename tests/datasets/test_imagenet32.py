@@ -20,8 +20,8 @@ def batch_content(seed: int, images: int = 3) -> dict:
     return {"data": data, "labels": random.integers(1, 1001, images).tolist(), "mean": data.mean(0)}
 
 
-def write(path, content, protocol: int = 2):
-    path.write_bytes(pickle.dumps(content, protocol=protocol))
+def write(path, content):
+    path.write_bytes(pickle.dumps(content, protocol=2))
     return path
 
 
@@ -36,23 +36,13 @@ def assert_holds(dataset, contents: list[dict]) -> None:
         assert found == label
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_validation_file_is_read_with_labels_counted_from_0(tmp_path, protocol):
+def test_validation_file_is_read_with_labels_counted_from_0(tmp_path):
     content = batch_content(0)
     content["labels"][:2] = [1, 1000]
-    write(tmp_path / "val_data", content, protocol)
+    write(tmp_path / "val_data", content)
     dataset = get_dataset("imagenet32", "test", tmp_path)
     assert_holds(dataset, [content])
     assert [dataset[0][1], dataset[1][1]] == [0, 999]
-
-
-def test_file_written_under_numpy_1_is_read(tmp_path):
-    # NumPy 1 and 2 differ in the name of the module that a pickled array asks for.
-    raw = pickle.dumps(batch_content(0), protocol=2)
-    old = raw.replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
-    assert old.count(b"numpy.core.multiarray") == 1
-    (tmp_path / "val_data").write_bytes(old)
-    assert_holds(get_dataset("imagenet32", "test", tmp_path), [batch_content(0)])
 
 
 def test_the_ten_training_files_follow_each_other_in_numerical_order(tmp_path):
@@ -77,22 +67,6 @@ def test_a_file_that_asks_to_run_a_command_is_refused_before_it_runs(tmp_path):
     # The same file is no dud: a plain unpickler runs the command.
     pickle.loads((tmp_path / "val_data").read_bytes())
     assert (tmp_path / "sprung").exists()
-
-
-@pytest.mark.parametrize("name", ["eval", "exec", "getattr", "__import__"])
-def test_builtins_are_refused(tmp_path, name):
-    (tmp_path / "val_data").write_bytes(b"cbuiltins\n" + name.encode() + b"\n.")
-    with pytest.raises(UserError, match=f"val_data.*builtins.{name}"):
-        get_dataset("imagenet32", "test", tmp_path)
-
-
-def test_every_truncation_is_refused_in_one_line(tmp_path):
-    whole = pickle.dumps(batch_content(0), protocol=2)
-    for length in range(0, len(whole), 499):
-        (tmp_path / "val_data").write_bytes(whole[:length])
-        with pytest.raises(UserError, match="val_data") as error:
-            get_dataset("imagenet32", "test", tmp_path)
-        assert "\n" not in str(error.value)
 
 
 FAULTS = {

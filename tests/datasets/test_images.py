@@ -1,20 +1,16 @@
 """Augmentation, batches and fingerprints: what in-memory and streamed images share."""
 
-from collections import Counter
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy.stats import chi2
 from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import PILToTensor
 
+from smoothadv.datasets.augmentation import Augmentation, augmented, pixels_of
 from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
 from smoothadv.datasets.images import InMemoryImages, StreamedImages
-from support.augmenting import augment
 from support.image_files import random_image, save_image
 
 CPU = torch.device("cpu")
@@ -22,84 +18,6 @@ CPU = torch.device("cpu")
 
 def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-def crop_and_flip(image: np.ndarray, padding: int, top: int, left: int, flip: bool) -> np.ndarray:
-    """One augmentation of an image [C, H, W], pixel by pixel: pad with zeros, cut H x W out, mirror."""
-    channels, height, width = image.shape
-    result = np.zeros_like(image)
-    for channel, row, column in product(range(channels), range(height), range(width)):
-        source_row = row + top - padding
-        source_column = (width - 1 - column if flip else column) + left - padding
-        if 0 <= source_row < height and 0 <= source_column < width:
-            result[channel, row, column] = image[channel, source_row, source_column]
-    return result
-
-
-def all_augmentations(image: np.ndarray, padding: int, horizontal_flip: bool) -> dict[bytes, tuple]:
-    """Every outcome that the augmentation may have, by its bytes."""
-    shifts = range(2 * padding + 1)
-    return {
-        crop_and_flip(image, padding, top, left, flip).tobytes(): (top, left, flip)
-        for top, left, flip in product(shifts, shifts, (False, True) if horizontal_flip else (False,))
-    }
-
-
-@given(
-    channels=st.integers(1, 3),
-    height=st.integers(1, 5),
-    width=st.integers(1, 5),
-    batch=st.integers(1, 4),
-    padding=st.integers(0, 3),
-    horizontal_flip=st.booleans(),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_each_image_becomes_one_of_its_crops_and_flips(channels, height, width, batch, padding, horizontal_flip, seed):
-    images = np.random.default_rng(seed).integers(1, 256, (batch, channels, height, width), dtype=np.uint8)
-    augmented = augment(torch.from_numpy(images), padding, horizontal_flip, seeded(seed)).numpy()
-    assert augmented.shape == images.shape and augmented.dtype == images.dtype
-    for before, after in zip(images, augmented):
-        assert after.tobytes() in all_augmentations(before, padding, horizontal_flip)
-
-
-def test_without_padding_and_flips_images_stay_as_they_are():
-    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (4, 3, 5, 6), dtype=np.uint8))
-    assert torch.equal(augment(images, 0, False, seeded(0)), images)
-
-
-def is_uniform(outcomes: list, possibilities: int) -> bool:
-    """Chi-square test at level 1e-6: each of the possible outcomes is as frequent as any other."""
-    counts = Counter(outcomes)
-    expected = len(outcomes) / possibilities
-    statistic = sum((count - expected) ** 2 / expected for count in counts.values())
-    statistic += (possibilities - len(counts)) * expected
-    return statistic < chi2.ppf(1 - 1e-6, possibilities - 1)
-
-
-def outcomes_of_copies(copies: int, seed: int, padding: int = 1, horizontal_flip: bool = True) -> list[tuple]:
-    """(top, left, flip) that a batch of copies of one image underwent."""
-    image = np.arange(1, 10, dtype=np.uint8).reshape(1, 3, 3)
-    known = all_augmentations(image, padding, horizontal_flip)
-    batch = torch.from_numpy(image).expand(copies, 1, 3, 3)
-    return [known[after.tobytes()] for after in augment(batch, padding, horizontal_flip, seeded(seed)).numpy()]
-
-
-def test_all_crops_and_flips_are_equally_likely():
-    # A fixed seed; with a random one this would be a false alarm once in a million times.
-    outcomes = outcomes_of_copies(9_000, seed=1)
-    assert is_uniform(outcomes, 18)
-    # Negative controls: crops without flips, and flips in two of three cases.
-    assert not is_uniform([(top, left, False) for top, left, _ in outcomes], 18)
-    assert not is_uniform([(top, left, flip or top == 0) for top, left, flip in outcomes], 18)
-
-
-def test_images_of_a_batch_are_augmented_independently_of_each_other():
-    # Neighbours in a batch: all 18 x 18 pairs equally likely. False alarm once in a million seeds.
-    outcomes = outcomes_of_copies(20_000, seed=2)
-    pairs = list(zip(outcomes[::2], outcomes[1::2]))
-    assert is_uniform(pairs, 324)
-    # Negative control: pairs that share their flip.
-    assert not is_uniform([(one, (*two[:2], one[2])) for one, two in pairs], 324)
 
 
 def in_memory(images: np.ndarray, labels: list[int], padding: int = 1, flip: bool = True) -> InMemoryImages:
@@ -142,7 +60,14 @@ def test_an_epoch_shows_every_image_once_with_its_label(batch_size):
 def test_training_batches_are_augmented_as_the_description_says():
     images = np.random.default_rng(0).integers(1, 256, (20, 3, 4, 4), dtype=np.uint8)
     dataset = in_memory(images, [0] * 20, padding=2, flip=True)
-    known = [all_augmentations(image, 2, True) for image in images]
+    shifts = list(product(range(5), range(5), (False, True)))
+    tops, lefts, flips = map(torch.tensor, zip(*shifts))
+    each = Augmentation(2, flips, torch.stack([tops, lefts]))
+    pixels = pixels_of(torch.from_numpy(images))
+    known = [
+        {image.numpy().tobytes() for image in augmented(pixels, (4, 4), torch.full((len(shifts),), index), each)}
+        for index in range(20)
+    ]
     shown = [
         (image * 255).round().to(torch.uint8).numpy().tobytes()
         for batch, _ in dataset.training_batches(shuffled(20, 7), CPU, seeded(0))

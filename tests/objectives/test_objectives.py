@@ -11,7 +11,7 @@ import torch
 from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.estimators import Stein
 from smoothadv.noise import training_noise
-from smoothadv.objectives import OBJECTIVES, noisy_cross_entropy
+from smoothadv.objectives import OBJECTIVES
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
 from support.models import Recorder, network_with_state, random_linear_classifier
@@ -91,24 +91,6 @@ def test_gaussian_trains_on_the_mean_cross_entropy_of_one_copy():
     loss, correct = obvious_loss(model, IMAGES, LABELS, training_noise(IMAGES, 1, SIGMA, generator()))
     torch.testing.assert_close(outcome.loss, loss)
     assert (int(outcome.correct), outcome.examples) == (correct, 5)
-
-
-def test_loss_is_the_mean_of_logarithms_and_not_the_logarithm_of_the_mean():
-    # Two copies of one image whose label has the probabilities 0.9 and 0.1: logits 0 and +-ln 9.
-    noise = torch.tensor([9.0, 1 / 9], dtype=torch.float64).log()[None, :, None]
-    parameters = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-
-    def model(inputs: torch.Tensor) -> torch.Tensor:
-        score = inputs.flatten() + parameters
-        return torch.stack([torch.zeros_like(score), score], dim=1)
-
-    image = torch.zeros(1, 1, dtype=torch.float64)
-    outcome = noisy_cross_entropy(model, image, torch.tensor([1]), noise)
-    (gradient,) = torch.autograd.grad(outcome.loss, parameters)
-    # The attacker's loss would be 0.693147, with the gradient (-0.09, -0.09).
-    assert outcome.loss.item() == pytest.approx(1.203973, abs=5e-7)
-    assert gradient.tolist() == pytest.approx([-0.05, -0.45])
-    assert (int(outcome.correct), outcome.examples) == (1, 2)
 
 
 @pytest.mark.parametrize("attack", [ATTACKS[name](0.5, 3) for name in ATTACKS], ids=list(ATTACKS))

@@ -102,20 +102,6 @@ def test_smoothed_classifier_is_attacked_on_all_copies():
     torch.testing.assert_close(recorder.batches[0], (IMAGES[:, None] + noise).flatten(0, 1))
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 10])
-@pytest.mark.parametrize("noise_sd, options", [(0.0, {}), (SIGMA, {"base_attack": True})], ids=["vanilla", "+ noise"])
-def test_linear_classifier_is_attacked_straight_down_its_weights(steps, noise_sd, options):
-    weight = torch.linspace(-1, 2, 16, dtype=torch.float64)
-    images = 0.4 + 0.2 * IMAGES.double()
-    recorder = Recorder(linear_classifier(weight, 1.0))
-    objective = vanilla(PGD(0.25, steps), noise_sd, 2, **options)
-    objective(recorder, images, torch.ones(5, dtype=torch.int64), 0, generator())
-    noise = training_noise(images, 2, noise_sd, generator())
-    moved = recorder.batches[-1].unflatten(0, (5, 2)) - noise - images[:, None]
-    expected = -0.25 * weight / weight.norm()
-    torch.testing.assert_close(moved, expected.reshape(1, 1, 1, 4, 4).expand_as(moved), rtol=1e-9, atol=1e-12)
-
-
 ATTACKED = {
     "PGD": (ATTACKS["PGD"](EPSILON, STEPS), {}, 4),
     "DDN": (ATTACKS["DDN"](EPSILON, STEPS), {}, 4),

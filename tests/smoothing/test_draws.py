@@ -88,7 +88,7 @@ def check_votings(votings: list[Generator], rarity: int, batch: int) -> None:
         for request, answer in log:
             numbers = torch.arange(first, first + request.count)
             assert (answer == ListedVotes(class_of(numbers, i, rarity).numpy()).answer(request)).all()
-            assert request.misses is not None or times[numbers.numpy()].all()
+            assert request.is_settled is not None or times[numbers.numpy()].all()
             first += request.count
         assert 0 < len(times) <= first
 

@@ -21,6 +21,7 @@ from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
 from smoothadv.smoothing.voting import Poll, VoteCounter
 from support.models import ConstantClassifier, Recorder
 from support.slow_votes import CLASSES, WholeNumbers, ask, image_of, outcome_one_by_one, stream_of
+from support.votes import more_misses
 
 CPU = torch.device("cpu")
 CLASSIFIER = WholeNumbers(seed=38)  # the leading class has 41 % of one image and 76 % of another
@@ -34,8 +35,10 @@ VOTINGS = {
     "predict": lambda: predict(45, 0.001),
     "one draw": lambda: ask([Draws(1)]),
     "no draws": lambda: ask([Draws(0), Draws(5), Draws(0), Draws(0)]),
-    "no misses allowed": lambda: ask([Draws(20, 1, 0), Draws(20, 3, 0), Draws(33)]),
-    "some misses allowed": lambda: ask([Draws(40, candidate, misses) for candidate in (1, 0) for misses in (3, 9, 40)]),
+    "no misses allowed": lambda: ask([Draws(20, more_misses(1, 0)), Draws(20, more_misses(3, 0)), Draws(33)]),
+    "some misses allowed": lambda: ask(
+        [Draws(40, more_misses(candidate, misses)) for candidate in (1, 0) for misses in (3, 9, 40)]
+    ),
 }
 many = settings(deadline=None, derandomize=True, max_examples=50)
 specifications = st.tuples(st.sampled_from(list(VOTINGS)), st.integers(0, IMAGES - 1), st.sampled_from(list(NOISES)))
@@ -96,7 +99,13 @@ def test_the_comparison_covers_certificates_and_abstentions_cut_short():
 @pytest.mark.parametrize("batch", [1, 7, 64])
 def test_counting_ends_with_the_very_vote_that_decides(batch):
     (result,) = counter_of(ConstantClassifier(2, CLASSES), batch).run(
-        [Poll(image_of(0), stream_of(NOISES["GaussianNoise"], 0), ask([Draws(500, 1, 4), Draws(500, 2, 4)]))]
+        [
+            Poll(
+                image_of(0),
+                stream_of(NOISES["GaussianNoise"], 0),
+                ask([Draws(500, more_misses(1, 4)), Draws(500, more_misses(2, 4))]),
+            )
+        ]
     )
     assert result.outcome == [[0, 0, 5, 0], [0, 0, 500, 0]]
 
@@ -123,7 +132,7 @@ def test_draws_of_a_round_cut_short_are_not_used_in_the_next():
     """The next round begins after all reserved draws, used or not: at the same draw for every batch."""
     for batch in (1, 8, 50):
         recorder = Recorder(ConstantClassifier(0, CLASSES))
-        voting = ask([Draws(30, 1, 0), Draws(10)])
+        voting = ask([Draws(30, more_misses(1, 0)), Draws(10)])
         list(counter_of(recorder, batch).run([Poll(image_of(1), stream_of(NOISES["GaussianNoise"], 1), voting)]))
         seen = draws_seen(recorder)
         assert draws_of(1, 40) - draws_of(1, 30) <= seen <= draws_of(1, 40)

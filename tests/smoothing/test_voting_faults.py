@@ -21,6 +21,7 @@ from smoothadv.smoothing.voting import Poll, VoteCounter, check_repeatable
 from support import fragile_models
 from support.models import ConstantClassifier, Recorder
 from support.slow_votes import CLASSES, WholeNumbers, ask, image_of, stream_of
+from support.votes import more_misses
 
 CPU = torch.device("cpu")
 NOISE = GaussianNoise(0.25, 7)
@@ -53,7 +54,7 @@ def polls() -> list[Poll]:
     """Polls of all kinds, some with rounds that end early."""
     votings = [
         Exact(Smoothing(0.25, 10, 100, 0.01)).votes(0),
-        ask([Draws(40, 1, 5), Draws(40)]),
+        ask([Draws(40, more_misses(1, 5)), Draws(40)]),
         predict(70, 0.01),
         Exact(Smoothing(0.25, 5, 90, 0.2)).votes(0),
     ]

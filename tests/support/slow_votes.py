@@ -46,7 +46,7 @@ def votes_one_by_one(
         noisy = torch.empty(1, *poll.image.shape)
         poll.stream.fill(noisy, poll.image, draw)
         counts[int(classifier(noisy)[0].argmax())] += 1
-        if request.misses is not None and counts.sum() - counts[request.candidate] > request.misses:
+        if request.is_settled is not None and request.is_settled(counts):
             break
     return counts, int(counts.sum())
 

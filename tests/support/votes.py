@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from smoothadv.certification import Certificate, Draws, Procedure
@@ -18,23 +20,27 @@ class ListedVotes:
     def answer(self, request: Draws) -> np.ndarray:
         votes = self.classes[self.used : self.used + request.count]
         assert len(votes) == request.count, "more draws were asked for than the list holds"
-        if request.candidate is not None:
-            missed = np.flatnonzero(votes != request.candidate)
-            if len(missed) > request.misses:
-                votes = votes[: missed[request.misses] + 1]
+        if request.is_settled is not None:
+            of_class = (votes[:, None] == np.arange(CLASSES)).cumsum(axis=0)  # [draws, K]
+            votes = votes[: next((n for n, counts in enumerate(of_class, 1) if request.is_settled(counts)), len(votes))]
         self.used += len(votes)
         return np.bincount(votes, minlength=CLASSES)
 
 
+def more_misses(candidate: int, misses: int) -> Callable[[np.ndarray], bool]:
+    """Whether more than ``misses`` votes went to other classes than ``candidate``."""
+    return lambda counts: bool(counts.sum() - counts[candidate] > misses)
+
+
 class DrawnVotes:
-    """Answers requests without a candidate by multinomial draws: class 2 has probability ``p``."""
+    """Answers requests that nothing settles by multinomial draws: class 2 has probability ``p``."""
 
     def __init__(self, p: float, generator: np.random.Generator) -> None:
         self.generator = generator
         self.probabilities = [0.7 * (1 - p), 0.3 * (1 - p), p, 0.0]
 
     def answer(self, request: Draws) -> np.ndarray:
-        assert request.candidate is None
+        assert request.is_settled is None
         return self.generator.multinomial(request.count, self.probabilities)
 
 

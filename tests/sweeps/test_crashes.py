@@ -36,9 +36,9 @@ def test_crash_is_a_failure_that_says_so(pretend, number, name):
     assert state_of(job).kind is StateKind.FAILED and f"signal {number}, {name}" in detail and "nearly there" in detail
 
 
-@pytest.mark.parametrize("number", [1, 2, 9, 10, 15])
+@pytest.mark.parametrize("number", [1, 2, 10, 15])
 def test_end_that_somebody_asked_for_is_no_failure(pretend, number):
-    asked = f"import os, signal; signal.signal({number}, signal.SIG_DFL) if {number} != 9 else 0"
+    asked = f"import os, signal; signal.signal({number}, signal.SIG_DFL)"
     job = pretended_job(Path.cwd(), Pretended(f"{asked}; os.kill(os.getpid(), {number})", Path.cwd() / "made"))
     assert run(job, pretend) == STOPPED and state_of(job).kind is StateKind.STOPPED
 

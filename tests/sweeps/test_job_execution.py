@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import threading
@@ -29,7 +28,6 @@ from support.sweeping import (
     commands_in,
     is_alive,
     jobs_of,
-    kill,
     pretended_job,
     pretending,
     wait_for,
@@ -131,7 +129,6 @@ def test_conflict_fails_without_a_process(pretend):
 
 ENDS = {
     "killed": "os.kill(os.getpid(), 9)",
-    "terminated": "os.kill(os.getpid(), 15)",
     "obeyed SIGTERM": "print('stopped by SIGTERM', flush=True); os._exit(143)",
     "interrupted": "os._exit(130)",
     "torchrun": "print('torch...api.SignalException: Process 1 got signal: 15', flush=True); os._exit(1)",
@@ -250,18 +247,6 @@ def test_stage_whose_watcher_is_dead_already_does_not_begin(pretend):
     assert (done.returncode, done.stdout) == (143, "")
 
 
-def test_stage_killed_by_others_is_stopped_and_goes_on(pretend):
-    job = pretended_job(Path.cwd(), making("a", f"{WHERE_NEEDED}{WAIT}"))
-    outcome = []
-    thread = threading.Thread(target=lambda: outcome.append(run(job, pretend)))
-    thread.start()
-    wait_for(lambda: whole_number("process"))
-    kill(whole_number("process"))
-    thread.join(HANG_SECONDS)
-    assert outcome == [STOPPED] and job.record.read()["exit"] == -signal.SIGKILL
-    assert run(job, pretend) == DONE
-
-
 @pytest.mark.parametrize(
     ("content", "line"),
     [
@@ -327,36 +312,12 @@ while len(open('begun').read().split()) < 2 and time.time() < end:
 """
 
 
-@pytest.mark.parametrize(("processes", "seen"), [(1, ["2", "5"]), (2, ["2,5", "6,7"])])
-def test_each_process_has_a_gpu_of_its_own_and_all_gpus_are_used(locally, processes, seen):
-    """A pretended stage runs its program even under torchrun, which does not start."""
-    note = f"{MEET}open(f'gpus{{os.getpid()}}', 'w').write(os.environ.get('CUDA_VISIBLE_DEVICES', 'none'))"
-    jobs = [replace(job, processes=processes) for job in several(note, note)]
-    assert sorted(locally(jobs, gpus=("2", "5", "6", "7")[: 2 * processes])) == [("0", DONE), ("1", DONE)]
-    assert sorted(path.read_text() for path in Path().glob("gpus*")) == seen
-
-
 def test_too_few_gpus_are_an_error_before_anything_runs(locally):
     jobs = [replace(job, processes=2) for job in several("pass")]
     with pytest.raises(UserError, match="2 processes.* 1 GPUs"):
         locally(jobs, gpus=("0",))
     assert begun() == []
     assert locally(jobs, gpus=("0",), wants_gpus=False) == [("0", DONE)], "on the CPU none are needed"
-
-
-def test_interrupted_engine_stops_what_runs_and_begins_nothing_more(locally, pretend):
-    stops = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: os._exit(143))"
-    stops = f"{stops}; time.sleep({HANG_SECONDS})"
-    jobs = several(MEET, stops, stops, "pass")
-
-    def interrupted(job: Job, how: str) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Local(2).run(jobs, Site("name", Path("logs")), interrupted)
-    assert state_of(jobs[0]).kind is StateKind.DONE
-    assert state_of(jobs[1]).kind is StateKind.STOPPED and jobs[1].record.read()["state"] == "stopped"
-    assert not Path("3").exists(), "which was not begun"
 
 
 def test_stopped_training_is_saved_within_its_epoch_and_ends_with_the_weights_of_one_that_was_not(one_thread):

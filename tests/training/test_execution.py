@@ -74,9 +74,7 @@ def channels_last(images: torch.Tensor) -> torch.Tensor:
 
 def train(update: Update, steps: int = 2) -> list[float]:
     """The loss of each of ``steps`` updates."""
-    sums = [
-        update(channels_last(IMAGES), LABELS, 6, slice(0, 6), Address(1, 0, step), 1.0).tensor for step in range(steps)
-    ]
+    sums = [update(channels_last(IMAGES), LABELS, 6, slice(0, 6), Address(1, 0, step), 1.0) for step in range(steps)]
     return [float(each[0] / each[2]) for each in sums]
 
 

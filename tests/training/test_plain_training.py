@@ -11,8 +11,9 @@ from smoothadv.architectures import get_architecture
 from smoothadv.attacks import ATTACKS
 from smoothadv.noise import Purpose
 from smoothadv.objectives.smoothadv import SmoothAdv
-from smoothadv.training import Execution, Processes
+from smoothadv.training.execution import Execution
 from smoothadv.training.metrics import means
+from smoothadv.training.processes import Processes
 from smoothadv.training.update import Address, Update
 from support.plain import plain_module
 
@@ -46,7 +47,7 @@ def our_losses(attack: str, steps: int, copies: int, model: torch.nn.Module) -> 
         update(images, labels, BATCH, whole, Address(SEED, 0, step), 1.0)
         for step, (images, labels) in enumerate(batches())
     ]
-    return [means(each.tensor.tolist())["loss"] for each in sums]
+    return [means(each.tolist())["loss"] for each in sums]
 
 
 def plain_losses(attack, copies: int, model: torch.nn.Module) -> list[float]:

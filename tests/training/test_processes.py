@@ -93,7 +93,7 @@ def do_update(update: Update, processes: Processes, step: int) -> torch.Tensor:
     labels = torch.randint(3, (size,), generator=generator)
     indices, part = processes.share(torch.arange(size))
     seen = update(images[indices], labels[indices], size, part, Address(3, 0, step), weight)
-    return processes.total(seen.tensor)
+    return processes.total(seen)
 
 
 def trained(processes: Processes, objective: str, micro_batch: int | None, build: Callable[[], nn.Module]):
@@ -142,7 +142,7 @@ def everything(processes: Processes, folder: Path) -> dict[str, Any]:
     found["evaluated"], found["statistics"] = evaluated(processes), statistics(processes)
     for control in (SameHalf, NotAveraged):
         found[control.__name__] = trained(control(launched=True), *RUNS["smoothadv"])
-    found["decision"] = processes.decision(5 + processes.rank)
+    found["decision"] = processes.received(5 + processes.rank)
     own = torch.tensor([1.0 + processes.rank, 10.0])
     found["total"], found["own"] = processes.total(own), own
     found["received"] = processes.received(
@@ -251,7 +251,7 @@ def test_one_process_alone_exchanges_nothing():
         processes.average_gradients(model)
         processes.share_state(model)
         assert processes.total(values) is values and processes.launch is None
-        assert processes.decision(7) == 7 and processes.received("this") == "this"
+        assert processes.received("this") == "this"
         processes.share_buffers(model)
         assert not torch.distributed.is_initialized()
 

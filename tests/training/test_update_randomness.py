@@ -218,28 +218,6 @@ def test_the_mean_of_the_gradients_of_two_parts_is_that_of_the_whole():
 # ---- variants of the objective ----
 
 
-def test_base_attack_sees_the_images_and_the_update_their_noisy_copies():
-    watched = Watched(smoothadv(3, base_attack=True))
-    watched()
-    assert torch.equal(watched.attack.batches[0], IMAGES)
-    assert [len(each) for each in watched.attack.batches] == [7] * 3
-    noisy = watched.trained_on.unflatten(0, (7, 3))
-    differences = noisy[:, 1:] - noisy[:, :1]
-    assert differences.std() == pytest.approx(SIGMA * 2**0.5, rel=0.1)
-    # Negative control: the usual attack sees noise.
-    usual = Watched(smoothadv(3))
-    usual()
-    assert (usual.attack.batches[0].unflatten(0, (7, 3)) - IMAGES[:, None]).std() == pytest.approx(SIGMA, rel=0.1)
-
-
-def test_train_first_copy_attacks_on_all_copies_and_trains_on_the_first():
-    usual, first = Watched(smoothadv(3)), Watched(smoothadv(3, train_first_copy=True))
-    usual(), first()
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(first.attack.batches, usual.attack.batches))
-    assert len(first.attack.batches[0]) == 21
-    assert torch.equal(first.trained_on, usual.trained_on.unflatten(0, (7, 3))[:, 0])
-
-
 @pytest.mark.parametrize(
     ("from_first", "epoch", "share"), [(True, 0, 0.1), (True, 1, 0.2), (True, 9, 1), (False, 1, 0.1), (False, 10, 1)]
 )

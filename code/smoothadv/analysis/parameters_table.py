@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.hyper_parameters import FIELDS, display
@@ -27,15 +28,14 @@ class ParametersTable(Analysis):
             *(Column(name, FIELDS[name], "text") for name in known),
             Column("sources", "known from", "text"),
         ]
-        values: list[list[Cell]] = [
-            [log.label, len(log.table), *(log.parameters.get(name) for name in known), _sources(log)]
-            for log in everything
-        ]
-        shown: list[list[Cell]] = [
-            [log.label, len(log.table), *(display(name, log.parameters.get(name)) for name in known), _sources(log)]
-            for log in everything
-        ]
-        return Table(columns, values, Table(columns, shown))
+
+        def rows(as_text: Callable[[str, Any], Cell]) -> list[list[Cell]]:
+            return [
+                [log.label, len(log.table), *(as_text(name, log.parameters.get(name)) for name in known), _sources(log)]
+                for log in everything
+            ]
+
+        return Table(columns, rows(lambda name, value: value), Table(columns, rows(display)))
 
 
 def _sources(log: Log) -> str:

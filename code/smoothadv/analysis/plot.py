@@ -10,15 +10,7 @@ import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.probabilities import with_bounds
-from smoothadv.analysis.shared.figure_style import (
-    accuracy_axes,
-    add_legend,
-    add_title,
-    draw_steps,
-    looks,
-    mark_every,
-    new_figure,
-)
+from smoothadv.analysis.shared.figure_style import draw_steps, finished, looks, mark_every, new_figure
 from smoothadv.analysis.shared.log_statistics import accuracy_curve, survival_curve
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import Bands, Norm
@@ -51,12 +43,11 @@ class CertifiedAccuracyPlot(Bands, Norm, Analysis):
 
     def __call__(self, logs: Logs) -> Figure:
         curves = self._curves(logs.certification)
+        labels, end = (self.axis_title, "certified accuracy (%)"), 1.04 * max(corners[-1] for _, corners, _ in curves)
         figure, (axes,) = new_figure()
         if self.of == _P_A:
-            accuracy_axes(axes, "lower confidence bound of $p_A$", "images of at least this bound (%)", 1.0)
+            labels, end = ("lower confidence bound of $p_A$", "images of at least this bound (%)"), 1.0
             axes.axvline(0.5, color="0.7", linewidth=1, linestyle=":")
-        else:
-            accuracy_axes(axes, self.axis_title, "certified accuracy (%)", 1.04 * max(x[-1] for _, x, _ in curves))
         lines = []
         for position, ((log, corners, shares), look) in enumerate(zip(curves, looks(len(curves)))):
             marks = mark_every(len(corners), position, len(curves))
@@ -64,11 +55,9 @@ class CertifiedAccuracyPlot(Bands, Norm, Analysis):
             if self.confidence is not None:
                 # To the right end: where no image counts, a band may have a width too.
                 low, high = self.ends(np.append(shares, 0.0), len(log.table))
-                ends, colour = np.append(corners, axes.get_xlim()[1]), look["color"]
-                axes.fill_between(ends, 100 * low, 100 * high, step="pre", color=colour, alpha=0.18, linewidth=0)
-        add_legend(figure, axes, lines)
-        add_title(axes, self.title)
-        return figure
+                whole, colour = np.append(corners, end or 1.0), look["color"]
+                axes.fill_between(whole, 100 * low, 100 * high, step="pre", color=colour, alpha=0.18, linewidth=0)
+        return finished(figure, lines, labels, end, self.title)
 
     def _curves(self, logs: Sequence[Log]) -> list[tuple[Log, np.ndarray, np.ndarray]]:
         """The corners of each log's steps, and the shares of its images there."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.empirical import empirical_curve
 from smoothadv.analysis.plot_envelope import EnvelopePlot
-from smoothadv.analysis.shared.figure_style import accuracy_axes, add_legend, add_title, draw_steps, looks, new_figure
+from smoothadv.analysis.shared.figure_style import draw_steps, finished, looks, new_figure
 from smoothadv.analysis.shared.log_statistics import empirical_accuracy
 from smoothadv.analysis.shared.logs import Logs
 from smoothadv.analysis.shared.selection import Choosing, groups_of, hyper_parameter, refuse_several
@@ -72,7 +72,5 @@ class EmpiricalPlot(Choosing, Analysis):
                 beside = [radius + _BESIDE * largest * (position - (len(curves) - 1) / 2) for radius in curve]
                 lower, upper = ([100 * end for end in side] for side in zip(*ends))
                 axes.vlines(beside, lower, upper, color=look["color"])
-        accuracy_axes(axes, r"$\ell_2$ radius (images in [0, 1])", "accuracy (%)", 1.02 * largest or 1.0)
-        add_legend(figure, axes, drawn)
-        add_title(axes, self.title)
-        return figure
+        labels = (r"$\ell_2$ radius (images in [0, 1])", "accuracy (%)")
+        return finished(figure, drawn, labels, 1.02 * largest, self.title)

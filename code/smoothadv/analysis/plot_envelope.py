@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.shared.figure_style import (
-    accuracy_axes,
-    add_legend,
-    add_title,
-    draw_steps,
-    looks,
-    mark_every,
-    new_figure,
-)
+from smoothadv.analysis.shared.figure_style import draw_steps, finished, looks, mark_every, new_figure
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import Norm
 from smoothadv.analysis.shared.selection import Choosing, groups_of, hyper_parameter
@@ -83,10 +75,7 @@ class EnvelopePlot(Choosing, Norm, Analysis):
             largest = max(largest, radii[-1])
             marks = mark_every(len(radii), position, len(styled))
             drawn.append(draw_steps(axes, radii, accuracies, label=name, linestyle=style, markevery=marks, **look))
-        accuracy_axes(axes, self.axis_title, "certified accuracy (%)", 1.04 * largest)
-        add_legend(figure, axes, drawn)
-        add_title(axes, self.title)
-        return figure
+        return finished(figure, drawn, (self.axis_title, "certified accuracy (%)"), 1.04 * largest, self.title)
 
     def envelope_curve(self, group: Sequence[Log]) -> tuple[np.ndarray, np.ndarray]:
         """A fine grid of radii, with the largest one of each log, and the largest accuracy of the logs there."""

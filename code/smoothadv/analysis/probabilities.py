@@ -54,8 +54,9 @@ def with_bounds(logs: Sequence[Log]) -> list[tuple[Log, np.ndarray]]:
 
     p_A is the probability of the class selected. Of a fixed sample, the bounds are Clopper-Pearson's from the counts,
     at the share of alpha that the procedure spends on p_A. Where counting stopped at a fixed number of misses, as in
-    ``exact``, the partial counts give one too; by another rule, the draws that were not made count as misses. Else, of one-sided procedures, they are Phi(R / sigma), and 0 for abstentions. An image classified wrongly
-    has 0: nothing is proven of its true class. Warns of logs left out; UserError if none is left.
+    ``exact``, the partial counts give one too; by another rule, the draws that were not made count as misses. Else, of
+    one-sided procedures, they are Phi(R / sigma), and 0 for abstentions. An image classified wrongly has 0: nothing is
+    proven of its true class. Warns of logs left out; UserError if none is left.
     """
     found = [(log, _bounds(log)) for log in logs]
     told = [(log, bounds) for log, bounds in found if bounds is not None]

@@ -5,11 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.shared.log_statistics import (
-    abstention_rate,
-    average_certified_radius,
-    clean_accuracy,
-)
+from smoothadv.analysis.shared.log_statistics import abstention_rate, average_certified_radius, clean_accuracy
 from smoothadv.analysis.shared.logs import Logs
 from smoothadv.analysis.shared.radii import AtRadii, radius_column
 from smoothadv.analysis.shared.selection import are_alike, with_selected

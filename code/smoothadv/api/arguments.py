@@ -64,7 +64,9 @@ def common_fields(function: str, model: Model, images: Any, labels: Any, further
         raise TypeError(f"{function}() got an unexpected keyword argument '{unknown[0]}'")
     fields: dict[str, Any] = {**further}
     name, num_classes = fields.pop("name", "images"), fields.pop("num_classes", None)
-    source = classifier_of(model)
+    if not isinstance(model, (str, os.PathLike, torch.nn.Module)):
+        raise UserError(f"the model is a {type(model).__name__}: give a torch.nn.Module or the path of a checkpoint")
+    source = model if isinstance(model, torch.nn.Module) else Path(model)
     if isinstance(images, str):
         if labels is not None:
             raise UserError(f"the dataset '{images}' has labels of its own: leave labels out")
@@ -116,15 +118,6 @@ def attack_sizes(epsilons: Sequence[float] | None, attack: GradientAttack) -> tu
     if not sizes or len(set(sizes)) < len(sizes) or not all(0 <= epsilon < math.inf for epsilon in sizes):
         raise UserError(f"epsilons: found {epsilons!r}, expected a list of one l2 norm or several different ones")
     return sizes
-
-
-def classifier_of(model: Any) -> Path | torch.nn.Module:
-    """The checkpoint or the module of a request; UserError for anything else."""
-    if isinstance(model, torch.nn.Module):
-        return model
-    if isinstance(model, (str, os.PathLike)):
-        return Path(model)
-    raise UserError(f"the model is a {type(model).__name__}: give a torch.nn.Module or the path of a checkpoint")
 
 
 def dataset_of(

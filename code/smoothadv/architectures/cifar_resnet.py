@@ -1,4 +1,4 @@
-"""Residual networks for 32x32 images (He et al., 2016, section 4.2): ResNet-N with N = 6k + 2."""
+"""Residual networks for small images (He et al., 2016, section 4.2): ResNet-N with N = 6k + 2."""
 
 from __future__ import annotations
 
@@ -77,3 +77,5 @@ for _depth in range(20, 111, 6):
     ARCHITECTURES.register(f"cifar_resnet{_depth}")(partial(_cifar_resnet, _depth))
 # The same network, under the paper's name for the one with 1,000 classes.
 ARCHITECTURES.register("imagenet32_resnet110")(partial(_cifar_resnet, 110))
+# For the 8x8 digits: it has all parts of the large ones, on 8x8, 4x4 and 2x2 maps, and trains in seconds.
+ARCHITECTURES.register("digits_resnet8")(partial(_cifar_resnet, 8))

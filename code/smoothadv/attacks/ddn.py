@@ -101,7 +101,9 @@ class DDN(GradientAttack):
             else:
                 logits = problem.logits(v)  # no step follows that needs a gradient
             adversarial = self._adversarial(logits, labels)
-            best, best_norm = _keep_shorter(adversarial, v, best, best_norm)
+            length = l2_norm(v)
+            better = adversarial & (length < best_norm)
+            best, best_norm = torch.where(per_example(better, v), v, best), torch.where(better, length, best_norm)
         return best
 
     def finish(self, inputs: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -124,12 +126,3 @@ class DDN(GradientAttack):
         """
         votes = F.one_hot(logits.argmax(-1), logits.shape[-1]).sum(1)
         return (votes.argmax(-1) == labels) if self.targeted else (votes.argmax(-1) != labels)
-
-
-def _keep_shorter(
-    adversarial: torch.Tensor, v: torch.Tensor, best: torch.Tensor, best_norm: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The shorter of v and best where v is adversarial, else best; with its norm [B]."""
-    norm = l2_norm(v)
-    better = adversarial & (norm < best_norm)
-    return torch.where(per_example(better, v), v, best), torch.where(better, norm, best_norm)

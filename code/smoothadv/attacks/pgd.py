@@ -8,7 +8,6 @@ import torch
 
 from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.shared.geometry import (
-    Randomness,
     gaussian_like,
     per_example,
     project_ball,
@@ -44,7 +43,9 @@ class PGD(GradientAttack):
         for _ in range(self.num_steps):
             direction = unit(problem.estimate(v).gradient)
             if self.random_if_flat:
-                direction = _random_where_flat(direction, problem.generator)
+                # Gaussian vectors, not of length 1, replace directions that are 0.
+                is_flat = per_example((direction == 0).flatten(1).all(1), direction)
+                direction = torch.where(is_flat, gaussian_like(direction, problem.generator), direction)
             v = project_ball(project_box(inputs, v + step * direction), problem.epsilon)
         return v
 
@@ -58,9 +59,3 @@ class PGD(GradientAttack):
     def _step_length(self, epsilon: torch.Tensor) -> torch.Tensor:
         """2 epsilon / T (SmoothAdv, section 4) unless stated: float64 [B]."""
         return 2 * epsilon / self.num_steps if self.step_size is None else torch.full_like(epsilon, self.step_size)
-
-
-def _random_where_flat(direction: torch.Tensor, generator: Randomness) -> torch.Tensor:
-    """Directions [B, ...] in which Gaussian vectors, not of length 1, replace those that are 0."""
-    gaussian = gaussian_like(direction, generator)
-    return torch.where(per_example((direction == 0).flatten(1).all(1), direction), gaussian, direction)

@@ -7,8 +7,9 @@ several images into one batch. To add a procedure, add one file that registers i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,13 +26,12 @@ ABSTAIN = -1
 class Draws:
     """A request for the votes of ``count`` >= 1 fresh draws; the answer is int64 [K], the votes for each class.
 
-    With a ``candidate``, counting stops at the first draw after which more than ``misses`` votes went to other
-    classes: the answer then holds fewer than ``count`` votes.
+    With ``is_settled``, counting stops at the first draw with whose vote ``is_settled(counts)`` is true of the counts
+    so far, and the answer holds fewer than ``count`` votes; once true, it must stay so whatever the further votes.
     """
 
     count: int
-    candidate: int | None = None
-    misses: int | None = None
+    is_settled: Callable[[np.ndarray], bool] | None = None
 
 
 Voting = Generator[Draws, np.ndarray, "Certificate"]
@@ -122,10 +122,16 @@ class Procedure(ABC):
         """What decides the numbers in addition to the fields; it is recorded with the settings of a log."""
         return {}
 
-    @property
-    @abstractmethod
+    @cached_property
     def largest_radius(self) -> float | None:
         """The radius of an input whose every draw is a success; None if not even that certifies."""
+        voting = self.votes(0)
+        request = next(voting)
+        while True:
+            try:
+                request = voting.send(np.array([request.count]))
+            except StopIteration as end:
+                return None if end.value.prediction == ABSTAIN else float(end.value.radius)
 
     @abstractmethod
     def votes(self, label: int) -> Voting:

@@ -45,36 +45,40 @@ def spending(n: int, n_max: int, alpha: float, early: float) -> float:
     return alpha * early * math.log1p(n / FIRST_LOOK) / math.log1p(n_max / FIRST_LOOK)
 
 
-def look_schedule(nulls: Sequence[float], n_max: int, alpha: float, early: float) -> np.ndarray:
+def look_schedule(
+    nulls: Sequence[float], n_max: int, alpha: float, early: float, growth: float = GROWTH, step: int = STEP
+) -> np.ndarray:
     """The numbers of draws at which to look: int64, ascending, ending with ``n_max``.
 
-    A geometric sequence; n = 100,000, where a fixed-sample procedure would decide; and, for each null t, the first n
-    at which n successes out of n reject it: t^n <= spending(n).
+    A geometric sequence with the ratio ``growth`` > 1, rounded to multiples of ``step``; n = 100,000, where a
+    fixed-sample procedure would decide; and, for each null t, the first multiple of ``step`` at which n successes out
+    of n reject it: t^n <= spending(n).
     """
-    special_looks = {first for t in nulls if (first := _first_all_success_look(t, n_max, alpha, early)) is not None} | (
-        {PUBLISHED_N} if n_max > PUBLISHED_N else set()
-    )
+    special_looks = {
+        first for t in nulls if (first := _first_all_success_look(t, n_max, alpha, early, step)) is not None
+    } | ({PUBLISHED_N} if n_max > PUBLISHED_N else set())
     geometric = []
     n = float(FIRST_LOOK)
-    while n < n_max / math.sqrt(GROWTH):
-        geometric.append(STEP * round(n / STEP))
-        n *= GROWTH
-    kept = {n for n in geometric if all(abs(n - other) > 0.04 * other for other in special_looks)}
+    while n < n_max / math.sqrt(growth):
+        geometric.append(step * max(1, round(n / step)))
+        n *= growth
+    apart = 0.16 * (growth - 1)
+    kept = {n for n in geometric if all(abs(n - other) > apart * other for other in special_looks)}
     return np.array(sorted(kept | special_looks | {n_max}), dtype=np.int64)
 
 
-def _first_all_success_look(t: float, n_max: int, alpha: float, early: float) -> int | None:
+def _first_all_success_look(t: float, n_max: int, alpha: float, early: float, step: int) -> int | None:
     if t > 1 - _NEAR_ONE:
         return None
     # n ln t - ln spending(n) falls as n grows, so that bisection finds where it reaches 0.
-    low, high = 1, math.ceil(n_max / STEP)
+    low, high = 1, math.ceil(n_max / step)
     while low < high:
         middle = (low + high) // 2
-        if middle * STEP * math.log(t) <= math.log(spending(middle * STEP, n_max, alpha, early)):
+        if middle * step * math.log(t) <= math.log(spending(middle * step, n_max, alpha, early)):
             high = middle
         else:
             low = middle + 1
-    return low * STEP if low * STEP < n_max else None
+    return low * step if low * step < n_max else None
 
 
 def efficacy_row(null: float, looks: np.ndarray, allowance: Sequence[float]) -> np.ndarray:
@@ -136,6 +140,39 @@ def futility_row(last_boundary: int, looks: np.ndarray, gamma: float) -> np.ndar
     return row
 
 
+def worthless_row(
+    last_boundary: int, looks: np.ndarray, null: float, patience: float, power: float = 1.0, tilt: float = 0.0
+) -> np.ndarray:
+    """For each look, the most successes with which the last boundary is too improbable to be worth the draws.
+
+    The largest s whose ``reach_probability`` is below (v / ``patience``)^``power`` (4 t (1 - t))^``tilt``, at most
+    0.9, where v = n (1 - n / n_max) and t = ``null``; -1 where there is none. ``patience`` is a number of draws: with
+    n of them behind, a decision that is still open takes about as many again, and at most the n_max - n that are left.
+    Like ``futility_row``, this spends no error.
+    """
+    n_max = int(looks[-1])
+    threshold = (looks * (1 - looks / n_max) / patience) ** power * (4 * null * (1 - null)) ** tilt
+    low, high = np.full(len(looks), -1), np.minimum(looks, last_boundary - 1)
+    while (low < high).any():
+        middle = (low + high + 1) // 2
+        worthless = reach_probability(middle, looks, n_max, last_boundary) < np.minimum(threshold, 0.9)
+        low, high = np.where(worthless, middle, low), np.where(worthless, high, middle - 1)
+    return np.append(low[:-1], min(n_max, last_boundary - 1))
+
+
+def reach_probability(successes: np.ndarray, n: np.ndarray, n_max: int, boundary: int) -> np.ndarray:
+    """About the probability that ``boundary`` successes of ``n_max`` are reached, after ``successes`` of ``n`` draws.
+
+    float64 of the arguments' shape. It is the probability that p exceeds the share of successes which the other draws
+    need (with half a success less, for continuity), where p has a beta distribution with the counts ``successes`` + 1
+    and n - ``successes``, both reduced by the factor 1 - n / n_max: this widens it by the chance of those draws.
+    """
+    left = 1 - n / n_max
+    needed = np.clip((boundary - successes - 0.5) / np.maximum(n_max - n, 1), 0.0, 1.0)
+    misses = np.maximum(left * (n - successes), 1e-9)
+    return np.where(successes >= boundary, 1.0, special.betaincc(left * successes + 1, misses, needed))
+
+
 def success_upper_bound(successes: int, trials: int, gamma: float) -> float:
     """One-sided Clopper-Pearson upper bound on a binomial probability, at level ``gamma``."""
     return 1.0 if successes == trials else float(special.betainccinv(successes + 1, trials - successes, gamma))
@@ -155,17 +192,3 @@ def build_tables(
     efficacy = np.maximum.accumulate(np.array(rows, dtype=np.int64).reshape(len(rows), len(looks)), axis=0)
     futility = [futility_row(int(row[-1]), looks, gamma) for row in efficacy]
     return Tables(np.array(nulls, dtype=np.float64), looks, efficacy, np.array(futility, dtype=np.int64))
-
-
-def crossing_probability(p: float, looks: np.ndarray, boundaries: np.ndarray) -> float:
-    """The probability that ``boundaries`` [K] are crossed at some of ``looks`` [K] where draws succeed with ``p``."""
-    alive, start, crossed, before = np.ones(1), 0, 0.0, 0
-    for n, boundary in zip(looks, boundaries):
-        alive, start = _add_draws(alive, start, int(n - before), p)
-        below = max(0, int(boundary) - start)
-        crossed += float(alive[below:].sum())
-        alive = alive[:below]
-        before = n
-        if not len(alive):
-            break
-    return crossed

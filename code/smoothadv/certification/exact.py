@@ -34,10 +34,6 @@ class Exact(Procedure):
         return minimum_trials_to_certify(alpha)
 
     @cached_property
-    def largest_radius(self) -> float | None:
-        return self._radius(self.smoothing.n, self.smoothing.n)
-
-    @cached_property
     def _allowed_misses(self) -> int:
         n, alpha = self.smoothing.n, self.smoothing.alpha
         return max(0, n - minimum_successes_to_certify(n, alpha, self.smoothing.noise_distance))
@@ -49,7 +45,9 @@ class Exact(Procedure):
     def votes(self, label: int) -> Voting:
         selection = yield Draws(self.smoothing.n0)
         candidate = int(selection.argmax())
-        estimation = yield Draws(self.smoothing.n, candidate, self._allowed_misses)
+        estimation = yield Draws(
+            self.smoothing.n, lambda counts: int(counts.sum() - counts[candidate]) > self._allowed_misses
+        )
         successes, trials = int(estimation[candidate]), int(estimation.sum())
         radius = self._radius(successes, trials) if trials == self.smoothing.n else None
         if radius is None:

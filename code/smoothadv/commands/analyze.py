@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.analysis.shared.selection import doubts, restrict
 from smoothadv.analysis.shared.table_formats import FORMATS, Table
 from smoothadv.commands.options.components import add_settings, compose
-from smoothadv.commands.runner import Parser, run, with_plugins
+from smoothadv.commands.runner import Parser, run
 from smoothadv.errors import warn
 from smoothadv.files import PAGE, refuse_to_replace, write_atomically, write_text
 from smoothadv.settings import non_negative_int, positive_int, positive_noise_level, probability, settings_of
@@ -41,9 +41,12 @@ _TABLE = ("table", b"| ", b"\\begin{tabular}")
 _FIGURES = {"png": ("PNG picture", b"\x89PNG\r\n"), "pdf": ("PDF document", b"%PDF-")}
 
 
-@with_plugins("analyze")
 def main(arguments: list[str] | None = None) -> int:
     """The command ``analyze``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
+    return run("analyze", _make_parser, _analyze, arguments)
+
+
+def _make_parser() -> Parser:
     parser = Parser(
         prog="analyze",
         epilog=_EXAMPLES,
@@ -78,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         add_settings(command.add_argument_group(name), settings_of(ANALYSES[name]))
         command.set_defaults(parser=command)
-    return run(parser, lambda options, command: _analyze(options.parser, options), arguments)
+    return parser
 
 
 def _add_input(command: Parser) -> None:
@@ -116,7 +119,8 @@ def _condition(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _analyze(parser: Parser, options: argparse.Namespace) -> None:
+def _analyze(parser: Parser, options: argparse.Namespace, words: Sequence[str]) -> None:
+    parser = options.parser  # of the analysis
     component = ANALYSES[options.analysis]
     analysis = compose(parser, component, options, options.analysis)
     _check_output(parser, options, component.makes)

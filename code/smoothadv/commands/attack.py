@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from smoothadv.bounds import binomial_interval
 from smoothadv.certification import ABSTAIN
-from smoothadv.commands.merging import finished_shard_message, merge_main
+from smoothadv.commands.merging import evaluation_main, finished_shard_message
 from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan_of
-from smoothadv.commands.options.components import command_line_of
+from smoothadv.commands.options.components import add_options, command_line_of
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
-from smoothadv.commands.runner import Parser, run, with_plugins
+from smoothadv.commands.runner import Parser
 from smoothadv.errors import UserError
 from smoothadv.evaluation import attacking
 from smoothadv.evaluation.attacking import AttackedLog
@@ -37,6 +37,21 @@ if TYPE_CHECKING:
 _STEPS, _DRAWS = 20, 64
 _fraction = number(float, "a number above 0 and below 1, like 0.999", lambda v: 0 < v < 1)
 
+_FALSIFICATION = {
+    "--against LOG": (
+        Path,
+        "attack each image of this certification log within its certified radius, away from the certified class; "
+        "fails if more certificates prove false than alpha allows",
+    ),
+    "--fraction": (
+        _fraction,
+        f"largest norm of an attack, as a fraction of the radius (default: {DEFAULT_FRACTION:g})",
+    ),
+    "--false-alarm": (
+        probability,
+        f"probability of failing although every certificate holds its alpha (default: {DEFAULT_FALSE_ALARM:g})",
+    ),
+}
 _EXAMPLES = """examples:
   python code/attack.py digits models/quickstart/smoothadv/checkpoint.pth.tar 0.25 logs/attacked \\
       --epsilon 0.25 0.5 --N 10000
@@ -51,18 +66,9 @@ The same command again continues what was interrupted. docs/attacks.md describes
 """
 
 
-@with_plugins("attack")
 def main(arguments: list[str] | None = None) -> int:
     """The command ``attack``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
-    if arguments and arguments[0] == "merge":
-        return merge_main("attack", arguments[1:])
-    parser = make_parser()
-    return run(
-        parser,
-        lambda options, command: _attack(parser, options, command),
-        arguments,
-        interrupted="every finished example is in the log; run the same command again to continue",
-    )
+    return evaluation_main("attack", make_parser, _attack, arguments)
 
 
 def make_parser() -> Parser:
@@ -83,13 +89,9 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--only", type=non_negative_int, nargs="+", metavar="IDX", help="attack only the images with these indices"
     )
-    parser.add_argument(
-        "--png",
-        type=positive_int,
-        metavar="COUNT",
-        help="save pictures of the first COUNT images, before and after the attack",
-    )
-    _add_falsification(parser)
+    pictures = "save pictures of the first COUNT images, before and after the attack"
+    add_options(parser, {"--png COUNT": (positive_int, pictures)})
+    add_options(parser.add_argument_group("falsification"), _FALSIFICATION)
     return parser
 
 
@@ -98,29 +100,6 @@ def _adapted(setting: Setting) -> Setting:
     if setting.flag == "--epsilon":
         return dataclasses.replace(setting, many=True, help=f"{setting.help}; each makes a log of its own")
     return dataclasses.replace(setting, default=_STEPS) if setting.flag == "--num-steps" else setting
-
-
-def _add_falsification(parser: Parser) -> None:
-    group = parser.add_argument_group("falsification")
-    group.add_argument(
-        "--against",
-        type=Path,
-        metavar="LOG",
-        help="attack each image of this certification log within its certified radius, away from the certified class; "
-        "fails if more certificates prove false than alpha allows",
-    )
-    group.add_argument(
-        "--fraction",
-        type=_fraction,
-        default=None,
-        help=f"largest norm of an attack, as a fraction of the radius (default: {DEFAULT_FRACTION:g})",
-    )
-    group.add_argument(
-        "--false-alarm",
-        type=probability,
-        default=None,
-        help=f"probability of failing although every certificate holds its alpha (default: {DEFAULT_FALSE_ALARM:g})",
-    )
 
 
 def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> AttackRequest | FalsifyRequest:

@@ -7,10 +7,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from smoothadv.certification import PROCEDURES
-from smoothadv.commands.merging import finished_shard_message, merge_main
-from smoothadv.commands.options.components import add_settings, given_settings, name_in, refuse_foreign_settings
+from smoothadv.commands.merging import evaluation_main, finished_shard_message
+from smoothadv.commands.options.components import (
+    add_options,
+    add_settings,
+    given_settings,
+    name_in,
+    refuse_foreign_settings,
+)
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
-from smoothadv.commands.runner import Parser, run, with_plugins
+from smoothadv.commands.runner import Parser
 from smoothadv.evaluation.requests import CertifyRequest
 from smoothadv.readers import read_certification_log
 from smoothadv.settings import positive_int, settings_of
@@ -32,18 +38,9 @@ The same command again continues what was interrupted. docs/guarantee.md says wh
 """
 
 
-@with_plugins("certify")
 def main(arguments: list[str] | None = None) -> int:
     """The command ``certify``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
-    if arguments and arguments[0] == "merge":
-        return merge_main("certify", arguments[1:])
-    parser = make_parser()
-    return run(
-        parser,
-        lambda options, command: _certify(request_of(parser, options, command)),
-        arguments,
-        interrupted="every finished example is in the log; run the same command again to continue",
-    )
+    return evaluation_main("certify", make_parser, _certify, arguments)
 
 
 def make_parser() -> Parser:
@@ -61,22 +58,16 @@ def make_parser() -> Parser:
         + ", ".join(f"{PROCEDURES[name].default_n:,} for {name}" for name in PROCEDURES)
         + ")",
     )
-    parser.add_argument("--N0", type=positive_int, default=100, help="draws that select the class (default: 100)")
+    add_options(parser, {"--N0": (positive_int, "draws that select the class (default: 100)", 100)})
     group = parser.add_argument_group("procedure")
-    group.add_argument(
-        "--method",
-        type=name_in(PROCEDURES),
-        default="exact",
-        metavar="NAME",
-        help=f"certification procedure, one of {', '.join(PROCEDURES)} (default: exact)",
-    )
+    names = f"certification procedure, one of {', '.join(PROCEDURES)} (default: exact)"
+    add_options(group, {"--method NAME": (name_in(PROCEDURES), names, "exact")})
     add_settings(group, [setting for name in PROCEDURES for setting in settings_of(PROCEDURES[name])])
-    group.add_argument(
-        "--sound",
-        action="store_true",
-        help="noise in whole grey levels and deterministic kernels: certificates that hold for the executed "
-        "arithmetic, on 8-bit images",
+    sound = (
+        "noise in whole grey levels and deterministic kernels: certificates that hold for the executed arithmetic, on "
+        "8-bit images"
     )
+    add_options(group, {"--sound": (None, sound)})
     return parser
 
 
@@ -95,7 +86,8 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
     )
 
 
-def _certify(request: CertifyRequest) -> None:
+def _certify(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
+    request = request_of(parser, options, command)
     from smoothadv.evaluation.certifying import certify  # imports torch, for which a usage error need not wait
 
     log = certify(request)

@@ -1,12 +1,12 @@
-"""``certify merge``, ``predict merge`` and ``attack merge``: the shards of a log become the log."""
+"""How certify, predict and attack run, and their subcommand ``merge``: the shards of a log become the log."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from smoothadv.commands.runner import Parser, run
+from smoothadv.commands.runner import Body, Parser, run
 from smoothadv.evaluation.saved_examples import pack
 from smoothadv.evaluation.shards import Shard, merge, shards_of
 
@@ -19,8 +19,16 @@ def finished_shard_message(shard: Shard, log: Path, command: str) -> str:
     )
 
 
-def merge_main(command: str, arguments: list[str] | None) -> int:
-    """The subcommand ``merge`` of ``command``."""
+def evaluation_main(command: str, make_parser: Callable[[], Parser], body: Body, arguments: list[str] | None) -> int:
+    """The ``main`` of a command that evaluates, and of its subcommand ``merge``."""
+    if arguments and arguments[0] == "merge":
+        return run(f"{command} merge", lambda: merge_parser(command), _merge, arguments[1:])
+    hint = "every finished example is in the log; run the same command again to continue"
+    return run(command, make_parser, body, arguments, interrupted=hint)
+
+
+def merge_parser(command: str) -> Parser:
+    """The parser of the subcommand ``merge`` of ``command``."""
     parser = Parser(
         prog=f"{command} merge",
         description="Join the shards of a log. Refuses gaps, overlaps, unfinished shards and mixed settings.",
@@ -39,10 +47,10 @@ def merge_main(command: str, arguments: list[str] | None) -> int:
         help="shard logs (default: those in OUTFILE.shards)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace OUTFILE if it exists")
-    return run(parser, _merge, arguments)
+    return parser
 
 
-def _merge(options: argparse.Namespace, command: Sequence[str]) -> None:
+def _merge(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
     shards = options.shards or shards_of(options.outfile)
     rows = merge(options.outfile, shards, options.overwrite)
     pack(options.outfile, shards)

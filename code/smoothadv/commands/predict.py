@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Sequence
 
 from smoothadv.certification import ABSTAIN
-from smoothadv.commands.merging import finished_shard_message, merge_main
+from smoothadv.commands.merging import evaluation_main, finished_shard_message
 from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan_of, given_evaluation_flags
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
-from smoothadv.commands.runner import Parser, run, with_plugins
+from smoothadv.commands.runner import Parser
 from smoothadv.evaluation.predicting import predict
 from smoothadv.evaluation.requests import PREDICTION_DRAWS, PredictRequest
 from smoothadv.readers import read_prediction_log
@@ -21,18 +21,9 @@ _EXAMPLES = """examples:
 """
 
 
-@with_plugins("predict")
 def main(arguments: list[str] | None = None) -> int:
     """The command ``predict``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
-    if arguments and arguments[0] == "merge":
-        return merge_main("predict", arguments[1:])
-    parser = make_parser()
-    return run(
-        parser,
-        lambda options, command: _predict(request_of(parser, options, command)),
-        arguments,
-        interrupted="every finished example is in the log; run the same command again to continue",
-    )
+    return evaluation_main("predict", make_parser, _predict, arguments)
 
 
 def make_parser() -> Parser:
@@ -60,7 +51,8 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
     )
 
 
-def _predict(request: PredictRequest) -> None:
+def _predict(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
+    request = request_of(parser, options, command)
     if predict(request):
         table = read_prediction_log(request.outfile)
         print(

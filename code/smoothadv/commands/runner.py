@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import os
 import signal
 import sys
@@ -37,7 +36,6 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             **options,
         )
-        self.command = prog
         self.add_argument("--version", action="version", version=f"smoothadv {__version__}", help="print the version")
         self.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
@@ -101,34 +99,6 @@ def _invocation(command: str) -> str:
     return f"python code/{name}.py{space}{subcommand}" if is_script else f"smoothadv {command}"
 
 
-Main = Callable[[list[str] | None], int]
-"""The ``main`` of a command: runs it with these words (None: the process's) and returns the exit code."""
-
-
-def with_plugins(command: str) -> Callable[[Main], Main]:
-    """Decorator for the ``main`` of a command: first loads the plug-ins, whose components may have options."""
-
-    def decorate(main: Main) -> Main:
-        @functools.wraps(main)
-        def load_and_run(arguments: list[str] | None = None) -> int:
-            _open_closed_streams()
-            try:
-                with _warnings_as_lines():
-                    plugins.load_installed()
-                    for name in _named_plugins(sys.argv[1:] if arguments is None else arguments):
-                        plugins.load(name)
-            except UsageError as error:
-                _failed(f"{error} (see {_invocation(command)} --help)", arguments)
-                return USAGE
-            except UserError as error:
-                return _failed(str(error), arguments)
-            return main(arguments)
-
-        return load_and_run
-
-    return decorate
-
-
 def _open_closed_streams() -> None:
     """Let the null device stand for the standard streams that the process was started without, as by ``>&-``.
 
@@ -152,28 +122,38 @@ def _named_plugins(words: Sequence[str]) -> list[str]:
         return []
 
 
-Body = Callable[[argparse.Namespace, Sequence[str]], None]
-"""Carries out a command, given its options and the command line that repeats this run."""
+Body = Callable[[Parser, argparse.Namespace, Sequence[str]], None]
+"""Carries out a command, given its parser, its options and the command line that repeats this run."""
 
 
-def run(parser: Parser, body: Body, arguments: Sequence[str] | None, interrupted: str = "") -> int:
+def run(
+    command: str, make_parser: Callable[[], Parser], body: Body, arguments: Sequence[str] | None, interrupted: str = ""
+) -> int:
     """Parse ``arguments`` (None: the process's), call ``body`` and turn what happens into an exit code.
+
+    First loads the plug-ins, whose components may have options.
 
     0 on success, 2 on a usage error, 1 with one line on a UserError or a failing file, 130 on Ctrl-C and 143 on a
     SIGTERM that was obeyed; after these two ``interrupted`` tells the user how to continue. ``--debug`` adds the
     traceback. Any other exception is a defect and propagates.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
+    _open_closed_streams()
     try:
+        with _warnings_as_lines():
+            plugins.load_installed()
+            for name in _named_plugins(words):
+                plugins.load(name)
+        parser = make_parser()
         options = parser.parse_args(words)
         with _warnings_as_lines(), contextlib.redirect_stdout(_VisibleOutput(sys.stdout)):  # type: ignore[type-var]
-            body(options, ["smoothadv", *parser.command.split(), *words])
+            body(parser, options, ["smoothadv", *command.split(), *words])
         sys.stdout.flush()
         return SUCCESS
     except SystemExit as exit_request:  # argparse's way to end after --help or a usage error
         return int(exit_request.code or SUCCESS)
     except UsageError as error:
-        _failed(f"{error} (see {parser.prog} --help)", arguments)
+        _failed(f"{error} (see {_invocation(command)} --help)", arguments)
         return USAGE
     except UserError as error:
         return _failed(str(error), arguments)

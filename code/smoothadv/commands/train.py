@@ -5,28 +5,20 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from smoothadv import plugins
 from smoothadv.architectures import ARCHITECTURES
-from smoothadv.commands.options.attack import add_attack, in_256ths, unchanged
+from smoothadv.commands.options.attack import in_256ths, unchanged
 from smoothadv.commands.options.components import name_in
 from smoothadv.commands.options.shared import add_dataset, add_running
-from smoothadv.commands.options.training import (
-    add_data,
-    add_execution,
-    add_objective,
-    add_recipe,
-    add_schedule,
-    request_of,
-    with_recipes,
-)
-from smoothadv.commands.runner import Parser, run, with_plugins
+from smoothadv.commands.options.training import add_training, request_of, with_recipes
+from smoothadv.commands.runner import Parser, run
 from smoothadv.objectives import Objective
 from smoothadv.records import CHECKPOINT
-from smoothadv.training import ended
 from smoothadv.training.job import train
+from smoothadv.training.processes import ended
 
 _EXAMPLES = """examples:
   python code/train.py digits digits_resnet8 models/digits_gaussian --noise 0.25
@@ -36,10 +28,9 @@ _EXAMPLES = """examples:
 """
 
 
-@with_plugins("train")
 def main(arguments: list[str] | None = None) -> int:
     """The command ``train``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
-    return train_command(make_parser(arguments), arguments)
+    return train_command("train", make_parser, arguments)
 
 
 def make_parser(arguments: Sequence[str] | None) -> Parser:
@@ -59,28 +50,19 @@ def training_parser(
     parser.add_argument(
         "outdir", metavar="OUTDIR", type=Path, help="folder for the checkpoint, the log and the arguments"
     )
-    add_recipe(parser)
-    add_objective(parser, objective)
-    add_attack(parser, in_256ths if "--released-behaviour" in words else unchanged)
-    add_schedule(parser)
-    add_data(parser)
-    add_execution(parser)
+    add_training(parser, objective, in_256ths if "--released-behaviour" in words else unchanged)
     add_running(parser)
     return parser
 
 
-def train_command(parser: Parser, arguments: list[str] | None) -> int:
+def train_command(name: str, make_parser: Callable[[Sequence[str] | None], Parser], arguments: list[str] | None) -> int:
     """The command behind train and train_pgd."""
-    code = run(
-        parser,
-        lambda options, command: _train(parser, with_recipes(parser, options), command),
-        arguments,
-        interrupted="with --resume the same command continues from the last checkpoint",
-    )
-    return ended(code)
+    hint = "with --resume the same command continues from the last checkpoint"
+    return ended(run(name, lambda: make_parser(arguments), _train, arguments, interrupted=hint))
 
 
 def _train(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
+    options = with_recipes(parser, options)
     request = request_of(parser, options, command)
     trained = train(request)
     if trained.is_first:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from smoothadv.commands.runner import Parser, with_plugins
+from smoothadv.commands.runner import Parser
 from smoothadv.commands.train import train_command, training_parser
 
 _EXAMPLES = """examples:
@@ -21,10 +21,9 @@ _EXAMPLES = """examples:
 """
 
 
-@with_plugins("train_pgd")
 def main(arguments: list[str] | None = None) -> int:
     """The command ``train_pgd``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
-    return train_command(make_parser(arguments), arguments)
+    return train_command("train_pgd", make_parser, arguments)
 
 
 def make_parser(arguments: Sequence[str] | None) -> Parser:

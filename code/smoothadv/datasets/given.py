@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, Wei
 
 from smoothadv.datasets.augmentation import augmented, draw_augmentation, pixels_of
 from smoothadv.datasets.description import DatasetDescription, TrainingDefaults
-from smoothadv.datasets.images import Batches
+from smoothadv.datasets.images import Batches, fingerprint_of
 from smoothadv.errors import UserError
 
 _DEFAULTS = TrainingDefaults(batch=256, epochs=30, learning_rate=0.1, learning_rate_step=10)
@@ -90,7 +90,7 @@ class GivenImages:
         To read a Dataset of a million images would take hours.
         """
         if isinstance(self.items, Arrays):
-            return self.items.fingerprint()
+            return fingerprint_of(self.items.images, self.items.labels)
         digest = hashlib.sha256(f"{len(self)} {self.description.image_shape}\n".encode())
         for image, label in self._sample():
             digest.update(f"{label}\n".encode())
@@ -126,13 +126,6 @@ class Arrays:
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return self.images[index], int(self.labels[index])
-
-    def fingerprint(self) -> str:
-        """A hash that changes whenever an image, a label or their order does."""
-        digest = hashlib.sha256(repr(tuple(self.images.shape)).encode())
-        digest.update(self.images.numpy().data)
-        digest.update(self.labels.numpy().data)
-        return digest.hexdigest()
 
 
 def checked_image(image: Any, name: str) -> torch.Tensor:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -51,6 +51,14 @@ class ImageDataset(Protocol):
 
     def fingerprint(self) -> str:
         """A hash that changes whenever an image, a label or their order does."""
+
+
+def fingerprint_of(images: torch.Tensor, labels: torch.Tensor) -> str:
+    """A hash of images [N, C, H, W] and labels [N] in memory."""
+    digest = hashlib.sha256(repr(tuple(images.shape)).encode())
+    digest.update(images.cpu().contiguous().numpy().data)
+    digest.update(labels.cpu().contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 class InMemoryImages(Dataset[Item]):
@@ -99,10 +107,7 @@ class InMemoryImages(Dataset[Item]):
             self._pixels, self.labels = self._pixels.to(device), self.labels.to(device)
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(repr(tuple(self.images.shape)).encode())
-        digest.update(self.images.cpu().contiguous().numpy().data)
-        digest.update(self.labels.cpu().contiguous().numpy().data)
-        return digest.hexdigest()
+        return fingerprint_of(self.images, self.labels)
 
 
 class ImagesOnDemand(InMemoryImages):
@@ -123,7 +128,7 @@ class ImagesOnDemand(InMemoryImages):
         self.labels, self.description = torch.tensor(labels), description
         self._read, self._read_all, self._remembered = read, read_all, remembered
 
-    @functools.cached_property
+    @cached_property
     def _pixels(self) -> torch.Tensor:  # type: ignore[override]  # cached, it can be written
         with torch.inference_mode(False):  # whoever asks first
             return pixels_of(torch.from_numpy(self._read_all()))
@@ -137,60 +142,37 @@ class ImagesOnDemand(InMemoryImages):
         return self._remembered(super().fingerprint)
 
 
-class _WithTransform(Dataset[Item]):
-    """The files of an image folder, passed through one transform."""
+class _Files(Dataset[Item | UserError]):
+    """Image files, passed through one transform. One that cannot be read gives a UserError as a value.
+
+    If the error was raised, a DataLoader would hide it in a worker's traceback. With ``epoch_seed`` each image has a
+    seed for a transform that draws from torch's global generator; with a seed for each worker the images would depend
+    on how many workers this machine has.
+    """
 
     def __init__(
         self,
         files: list[tuple[str, int]],
         load: Callable[[str], Image],
         transform: Callable[[Image], torch.Tensor],
+        epoch_seed: int | None = None,
     ) -> None:
-        self.files, self.load, self.transform = files, load, transform
+        self.files, self.load, self.transform, self.epoch_seed = files, load, transform, epoch_seed
 
     def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, index: int) -> Item:
+    def __getitem__(self, index: int) -> Item | UserError:
         path, label = self.files[index]
         try:
             image = self.load(path)
         except Exception as error:  # for a damaged file Pillow raises nearly any exception
-            reason = " ".join(str(error).split())
-            raise UserError(f"{path} cannot be read as an image: {reason}") from error
-        return self.transform(image), label
-
-
-class _Augmented(_WithTransform):
-    """``images`` with a transform that draws from torch's global generator: each image of each epoch has a seed.
-
-    With a seed for each worker the images would depend on how many workers this machine has.
-    """
-
-    def __init__(self, images: _WithTransform, epoch_seed: int) -> None:
-        super().__init__(images.files, images.load, images.transform)
-        self.epoch_seed = epoch_seed
-
-    def __getitem__(self, index: int) -> Item:
+            return UserError(f"{path} cannot be read as an image: {' '.join(str(error).split())}")
+        if self.epoch_seed is None:
+            return self.transform(image), label
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_generator("cpu", self.epoch_seed, index, Purpose.AUGMENTATION).initial_seed())
-            return super().__getitem__(index)
-
-
-class _ErrorsAsValues(Dataset[Item | UserError]):
-    """Items, or a UserError as a value: if it was raised, a DataLoader would hide it in a worker's traceback."""
-
-    def __init__(self, dataset: _WithTransform) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Item | UserError:
-        try:
-            return self.dataset[index]
-        except UserError as error:
-            return error
+            return self.transform(image), label
 
 
 def _collate(items: list[Item | UserError]) -> list[torch.Tensor] | UserError:
@@ -219,29 +201,31 @@ class StreamedImages(Dataset[Item]):
         description: DatasetDescription,
     ) -> None:
         self.description = description
-        self._training = _WithTransform(files, load, training_transform)
-        self._evaluation = _WithTransform(files, load, evaluation_transform)
+        self._evaluation = _Files(files, load, evaluation_transform)
+        self._training = partial(_Files, files, load, training_transform)
 
     def __len__(self) -> int:
         return len(self._evaluation)
 
     def __getitem__(self, index: int) -> Item:
-        pixels, label = self._evaluation[index]
-        return pixels.float() / 255, label
+        item = self._evaluation[index]
+        if isinstance(item, UserError):
+            raise item
+        return item[0].float() / 255, item[1]
 
     def training_batches(
         self, batches: Sequence[torch.Tensor], device: torch.device, generator: torch.Generator
     ) -> Batches:
         epoch_seed = int(torch.randint(2**62, (), generator=generator))
-        return self._batches(_Augmented(self._training, epoch_seed), batches, device)
+        return self._batches(self._training(epoch_seed), batches, device)
 
     def evaluation_batches(self, batches: Sequence[torch.Tensor], device: torch.device) -> Batches:
         return self._batches(self._evaluation, batches, device)
 
     @staticmethod
-    def _batches(images: _WithTransform, batches: Sequence[torch.Tensor], device: torch.device) -> Batches:
+    def _batches(images: _Files, batches: Sequence[torch.Tensor], device: torch.device) -> Batches:
         loader = DataLoader(
-            _ErrorsAsValues(images),
+            images,
             batch_sampler=[indices.tolist() for indices in batches],
             num_workers=_workers(),
             pin_memory=device.type == "cuda",

@@ -47,9 +47,8 @@ def attack(request: AttackRequest) -> Iterator[AttackedLog]:
         is_whole = write_log(
             log_job,
             LogPlan(
+                request=request,
                 path=path,
-                shard=request.shard,
-                existing=request.existing,
                 columns=polls.columns,
                 settings={"N": request.n, **attack_record(smoothed_attack)},
                 make_polls=polls,

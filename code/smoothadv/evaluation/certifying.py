@@ -53,9 +53,8 @@ def certify(request: CertifyRequest) -> CertifiedLog:
             yield Poll(example.image, job.stream(example.index), _voting(procedure, example.label, request.sound))
 
     plan = LogPlan(
+        request=request,
         path=request.outfile,
-        shard=request.shard,
-        existing=request.existing,
         columns=(*CERTIFICATION_COLUMNS, *procedure.columns, *((_SOUND_COLUMN,) if request.sound else ())),
         settings=procedure_record(request, procedure),
         make_polls=polls,

@@ -228,9 +228,8 @@ def falsify(request: FalsifyRequest) -> tuple[AttackedLog, Certificates]:
     settings = {"N": request.n, **attack_record(attack), "against": certificates.record}
     settings["attack"]["epsilon"] = None  # each image has its own
     plan = LogPlan(
+        request=request,
         path=path,
-        shard=request.shard,
-        existing=request.existing,
         columns=(*FALSIFICATION_COLUMNS, *polls.columns[len(ATTACK_COLUMNS) :]),
         settings=settings,
         make_polls=polls,

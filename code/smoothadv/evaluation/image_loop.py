@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
+from smoothadv.attacks import SmoothedAttack
 from smoothadv.datasets.images import ImageDataset
-from smoothadv.errors import UserError, shown
+from smoothadv.errors import shown
 from smoothadv.evaluation.saved_examples import Spool
 from smoothadv.records import ExampleLog
 from smoothadv.smoothing.voting import Poll, Result, VoteCounter
@@ -45,13 +46,6 @@ class Example:
     index: int
     image: torch.Tensor
     label: int
-
-
-@dataclass(frozen=True)
-class _Tag:
-    part: Part
-    example: Example
-    voted_on: torch.Tensor
 
 
 class ProgressBar:
@@ -110,7 +104,7 @@ def evaluate_examples(
     make_polls: Callable[[list[Example]], Iterable[Poll]],
     bar: ProgressBar,
     group: int = 1,
-    attack_memory: HasBatch | None = None,
+    attack_memory: SmoothedAttack | None = None,
 ) -> None:
     """Append the missing rows to the log of each part, in the order of the part's indices.
 
@@ -125,7 +119,7 @@ def evaluate_examples(
     def polls() -> Iterator[Poll]:
         for waiting in _in_groups(_lacking(dataset, parts, open_parts, bar), group):
             for (part, example), poll in zip(waiting, make_polls([example for _, example in waiting])):
-                yield replace(poll, tag=_Tag(part, example, poll.image))
+                yield replace(poll, tag=(part, example, poll.image))
 
     def amend(**run: int) -> None:
         for part in open_parts:
@@ -137,19 +131,13 @@ def evaluate_examples(
         attack_memory.on_smaller_batch = lambda batch: amend(attack_batch=batch)
     try:
         for result in counter.run(polls()):
-            while open_parts[0] is not result.tag.part:
+            while open_parts[0] is not result.tag[0]:
                 open_parts.pop(0).close()
             bar.add(_append(result))
     finally:
         for part in open_parts:
             part.close()
         bar.close()
-
-
-class HasBatch(Protocol):
-    """Something that computes in batches and halves them when memory runs out; then it calls ``on_smaller_batch``."""
-
-    on_smaller_batch: Callable[[int], None]
 
 
 def _lacking(
@@ -171,8 +159,7 @@ def _in_groups(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
 
 
 def _append(result: Result) -> dict[str, Any]:
-    tag, columns = result.tag, result.outcome
-    part, example = tag.part, tag.example
+    (part, example, voted_on), columns = result.tag, result.outcome
     row = {
         "idx": example.index,
         "label": example.label,
@@ -182,15 +169,6 @@ def _append(result: Result) -> dict[str, Any]:
     }
     if part.spool is not None:
         # Before the row: an image without a row is computed again, but a row without its image could not be completed.
-        part.spool.append(example.index, example.image.numpy(), tag.voted_on.cpu().numpy())
+        part.spool.append(example.index, example.image.numpy(), voted_on.cpu().numpy())
     part.log.append(row)
     return row
-
-
-def check_logged_examples(log: ExampleLog, indices: Collection[int]) -> None:
-    """UserError if a resumed log holds examples that the options of this run do not select."""
-    foreign = log.done.difference(indices)
-    if foreign:
-        raise UserError(
-            f"cannot resume {log.path}: it holds example {min(foreign)}, which the present options leave out"
-        )

@@ -9,15 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smoothadv.attacks import SmoothedAttack
 from smoothadv.errors import UserError, warn
-from smoothadv.evaluation.image_loop import (
-    Example,
-    HasBatch,
-    Part,
-    ProgressBar,
-    check_logged_examples,
-    evaluate_examples,
-)
+from smoothadv.evaluation.image_loop import Example, Part, ProgressBar, evaluate_examples
+from smoothadv.evaluation.requests import EvaluationRequest
 from smoothadv.evaluation.saved_examples import Spool, pack
 from smoothadv.evaluation.shards import Shard, check_siblings, is_merged, merge, shard_count, shards_of
 from smoothadv.evaluation.smoothing_job import SmoothingJob
@@ -38,19 +33,16 @@ _IMAGES = "images_saved"
 
 @dataclass(frozen=True)
 class LogPlan:
-    """How a log is made: its path, its columns, and how examples become rows.
+    """How a log that a ``request`` asks for is made: its path, its columns, and how examples become rows.
 
     ``make_polls`` makes polls of examples, ``group`` of them at a time; the polls return the ``columns`` of the rows,
     see ``evaluate_examples``. ``settings`` are added to those of the job, ``run()`` to the manifest's description of
-    this process. ``description``, ``title`` and ``scores`` are those of the progress bar. ``shard`` and ``existing`` as
-    in a request. ``attack_memory`` is the attack, which may have to halve its batch. ``keeps_images`` saves the images
-    on which the votes are counted.
+    this process. ``description``, ``title`` and ``scores`` are those of the progress bar. ``attack_memory`` is the
+    attack, which may have to halve its batch. ``keeps_images`` saves the images on which the votes are counted.
     """
 
+    request: EvaluationRequest
     path: Path
-    shard: Shard | None
-    existing: str
-
     columns: tuple[str, ...]
     settings: dict[str, Any]
     make_polls: Callable[[list[Example]], Iterable[Poll]]
@@ -59,7 +51,7 @@ class LogPlan:
     scores: Callable[[dict[str, Any]], bool]
     run: Callable[[], dict[str, Any]] = dict
     group: int = 1
-    attack_memory: HasBatch | None = None
+    attack_memory: SmoothedAttack | None = None
     keeps_images: bool = False
 
 
@@ -71,7 +63,7 @@ def write_log(job: SmoothingJob, plan: LogPlan) -> bool:
     if job.noise.key is None and (workers is None or workers.rank == 0):
         warn(f"{plan.path} was begun with noise that depends on --seed alone, and is continued with it")
     parts = _Parts(plan, job, settings, counter)
-    indices = job.indices if plan.shard is None else plan.shard.of(job.indices)
+    indices = job.indices if plan.request.shard is None else plan.request.shard.of(job.indices)
     bar = ProgressBar(
         plan.description,
         len(indices),
@@ -82,9 +74,9 @@ def write_log(job: SmoothingJob, plan: LogPlan) -> bool:
     )
     evaluate_examples(job.dataset, parts.opened(), counter, plan.make_polls, bar, plan.group, plan.attack_memory)
     if workers is None:
-        if plan.shard is None:
+        if plan.request.shard is None:
             _pack(plan, [plan.path])
-        return plan.shard is None
+        return plan.request.shard is None
     workers.wait_for_all("shards")
     if workers.rank == 0:
         _merge_shards_of_workers(plan, len(job.indices))
@@ -106,17 +98,17 @@ class _Parts:
 
     def opened(self) -> Iterator[Part]:
         """The parts; each is opened only when the iteration reaches it."""
-        plan, job = self.plan, self.job
-        if job.workers is not None:
-            yield from self._claimed(job.workers)
-        elif plan.shard is not None:
-            yield self._shard(plan.shard, plan.existing)
+        request = self.plan.request
+        if self.job.workers is not None:
+            yield from self._claimed(self.job.workers)
+        elif request.shard is not None:
+            yield self._shard(request.shard, request.existing)
         else:
-            yield self._part(plan.path, job.indices, self.settings, plan.existing)
+            yield self._part(self.plan.path, self.job.indices, self.settings, request.existing)
 
     def _claimed(self, workers: Workers) -> Iterator[Part]:
         """Shards that no other process has, or the log, if begun without torchrun: the first process continues it."""
-        anew = self.plan.existing == "overwrite"
+        anew = self.plan.request.existing == "overwrite"
         if not anew and self.plan.path.exists():
             if workers.rank == 0:
                 begun = self._part(self.plan.path, self.job.indices, self.settings, "resume")
@@ -130,7 +122,7 @@ class _Parts:
             workers.agree("removed", 1)  # every process waits here until the first one has removed the old shards
         count = shard_count(len(self.job.indices))
         for index in workers.claims(count):
-            yield self._shard(Shard(index, count), "resume" if workers.restarted else self.plan.existing)
+            yield self._shard(Shard(index, count), "resume" if workers.restarted else self.plan.request.existing)
 
     def _shard(self, shard: Shard, existing: str) -> Part:
         settings = {**self.settings, "shard": shard.record(self.job.indices)}
@@ -155,7 +147,10 @@ class _Parts:
             examples_path(path).unlink(missing_ok=True)
             spool_path(path).unlink(missing_ok=True)
         try:
-            check_logged_examples(log, indices)
+            if foreign := log.done.difference(indices):
+                raise UserError(
+                    f"cannot resume {path}: it holds example {min(foreign)}, which the present options leave out"
+                )
             part = Part(log, indices, self._spool(path, log) if self.plan.keeps_images else None)
             if part.spool is None:  # else the images may still prove to be lost
                 log.record_selection()
@@ -173,7 +168,7 @@ class _Parts:
 
 def _merge_shards_of_workers(plan: LogPlan, examples: int) -> None:
     """Merge the shards of torchrun's processes, unless an earlier run did; remove the shards that are in the log."""
-    anew = plan.existing == "overwrite"
+    anew = plan.request.existing == "overwrite"
     if anew or not plan.path.exists():
         count = shard_count(examples)
         merge(plan.path, [Shard(index, count).path(plan.path) for index in range(count)], overwrite=anew)
@@ -188,20 +183,20 @@ def _merge_shards_of_workers(plan: LogPlan, examples: int) -> None:
 
 def _refuse_other_way(plan: LogPlan, job: SmoothingJob, settings: dict[str, Any]) -> None:
     """UserError, before any work, where a log was begun as a whole and is now asked for in shards, or the reverse."""
-    anew = plan.existing == "overwrite"
+    anew = plan.request.existing == "overwrite"
     shards = [path for path in shards_of(plan.path) if not is_merged(path, plan.path)]
-    if plan.shard is None and job.workers is None:
+    if plan.request.shard is None and job.workers is None:
         if shards:
             raise UserError(
                 f"{shard_folder(plan.path)} holds {len(shards)} shards of this log: finish them as they were "
                 "begun and merge them, or remove that folder"
             )
         return
-    if plan.path.exists() and not anew and (shards or plan.shard is not None):
+    if plan.path.exists() and not anew and (shards or plan.request.shard is not None):
         raise UserError(
             f"{plan.path} exists already{' beside its shards' if shards else ', without shards'}: name another "
             f"log, or remove {'one of them' if shards else 'it'}"
         )
     if not anew:
-        shard = plan.shard or Shard(0, shard_count(len(job.indices)))
+        shard = plan.request.shard or Shard(0, shard_count(len(job.indices)))
         check_siblings(plan.path, {**settings, "shard": shard.record(job.indices)})

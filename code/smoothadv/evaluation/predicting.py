@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from smoothadv.evaluation.attacked_images import (
 from smoothadv.evaluation.image_loop import Example
 from smoothadv.evaluation.log_writing import LogPlan, write_log
 from smoothadv.evaluation.requests import PredictRequest
-from smoothadv.evaluation.smoothing_job import SmoothingJob, prepare, warn_of_few_draws
+from smoothadv.evaluation.smoothing_job import prepare, warn_of_few_draws
 from smoothadv.records import PREDICTION_COLUMNS
 from smoothadv.smoothing.voting import Poll
 
@@ -31,32 +31,26 @@ def predict(request: PredictRequest) -> bool:
     """
     warn_of_few_draws(request)
     job = prepare(request, request.outfile)
-    attack = None
-    if request.attack is not None:
-        attack = fit_to_job(request.attack, job, request, request.outfile)
+    attack = None if request.attack is None else fit_to_job(request.attack, job, request, request.outfile)
     attacked = None if attack is None else AttackedPolls(job, attack, request.n, request.alpha)
+
+    def polls(examples: list[Example]) -> Iterator[Poll]:
+        for example in examples:
+            voting = _voting(request, base_prediction(job, example.image.to(job.device)))
+            yield Poll(example.image, job.stream(example.index), voting)
+
     plan = LogPlan(
+        request=request,
         path=request.outfile,
-        shard=request.shard,
-        existing=request.existing,
         columns=PREDICTION_COLUMNS if attacked is None else attacked.columns,
         settings={"N": request.n, **attack_record(attack)},
-        make_polls=attacked or _clean_polls(job, request),
+        make_polls=attacked or polls,
         description="predicting",
         title="correct",
         scores=lambda row: bool(row["correct"]),
         **({} if attack is None else passes_of(attack, job)),
     )
     return write_log(job, plan)
-
-
-def _clean_polls(job: SmoothingJob, request: PredictRequest) -> Callable[[list[Example]], Iterator[Poll]]:
-    def polls(examples: list[Example]) -> Iterator[Poll]:
-        for example in examples:
-            voting = _voting(request, base_prediction(job, example.image.to(job.device)))
-            yield Poll(example.image, job.stream(example.index), voting)
-
-    return polls
 
 
 def _voting(request: PredictRequest, base: int) -> Generator[Draws, np.ndarray, dict[str, Any]]:

@@ -93,7 +93,8 @@ class EvaluationRequest:
     @property
     def components(self) -> tuple[Any, ...]:
         """What decides the numbers besides dataset and classifier: a certification procedure, or an attack."""
-        return ()
+        plan: AttackPlan | None = getattr(self, "attack", None)
+        return () if plan is None else (plan.attack,)
 
     def plugins(self, arch: str) -> dict[str, dict[str, str]]:
         """What settings record of the plug-ins that take part, with a classifier of the architecture ``arch``."""
@@ -210,10 +211,6 @@ class PredictRequest(EvaluationRequest):
     outfile: Path
     attack: AttackPlan | None = None
 
-    @property
-    def components(self) -> tuple[Any, ...]:
-        return () if self.attack is None else (self.attack.attack,)
-
 
 @dataclass(frozen=True, kw_only=True)
 class AttackRequest(EvaluationRequest):
@@ -226,10 +223,6 @@ class AttackRequest(EvaluationRequest):
     attack: AttackPlan
     epsilons: tuple[float, ...] = ()
     only: tuple[int, ...] | None = None
-
-    @property
-    def components(self) -> tuple[Any, ...]:
-        return (self.attack.attack,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +244,3 @@ class FalsifyRequest(EvaluationRequest):
         _convert(self, float, "fraction", "false_alarm")
         _require(0 < self.fraction < 1, "fraction", self.fraction, "a share of the radius strictly between 0 and 1")
         _require(0 < self.false_alarm < 1, "false_alarm", self.false_alarm, "a probability strictly between 0 and 1")
-
-    @property
-    def components(self) -> tuple[Any, ...]:
-        return (self.attack.attack,)

@@ -75,7 +75,7 @@ class Spool:
             self._rewrite([])
         elif not self.path.exists():
             self._rewrite(_archived_records(examples_path(self.log), self.dtype))
-        found = _Records(self.path, self.dtype).idx
+        found = _records(self.path, self.dtype)["idx"].tolist()
         kept = len(found)
         while kept and found[kept - 1] not in self.done:
             kept -= 1  # its row was never written, or torn
@@ -97,32 +97,19 @@ def _record_type(shape: Sequence[int]) -> np.dtype:
     return np.dtype([("idx", "<i8"), ("image", *image), ("adversarial", *image)])
 
 
-def _type_in(header: bytes) -> np.dtype | None:
-    """The type of the records that follow a spool's header line; None if the line is no such header."""
-    try:
-        return _record_type(json.loads(header)["shape"])
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
-        return None
-
-
-class _Records:
+def _records(path: Path, dtype: np.dtype | None = None) -> np.ndarray:
     """The complete records of a spool, mapped into memory; UserError if they are of another type than ``dtype``."""
-
-    def __init__(self, path: Path, dtype: np.dtype | None = None) -> None:
-        with path.open("rb") as file:
-            header = file.readline(_LONGEST_HEADER)
-        found = _type_in(header)
-        if found is None or (dtype is not None and found != dtype):
-            raise UserError(f"{path} holds no adversarial examples of this log: remove it and use --overwrite")
-        self.dtype = found
-        count = (path.stat().st_size - len(header)) // self.dtype.itemsize
-        # NumPy maps no empty file.
-        self._mapped = np.memmap(path, self.dtype, "r", len(header), (count,)) if count else np.empty(0, self.dtype)
-        self.idx: list[int] = self._mapped["idx"].tolist()
-
-    def image(self, row: int, name: str) -> bytes:
-        """The pixels of a record, "image" or "adversarial"."""
-        return self._mapped[name][row].tobytes()
+    with path.open("rb") as file:
+        header = file.readline(_LONGEST_HEADER)
+    try:
+        found = _record_type(json.loads(header)["shape"])
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):  # it is no such header
+        found = None
+    if found is None or (dtype is not None and found != dtype):
+        raise UserError(f"{path} holds no adversarial examples of this log: remove it and use --overwrite")
+    count = (path.stat().st_size - len(header)) // found.itemsize
+    # NumPy maps no empty file.
+    return np.memmap(path, found, "r", len(header), (count,)) if count else np.empty(0, found)
 
 
 def pack(log: Path, parts: Sequence[Path]) -> Path | None:
@@ -138,8 +125,8 @@ def pack(log: Path, parts: Sequence[Path]) -> Path | None:
     table = read_prediction_log(log)
     small = {name: table[name].to_numpy() for name in ("idx", *_COPIED) if name in table}
     if not _is_complete(archive, small):
-        records = [_Records(path) for path in spools]
-        places = {index: (some, row) for some in records for row, index in enumerate(some.idx)}
+        records = [_records(path) for path in spools]
+        places = {index: (some, row) for some in records for row, index in enumerate(some["idx"].tolist())}
         missing = [index for index in table.idx.tolist() if index not in places]
         if missing:
             raise UserError(f"{log} has {len(table)} rows, of which {len(missing)} have no adversarial example")
@@ -161,7 +148,7 @@ def _is_complete(archive: Path, rows: dict[str, np.ndarray]) -> bool:
 
 
 def _write_archive(
-    file: IO[bytes], small: dict[str, np.ndarray], ordered: Sequence[tuple[_Records, int]], shape: tuple[int, ...]
+    file: IO[bytes], small: dict[str, np.ndarray], ordered: Sequence[tuple[np.ndarray, int]], shape: tuple[int, ...]
 ) -> None:
     """Write what ``numpy.savez_compressed`` would write, with one image in memory at a time."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -172,7 +159,7 @@ def _write_archive(
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 npy.write_array_header_1_0(member, {"descr": "<f4", "fortran_order": False, "shape": shape})
                 for records, row in ordered:
-                    member.write(records.image(row, name))
+                    member.write(records[name][row].tobytes())
 
 
 def read_examples(path: Path, most: int | None = None) -> dict[str, np.ndarray]:
@@ -183,11 +170,11 @@ def read_examples(path: Path, most: int | None = None) -> dict[str, np.ndarray]:
     refuse_to_inflate(path)
     try:
         with zipfile.ZipFile(path) as archive:
-            arrays = {
-                name.removesuffix(".npy"): _read_array(archive, name, most if name in _LARGE else None)
-                for name in archive.namelist()
-            }
-            counts = {_shape(archive, name)[0] for name in archive.namelist()}
+            arrays, counts = {}, set()
+            for name in archive.namelist():
+                array, count = _read_array(archive, name, most if name in _LARGE else None)
+                arrays[name.removesuffix(".npy")] = array
+                counts.add(count)
     except Exception as error:  # a damaged file can raise nearly anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path} cannot be read as adversarial examples: {reason}") from error
@@ -200,11 +187,6 @@ def read_examples(path: Path, most: int | None = None) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _shape(archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
-    with archive.open(name) as member:
-        return _read_header(archive, member, name)[0]
-
-
 def _read_header(archive: zipfile.ZipFile, member: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and type of the array in a member, read up to its data; ValueError for what ``pack`` never writes."""
     shape, is_fortran, dtype = read_array_header(archive, member, name)
@@ -213,13 +195,13 @@ def _read_header(archive: zipfile.ZipFile, member: IO[bytes], name: str) -> tupl
     return shape, dtype
 
 
-def _read_array(archive: zipfile.ZipFile, name: str, most: int | None) -> np.ndarray:
-    """The array in a member, or its first ``most`` rows."""
+def _read_array(archive: zipfile.ZipFile, name: str, most: int | None) -> tuple[np.ndarray, int]:
+    """The array in a member, or its first ``most`` rows; and how many rows the member has."""
     with archive.open(name) as member:
         shape, dtype = _read_header(archive, member, name)
         rows = shape[0] if most is None else min(most, shape[0])
         content = member.read(rows * dtype.itemsize * math.prod(shape[1:]))
-    return np.frombuffer(content, dtype).reshape(rows, *shape[1:])
+    return np.frombuffer(content, dtype).reshape(rows, *shape[1:]), shape[0]
 
 
 def _archived_records(path: Path, dtype: np.dtype) -> Iterator[bytes]:

@@ -132,10 +132,6 @@ def images_of(request: EvaluationRequest) -> ImageDataset:
     return request.images
 
 
-def _dataset_name(request: EvaluationRequest) -> str:
-    return request.images if isinstance(request.images, str) else request.images.description.name
-
-
 def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> SmoothingJob:
     """Load all that a request needs; UserError where classifier, images and options do not fit together.
 
@@ -247,7 +243,7 @@ def _settings(
 ) -> dict[str, Any]:
     """All settings that decide the numbers, but for those of ``for_log``: logs are continued only with equal ones."""
     settings = {
-        "dataset": _dataset_name(request),
+        "dataset": request.images if isinstance(request.images, str) else request.images.description.name,
         "split": request.split if isinstance(request.images, str) else None,
         "dataset_fingerprint": fingerprint,
         **base.settings,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
@@ -84,16 +85,18 @@ class _OpenPoll:
         """Count the votes, in order, of draws taken in ``round_``; the votes of a finished round are ignored."""
         if round_ != self.round or self.closed:
             return
-        request = self.request
-        decided = False
-        if request.misses is not None:
-            missed = np.flatnonzero(votes != request.candidate)
-            left = request.misses - (self.counts.sum() - self.counts[request.candidate])
-            if len(missed) > left:
-                # Count exactly up to the vote that decides: otherwise the counts would depend on the batch.
-                votes, decided = votes[: missed[left] + 1], True
-        self.counts += np.bincount(votes, minlength=self.num_classes)
-        if decided or self.counts.sum() == request.count:
+        is_settled = self.request.is_settled
+
+        def counts_after(number: int) -> np.ndarray:
+            return self.counts + np.bincount(votes[:number], minlength=self.num_classes)
+
+        decided = is_settled is not None and is_settled(counts_after(len(votes)))
+        if is_settled is not None and decided:
+            # Count exactly up to the vote that decides: otherwise the counts would depend on the batch.
+            numbers = range(1, len(votes) + 1)
+            votes = votes[: numbers[bisect_left(numbers, True, key=lambda number: is_settled(counts_after(number)))]]
+        self.counts = counts_after(len(votes))
+        if decided or self.counts.sum() == self.request.count:
             self._proceed(self.counts)
 
 

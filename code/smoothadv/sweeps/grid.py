@@ -152,7 +152,7 @@ def read_grid(path: Path, most_models: int = MOST_MODELS) -> Grid:
         trained=trained,
         certify=list(_evaluation_tables(path, content, "certify", groups)),
         attack=list(_evaluation_tables(path, content, "attack", groups)),
-        plugins=tuple(_plugin(path.parent, name) for name in content.get("plugins", [])),
+        plugins=tuple(str(path.parent / name) if is_file_name(name) else name for name in content.get("plugins", [])),
     )
 
 
@@ -174,11 +174,6 @@ def _is_a(kind: str, value: Any) -> bool:
     if kind == "list of tables":
         return isinstance(value, list) and all(isinstance(table, dict) for table in value)
     return isinstance(value, {"text": str, "table": dict}[kind])
-
-
-def _plugin(folder: Path, name: str) -> str:
-    """A plug-in that a grid in ``folder`` names, as --plugin takes it."""
-    return str(folder / name) if is_file_name(name) else name
 
 
 def _models(path: Path, content: Options, most: int) -> Iterator[Model]:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,10 @@ def _run(job: Job, stage: Stage, environment: Mapping[str, str], stop: threading
     The stage inherits the descriptor ``lock``: if it outlives this process while it saves its work, the job stays
     locked until it has ended.
     """
-    launcher = _launcher(job)
+    launcher = ["-m"]
+    if job.processes > 1:  # the "--" keeps torchrun from reading what is meant for the stage
+        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(job.processes)]
+        launcher = ["-m", *torchrun, "-m", "--"]
     record = job.record
     with record.log.open("ab") as log:
         now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
@@ -140,14 +143,6 @@ def _wait(process: subprocess.Popen[bytes], stop: threading.Event) -> int:
             if stop.is_set() and not was_asked:
                 was_asked = True
                 process.terminate()
-
-
-def _launcher(job: Job) -> Sequence[str]:
-    """The words after ``python`` that start a module in the job's number of processes, with torchrun if several."""
-    if job.processes == 1:
-        return ["-m"]
-    # The "--" keeps torchrun from reading what is meant for the stage.
-    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.processes), "-m", "--"]
 
 
 def stage_environment(job: Job) -> dict[str, str]:

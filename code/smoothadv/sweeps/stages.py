@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from smoothadv.errors import UserError
 from smoothadv.files import read_json, read_regular
@@ -42,29 +42,14 @@ class StageProgress:
         return f"{self.done} of {'?' if self.total is None else self.total} {self.units}"
 
 
-class Stage(Protocol):
-    """One command of a job: its ``words`` after ``smoothadv``, its ``title`` for people, and the files it ``needs``."""
-
-    @property
-    def words(self) -> tuple[str, ...]: ...
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def needs(self) -> tuple[Path, ...]:
-        """Files that must exist before the stage can start, and that other jobs or people make."""
-        ...
-
-    def progress(self) -> StageProgress: ...
-
-
 @dataclass(frozen=True)
 class TrainingStage:
     """Trains a model in ``folder`` for ``epochs`` epochs.
 
-    ``recipe`` has those fields of the training's recorded recipe that are known before it starts. ``started_from`` is
-    the checkpoint of the weights to start from, None for new weights.
+    ``words`` are those of the command after ``smoothadv``, ``title`` is for people. The files that the stage ``needs``
+    must exist before it can start; other jobs or people make them. ``recipe`` has those fields of the training's
+    recorded recipe that are known before it starts. ``started_from`` is the checkpoint of the weights to start from,
+    None for new weights.
     """
 
     words: tuple[str, ...]
@@ -91,7 +76,7 @@ class TrainingStage:
             return nothing
         if difference:
             return replace(nothing, conflict=f"{self.folder} holds a model of another recipe: {difference}")
-        done = _rows(self.folder / TRAINING_LOG)
+        done = len(_rows(self.folder / TRAINING_LOG) or ())
         if done > self.epochs:
             conflict = f"{self.folder} holds a model of {done} epochs, more than the {self.epochs} asked for"
             return replace(nothing, done=self.epochs, conflict=conflict)
@@ -106,7 +91,7 @@ class TrainingStage:
 
 @dataclass(frozen=True)
 class EvaluationStage:
-    """Writes ``logs`` about the model in ``checkpoint``.
+    """Writes ``logs`` about the model in ``checkpoint``; ``words``, ``title`` and ``needs`` as in ``TrainingStage``.
 
     ``settings`` has, for each log, those settings of its manifest that are known before it is written. ``selection``
     says which images are evaluated: the values of the options ``skip`` and ``max``.
@@ -129,7 +114,8 @@ class EvaluationStage:
 
     def _one(self, log: Path, settings: Mapping[str, Any]) -> StageProgress:
         nothing = StageProgress(0, None, "images")
-        if not _size(log) and (log.exists() or not manifest_path(log).exists()):
+        rows = _rows(log)
+        if rows is None and (log.exists() or not manifest_path(log).exists()):
             return nothing  # the command, too, starts anew in this case
         try:
             manifest = read_manifest_file(log)
@@ -143,10 +129,12 @@ class EvaluationStage:
             return replace(nothing, conflict=conflict)
         if manifest["settings"].get("checkpoint_sha256") != digest(self.checkpoint):
             return replace(nothing, conflict=f"{log} was made from another model than {self.checkpoint} holds now")
-        foreign = [index for index in _indices(log) if not self._selects(index)]
-        if foreign:
-            return replace(nothing, conflict=f"{log} has image {foreign[0]}, which is not selected here")
-        return StageProgress(_rows(log), self._count_selected(manifest["runs"]), "images")
+        indices = (int(first) for row in rows or () if (first := row.partition(b"\t")[0]).isdigit())
+        if (foreign := next((index for index in indices if not self._selects(index)), None)) is not None:
+            return replace(nothing, conflict=f"{log} has image {foreign}, which is not selected here")
+        # Of the dataset that the last run saw; unknown if it did not record the dataset's size.
+        total = images_selected({**manifest["runs"][-1], **self.selection}) if manifest["runs"] else None
+        return StageProgress(len(rows or ()), total, "images")
 
     def _selects(self, index: int) -> bool:
         """Whether the image is selected: every ``skip``-th image is, up to ``max`` images."""
@@ -154,9 +142,8 @@ class EvaluationStage:
         most = self.selection["max"]
         return rest == 0 and (most is None or number < most)
 
-    def _count_selected(self, runs: list[dict[str, Any]]) -> int | None:
-        """How many images are selected from the dataset that the last run saw; None if it did not record its size."""
-        return images_selected({**runs[-1], **self.selection}) if runs else None
+
+Stage = TrainingStage | EvaluationStage
 
 
 def unmet_need(path: Path) -> str:
@@ -167,7 +154,7 @@ def unmet_need(path: Path) -> str:
         epochs = read_json(path.parent / ARGUMENTS)["runs"][-1]["epochs"]
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return ""  # the folder was not made by a training command
-    done = _rows(path.parent / TRAINING_LOG)
+    done = len(_rows(path.parent / TRAINING_LOG) or ())
     return f"needs {path}, which has {done} of {epochs} epochs" if path.name == CHECKPOINT and done < epochs else ""
 
 
@@ -176,29 +163,13 @@ def _difference(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     return differing_fields({name: recorded.get(name) for name in wanted}, dict(wanted))
 
 
-def _rows(log: Path) -> int:
-    """How many whole rows a log has below its header; 0 if there is no log."""
+def _rows(log: Path) -> list[bytes] | None:
+    """The whole rows that a log has below its header; None if it is empty or there is no log."""
     try:
-        return max(read_regular(log).count(b"\n") - 1, 0)
+        content = read_regular(log)
     except OSError:
-        return 0
-
-
-def _size(path: Path) -> int:
-    """The size of a file in bytes; 0 if there is no file."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def _indices(log: Path) -> list[int]:
-    """The indices of the images for which a log has a whole row."""
-    try:
-        lines = read_regular(log).split(b"\n")[1:-1]
-    except OSError:
-        return []
-    return [int(first) for line in lines if (first := line.partition(b"\t")[0]).isdigit()]
+        return None
+    return content.split(b"\n")[1:-1] if content else None
 
 
 _digests: dict[tuple[Path, int, int], str] = {}

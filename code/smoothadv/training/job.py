@@ -26,11 +26,10 @@ from smoothadv.errors import UserError, warn
 from smoothadv.noise import derive_generator
 from smoothadv.provenance import provenance
 from smoothadv.settings import describe
-from smoothadv.training.loop import Data, TrainingRun
-from smoothadv.training.processes import Processes, join_processes
+from smoothadv.training.loop import Data, Job, TrainingRun
+from smoothadv.training.processes import join_processes
 from smoothadv.training.request import TrainingRequest
 from smoothadv.training.run_folder import RunFolder
-from smoothadv.training.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -43,24 +42,6 @@ class Trained:
     model: torch.nn.Module
     history: list[dict[str, Any]]
     is_first: bool
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A request with all that it names: a model, what it is trained on, and how.
-
-    ``started_from`` says in a sentence which weights the model has, if they are not new ones.
-    """
-
-    request: TrainingRequest
-    data: Data
-    schedule: Schedule
-    processes: Processes
-    device: torch.device
-    description: DatasetDescription
-    input_layer: str | None
-    model: torch.nn.Module
-    started_from: str | None
 
 
 def train(request: TrainingRequest, report: Callable[[str], None] = print) -> Trained:
@@ -81,7 +62,7 @@ def train(request: TrainingRequest, report: Callable[[str], None] = print) -> Tr
             data = _load(request)
             schedule = request.schedule.schedule(data.training.description, request.objective.copies)
             model = _model(request, data.training.description)
-        return _run(_Job(request, data, schedule, processes, device, *model), report)
+        return _run(Job(request, data, schedule, processes, device, *model), report)
 
 
 def _load(request: TrainingRequest) -> Data:
@@ -122,7 +103,7 @@ def _model(
     return description, input_layer, model, start_from(model, content, path, request.classifier, description)
 
 
-def _run(job: _Job, report: Callable[[str], None]) -> Trained:
+def _run(job: Job, report: Callable[[str], None]) -> Trained:
     """Train, from the last checkpoint where there is one."""
     request, processes = job.request, job.processes
     this_run = {
@@ -131,7 +112,10 @@ def _run(job: _Job, report: Callable[[str], None]) -> Trained:
         "device": device_name(job.device),
         "processes": processes.size,
         **({"launch": processes.launch} if processes.launch is not None else {}),
-        "arguments": {name: _plain(value) for name, value in request.arguments.items()},
+        "arguments": {
+            name: value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+            for name, value in request.arguments.items()
+        },
         **provenance(request.command),
     }
     folder = RunFolder(request.outdir, _facts(job), _recipe(job), this_run, request.existing)
@@ -142,27 +126,11 @@ def _run(job: _Job, report: Callable[[str], None]) -> Trained:
                     raise UserError(f"--batch is {job.schedule.batch} images for {processes.size} processes: take more")
                 stack.enter_context(folder)
                 _announce(job, folder, report)
-        training = TrainingRun(
-            job.model,
-            request.objective,
-            job.data,
-            job.schedule,
-            request.seed,
-            job.device,
-            folder,
-            request.execution,
-            request.tests,
-            processes,
-        )
-        history = training.run_epochs(report, board=request.board)
+        history = TrainingRun(job, folder).run_epochs(report, board=request.board)
     return Trained(job.model, history, processes.is_first)
 
 
-def _plain(value: Any) -> Any:
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
-
-
-def _recipe(job: _Job) -> dict[str, Any]:
+def _recipe(job: Job) -> dict[str, Any]:
     """All that decides the weights, for the reader and for a resumed run to be compared with."""
     request, data = job.request, job.data
     recipe = {
@@ -178,7 +146,7 @@ def _recipe(job: _Job) -> dict[str, Any]:
     return recipe
 
 
-def _facts(job: _Job) -> dict[str, Any]:
+def _facts(job: Job) -> dict[str, Any]:
     """What a reader of the checkpoint needs to use the model."""
     plugins = [plugin.record for plugin in job.request.plugins]
     return {
@@ -194,7 +162,7 @@ def _facts(job: _Job) -> dict[str, Any]:
     }
 
 
-def _announce(job: _Job, folder: RunFolder, report: Callable[[str], None]) -> None:
+def _announce(job: Job, folder: RunFolder, report: Callable[[str], None]) -> None:
     """Say what is about to happen, and what is probably not meant."""
     request, objective = job.request, job.request.objective
     images = f"{len(job.data.training)} images, {len(job.data.test)} to test"

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
+from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import Batches, ImageDataset
 from smoothadv.errors import NonFiniteError, Terminated, UserError
 from smoothadv.noise import Purpose, derive_generator
-from smoothadv.objectives import Objective
-from smoothadv.training.evaluate import NOT_EVALUATED, EvaluationSchedule, evaluate
-from smoothadv.training.execution import Execution
+from smoothadv.training.evaluate import NOT_EVALUATED, evaluate
 from smoothadv.training.interruption import Interruption
-from smoothadv.training.metrics import OutcomeSums, means
+from smoothadv.training.metrics import means, no_sums
 from smoothadv.training.processes import Processes
 from smoothadv.training.progress import Board, TrainingProgress
+from smoothadv.training.request import TrainingRequest
 from smoothadv.training.run_folder import RunFolder
 from smoothadv.training.schedule import Schedule, Step, steps_of_epoch
 from smoothadv.training.update import Address, Update
@@ -45,32 +45,40 @@ class Data:
         return len(self.training), len(self.pseudo_labelled or ())
 
 
-class TrainingRun:
-    """Trains ``model`` in place for an objective, from the run's last checkpoint if it is resumed.
+@dataclass(frozen=True)
+class Job:
+    """A request with all that it names: a model, what it is trained on, and how.
 
-    Saves a checkpoint after every epoch and every ``execution.checkpoint_minutes``. All random numbers of an update are
+    ``started_from`` says in a sentence which weights the model has, if they are not new ones.
+    """
+
+    request: TrainingRequest
+    data: Data
+    schedule: Schedule
+    processes: Processes
+    device: torch.device
+    description: DatasetDescription
+    input_layer: str | None
+    model: torch.nn.Module
+    started_from: str | None
+
+
+class TrainingRun:
+    """Trains a job's model in place, from the last checkpoint in the folder ``run`` if it is resumed.
+
+    Saves a checkpoint after every epoch and every ``checkpoint_minutes``. All random numbers of an update are
     functions of (seed, epoch, step), so that a resumed run ends with the weights of an uninterrupted one on the
-    same hardware. Several ``processes`` must be connected; the first one has entered ``run`` and writes there.
+    same hardware. Several processes must be connected; the first one has entered ``run`` and writes there.
 
     Between steps the state is the history, and the sums and the duration so far of the present epoch.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        objective: Objective,
-        data: Data,
-        schedule: Schedule,
-        seed: int,
-        device: torch.device,
-        run: RunFolder,
-        execution: Execution,
-        evaluation: EvaluationSchedule,
-        processes: Processes,
-    ) -> None:
-        self.objective, self.data, self.schedule, self.seed, self.device = objective, data, schedule, seed, device
-        self.run, self.execution, self.evaluation, self.processes = run, execution, evaluation, processes
-        self.model = execution.prepare(model, device)
+    def __init__(self, job: Job, run: RunFolder) -> None:
+        request, schedule, processes, data = job.request, job.schedule, job.processes, job.data
+        self.objective, self.seed = request.objective, request.seed
+        self.execution, self.evaluation = request.execution, request.tests
+        self.run, self.data, self.schedule, self.device, self.processes = run, data, schedule, job.device, processes
+        self.model = self.execution.prepare(job.model, job.device)
         self.optimizer = torch.optim.SGD(
             self.model.parameters(),
             schedule.learning_rate,
@@ -79,20 +87,18 @@ class TrainingRun:
         )
         self.steps = len(self._plan(0))
         self.history: list[dict[str, float]] = []
-        self.first_step, self.sums, self.seconds = 0, OutcomeSums(device), 0.0
+        self.first_step, self.sums, self.seconds = 0, no_sums(self.device), 0.0
         self._restore()
         processes.share_state(self.model)
         example = torch.stack([data.training[index][0] for index in range(min(2, len(data.training)))])
+        execution, objective = self.execution, self.objective
+        share, _ = processes.share(torch.arange(schedule.batch))
+        at_a_time = min(len(share), schedule.micro_batch or len(share))
         self.update = Update(
-            self.model, objective, self.optimizer, execution, processes, device, example, self._images_at_a_time()
+            self.model, objective, self.optimizer, execution, processes, job.device, example, at_a_time
         )
-        self.first_bad_step = torch.full((), -1, device=device)
+        self.first_bad_step = torch.full((), -1, device=job.device)
         self.last_save = time.monotonic()
-
-    def _images_at_a_time(self) -> int:
-        """How many images this process attacks and trains on at a time."""
-        share, _ = self.processes.share(torch.arange(self.schedule.batch))
-        return min(len(share), self.schedule.micro_batch or len(share))
 
     def _restore(self) -> None:
         """Load the state of the run's checkpoint, in every process."""
@@ -111,7 +117,8 @@ class TrainingRun:
             self._set_learning_rate(*divmod(last, self.steps))
         if self.first_step:
             # The checkpoint holds the sums over all processes: the first process continues from them.
-            self.sums = OutcomeSums(self.device, saved["sums"] if self.processes.is_first else None)
+            if self.processes.is_first:
+                self.sums += torch.tensor(saved["sums"], dtype=torch.float64, device=self.device)
             self.seconds = saved["seconds"]
 
     def _set_learning_rate(self, epoch: int, step: int) -> None:
@@ -145,7 +152,7 @@ class TrainingRun:
             for epoch in range(done, epochs):
                 row = self._epoch(epoch, interruption, progress)
                 self.history.append(row)
-                self.first_step, self.sums, self.seconds = 0, OutcomeSums(self.device), 0.0
+                self.first_step, self.sums, self.seconds = 0, no_sums(self.device), 0.0
                 self._save(None)
                 progress.finish_epoch(row)
                 if curves:
@@ -167,13 +174,15 @@ class TrainingRun:
             weight = self.data.pseudo_weight if step.source else 1.0
             address = Address(self.seed, epoch, number)
             step_sums = self.update(images, labels, len(step.indices), part, address, weight)
-            self._note_bad_loss(step_sums, number)
-            self.sums.merge(step_sums)
+            # On the device, as the number of the first step whose loss was not finite.
+            is_first_bad = (self.first_bad_step < 0) & ~step_sums[0].isfinite()
+            self.first_bad_step = torch.where(is_first_bad, number, self.first_bad_step)
+            self.sums += step_sums
             images_seen += len(step.indices)
             progress.advance(len(step.indices))
             if progress.wants_look():
                 self._require_finite_loss(epoch)
-                averages = means(self.sums.tensor.tolist())
+                averages = means(self.sums.tolist())
                 progress.show(epoch, self.objective.epsilon(epoch), averages, self.history)
             self._save_within_epoch(epoch, number + 1, time.monotonic() - start, interruption)
         self._require_finite_loss(epoch)
@@ -198,7 +207,7 @@ class TrainingRun:
             yield number, step, next(sources[step.source])
 
     def _row(self, epoch: int, seconds: float, rate: float) -> dict[str, float]:
-        averages = means(self.processes.total(self.sums.tensor).tolist())
+        averages = means(self.processes.total(self.sums).tolist())
         tested = dict(NOT_EVALUATED)
         if self.evaluation.is_due(epoch, self.schedule.epochs):
             self.processes.share_buffers(self.model)
@@ -235,7 +244,7 @@ class TrainingRun:
         decision = self._decision(interruption)
         if decision == _GO_ON:
             return
-        sums = self.processes.total(self.sums.tensor).tolist()
+        sums = self.processes.total(self.sums).tolist()
         self._require_finite_loss(epoch)
         self._require_finite_weights(epoch)
         self._save({"step": done, "sums": sums, "seconds": self.seconds + seconds})
@@ -244,7 +253,7 @@ class TrainingRun:
     def _decision(self, interruption: Interruption) -> int:
         """The first process's decision: to go on, to save, or to stop."""
         is_time = time.monotonic() - self.last_save >= 60 * self.execution.checkpoint_minutes
-        return self.processes.decision(interruption.signal or (_SAVE if is_time else _GO_ON))
+        return self.processes.received(interruption.signal or (_SAVE if is_time else _GO_ON))
 
     @staticmethod
     def _stop_if(decision: int) -> None:
@@ -255,11 +264,6 @@ class TrainingRun:
         if self.processes.is_first:
             self.run.save(self.model, self.optimizer, self.history, within_epoch)
         self.last_save = time.monotonic()
-
-    def _note_bad_loss(self, step_sums: OutcomeSums, number: int) -> None:
-        """Store, on the device, the number of the first step whose loss was not finite."""
-        is_first_bad = (self.first_bad_step < 0) & ~step_sums.is_finite()
-        self.first_bad_step = torch.where(is_first_bad, number, self.first_bad_step)
 
     def _require_finite_loss(self, epoch: int) -> None:
         if (bad := int(self.first_bad_step)) >= 0:

@@ -9,37 +9,22 @@ from smoothadv.objectives import Outcome
 _FIELDS = ("loss", "correct", "examples", "unattacked_correct", "unattacked_examples")
 
 
-class OutcomeSums:
-    """Sums over the examples of outcomes: the loss, how many were correct, and how many were before the attack."""
+def no_sums(device: torch.device) -> torch.Tensor:
+    """The sums over no examples, float64 [5]: the loss, and how many were correct, of how many; then before the attack.
 
-    def __init__(self, device: torch.device, sums: list[float] | None = None) -> None:
-        self._sums = torch.zeros(len(_FIELDS), dtype=torch.float64, device=device)
-        if sums is not None:
-            self._sums += torch.tensor(sums, dtype=torch.float64, device=device)
+    An accelerator adds to them without waiting: ``sums += sums_of(outcome)``.
+    """
+    return torch.zeros(len(_FIELDS), dtype=torch.float64, device=device)
 
-    def add(self, outcome: Outcome) -> None:
-        """Add one outcome."""
-        loss = outcome.loss.detach().double() * outcome.examples
-        before = torch.zeros_like(loss) if outcome.unattacked_correct is None else outcome.unattacked_correct.double()
-        counts = (float(outcome.examples), float(outcome.unattacked_examples))
-        self._sums[0] += loss
-        self._sums[1] += outcome.correct
-        self._sums[2] += counts[0]
-        self._sums[3] += before
-        self._sums[4] += counts[1]
 
-    def merge(self, other: OutcomeSums) -> None:
-        """Add the sums of another."""
-        self._sums += other._sums
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        """The sums, float64 [5], on the device."""
-        return self._sums
-
-    def is_finite(self) -> torch.Tensor:
-        """Whether the sum of losses is finite, as a bool tensor on the device."""
-        return self._sums[0].isfinite()
+def sums_of(outcome: Outcome) -> torch.Tensor:
+    """The sums over the examples of one outcome: as ``no_sums``."""
+    sums = no_sums(outcome.loss.device)
+    sums[0] = outcome.loss.detach().double() * outcome.examples
+    sums[1], sums[2], sums[4] = outcome.correct, outcome.examples, outcome.unattacked_examples
+    if outcome.unattacked_correct is not None:
+        sums[3] = outcome.unattacked_correct
+    return sums
 
 
 def means(sums: list[float]) -> dict[str, float]:

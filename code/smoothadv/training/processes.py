@@ -131,14 +131,6 @@ class Processes:
             distributed.all_reduce(values)
         return values
 
-    def decision(self, value: int) -> int:
-        """The ``value`` of the first process."""
-        if self.size == 1:
-            return value
-        decided = torch.tensor(value)
-        distributed.broadcast(decided, 0)
-        return int(decided)
-
     def received(self, content: _Content) -> _Content:
         """The ``content`` of the first process: any object that can be pickled."""
         if self.size == 1:

@@ -112,12 +112,8 @@ class TrainingRequest:
 
     def augmented(self, description: DatasetDescription) -> DatasetDescription:
         """The description of the dataset with the crops and mirror images that are asked for."""
-        padding, flip = self.crop_padding, self.horizontal_flip
-        return dataclasses.replace(
-            description,
-            crop_padding=description.crop_padding if padding is None else padding,
-            horizontal_flip=description.horizontal_flip if flip is None else flip,
-        )
+        chosen: dict[str, Any] = {"crop_padding": self.crop_padding, "horizontal_flip": self.horizontal_flip}
+        return dataclasses.replace(description, **{name: value for name, value in chosen.items() if value is not None})
 
     def stated_recipe(self, description: DatasetDescription, schedule: Schedule) -> dict[str, Any]:
         """What decides the weights, as far as it is known before any file is read."""

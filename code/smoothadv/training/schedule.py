@@ -46,11 +46,9 @@ class Schedule:
     def record(self) -> dict[str, Any]:
         """The fields that decide the weights: ``epochs``, which a resumed run may raise, only if the shape uses it."""
         fields = asdict(self)
-        return (
-            fields
-            if self.learning_rate_shape == "one-cycle"
-            else {key: fields[key] for key in fields if key != "epochs"}
-        )
+        if self.learning_rate_shape != "one-cycle":
+            del fields["epochs"]
+        return fields
 
 
 @dataclass(frozen=True)

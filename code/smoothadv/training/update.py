@@ -11,7 +11,7 @@ from smoothadv.noise import Purpose, derive_generator
 from smoothadv.objectives import Objective
 from smoothadv.training.attacked import attacked_form
 from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution
-from smoothadv.training.metrics import OutcomeSums
+from smoothadv.training.metrics import no_sums, sums_of
 from smoothadv.training.processes import Processes
 
 
@@ -63,10 +63,10 @@ class Update:
 
     def __call__(
         self, images: torch.Tensor, labels: torch.Tensor, whole: int, part: slice, address: Address, weight: float
-    ) -> OutcomeSums:
+    ) -> torch.Tensor:
         """Update on images [b, C, H, W], which are ``part`` of a batch of ``whole`` images in all processes.
 
-        ``weight`` multiplies the loss. Returns the sums over this process's noisy copies.
+        ``weight`` multiplies the loss. Returns the sums over this process's noisy copies, as ``metrics.no_sums``.
         """
         self.model.train()
         self.processes.share_buffers(self.model)
@@ -74,9 +74,11 @@ class Update:
             self.refresh_attacked()
         # For layers that draw random numbers, like dropout.
         torch.manual_seed(address.generator("cpu", Purpose.LAYERS, self.processes.rank).initial_seed())
-        noise = self._noise(images, whole, part, address)
+        # Drawn for the whole batch, so that the noise does not depend on the number of processes.
+        generator = address.generator(self.device, Purpose.OBJECTIVE)
+        noise = self.objective.draw(images[:1].expand(whole, *images.shape[1:]), generator)[part]
         choices = address.generator(self.device, Purpose.ATTACK_CHOICES, self.processes.rank)
-        sums = OutcomeSums(self.device)
+        sums = no_sums(self.device)
         self.optimizer.zero_grad(set_to_none=True)
         starts = range(0, len(images), self.images_at_a_time or len(images))
         for start in starts:
@@ -88,12 +90,7 @@ class Update:
                     self.forward, images[chosen], labels[chosen], noise[chosen], address.epoch, choices, self.attacked
                 )
             (outcome.loss * (weight * share)).backward()
-            sums.add(outcome)
+            sums += sums_of(outcome)
         self.processes.average_gradients(self.model)
         self.optimizer.step()
         return sums
-
-    def _noise(self, images: torch.Tensor, whole: int, part: slice, address: Address) -> torch.Tensor:
-        """The noise [b, m, C, H, W] of ``part``: drawn for the whole batch, whatever the number of processes."""
-        generator = address.generator(self.device, Purpose.OBJECTIVE)
-        return self.objective.draw(images[:1].expand(whole, *images.shape[1:]), generator)[part]

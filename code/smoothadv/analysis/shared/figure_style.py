@@ -49,13 +49,20 @@ def mark_every(corners: int, position: int, curves: int) -> tuple[int, int]:
     return (position * step // max(1, curves), step)
 
 
-def accuracy_axes(axes: Axes, x_label: str, y_label: str, largest: float) -> None:
-    """Percent upwards, radii to the right."""
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
+def finished(figure: Figure, lines: list[Line2D], labels: tuple[str, str], largest: float, title: str | None) -> Figure:
+    """The figure of one panel with what belongs around its ``lines``: percent upwards, radii to the right.
+
+    ``labels`` are those of radii and accuracies; ``largest`` is where the axis of radii ends.
+    """
+    (axes,) = figure.axes
+    axes.set_xlabel(labels[0])
+    axes.set_ylabel(labels[1])
     axes.set_xlim(0, largest if largest > 0 else 1.0)
     axes.set_ylim(0, 100)
     add_grid(axes)
+    add_legend(figure, axes, lines)
+    add_title(axes, title)
+    return figure
 
 
 def add_grid(axes: Axes) -> None:

@@ -12,7 +12,7 @@ from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.procedure import is_label_aware, is_on_grid, procedure_of, radii_follow_from_counts
 from smoothadv.bounds import maximum_radius
 from smoothadv.certification import Procedure
-from smoothadv.certification.adaptive import LABEL_AWARE
+from smoothadv.certification.on_grid import LABEL_AWARE
 from smoothadv.errors import UserError
 
 if TYPE_CHECKING:

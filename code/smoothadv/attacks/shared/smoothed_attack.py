@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
@@ -17,6 +18,39 @@ from smoothadv.attacks.target_rules import EVERY, KNOWN_TARGETS, TARGET_RULES
 from smoothadv.errors import NonFiniteError, UserError
 from smoothadv.memory import first_line, free_cached_memory, is_out_of_memory
 from smoothadv.noise import GaussianNoise, Purpose, derive_generator
+
+
+@dataclass(frozen=True)
+class _Examples:
+    """What an attack gets of each example: the arguments of ``SmoothedAttack``."""
+
+    inputs: torch.Tensor
+    labels: torch.Tensor
+    indices: Sequence[int] | None
+    epsilon: torch.Tensor | None = None
+    targets: torch.Tensor | None = None
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The indices, by default 0 to B - 1."""
+        return range(len(self.inputs)) if self.indices is None else self.indices
+
+    def checked(self) -> _Examples:
+        """ValueError unless there is one value per example, no class is negative, and inputs lie in [0, 1]."""
+        for name, values in vars(self).items():
+            if values is not None and len(values) != len(self.inputs):
+                raise ValueError(f"{len(values)} {name} for {len(self.inputs)} inputs")
+        for classes in (self.labels, self.targets):
+            if classes is not None and bool((classes < 0).any()):
+                raise ValueError(f"there is no class {int(classes.min())}")
+        if not bool(((self.inputs >= 0) & (self.inputs <= 1)).all()):
+            raise ValueError("inputs must lie in [0, 1], as perturbations are measured there and stay there")
+        return self
+
+    def of(self, rows: list[int]) -> _Examples:
+        """The examples with these numbers alone."""
+        epsilon, targets = (None if values is None else values[rows] for values in (self.epsilon, self.targets))
+        return _Examples(self.inputs[rows], self.labels[rows], [self.numbers[row] for row in rows], epsilon, targets)
 
 
 class SmoothedAttack:
@@ -88,9 +122,7 @@ class SmoothedAttack:
         """
         if epsilon is not None:
             epsilon = torch.atleast_1d(torch.as_tensor(epsilon, dtype=torch.float64))
-        self._check(inputs, labels, indices, epsilon, targets)
-        needed = self._classes_needed(labels, targets)
-        found = self._in_groups(self._attack, needed, model, inputs, labels, indices, epsilon, targets)
+        found = self._in_groups(self._attack, model, _Examples(inputs, labels, indices, epsilon, targets).checked())
         if not bool(found.isfinite().all()):
             raise NonFiniteError(
                 "the attack met gradients that are not finite: the classifier's weights are broken, or its precision "
@@ -104,61 +136,33 @@ class SmoothedAttack:
         """The classes int64 [B] at which the attack would aim; None if it is untargeted or aims at every class."""
         if self.target is None or self.target == EVERY:
             return None
-        self._check(inputs, labels, indices)
-        if not len(inputs):
-            return labels.clone()
-        return self._in_groups(self._choose, self._classes_needed(labels, None), model, inputs, labels, indices)
-
-    def _check(
-        self,
-        inputs: torch.Tensor,
-        labels: torch.Tensor,
-        indices: Sequence[int] | None,
-        epsilon: torch.Tensor | None = None,
-        targets: torch.Tensor | None = None,
-    ) -> None:
-        """ValueError unless there is one value per example, no class is negative, and inputs lie in [0, 1]."""
-        arguments = {"labels": labels, "indices": indices, "epsilon": epsilon, "targets": targets}
-        for name, values in arguments.items():
-            if values is not None and len(values) != len(inputs):
-                raise ValueError(f"{len(values)} {name} for {len(inputs)} inputs")
-        for classes in (labels, targets):
-            if classes is not None and bool((classes < 0).any()):
-                raise ValueError(f"there is no class {int(classes.min())}")
-        if not bool(((inputs >= 0) & (inputs <= 1)).all()):
-            raise ValueError("inputs must lie in [0, 1], as perturbations are measured there and stay there")
+        examples = _Examples(inputs, labels, indices).checked()
+        return self._in_groups(self._choose, model, examples) if len(inputs) else labels.clone()
 
     def _in_groups(
-        self,
-        work: Callable[..., torch.Tensor],
-        classes: int,
-        model: Model,
-        inputs: torch.Tensor,
-        labels: torch.Tensor,
-        indices: Sequence[int] | None,
-        *more: torch.Tensor | None,
+        self, work: Callable[[FixedShape, _Examples], torch.Tensor], model: Model, examples: _Examples
     ) -> torch.Tensor:
         """Calls ``work`` for as many examples at a time as share a pass, and for fewer once memory has run out.
 
         Kernels round identically for the same shape and the same place in it: examples with indices get both.
-        ValueError where the model has fewer than ``classes``.
+        ValueError where the model has too few classes.
         """
+        inputs, numbers = examples.inputs, examples.numbers
+        classes = self._classes_needed(examples.labels, examples.targets)
         # Without indices, results need not agree with those of other batches: no padding.
-        is_padded = indices is not None
-        indices = range(len(inputs)) if indices is None else indices
+        is_padded = examples.indices is not None
         results: dict[int, torch.Tensor] = {}
         waiting = list(range(len(inputs)))
         while waiting:
             count = self.examples_per_pass
-            placed = places_in_pass({row: indices[row] for row in waiting}, count) if is_padded else waiting[:count]
+            placed = places_in_pass({row: numbers[row] for row in waiting}, count) if is_padded else waiting[:count]
             rows = [waiting[0] if row is None else row for row in placed]
-            parts = [None if values is None else values[rows] for values in more]
             try:
                 shape = rows_per_pass(self.num_noise_vec, self.batch)
                 shape = shape if is_padded else min(shape, len(inputs) * self.num_noise_vec)
                 seen = FixedShape(model, shape, classes)
                 with frozen(model):
-                    found = work(seen, inputs[rows], labels[rows], [indices[row] for row in rows], *parts)
+                    found = work(seen, examples.of(rows))
                 results |= {row: result for row, result in zip(placed, found) if row is not None}
                 waiting = [row for row in waiting if row not in results]
                 continue
@@ -182,24 +186,18 @@ class SmoothedAttack:
         free_cached_memory(device)
         self.on_smaller_batch(self.batch)
 
-    def _attack(
-        self,
-        model: FixedShape,
-        inputs: torch.Tensor,
-        labels: torch.Tensor,
-        indices: Sequence[int],
-        epsilon: torch.Tensor | None,
-        targets: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def _attack(self, model: FixedShape, group: _Examples) -> torch.Tensor:
+        inputs, labels, indices = group.inputs, group.labels, group.numbers
         noise = self._noise(inputs, indices)
+        epsilon, targets = group.epsilon, group.targets
         if epsilon is None:
             epsilon = torch.full((len(inputs),), self.attack.epsilon, dtype=torch.float64)
         if targets is None and self.target not in (None, EVERY):
-            targets = self._chosen(model, inputs, labels, indices, noise)
+            targets = self._chosen(model, group, noise)
         if targets is not None:
             epsilon = torch.where((targets == labels).cpu(), 0.0, epsilon.cpu())
         attack = dataclasses.replace(self.attack, estimator=InParts(self.attack.estimator, model.rows))
-        best: tuple[torch.Tensor, torch.Tensor] | None = None  # the adversarial inputs and their losses [B]
+        best: torch.Tensor | None = None
         for goal, (targeted, wanted) in enumerate(self._goals(model, inputs, labels, targets)):
             for run in range(self.restarts):
                 generators = self._generators(indices, Purpose.ATTACK_CHOICES, *(goal, run) * (goal + run > 0))
@@ -210,9 +208,13 @@ class SmoothedAttack:
                 if self.restarts == 1 and self.target != EVERY:
                     return found
                 loss = self._loss(model, found, labels if targets is None else targets, noise, targets is not None)
-                best = (found, loss) if best is None else _better(found, loss, *best)
+                if best is None:
+                    best, best_loss = found, loss
+                better = loss > best_loss
+                best = torch.where(per_example(better, found), found, best)
+                best_loss = torch.where(better, loss, best_loss)
         assert best is not None  # there is at least one goal and one run
-        return best[0]
+        return best
 
     @torch.no_grad()
     def _goals(
@@ -244,23 +246,17 @@ class SmoothedAttack:
         """A generator per example for this purpose, on the CPU, so that choices are the same on all devices."""
         return [derive_generator("cpu", self.seed, int(index), *purpose) for index in indices]
 
-    def _choose(self, model: Model, inputs: torch.Tensor, labels: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
-        return self._chosen(model, inputs, labels, indices, self._noise(inputs, indices))
+    def _choose(self, model: Model, group: _Examples) -> torch.Tensor:
+        return self._chosen(model, group, self._noise(group.inputs, group.numbers))
 
-    def _chosen(
-        self,
-        model: Model,
-        inputs: torch.Tensor,
-        labels: torch.Tensor,
-        indices: Sequence[int],
-        noise: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def _chosen(self, model: Model, group: _Examples, noise: torch.Tensor | None) -> torch.Tensor:
         """The targets int64 [B]: the one class, or those that the rule chooses."""
         if isinstance(self.target, int):
-            return torch.full_like(labels, self.target)
+            return torch.full_like(group.labels, self.target)
         assert self.target is not None  # an untargeted attack chooses nothing
-        probabilities = F.softmax(self._logits(model, inputs, noise), dim=-1).mean(1)
-        return TARGET_RULES[self.target](probabilities, labels, self._generators(indices, Purpose.ATTACK_TARGETS))
+        probabilities = F.softmax(self._logits(model, group.inputs, noise), dim=-1).mean(1)
+        generators = self._generators(group.numbers, Purpose.ATTACK_TARGETS)
+        return TARGET_RULES[self.target](probabilities, group.labels, generators)
 
     @torch.no_grad()
     def _logits(self, model: Model, inputs: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
@@ -277,14 +273,6 @@ class SmoothedAttack:
         else:
             loss = smoothed_loss(logits, wanted)
         return -loss if targeted else loss
-
-
-def _better(
-    found: torch.Tensor, loss: torch.Tensor, best: torch.Tensor, best_loss: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each example ``found`` [B, ...] if its loss [B] is larger than that of ``best``, else ``best``; its loss."""
-    better = loss > best_loss
-    return torch.where(per_example(better, found), found, best), torch.where(better, loss, best_loss)
 
 
 def _check_target(target: int | str | None) -> None:

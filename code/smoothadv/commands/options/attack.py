@@ -11,7 +11,7 @@ from typing import Any
 from smoothadv.attacks import ATTACKS, GradientAttack
 from smoothadv.attacks.estimators import ESTIMATORS, GradientEstimator, Stein, plug_in
 from smoothadv.attacks.target_rules import EVERY, KNOWN_TARGETS, TARGET_RULES
-from smoothadv.commands.options.components import add_settings, compose, name_in, refuse_foreign_settings
+from smoothadv.commands.options.components import add_options, add_settings, compose, name_in, refuse_foreign_settings
 from smoothadv.commands.runner import Parser
 from smoothadv.evaluation.requests import AttackPlan
 from smoothadv.settings import Setting, batch_size, perturbation_size_in_256ths, positive_int, settings_of
@@ -39,14 +39,8 @@ def add_attack(
     ``same_as`` replaces the help texts of flags for which a command has another name too.
     """
     group = parser.add_argument_group("attack")
-    names = ", ".join(ATTACKS)
-    group.add_argument(
-        "--attack",
-        type=name_in(ATTACKS),
-        metavar="NAME",
-        default=default,
-        help=f"one of {names} (default: {default or 'none'})",
-    )
+    names = f"one of {', '.join(ATTACKS)} (default: {default or 'none'})"
+    add_options(group, {"--attack NAME": (name_in(ATTACKS), names, default)})
     add_settings(group, map(adapt, _attack_settings()))
     for flag, what in _NO_GRADIENT.items():
         group.add_argument(
@@ -99,6 +93,34 @@ def given_attack_flags(options: argparse.Namespace) -> list[str]:
     ]
 
 
+def _target(text: str) -> int | str:
+    if text.isascii() and text.isdigit():
+        return int(text)
+    if text not in KNOWN_TARGETS:
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is no target: write a class number, {', '.join(TARGET_RULES)} or {EVERY}"
+        )
+    return text
+
+
+_EVALUATION = {
+    "--restarts R": (
+        positive_int,
+        "number of runs of the attack, all but the first from random points; the strongest counts (default: 1)",
+    ),
+    "--target CLASS": (
+        _target,
+        f"class at which the attack aims: a number, {', '.join(TARGET_RULES)}, or {EVERY} (each in turn; the strongest "
+        "counts); images of that class are not attacked (default: any class but the label)",
+    ),
+    "--attack-batch B": (
+        batch_size,
+        "noisy images per forward and backward pass of the attack (default: on a CPU 16, or M if that is more; by free "
+        "memory on an accelerator); halved when memory runs out",
+    ),
+}
+
+
 def add_evaluation_attack(
     parser: Parser,
     adapt: Callable[[Setting], Setting] = unchanged,
@@ -111,69 +133,28 @@ def add_evaluation_attack(
         "--hard-no-grad-attack": "the same as --gradient hard-stein",
     }
     group = add_attack(parser, adapt, default, same_as)
-    group.add_argument(
-        "--num-noise-vec",
-        type=positive_int,
-        default=None,
-        metavar="M",
-        help=f"noise draws that the attack averages over (default: {default_draws}; paper: up to 512)",
-    )
     kinds = {name: ESTIMATORS[name].description for name in ESTIMATORS}
     kinds[BASE] = "of the base classifier, without noise"
     text = "; ".join(f"{name}: {what}" for name, what in kinds.items())
-    group.add_argument(
-        "--gradient",
-        choices=list(kinds),
-        default=None,
-        help=f"how gradients are computed (default: plug-in). {text}",
+    draws = f"noise draws that the attack averages over (default: {default_draws}; paper: up to 512)"
+    add_options(
+        group,
+        {
+            "--num-noise-vec M": (positive_int, draws),
+            "--gradient": (list(kinds), f"how gradients are computed (default: plug-in). {text}"),
+            "--base-attack": (None, f"the same as --gradient {BASE}"),
+            **_EVALUATION,
+        },
     )
-    group.add_argument("--base-attack", action="store_true", help=f"the same as --gradient {BASE}")
-    group.add_argument(
-        "--restarts",
-        type=positive_int,
-        default=None,
-        metavar="R",
-        help="number of runs of the attack, all but the first from random points; the strongest counts (default: 1)",
-    )
-    group.add_argument(
-        "--target",
-        type=_target,
-        default=None,
-        metavar="CLASS",
-        help=f"class at which the attack aims: a number, {', '.join(TARGET_RULES)}, or {EVERY} (each in turn; the "
-        "strongest counts); images of that class are not attacked (default: any class but the label)",
-    )
-    group.add_argument(
-        "--attack-batch",
-        type=batch_size,
-        default=None,
-        metavar="B",
-        help="noisy images per forward and backward pass of the attack (default: on a CPU 16, or M if that is more; by "
-        "free memory on an accelerator); halved when memory runs out",
-    )
-
-
-def _target(text: str) -> int | str:
-    if text.isascii() and text.isdigit():
-        return int(text)
-    if text not in KNOWN_TARGETS:
-        raise argparse.ArgumentTypeError(
-            f"'{text}' is no target: write a class number, {', '.join(TARGET_RULES)} or {EVERY}"
-        )
-    return text
 
 
 def given_evaluation_flags(options: argparse.Namespace) -> list[str]:
     """Those of these options that are on the command line: a command that makes no attack must refuse them."""
-    further = {
-        "--num-noise-vec": options.num_noise_vec is not None,
-        "--gradient": options.gradient is not None,
-        "--base-attack": options.base_attack,
-        "--restarts": options.restarts is not None,
-        "--target": options.target is not None,
-        "--attack-batch": options.attack_batch is not None,
-    }
-    return given_attack_flags(options) + [flag for flag, is_given in further.items() if is_given]
+    flags = ("--num-noise-vec", "--gradient", "--base-attack", "--restarts", "--target", "--attack-batch")
+    values = (getattr(options, flag[2:].replace("-", "_")) for flag in flags)
+    return given_attack_flags(options) + [
+        flag for flag, value in zip(flags, values) if value is not None and value is not False
+    ]
 
 
 def attack_plan_of(parser: Parser, options: argparse.Namespace, default_draws: int = 1, **given: Any) -> AttackPlan:

@@ -1,8 +1,9 @@
-"""Components on the command line: their names, their settings as options, and how options become components."""
+"""Tables of options; components on the command line: their names, their settings as options, and how these are read."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -28,6 +29,35 @@ def name_that(check: Callable[[str], object]) -> Callable[[str], str]:
         return text
 
     return parse
+
+
+def add_options(parser: argparse._ActionsContainer, table: Mapping[str, tuple[Any, ...]]) -> None:
+    """Add the options of a table, {"--flag METAVAR": (kind, help text, default)}; the default may be left out: None.
+
+    A kind is an argparse type, the choices, an argparse action, or None for a switch. A word may have several flags.
+    """
+    for words, (kind, text, *default) in table.items():
+        flags = [word for word in words.split() if word.startswith("-")]
+        details: dict[str, Any] = {"type": kind, "metavar": " ".join(words.split()[len(flags) :]) or None}
+        if kind is None:
+            details = {"action": "store_true"}
+        elif isinstance(kind, type) and issubclass(kind, argparse.Action):
+            details = {"action": kind}
+        elif not callable(kind):
+            details = {"choices": kind}
+        parser.add_argument(*flags, help=text, **details, **dict(zip(["default"], default)))
+
+
+def fields_given(
+    request: type, options: argparse.Namespace, prefix: str = "", without: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The options called as ``prefix`` and a field of the dataclass ``request``, by field; the class has defaults.
+
+    Left out are the fields ``without``, and options that are None.
+    """
+    names = [field.name for field in dataclasses.fields(request) if field.name not in without]
+    values = {name: getattr(options, prefix + name, None) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def add_settings(parser: argparse._ActionsContainer, settings: Iterable[Setting]) -> None:

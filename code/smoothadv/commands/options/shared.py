@@ -1,4 +1,4 @@
-"""Options that several commands share: dataset, images, device, seed, what to do with earlier output."""
+"""Options that several commands share: dataset, device, seed, what to do with earlier output."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from smoothadv.choices import INPUT_LAYER_NAMES
-from smoothadv.commands.options.components import name_that
+from smoothadv.commands.options.components import add_options, name_that
 from smoothadv.commands.runner import Parser
-from smoothadv.datasets import DATASETS, SPLITS, check_dataset_name
+from smoothadv.datasets import DATASETS, check_dataset_name
 from smoothadv.errors import UserError
-from smoothadv.settings import non_negative_int, positive_int
+from smoothadv.settings import non_negative_int
 
 if TYPE_CHECKING:
     import torch
@@ -29,30 +28,24 @@ def add_dataset(parser: Parser, check: Callable[[str], object] = check_dataset_n
 def add_running(parser: Parser, existing: str = "refuse") -> None:
     """Data folder, device, seed, and what to do with existing output (by default ``existing``)."""
     group = parser.add_argument_group("running")
-    group.add_argument(
-        "--data-dir", metavar="DIR", help="folder of the dataset's files (default: data; for imagenet IMAGENET_DIR)"
+    add_options(
+        group,
+        {
+            "--data-dir DIR": (str, "folder of the dataset's files (default: data; for imagenet IMAGENET_DIR)"),
+            "--device": (_device, "torch device like cpu or cuda:1 (default: cuda if there is one)"),
+            "--seed": (non_negative_int, "seed of all randomness (default: 0)", 0),
+        },
     )
-    group.add_argument(
-        "--device", type=_device, default=None, help="torch device like cpu or cuda:1 (default: cuda if there is one)"
-    )
-    group.add_argument("--seed", type=non_negative_int, default=0, help="seed of all randomness (default: 0)")
     choice = group.add_mutually_exclusive_group()
-    choice.add_argument(
-        "--resume",
-        dest="existing",
-        action="store_const",
-        const="resume",
-        default=existing,
-        help="continue the output of an earlier run of the same command, if there is any"
-        + (" (the default)" if existing == "resume" else ""),
-    )
-    choice.add_argument(
-        "--overwrite",
-        dest="existing",
-        action="store_const",
-        const="overwrite",
-        help="replace the output of an earlier run",
-    )
+    texts = {
+        "resume": "continue the output of an earlier run of the same command, if there is any",
+        "overwrite": "replace the output of an earlier run",
+    }
+    for name, text in texts.items():
+        default = " (the default)" if existing == name else ""
+        choice.add_argument(
+            f"--{name}", dest="existing", action="store_const", const=name, default=existing, help=text + default
+        )
 
 
 def _device(text: str) -> torch.device:
@@ -62,24 +55,3 @@ def _device(text: str) -> torch.device:
         return usable_device(text)
     except UserError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def add_input_layer(parser: argparse._ActionsContainer, default: str | None, help: str) -> None:
-    """--input-layer, one of the registered input layers."""
-    parser.add_argument("--input-layer", choices=INPUT_LAYER_NAMES, default=default, help=help)
-
-
-def add_examples(parser: Parser) -> None:
-    """The selection of images."""
-    group = parser.add_argument_group("images")
-    group.add_argument("--split", choices=SPLITS, default="test", help="images to use (default: test)")
-    group.add_argument(
-        "--skip", type=positive_int, default=1, metavar="K", help="take every K-th image (default: 1, all)"
-    )
-    group.add_argument(
-        "--max", type=_maximum, default=None, metavar="M", help="stop after M images; -1, the default, takes all"
-    )
-
-
-def _maximum(text: str) -> int | None:
-    return None if text == "-1" else positive_int(text)

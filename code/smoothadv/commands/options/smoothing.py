@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from smoothadv.choices import PRECISION_NAMES
-from smoothadv.commands.options.shared import add_dataset, add_examples, add_input_layer, add_running
+from smoothadv.choices import INPUT_LAYER_NAMES, PRECISION_NAMES
+from smoothadv.commands.options.components import add_options, fields_given
+from smoothadv.commands.options.shared import add_dataset, add_running
 from smoothadv.commands.runner import Parser
-from smoothadv.datasets import check_dataset_name
+from smoothadv.datasets import SPLITS, check_dataset_name
 from smoothadv.errors import UsageError, UserError
+from smoothadv.evaluation.requests import EvaluationRequest
 from smoothadv.evaluation.shards import Shard
-from smoothadv.settings import batch_size, number, positive_noise_level, probability
+from smoothadv.settings import batch_size, number, positive_int, positive_noise_level, probability
 
 _draws = number(int, "a whole number from 1 to 4,000,000,000", lambda v: 1 <= v <= 4_000_000_000)
 
@@ -29,59 +31,52 @@ def shard(text: str) -> Shard:
     return Shard(int(match[1]), int(match[2]))
 
 
+def _maximum(text: str) -> int | None:
+    return None if text == "-1" else positive_int(text)
+
+
+_SPEED = {
+    "--batch B": (
+        batch_size,
+        "noisy images per forward pass (default: 16 to 200 on a CPU, by free memory on an accelerator); it does not "
+        "change the noise, but may change the rounding of the logits",
+    ),
+    "--precision": (
+        PRECISION_NAMES,
+        "precision of weights and activations; a lower one is a different base classifier (default: fp32; its "
+        "convolutions use TF32 on GPUs that have it, which is PyTorch's default)",
+        "fp32",
+    ),
+    "--compile": (None, "compile the classifier first: takes a minute, then runs faster"),
+    "--shard K/N": (
+        shard,
+        "evaluate only the K-th of N shares of the examples, K from 0; `merge OUTFILE` joins the shares",
+    ),
+}
+_IMAGES = {
+    "--split": (SPLITS, "images to use (default: test)", "test"),
+    "--skip K": (positive_int, "take every K-th image (default: 1, all)", 1),
+    "--max M": (_maximum, "stop after M images; -1, the default, takes all"),
+}
+
+
 def add_smoothing(parser: Parser, outfile: str, n_help: str, output: str = "outfile") -> None:
     """DATASET CHECKPOINT SIGMA OUTFILE and the options that certify, predict and attack share."""
     add_dataset(parser, check=str)  # see _check_dataset
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", type=Path, help="checkpoint.pth.tar of a trained or released model"
     )
-    parser.add_argument(
-        "sigma",
-        metavar="SIGMA",
-        type=positive_noise_level,
-        help="standard deviation of the smoothing noise on images in [0, 1]",
-    )
+    sigma = "standard deviation of the smoothing noise on images in [0, 1]"
+    parser.add_argument("sigma", metavar="SIGMA", type=positive_noise_level, help=sigma)
     parser.add_argument(output, metavar=output.upper(), type=Path, help=outfile)
     group = parser.add_argument_group("smoothing")
-    group.add_argument("--N", type=_draws, default=None, help=n_help)
-    group.add_argument(
-        "--alpha", type=probability, default=0.001, help="probability of a false statement per image (default: 0.001)"
-    )
-    add_input_layer(
-        parser, None, "first layer of a model whose checkpoint does not record it (released checkpoints do not)"
-    )
-    add_examples(parser)
+    alpha = "probability of a false statement per image (default: 0.001)"
+    add_options(group, {"--N": (_draws, n_help), "--alpha": (probability, alpha, 0.001)})
+    layer = "first layer of a model whose checkpoint does not record it (released checkpoints do not)"
+    add_options(parser, {"--input-layer": (INPUT_LAYER_NAMES, layer)})
+    add_options(parser.add_argument_group("images"), _IMAGES)
     add_running(parser, existing="resume")
-    _add_speed(parser)
-
-
-def _add_speed(parser: Parser) -> None:
-    group = parser.add_argument_group("speed")
-    group.add_argument(
-        "--batch",
-        type=batch_size,
-        default=None,
-        metavar="B",
-        help="noisy images per forward pass (default: 16 to 200 on a CPU, by free memory on an accelerator); it "
-        "does not change the noise, but may change the rounding of the logits",
-    )
-    group.add_argument(
-        "--precision",
-        choices=PRECISION_NAMES,
-        default="fp32",
-        help="precision of weights and activations; a lower one is a different base classifier (default: fp32; its "
-        "convolutions use TF32 on GPUs that have it, which is PyTorch's default)",
-    )
-    group.add_argument(
-        "--compile", action="store_true", help="compile the classifier first: takes a minute, then runs faster"
-    )
-    group.add_argument(
-        "--shard",
-        type=shard,
-        default=None,
-        metavar="K/N",
-        help="evaluate only the K-th of N shares of the examples, K from 0; `merge OUTFILE` joins the shares",
-    )
+    add_options(parser.add_argument_group("speed"), _SPEED)
 
 
 def _check_dataset(options: argparse.Namespace) -> None:
@@ -102,20 +97,8 @@ def request_fields(options: argparse.Namespace, command: Sequence[str]) -> dict[
     return {
         "classifier": options.checkpoint,
         "images": options.dataset,
-        "sigma": options.sigma,
-        "alpha": options.alpha,
-        "seed": options.seed,
         "draws": options.N,
-        "input_layer": options.input_layer,
-        "data_dir": options.data_dir,
-        "split": options.split,
-        "skip": options.skip,
         "maximum": options.max,
-        "batch": options.batch,
-        "precision": options.precision,
-        "compile": options.compile,
-        "device": options.device,
-        "shard": options.shard,
-        "existing": options.existing,
         "command": tuple(command),
+        **fields_given(EvaluationRequest, options),
     }

@@ -4,166 +4,122 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from smoothadv.attacks import ATTACKS
-from smoothadv.commands.options.attack import compose_attack, given_attack_flags
-from smoothadv.commands.options.components import add_settings, compose, name_in, refuse_foreign_settings
+from smoothadv.choices import INPUT_LAYER_NAMES
+from smoothadv.commands.options.attack import add_attack, compose_attack, given_attack_flags
+from smoothadv.commands.options.components import (
+    add_options,
+    add_settings,
+    compose,
+    fields_given,
+    name_in,
+    refuse_foreign_settings,
+)
 from smoothadv.commands.options.recipes import RELEASED, recipe_names, with_recipe
-from smoothadv.commands.options.shared import add_input_layer
 from smoothadv.commands.runner import Parser
 from smoothadv.objectives import OBJECTIVES, Objective
-from smoothadv.settings import non_negative_float, non_negative_int, positive_float, positive_int, settings_of
-from smoothadv.training import EvaluationSchedule, Execution
-from smoothadv.training.execution import CONVOLUTION_DTYPES
+from smoothadv.settings import Setting, non_negative_float, non_negative_int, positive_float, positive_int, settings_of
+from smoothadv.training.evaluate import EvaluationSchedule
+from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution
 from smoothadv.training.request import ScheduleChoices, TrainingRequest
 from smoothadv.training.schedule import SHAPES
 
-
-def add_recipe(parser: Parser) -> None:
-    """--recipe and --released-behaviour."""
-    group = parser.add_argument_group("recipes (options on the command line override them)")
-    group.add_argument(
-        "--recipe", metavar="NAME", help=f"take options from a recipe: {', '.join(recipe_names())}, or a file"
-    )
-    group.add_argument(
-        "--released-behaviour",
-        action="store_true",
-        help="deviate from the paper as the released SmoothAdv code does, with --epsilon in 1/256 (docs/training.md)",
-    )
-
-
-def add_objective(parser: Parser, default: str) -> None:
-    """--objective and the settings of all objectives."""
-    group = parser.add_argument_group("objective")
-    group.add_argument(
-        "--objective",
-        type=name_in(OBJECTIVES),
-        metavar="NAME",
-        help=f"one of {', '.join(OBJECTIVES)} (default: {default})",
-    )
-    parser.set_defaults(default_objective=default)
-    add_settings(group, [setting for name in OBJECTIVES for setting in settings_of(OBJECTIVES[name])])
-
-
-def add_schedule(parser: Parser) -> None:
-    """Epochs, batches, learning rate; the defaults are not set here, so that a recipe can replace them."""
-    group = parser.add_argument_group("schedule (defaults: the paper's for the dataset)")
-    group.add_argument("--epochs", type=positive_int, metavar="N", help="passes over the training images")
-    group.add_argument(
-        "--batch", type=positive_int, metavar="B", help="images per update, each with all its noisy copies"
-    )
-    group.add_argument(
-        "--micro-batch",
-        type=positive_int,
-        metavar="B",
-        help="compute gradients of so many images at a time, to save memory; statistics of batch normalization are "
+_RECIPES = {
+    "--recipe NAME": (str, f"take options from a recipe: {', '.join(recipe_names())}, or a file"),
+    "--released-behaviour": (
+        None,
+        "deviate from the paper as the released SmoothAdv code does, with --epsilon in 1/256 (docs/training.md)",
+    ),
+}
+# The defaults are not set here, so that a recipe can replace them.
+_SCHEDULE = {
+    "--epochs N": (positive_int, "passes over the training images"),
+    "--batch B": (positive_int, "images per update, each with all its noisy copies"),
+    "--micro-batch B": (
+        positive_int,
+        "compute gradients of so many images at a time, to save memory; statistics of batch normalization are "
         "then those of the micro-batch (default: all images of an update)",
-    )
-    group.add_argument(
-        "--split-updates",
-        action="store_true",
-        help="make m updates of each batch, on B/m images in m copies, as the released code does with "
-        "--train-multi-noise",
-    )
-    group.add_argument("--steps-per-epoch", type=positive_int, metavar="N", help="updates per epoch (default: all)")
-    group.add_argument("--lr", type=positive_float, help="initial learning rate, or the highest of one-cycle")
-    group.add_argument(
-        "--lr-schedule",
-        choices=SHAPES,
-        help="divide the learning rate in steps, or let it rise and fall once (default: step)",
-    )
-    group.add_argument(
-        "--lr-step-size",
-        "--lr_step_size",
-        type=positive_int,
-        metavar="N",
-        help="epochs between two steps of the learning rate",
-    )
-    group.add_argument(
-        "--lr-factor",
-        "--gamma",
-        type=positive_float,
-        metavar="F",
-        help="factor by which each step multiplies the learning rate (default: 0.1)",
-    )
-    group.add_argument("--momentum", type=non_negative_float, help="default: 0.9")
-    group.add_argument("--weight-decay", type=non_negative_float, help="default: 1e-4")
-
-
-def add_data(parser: Parser) -> None:
-    """Augmentation, initial weights and pseudo-labelled images."""
-    group = parser.add_argument_group("data and start")
-    group.add_argument(
-        "--crop-padding",
-        type=non_negative_int,
-        metavar="P",
-        help="random crops after padding by P pixels, 0 for none (default: the dataset's)",
-    )
-    group.add_argument(
-        "--horizontal-flip",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="random mirror images (default: the dataset's)",
-    )
-    group.add_argument(
-        "--pretrained-model",
-        type=Path,
-        metavar="CHECKPOINT",
-        help="start from these weights, with a new classification layer where the classes differ",
-    )
-    group.add_argument(
-        "--use-unlabelled",
-        type=Path,
-        metavar="FILE",
-        help="self-training: mix in batches of images with pseudo-labels, from a .npz file or a pickle with data and "
+    ),
+    "--split-updates": (
+        None,
+        "make m updates of each batch, on B/m images in m copies, as the released code does with --train-multi-noise",
+    ),
+    "--steps-per-epoch N": (positive_int, "updates per epoch (default: all)"),
+    "--lr": (positive_float, "initial learning rate, or the highest of one-cycle"),
+    "--lr-schedule": (SHAPES, "divide the learning rate in steps, or let it rise and fall once (default: step)"),
+    "--lr-step-size --lr_step_size N": (positive_int, "epochs between two steps of the learning rate"),
+    "--lr-factor --gamma F": (
+        positive_float,
+        "factor by which each step multiplies the learning rate (default: 0.1)",
+    ),
+    "--momentum": (non_negative_float, "default: 0.9"),
+    "--weight-decay": (non_negative_float, "default: 1e-4"),
+}
+_DATA = {
+    "--crop-padding P": (
+        non_negative_int,
+        "random crops after padding by P pixels, 0 for none (default: the dataset's)",
+    ),
+    "--horizontal-flip": (argparse.BooleanOptionalAction, "random mirror images (default: the dataset's)"),
+    "--pretrained-model CHECKPOINT": (
+        Path,
+        "start from these weights, with a new classification layer where the classes differ",
+    ),
+    "--use-unlabelled FILE": (
+        Path,
+        "self-training: mix in batches of images with pseudo-labels, from a .npz file or a pickle with data and "
         "extrapolated_targets",
-    )
-    group.add_argument(
-        "--unlabelled-weight",
-        type=positive_float,
-        metavar="ETA",
-        help="weight of the loss on the images of --use-unlabelled (paper: 0.1, 0.5, 1; default: 1)",
-    )
-    add_input_layer(group, None, "first layer of the model (default: normalize, or that of --pretrained-model)")
-
-
-def add_execution(parser: Parser) -> None:
-    """Precision and speed, checkpoints, and evaluation during training."""
-    group = parser.add_argument_group("execution")
-    group.add_argument(
-        "--precision",
-        choices=list(CONVOLUTION_DTYPES),
-        help="precision of convolutions; weights and losses stay float32 (default: fp32; convolutions then use TF32 on "
+    ),
+    "--unlabelled-weight ETA": (
+        positive_float,
+        "weight of the loss on the images of --use-unlabelled (paper: 0.1, 0.5, 1; default: 1)",
+    ),
+    "--input-layer": (
+        INPUT_LAYER_NAMES,
+        "first layer of the model (default: normalize, or that of --pretrained-model)",
+    ),
+}
+_EXECUTION = {
+    "--precision": (
+        list(CONVOLUTION_DTYPES),
+        "precision of convolutions; weights and losses stay float32 (default: fp32; convolutions then use TF32 on "
         "GPUs that have it, which is PyTorch's default)",
-    )
-    group.add_argument(
-        "--compile", action="store_true", help="compile the network first: takes minutes, then runs faster"
-    )
-    group.add_argument(
-        "--sync-bn",
-        action="store_true",
-        help="with several GPUs: statistics of batch normalization over all of them (default: on each GPU separately, "
+    ),
+    "--compile": (None, "compile the network first: takes minutes, then runs faster"),
+    "--sync-bn": (
+        None,
+        "with several GPUs: statistics of batch normalization over all of them (default: on each GPU separately, "
         "as in the paper)",
-    )
-    group.add_argument(
-        "--checkpoint-minutes",
-        type=positive_float,
-        metavar="MIN",
-        help="minutes between checkpoints within an epoch; there is one after each (default: 10)",
-    )
-    group.add_argument(
-        "--evaluate-every", type=positive_int, metavar="K", help="test after every K-th epoch and the last (default: 1)"
-    )
-    group.add_argument(
-        "--evaluate-images",
-        type=positive_int,
-        metavar="N",
-        help="number of evenly spaced test images to evaluate on (default: 1000)",
-    )
-    group.add_argument("--tensorboard", action="store_true", help="write curves to OUTDIR/tensorboard")
+    ),
+    "--checkpoint-minutes MIN": (
+        positive_float,
+        "minutes between checkpoints within an epoch; there is one after each (default: 10)",
+    ),
+    "--evaluate-every K": (positive_int, "test after every K-th epoch and the last (default: 1)"),
+    "--evaluate-images N": (
+        positive_int,
+        "number of evenly spaced test images to evaluate on (default: 1000)",
+    ),
+    "--tensorboard": (None, "write curves to OUTDIR/tensorboard"),
+}
+
+
+def add_training(parser: Parser, objective: str, adapt: Callable[[Setting], Setting]) -> None:
+    """The options of training, with this default ``objective``; ``adapt`` changes the settings of attacks."""
+    add_options(parser.add_argument_group("recipes (options on the command line override them)"), _RECIPES)
+    group = parser.add_argument_group("objective")
+    names = f"one of {', '.join(OBJECTIVES)} (default: {objective})"
+    add_options(group, {"--objective NAME": (name_in(OBJECTIVES), names)})
+    parser.set_defaults(default_objective=objective)
+    add_settings(group, [setting for name in OBJECTIVES for setting in settings_of(OBJECTIVES[name])])
+    add_attack(parser, adapt)
+    add_options(parser.add_argument_group("schedule (defaults: the paper's for the dataset)"), _SCHEDULE)
+    add_options(parser.add_argument_group("data and start"), _DATA)
+    add_options(parser.add_argument_group("execution"), _EXECUTION)
 
 
 def with_recipes(parser: Parser, options: argparse.Namespace) -> argparse.Namespace:
@@ -197,40 +153,20 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
     return TrainingRequest(
         classifier=options.arch,
         images=options.dataset,
-        outdir=options.outdir,
         objective=objective,
         schedule=ScheduleChoices(
-            epochs=options.epochs,
-            batch=options.batch,
             learning_rate=options.lr,
             learning_rate_step=options.lr_step_size,
             learning_rate_factor=options.lr_factor,
             learning_rate_shape=options.lr_schedule,
-            momentum=options.momentum,
-            weight_decay=options.weight_decay,
-            micro_batch=options.micro_batch,
-            steps_per_epoch=options.steps_per_epoch,
-            split_updates=options.split_updates,
+            **fields_given(ScheduleChoices, options),
         ),
-        execution=Execution(
-            compile=options.compile,
-            synchronized_norm=options.sync_bn,
-            **_given(precision=options.precision, checkpoint_minutes=options.checkpoint_minutes),
-        ),
-        tests=EvaluationSchedule(**_given(every=options.evaluate_every, images=options.evaluate_images)),
-        seed=options.seed,
-        device=options.device,
-        data_dir=options.data_dir,
-        input_layer=options.input_layer,
-        crop_padding=options.crop_padding,
-        horizontal_flip=options.horizontal_flip,
-        pretrained_model=options.pretrained_model,
-        use_unlabelled=options.use_unlabelled,
-        unlabelled_weight=options.unlabelled_weight or 1.0,
-        existing=options.existing,
+        execution=Execution(synchronized_norm=options.sync_bn, **fields_given(Execution, options)),
+        tests=EvaluationSchedule(**fields_given(EvaluationSchedule, options, "evaluate_")),
         board=options.tensorboard,
         command=tuple(command),
         arguments=vars(options),
+        **fields_given(TrainingRequest, options, without=("objective",)),
     )
 
 
@@ -266,8 +202,3 @@ def _refuse_contradictions(parser: Parser, options: argparse.Namespace) -> None:
         parser.error("--noise 0 makes all --num-noise-vec copies of an image identical: leave --num-noise-vec out")
     if "--init-norm-DDN" in options and "--init-norm-is-epsilon-DDN" in options and not options.released_behaviour:
         parser.error("--init-norm-DDN and --init-norm-is-epsilon-DDN contradict each other: leave one out")
-
-
-def _given(**values: Any) -> dict[str, Any]:
-    """The values that are not None; for the others, the called class has a default."""
-    return {name: value for name, value in values.items() if value is not None}

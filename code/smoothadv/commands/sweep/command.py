@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 from smoothadv.analysis.report import Report
 from smoothadv.analysis.shared.table_formats import FORMATS, Column, Table
-from smoothadv.commands.options.components import add_settings, compose, name_in, refuse_foreign_settings
-from smoothadv.commands.runner import Parser, run, terminable, with_plugins
+from smoothadv.commands.options.components import add_options, add_settings, compose, name_in, refuse_foreign_settings
+from smoothadv.commands.runner import Parser, run, terminable
 from smoothadv.commands.sweep.report import write_report
 from smoothadv.errors import UserError, warn
 from smoothadv.settings import positive_int, settings_of
@@ -42,13 +42,13 @@ _EXAMPLES = """examples:
 Run the same command again after any interruption: it does what is missing. docs/sweeps.md says what a grid can hold.
 """
 _MOST_WARNINGS = 10
-_ACTIONS = {
-    "plan": "print the jobs, their folders and their estimated time, from updates measured on this machine",
-    "run": "train, certify and attack whatever is missing; failed jobs are not run again",
-    "status": "print whether each job is waiting, running, done or failed, and why",
-    "retry": "run the failed jobs again",
-    "report": "write one HTML page about all complete logs: tables, curves, heat maps",
+_SHARED = {
+    "--max-models M": (positive_int, f"refuse a grid of more than M models (default: {MOST_MODELS:,})", MOST_MODELS),
+    "--data-dir DIR": (str, "folder of the dataset's files, for all commands"),
+    "--device": (("cpu",), "for all commands (default: GPUs where there are any, one for each process)"),
 }
+_FORMAT = {"--format": (list(FORMATS), "of the table (default: markdown)", "markdown")}
+_NO_COST = {"--no-cost": (None, "do not measure and estimate what the jobs will cost")}
 
 
 @dataclass(frozen=True)
@@ -59,26 +59,29 @@ class Sweep:
     plans: list[Plan]
 
 
-@with_plugins("sweep")
 def main(arguments: list[str] | None = None) -> int:
     """The command ``sweep``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
+    hint = "all progress is on the disk; run the same command again to continue"
+    return run("sweep", _make_parser, _carry_out, arguments, interrupted=hint)
+
+
+def _carry_out(parser: Parser, options: argparse.Namespace, words: Sequence[str]) -> None:
+    _ACTIONS[options.action][2](options.parser, options)
+
+
+def _make_parser() -> Parser:
     parser = Parser(
         prog="sweep",
         epilog=_EXAMPLES,
         description="Train, certify and attack a grid of models that a file describes, and report on it.",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, what in _ACTIONS.items():
+    for name, (what, add, _) in _ACTIONS.items():
         action = actions.add_parser(name, prog=f"sweep {name}", help=what, description=f"{what[0].upper()}{what[1:]}.")
         _add_shared(action)
-        _ADD[name](action)
+        add(action)
         action.set_defaults(parser=action)
-    return run(
-        parser,
-        lambda options, command: _DO[options.action](options.parser, options),
-        arguments,
-        interrupted="all progress is on the disk; run the same command again to continue",
-    )
+    return parser
 
 
 def _add_shared(parser: Parser) -> None:
@@ -88,55 +91,20 @@ def _add_shared(parser: Parser) -> None:
     parser.add_argument(
         "--only", nargs="+", metavar="PATTERN", help="only jobs whose folder matches one of these, like '*noise_0.25*'"
     )
-    parser.add_argument(
-        "--max-models",
-        type=positive_int,
-        default=MOST_MODELS,
-        metavar="M",
-        help=f"refuse a grid of more than M models (default: {MOST_MODELS:,})",
-    )
-    parser.add_argument("--data-dir", metavar="DIR", help="folder of the dataset's files, for all commands")
-    parser.add_argument(
-        "--device", choices=("cpu",), help="for all commands (default: GPUs where there are any, one for each process)"
-    )
-
-
-def _add_plan(parser: Parser) -> None:
-    parser.add_argument("--no-cost", action="store_true", help="do not measure and estimate what the jobs will cost")
-    _add_format(parser)
-
-
-def _add_format(parser: Parser) -> None:
-    parser.add_argument("--format", choices=list(FORMATS), default="markdown", help="of the table (default: markdown)")
+    add_options(parser, _SHARED)
 
 
 def _add_engine(parser: Parser) -> None:
     group = parser.add_argument_group("engine")
     engines = "; ".join(f"{name}: {ENGINES[name].__doc__}" for name in ENGINES)
-    group.add_argument(
-        "--engine", type=name_in(ENGINES), default="local", metavar="NAME", help=f"what runs the jobs: {engines}"
-    )
+    add_options(group, {"--engine NAME": (name_in(ENGINES), f"what runs the jobs: {engines}", "local")})
     add_settings(group, [setting for name in ENGINES for setting in settings_of(ENGINES[name])])
 
 
 def _add_report(parser: Parser) -> None:
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="page to write (default: report.html in the grid's folder of logs; for several grids logs/report.html)",
-    )
+    page = "page to write (default: report.html in the grid's folder of logs; for several grids logs/report.html)"
+    add_options(parser, {"-o --output FILE": (Path, page)})
     add_settings(parser, settings_of(Report))
-
-
-_ADD: dict[str, Callable[[Parser], None]] = {
-    "plan": _add_plan,
-    "run": _add_engine,
-    "status": _add_format,
-    "retry": _add_engine,
-    "report": _add_report,
-}
 
 
 def _read(options: argparse.Namespace) -> list[Sweep]:
@@ -150,15 +118,15 @@ def _read(options: argparse.Namespace) -> list[Sweep]:
     _refuse_shared_folders([sweep.grid for sweep in sweeps])
     if options.only is None:
         return sweeps
-    chosen = [Sweep(sweep.grid, [plan for plan in sweep.plans if _matches(plan, options.only)]) for sweep in sweeps]
+
+    def matches(plan: Plan) -> bool:
+        return any(fnmatch.fnmatchcase(plan.job.name, pattern) for pattern in options.only)
+
+    chosen = [Sweep(sweep.grid, list(filter(matches, sweep.plans))) for sweep in sweeps]
     if not any(sweep.plans for sweep in chosen):
         jobs = _jobs(sweeps)
         raise UserError(f"--only {' '.join(options.only)}: matches none of {len(jobs)} jobs, like {jobs[0].name}")
     return [sweep for sweep in chosen if sweep.plans]
-
-
-def _matches(plan: Plan, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(plan.job.name, pattern) for pattern in patterns)
 
 
 def _refuse_shared_folders(grids: Sequence[Grid]) -> None:
@@ -213,15 +181,7 @@ def _summary(sweeps: Sequence[Sweep], states: Sequence[JobState]) -> str:
     return f"{', '.join(sweep.grid.name for sweep in sweeps)}: {len(states)} jobs: {counted}"
 
 
-def _run(parser: Parser, options: argparse.Namespace) -> None:
-    _work(parser, options, (StateKind.WAITING, StateKind.STOPPED))
-
-
-def _retry(parser: Parser, options: argparse.Namespace) -> None:
-    _work(parser, options, (StateKind.FAILED,))
-
-
-def _work(parser: Parser, options: argparse.Namespace, kinds: Sequence[StateKind]) -> None:
+def _work(parser: Parser, options: argparse.Namespace, *kinds: StateKind) -> None:
     """Run the jobs that are in one of these states; UserError if a job is not done in the end."""
     if os.name == "nt":
         raise UserError(f"sweep {options.action} needs the locks and signals of Linux or macOS; plan and report do not")
@@ -281,7 +241,8 @@ def _hand_over(engine: Engine, jobs: list[Job], site: Site) -> None:
 
 def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_detached: bool) -> None:
     """Print the state of the sweeps; UserError unless every job is done or, if detached, none has failed."""
-    jobs, grids = _jobs(sweeps), " ".join([*map(str, options.grids), *_plugin_words(options)])
+    plugins = [word for plugin in getattr(options, "plugin", ()) for word in ("--plugin", plugin)]
+    jobs, grids = _jobs(sweeps), " ".join([*map(str, options.grids), *plugins])
     states = _states(jobs)
     counted = count_states(states)
     print(_summary(sweeps, states))
@@ -301,20 +262,37 @@ def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_detached:
     raise UserError(f"{len(jobs) - counted.get(StateKind.DONE, 0)} of {len(jobs)} jobs are not done: {advice}")
 
 
-def _plugin_words(options: argparse.Namespace) -> list[str]:
-    return [word for plugin in getattr(options, "plugin", ()) for word in ("--plugin", plugin)]
-
-
 def _report(parser: Parser, options: argparse.Namespace) -> None:
     report = compose(parser, Report, options, "sweep report")
     sweeps = _read(options)
     write_report([sweep.grid for sweep in sweeps], _jobs(sweeps), report, options.output)
 
 
-_DO: dict[str, Callable[[Parser, argparse.Namespace], None]] = {
-    "plan": _plan,
-    "run": _run,
-    "status": _status,
-    "retry": _retry,
-    "report": _report,
+_ACTIONS: dict[str, tuple[str, Callable[[Parser], None], Callable[[Parser, argparse.Namespace], None]]] = {
+    "plan": (
+        "print the jobs, their folders and their estimated time, from updates measured on this machine",
+        lambda parser: add_options(parser, {**_NO_COST, **_FORMAT}),
+        _plan,
+    ),
+    "run": (
+        "train, certify and attack whatever is missing; failed jobs are not run again",
+        _add_engine,
+        lambda parser, options: _work(parser, options, StateKind.WAITING, StateKind.STOPPED),
+    ),
+    "status": (
+        "print whether each job is waiting, running, done or failed, and why",
+        lambda parser: add_options(parser, _FORMAT),
+        _status,
+    ),
+    "retry": (
+        "run the failed jobs again",
+        _add_engine,
+        lambda parser, options: _work(parser, options, StateKind.FAILED),
+    ),
+    "report": (
+        "write one HTML page about all complete logs: tables, curves, heat maps",
+        _add_report,
+        _report,
+    ),
 }
+"""Of each action: what it does, what adds its own options, and what carries it out."""

@@ -9,8 +9,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.target_rules import EVERY
 from smoothadv.commands.sweep.planning import Plan
 from smoothadv.commands.sweep.reading import EvaluationPlan, TrainingPlan
-from smoothadv.datasets import get_dataset
+from smoothadv.datasets import SPLITS, get_dataset
 from smoothadv.devices import default_device, device_name
 from smoothadv.errors import UserError
 from smoothadv.evaluation.image_loop import select_examples
@@ -32,7 +32,7 @@ from smoothadv.objectives import Objective
 from smoothadv.smoothing.classifier import Arrangement, arrange, default_batch, default_gradient_batch
 from smoothadv.sweeps.grid import Grid
 from smoothadv.sweeps.job_execution import stage_environment
-from smoothadv.training import Processes
+from smoothadv.training.processes import Processes
 from smoothadv.training.update import Address, Update
 
 Measurement = TypeVar("Measurement")
@@ -44,22 +44,9 @@ _STEPS_MEASURED = (1, 3)
 _DAY, _HOUR = 86_400, 3600
 
 
-@dataclass(frozen=True)
-class Seconds:
-    """Seconds that jobs take on this machine, one process at a time; ``start`` is the time until commands begin."""
-
-    train: float = 0.0
-    certify: float = 0.0
-    attack: float = 0.0
-    start: float = 0.0
-
-    def __add__(self, other: Seconds) -> Seconds:
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other))
-        return Seconds(*(one + another for one, another in pairs))
-
-    @property
-    def total(self) -> float:
-        return sum(dataclasses.astuple(self))
+Seconds = Counter[str]
+"""The time of jobs on this machine, one process at a time, by what they do; starting lasts until commands begin."""
+_TRAINING, _CERTIFYING, _ATTACKING, _STARTING = "training", "certifying", "attacking", "starting commands"
 
 
 def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
@@ -78,13 +65,12 @@ def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
     finally:
         torch.set_num_threads(threads)
     total = sum(costs, Seconds())
-    parts = {"training": total.train, "certifying": total.certify, "attacking": total.attack}
-    shares = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in parts.items() if seconds)
+    shares = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in total.items() if name != _STARTING)
     lines = [
-        f"about {_duration(total.total)} on {device_name(meter.device)}, one process at a time: {shares}, "
-        f"starting commands {_duration(total.start)}",
-        f"the shortest job takes about {_duration(min(cost.total for cost in costs))}, "
-        f"the longest {_duration(max(cost.total for cost in costs))}",
+        f"about {_duration(total.total())} on {device_name(meter.device)}, one process at a time: {shares}, "
+        f"starting commands {_duration(total[_STARTING])}",
+        f"the shortest job takes about {_duration(min(cost.total() for cost in costs))}, "
+        f"the longest {_duration(max(cost.total() for cost in costs))}",
     ]
     if any(evaluation.may_stop_early for plan in plans for evaluation in plan.evaluations):
         lines.append("certifying counts all --N draws; a procedure that stops early takes fewer")
@@ -121,18 +107,20 @@ class _CostMeter:
         start = self._once("start", lambda: _starting_seconds(plan))
         self.processes = plan.job.processes
         update, step = self._once((_kind(training), self.processes), lambda: self._measure_update(training))
-        cost = Seconds(train=self._training(training, update, step), start=start * len(plan.job.stages))
+        cost = Seconds({_TRAINING: self._training(training, update, step), _STARTING: start * len(plan.job.stages)})
         for evaluation in plan.evaluations:
             cost += self._evaluation(training, evaluation)
         return cost
 
     def _evaluation(self, training: TrainingPlan, evaluation: EvaluationPlan) -> Seconds:
         """The time of votes, and of the gradients that attacks need."""
-        examples = _count_examples(evaluation)
-        key = (training.request.dataset, training.request.arch, evaluation.request.precision)
+        request = evaluation.request
+        size = _size(str(request.images), request.split, request.data_dir)
+        examples = len(select_examples(size, request.skip, request.maximum))
+        key = (training.request.dataset, training.request.arch, request.precision)
         vote = self._once(("vote", key), lambda: self._measure_vote(training, evaluation))
         if not evaluation.attacks:
-            return Seconds(certify=examples * evaluation.draws * vote)
+            return Seconds({_CERTIFYING: examples * evaluation.draws * vote})
         seconds = 0.0
         for attack in evaluation.attacks.values():
             passes = _passes(attack, training.description.num_classes)
@@ -140,27 +128,23 @@ class _CostMeter:
             if not isinstance(attack.attack.estimator, Stein):  # Stein's estimate takes forward passes only
                 one = self._once(("gradient", key), lambda: self._measure_gradient(training, evaluation))
             seconds += examples * (evaluation.draws * vote + passes * one)
-        return Seconds(attack=seconds)
+        return Seconds({_ATTACKING: seconds})
 
     def _training(self, training: TrainingPlan, update: float, step: float) -> float:
         """Seconds of all epochs; the first epoch of a warm-up may have no attack."""
-        schedule, objective, evaluation = training.schedule, training.request.objective, training.request.tests
-        images = _size(training.request.dataset, "train", training.request.data_dir)
+        request, schedule, objective = training.request, training.schedule, training.request.objective
+        images = _size(request.dataset, "train", request.data_dir)
         steps = math.ceil(images / schedule.batch)
         if schedule.steps_per_epoch is not None:
             steps = min(steps, schedule.steps_per_epoch)
         copies = min(steps * schedule.batch, images) * objective.copies
-        if training.request.use_unlabelled is not None:
+        if request.use_unlabelled is not None:
             copies *= 2  # for each batch of labelled images there is one of pseudo-labelled images
+        attack = _steps(objective) * step
         attacked = sum(objective.epsilon(epoch) > 0 for epoch in range(schedule.epochs))
-        tested = (
-            len(evaluation.chosen(_size(training.request.dataset, "test", training.request.data_dir)))
-            * objective.copies
-        )
-        tests = -(-schedule.epochs // evaluation.every)
-        return copies * (schedule.epochs * update + attacked * _steps(objective) * step) + tests * tested * (
-            update + _steps(objective) * step
-        )
+        tests = -(-schedule.epochs // request.tests.every)
+        tested = len(request.tests.chosen(_size(request.dataset, "test", request.data_dir))) * objective.copies
+        return copies * (schedule.epochs * update + attacked * attack) + tests * tested * (update + attack)
 
     def _measure_update(self, training: TrainingPlan) -> tuple[float, float]:
         """Seconds of an update per noisy copy: without an attack, and in addition for each step of the attack."""
@@ -239,14 +223,8 @@ class _CostMeter:
 
 def _kind(training: TrainingPlan) -> tuple:
     """What the time of an update depends on, besides T and m."""
-    objective = training.request.objective
-    return (
-        training.request.dataset,
-        training.request.arch,
-        training.request.execution,
-        type(objective),
-        type(_attack(objective)),
-    )
+    request, objective = training.request, training.request.objective
+    return request.dataset, request.arch, request.execution, type(objective), type(_attack(objective))
 
 
 def _attack(objective: Objective) -> Any:
@@ -275,21 +253,10 @@ def _passes(attack: AttackPlan, classes: int) -> int:
 @cache
 def _size(dataset: str, split: str, data_dir: str | Path | None) -> int:
     """How many images a split has: the published number for known datasets, else by counting."""
-    published = {
-        ("cifar10", "train"): 50_000,
-        ("cifar10", "test"): 10_000,
-        ("imagenet", "train"): 1_281_167,
-        ("imagenet", "test"): 50_000,
-        ("imagenet32", "train"): 1_281_167,
-        ("imagenet32", "test"): 50_000,
-    }
-    return published.get((dataset, split)) or len(get_dataset(dataset, split, data_dir))
-
-
-def _count_examples(plan: EvaluationPlan) -> int:
-    request = plan.request
-    size = _size(str(request.images), request.split, request.data_dir)
-    return len(select_examples(size, request.skip, request.maximum))
+    published = {"cifar10": (50_000, 10_000), "imagenet": (1_281_167, 50_000), "imagenet32": (1_281_167, 50_000)}
+    if dataset in published:
+        return published[dataset][SPLITS.index(split)]
+    return len(get_dataset(dataset, split, data_dir))
 
 
 def _starting_seconds(plan: Plan) -> float:

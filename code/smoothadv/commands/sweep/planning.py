@@ -101,27 +101,6 @@ def _sigma(table: EvaluationTable, sigma: Any, model: Model, objective: Objectiv
     return model.options.get("noise", objective.noise_sd)
 
 
-def _unnamed_options(model: Model) -> list[tuple[str, Any]]:
-    """The swept options that the released names of folders do not hold."""
-    return [(key, model.options[key]) for key in model.swept if key not in NAMED_OPTIONS]
-
-
-@dataclass(frozen=True)
-class _EvaluationSpec:
-    """An evaluation with noise ``sigma`` that a ``table`` asks for; ``name`` is the model's folder in the sweep."""
-
-    table: EvaluationTable
-    sigma: Any
-    model: Model
-    name: Path
-    training: TrainingStage
-
-    @property
-    def place(self) -> Path:
-        """Where its logs go within the model's folder."""
-        return evaluation_name(str(self.table.options.get("split", "test")), self.sigma, self.table.name)
-
-
 class _Planner:
     """Plans the models of one grid."""
 
@@ -141,8 +120,8 @@ class _Planner:
             needs=tuple(self.cwd / path for path in (request.pretrained_model, request.use_unlabelled) if path),
         )
         evaluations = [
-            make(_EvaluationSpec(table, _sigma(table, sigma, model, request.objective), model, name, training))
-            for make, tables in ((self._certification, self.grid.certify), (self._attack, self.grid.attack))
+            self._evaluation(command, table, _sigma(table, sigma, model, request.objective), model, name, training)
+            for command, tables in (("certify", self.grid.certify), ("attack", self.grid.attack))
             for table in tables
             if model.group in table.groups
             for sigma in table.sigmas
@@ -173,35 +152,30 @@ class _Planner:
         start = [str(model.options["dataset"]), str(model.options["arch"])]
         # The name of the folder depends on the plan, so the command is read with another word in its place.
         plan = self._reader.read_training(command, [*start, "OUTDIR", *further], options, model.source)
-        name = model_folder(_training_facts(plan), _unnamed_options(model))
+        # The swept options that the released names of folders do not hold.
+        unnamed = [(key, model.options[key]) for key in model.swept if key not in NAMED_OPTIONS]
+        name = model_folder(_training_facts(plan), unnamed)
         return [command, *start, str(self.grid.models / name), *further], plan, name
 
-    def _certification(self, spec: _EvaluationSpec) -> tuple[EvaluationStage, EvaluationPlan]:
-        log = self.grid.logs / spec.name / spec.place.with_name(f"{spec.place.name}.tsv")
-        words = self._evaluation_words("certify", spec, log)
-        plan = self._reader.read_certification(words, str(spec.model.options["arch"]), spec.table.source)
-        return self._stage("certify", words, spec, plan, (log,)), plan
-
-    def _attack(self, spec: _EvaluationSpec) -> tuple[EvaluationStage, EvaluationPlan]:
-        folder = self.grid.logs / spec.name / "attacked" / spec.place
-        words = self._evaluation_words("attack", spec, folder)
-        plan = self._reader.read_attack(words, str(spec.model.options["arch"]), spec.table.source)
-        return self._stage("attack", words, spec, plan, tuple(plan.attacks)), plan
-
-    def _evaluation_words(self, command: str, spec: _EvaluationSpec, output: Path) -> list[str]:
-        options = fill_placeholders(spec.table.options, spec.model.options, spec.table.source)
-        checkpoint = os.path.relpath(spec.training.checkpoint, self.cwd)
-        words = [str(spec.model.options["dataset"]), checkpoint, str(spec.sigma), str(output)]
-        return [*words, *self._reader.option_words(command, options, spec.table.source), *self.shared.words]
-
-    def _stage(
-        self, command: str, words: list[str], spec: _EvaluationSpec, plan: EvaluationPlan, logs: tuple[Path, ...]
-    ) -> EvaluationStage:
-        return EvaluationStage(
+    def _evaluation(
+        self, command: str, table: EvaluationTable, sigma: Any, model: Model, name: Path, training: TrainingStage
+    ) -> tuple[EvaluationStage, EvaluationPlan]:
+        """An evaluation, by certify or attack, that a ``table`` asks for; ``name`` is the model's folder."""
+        place = evaluation_name(str(table.options.get("split", "test")), sigma, table.name)
+        is_attack, folder, arch = command == "attack", self.grid.logs / name, str(model.options["arch"])
+        output = folder / "attacked" / place if is_attack else folder / place.with_name(f"{place.name}.tsv")
+        options = fill_placeholders(table.options, model.options, table.source)
+        checkpoint = os.path.relpath(training.checkpoint, self.cwd)
+        words = [str(model.options["dataset"]), checkpoint, str(sigma), str(output)]
+        words += [*self._reader.option_words(command, options, table.source), *self.shared.words]
+        read = self._reader.read_attack if is_attack else self._reader.read_certification
+        plan = read(words, arch, table.source)
+        stage = EvaluationStage(
             words=(command, *words),
-            title=f"{command} {spec.place.name}",
-            checkpoint=spec.training.checkpoint,
-            logs=tuple(self.cwd / log for log in logs),
+            title=f"{command} {place.name}",
+            checkpoint=training.checkpoint,
+            logs=tuple(self.cwd / log for log in plan.attacks or (output,)),
             settings=plan.settings,
             selection=plan.selection,
         )
+        return stage, plan

@@ -54,7 +54,9 @@ class Ray(Engine):
     retries: int = setting(3, parse=non_negative_int, help="how often a job is tried again after its machine is lost")
 
     def run(self, jobs: Sequence[Job], site: Site, report_end: ReportEnd) -> None:
-        address = self._found_address()
+        address = self.address or os.environ.get("RAY_ADDRESS") or None  # None starts Ray here
+        if address is not None and not _answers(address):
+            raise UserError(f"--address {address}: no Ray head answers there; start one with `ray start --head`")
         ray = _ray(address)
         if address is not None and not _is_head(address):
             raise UserError(f"--address {address}: what answers there is no Ray head, whose port is 6379 by default")
@@ -70,13 +72,6 @@ class Ray(Engine):
         site.folder.mkdir(parents=True, exist_ok=True)
         with _connected(ray, address, jobs[0], site, gpus):
             self._work(ray, jobs, address, gpus, report_on_terminal)
-
-    def _found_address(self) -> str | None:
-        """HOST:PORT of the cluster; None to start Ray here. UserError if no head answers at the address."""
-        address = self.address or os.environ.get("RAY_ADDRESS") or None
-        if address is not None and not _answers(address):
-            raise UserError(f"--address {address}: no Ray head answers there; start one with `ray start --head`")
-        return address
 
     def _work(self, ray: Any, jobs: Sequence[Job], address: str | None, gpus: int, report_end: ReportEnd) -> None:
         """Hand out all jobs and wait for them; an interruption stops them."""

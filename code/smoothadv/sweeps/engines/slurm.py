@@ -38,18 +38,7 @@ _REFUSED_OPTIONS = {
     "partition": "write --partition",
     "cpus_per_task": "write --cpus",
     **dict.fromkeys(
-        (
-            "array",
-            "error",
-            "job_name",
-            "nodes",
-            "ntasks",
-            "ntasks_per_node",
-            "open_mode",
-            "output",
-            "requeue",
-            "signal",
-        ),
+        "array error job_name nodes ntasks ntasks_per_node open_mode output requeue signal".split(),
         "the sweep sets this itself",
     ),
 }

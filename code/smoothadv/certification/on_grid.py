@@ -1,0 +1,129 @@
+"""Procedures that decide, at several looks at the votes, which radii of a grid are certified."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from smoothadv.certification import ABSTAIN, Certificate, Draws, Procedure, Voting
+from smoothadv.files import read_cached, write_cached
+from smoothadv.settings import non_negative_float, setting
+
+PAPER_RADII = tuple(0.25 * step for step in range(10))
+"""0 and the columns of the paper's CIFAR-10 tables."""
+SMALLEST_ALPHA = 1e-9
+"""Each look reserves an error of 1e-12 against rounding, which would use up a smaller alpha."""
+GRID_COLUMNS = ("samples", "level", "looks")
+LABEL_AWARE = "label_aware"
+"""Columns of a log. samples counts all draws, level is the number of the largest radius that was certified (-1: none),
+looks counts the looks; LABEL_AWARE is 1 where the class selected was not the label. successes and trials are the counts
+at the look that certified the radius: later looks, for a larger radius, may have a smaller share of successes."""
+
+
+@dataclass(frozen=True)
+class GridProcedure(Procedure):
+    """Selects a class by n0 votes, then looks at the votes of fresh draws until the next radius is out of reach."""
+
+    on_grid: ClassVar[bool] = True
+    default_n: ClassVar[int] = 125_000
+    radii: tuple[float, ...] | None = setting(
+        None,
+        help="l2 radii to decide, in addition to 0 (default: the columns of the paper's tables for the dataset)",
+        parse=non_negative_float,
+        many=True,
+    )
+    label_aware: bool = setting(
+        False, help="for benchmarks only: stop if the selected class is not the true class; the log records it"
+    )
+
+    def __post_init__(self) -> None:
+        if not all(math.isfinite(radius) and radius >= 0 for radius in self.radii_to_decide):
+            raise ValueError(f"radii must be finite and at least 0, got {', '.join(map(str, self.radii_to_decide))}")
+        if self.smoothing.alpha < SMALLEST_ALPHA:
+            raise ValueError(f"alpha must be at least {SMALLEST_ALPHA:g} here, got {self.smoothing.alpha:g}")
+        # One order, one description: the same radii in another order are the same procedure.
+        object.__setattr__(self, "radii", tuple(sorted({0.0, *map(float, self.radii_to_decide)})))
+
+    @property
+    def radii_to_decide(self) -> tuple[float, ...]:
+        """The radii that decide when to stop; others only refine what is reported."""
+        return PAPER_RADII if self.radii is None else self.radii
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*GRID_COLUMNS, *((LABEL_AWARE,) if self.label_aware else ()))
+
+    @property
+    @abstractmethod
+    def looks(self) -> np.ndarray:
+        """The numbers of draws at which the votes are looked at: int64 [L], ascending, the last one is n."""
+
+    @abstractmethod
+    def certified(self, votes: np.ndarray, candidate: int, look: int) -> float:
+        """The largest radius that ``votes`` [K] certify for the candidate at this look; negative if they certify none.
+
+        Over the draws, some look certifies a radius at which the candidate is not certain with probability <= alpha.
+        """
+
+    @abstractmethod
+    def has_hope(self, votes: np.ndarray, candidate: int, look: int, following: float) -> bool:
+        """Whether the radius ``following`` is likely enough to be certified at a later look to go on drawing.
+
+        ``look`` is -1 for the votes of the selection. No answer can make a statement false.
+        """
+
+    def counted(self, votes: np.ndarray, candidate: int) -> dict[str, int]:
+        """The columns, beside successes and trials, of the counts that certified the radius."""
+        return {}
+
+    def votes(self, label: int) -> Voting:
+        selection = yield Draws(self.smoothing.n0)
+        candidate, skipped = int(selection.argmax()), False
+        votes = deciding = np.zeros_like(selection)
+        drawn, looks, best = 0, 0, -1.0
+        if self.label_aware and candidate != label:
+            skipped = True
+        elif self.has_hope(selection, candidate, -1, 0.0):
+            for look, n in enumerate(self.looks):
+                votes = votes + (yield Draws(int(n) - drawn))
+                drawn, looks = int(n), look + 1
+                if (radius := self.certified(votes, candidate, look)) > best or best < 0:
+                    best, deciding = max(radius, -1.0), votes
+                following = next((r for r in self.radii_to_decide if r > best), None)
+                if following is None or n == self.looks[-1] or not self.has_hope(votes, candidate, look, following):
+                    break
+        level = sum(radius <= best for radius in self.radii_to_decide) - 1
+        details = dict(zip(GRID_COLUMNS, (self.smoothing.n0 + drawn, level, looks)))
+        details |= self.counted(deciding, candidate)
+        if self.label_aware:
+            details[LABEL_AWARE] = int(skipped)
+        statement = (candidate, best) if best >= 0 else (ABSTAIN, 0.0)
+        return Certificate(*statement, int(deciding[candidate]), int(deciding.sum()), details)
+
+
+def cached_array(parameters: dict[str, Any], build: Callable[[], np.ndarray]) -> np.ndarray:
+    """The array that ``build`` makes of ``parameters``, from this user's cache; missing or damaged, it is built."""
+    name = "tables-" + hashlib.sha256(json.dumps(parameters).encode()).hexdigest()[:32]
+    cached = read_cached(name)
+    if cached is not None:
+        return np.load(io.BytesIO(cached), allow_pickle=False)
+    content = io.BytesIO()
+    np.save(content, array := build())
+    write_cached(name, content.getvalue())
+    return array
+
+
+def digest_of(*arrays: np.ndarray) -> str:
+    """A SHA-256, in hexadecimal, of the values of arrays."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(array.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,147 @@
+"""Sequential certification with bounds on p_A and on the strongest rival: as many draws as the decision needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy import special
+from tqdm import tqdm
+
+from smoothadv.bounds import quantile_loss, radius_probability
+from smoothadv.certification import PROCEDURES
+from smoothadv.certification.error_spending import efficacy_row, look_schedule, spending, success_upper_bound
+from smoothadv.certification.on_grid import GRID_COLUMNS, LABEL_AWARE, GridProcedure, cached_array, digest_of
+from smoothadv.certification.two_sided import RIVAL, share_setting, strongest_rival
+
+STEPS = 50
+"""Hypotheses per unit of Phi^-1(p): sums of two are radii sigma / 100 apart."""
+_LOWEST = -2 * STEPS
+"""The smallest p_A with a hypothesis is Phi(-2)."""
+_EARLY, _GAMMA = 0.5, 0.01
+_VERSION = 1
+
+
+@PROCEDURES.register("sequential")
+@dataclass(frozen=True)
+class Sequential(GridProcedure):
+    """Decide radii by lower bounds on p_A and upper bounds on the strongest rival; stop as soon as that is known.
+
+    n0 votes select a class c. At each look, exact error-spending tables tell which hypotheses p_A <= Phi(z_i) and which
+    hypotheses p_b >= Phi(-z_i) of the strongest rival are rejected, z_i = i / 50 and i from -100 (1 for the rival). The
+    first table spends alpha_share * alpha, the second one the rest. With z_A and z_B the largest that are rejected, the
+    radius is sigma / 2 (z_A + max(z_A, z_B)) (Cohen et al., Theorem 1), and the result is the largest one of all looks.
+    The radii to decide are hypotheses about p_A, too, and say when to stop: the procedure gives up where the next
+    one is out of reach for the counts to be expected.
+
+    Formal guarantee: the probability, over the draws, of returning a class and a radius such that the smoothed
+    classifier is not that class throughout the closed ball of that radius is at most alpha, however early the procedure
+    stops. Let z be the smallest of the first table with Phi(z) >= p_A, and z' the smallest of the second one with
+    Phi(-z') <= p_b, where b is the most probable class other than c. A false statement needs the row of z to be
+    rejected, with probability at most alpha_share * alpha by the construction of the row, or the row of z' by the count
+    of b, with probability at most the rest: a rejection of a larger z_A, or of z_B by the strongest rival, includes it.
+    It holds for each input by itself. It is void if the radii, n, alpha or alpha_share are chosen after the draws, or
+    if the run is repeated until its result pleases.
+    """
+
+    alpha_share: float = share_setting()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*GRID_COLUMNS, RIVAL, *((LABEL_AWARE,) if self.label_aware else ()))
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"tables_sha256": digest_of(self.looks, *self._tables)}
+
+    def counted(self, votes: np.ndarray, candidate: int) -> dict[str, int]:
+        return {RIVAL: strongest_rival(votes, candidate)}
+
+    def certified(self, votes: np.ndarray, candidate: int, look: int) -> float:
+        others = int(votes.sum()) - strongest_rival(votes, candidate)
+        return self._radius(int(votes[candidate]), others, look)
+
+    def _radius(self, successes: float, not_rival: float, look: int) -> float:
+        """The radius that these counts of c, and of all classes but the strongest rival, certify at this look."""
+        lower, rival = self._tables
+        row = int(np.searchsorted(lower[:, look], successes, side="right")) - 1
+        if row < 0:
+            return -1.0
+        step, rival_step = int(self._steps[row]), int(np.searchsorted(rival[:, look], not_rival, side="right"))
+        if rival_step <= step:
+            return float(self._radii[row])
+        loss = quantile_loss(step / STEPS, rival_step / STEPS, self.smoothing.noise_distance)
+        # The margin of 1e-15 in each hypothesis exceeds the rounding of this radius.
+        both = self.smoothing.sigma * (step + rival_step) / (2 * STEPS) - self.smoothing.sigma * loss
+        return max(both, float(self._radii[row]))
+
+    def has_hope(self, votes: np.ndarray, candidate: int, look: int, following: float) -> bool:
+        drawn, counted = (int(self.looks[look]) if look >= 0 else 0), int(votes.sum())
+
+        def at_the_end(count: int) -> float:
+            more = (self.smoothing.n - drawn) * success_upper_bound(count, counted, _GAMMA)
+            return more + (count if drawn else 0)
+
+        not_rival = counted - strongest_rival(votes, candidate)
+        return self._radius(at_the_end(int(votes[candidate])), at_the_end(not_rival), -1) >= following
+
+    @cached_property
+    def _radii(self) -> np.ndarray:
+        """The radius that the rejection of each hypothesis on p_A certifies alone, ascending; below 0 for p_A < 1/2."""
+        lattice = (self.smoothing.sigma * step / STEPS for step in range(_LOWEST, self._top(self.alpha_share)))
+        return np.array(sorted({*self.radii_to_decide, *lattice}))
+
+    @cached_property
+    def _steps(self) -> np.ndarray:
+        """For each of these hypotheses the largest i such that z_i is not above its own z: int64."""
+        return np.floor(self._radii / self.smoothing.sigma * STEPS + 1e-9).astype(np.int64)
+
+    def _top(self, share: float) -> int:
+        """The number of steps up to a z that not even n successes in a row reject at this share of alpha."""
+        z = -float(special.ndtri(-math.expm1(math.log(share * self.smoothing.alpha) / self.smoothing.n)))
+        return max(1, math.ceil(z * STEPS) + 1)
+
+    @cached_property
+    def looks(self) -> np.ndarray:
+        nulls = [self._null(radius) for radius in self.radii_to_decide]
+        return look_schedule(nulls, self.smoothing.n, self.smoothing.alpha * self.alpha_share, _EARLY)
+
+    def _null(self, radius: float) -> float:
+        return radius_probability(float(radius), self.smoothing.sigma, self.smoothing.noise_distance)
+
+    @cached_property
+    def _tables(self) -> tuple[np.ndarray, np.ndarray]:
+        """The fewest votes that reject each hypothesis at each look: on p_A [I, L], on the strongest rival [J, L]."""
+        share, alpha = self.alpha_share, self.smoothing.alpha
+        lattice = (self.smoothing.sigma * step / STEPS for step in range(1, self._top(1 - share)))
+        levels = share * alpha, (1 - share) * alpha
+        nulls = [[self._null(radius) for radius in radii] for radii in (self._radii, lattice)]
+        parameters = {
+            "version": _VERSION,
+            "nulls": [[null.hex() for null in each] for each in nulls],
+            "looks": self.looks.tolist(),
+            "levels": [level.hex() for level in levels],
+            "early": _EARLY,
+        }
+
+        def build() -> np.ndarray:
+            return np.concatenate([boundaries(*each, self.looks, _EARLY) for each in zip(nulls, levels)])
+
+        tables = cached_array(parameters, build)
+        return tables[: len(nulls[0])], tables[len(nulls[0]) :]
+
+
+def boundaries(nulls: Sequence[float], alpha: float, looks: np.ndarray, early: float) -> np.ndarray:
+    """The fewest successes that reject each of the ascending ``nulls`` "p <= t" at each look: int64 [len(nulls), L].
+
+    Each row is rejected at some look with probability at most ``alpha`` where p <= t; rejections are nested.
+    """
+    allowance = [spending(int(n), int(looks[-1]), alpha, early) for n in looks]
+    rows = np.array(
+        [efficacy_row(null, looks, allowance) for null in tqdm(nulls, "tables", delay=2, leave=False, disable=None)],
+        dtype=np.int64,
+    )
+    return np.maximum.accumulate(rows.reshape(len(nulls), len(looks)), axis=0)

@@ -1,0 +1,198 @@
+"""Sequential certificates from two bounds: against a plain loop over all hypotheses, and how often they are false.
+
+Every check on random outcomes rejects a correct procedure with probability at most 1e-6 (``FALSE_ALARM``), and is shown
+to reject a wrong one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from smoothadv.bounds import radius_probability, two_sided_radius
+from smoothadv.certification import ABSTAIN, Smoothing
+from smoothadv.certification.error_spending import crossing_probability
+from smoothadv.certification.sequential import STEPS, Sequential
+from support.statistical_checks import too_many
+from support.votes import ListedVotes, certify
+
+SMALL = Smoothing(sigma=0.5, n0=50, n=1000, alpha=1e-3)
+SHARE = 0.9
+POINTS = {
+    "three equal": [1 / 3] * 3,
+    "two equal": [0.5, 0.5],
+    "a hair": [0.4, 0.4, 0.2],
+    "ten equal": [0.1] * 10,
+    "one rival": [0.6, 0.4],
+    "below one half": [0.3] + [0.1] * 7,
+    "nearly certain": [0.999, 0.0005, 0.0005],
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small(tmp_path_factory):
+    """The procedure whose tables are built once, in a cache of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SMOOTHADV_CACHE", str(tmp_path_factory.mktemp("cache")))
+        procedure = Sequential(SMALL, radii=(0.25, 0.5))
+        assert procedure._tables
+        yield procedure
+
+
+def on_the_edge(radius: float, p_a: float) -> list[float]:
+    """Probabilities for which Theorem 1 gives exactly this radius (sigma = 0.5), the rest in small parts."""
+    p_b = float(special.ndtr(special.ndtri(p_a) - 2 * radius / SMALL.sigma))
+    return [p_a, p_b] + [(1 - p_a - p_b) / 40] * 40
+
+
+def radii_of(procedure: Sequential, votes: np.ndarray, look: int, tables=None, rivals=slice(1, None)) -> np.ndarray:
+    """``certified`` of many counts [runs, K] of class 0, without the rounding of its last digits."""
+    lower, rival = tables or procedure._tables
+    row = np.searchsorted(lower[:, look], votes[:, 0], side="right") - 1
+    rival_step = np.searchsorted(rival[:, look], votes.sum(axis=1) - votes[:, rivals].max(axis=1), side="right")
+    step, alone = procedure._steps[row], procedure._radii[row]
+    both = np.where(rival_step > step, procedure.smoothing.sigma * (step + rival_step) / (2 * STEPS), -1.0)
+    return np.where(row >= 0, np.maximum(alone, both), -1.0)
+
+
+def false_claims(procedure: Sequential, p: list[float], runs: int, **rule) -> int:
+    """Runs that certify class 0 beyond Theorem 1's radius at any look: as if the procedure never gave up early."""
+    generator, truth = np.random.default_rng(len(p)), (special.ndtri(p[0]) - special.ndtri(max(p[1:]))) / 2
+    votes, before, best = np.zeros((runs, len(p)), np.int64), 0, np.full(runs, -1.0)
+    for look, n in enumerate(procedure.looks):
+        votes += generator.multinomial(int(n) - before, p, runs)
+        before, best = int(n), np.maximum(best, radii_of(procedure, votes, look, **rule))
+    return int(((best >= 0) & (best > procedure.smoothing.sigma * truth + 1e-12)).sum())
+
+
+def test_the_simulation_certifies_what_the_procedure_does(small):
+    generator = np.random.default_rng(0)
+    for p in POINTS.values():
+        for look, n in enumerate(small.looks):
+            votes = generator.multinomial(n, p)
+            certified = small.certified(votes, 0, look)
+            assert max(certified, -1.0) == pytest.approx(max(-1.0, radii_of(small, votes[None], look)[0]), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "p", [*POINTS.values(), on_the_edge(0.25, 0.6), on_the_edge(0.25, 0.45), on_the_edge(0.5, 0.7)]
+)
+def test_false_claims_are_no_more_frequent_than_alpha(small, p):
+    assert not too_many(false_claims(small, p, 20_000), 20_000, SMALL.alpha)
+
+
+@pytest.mark.slow  # the fast test does the same with fewer runs and draws
+def test_false_claims_in_many_runs_of_the_default_size():
+    for radius in (0.0, 0.25, 0.5, 1.0):
+        procedure = Sequential(dataclasses.replace(SMALL, n=125_000), radii=(radius,))
+        for p_a in (0.35, 0.5, 0.7, 0.9, 0.999):
+            p = on_the_edge(radius, p_a)
+            if p[1] + p[0] <= 1:
+                assert not too_many(false_claims(procedure, p, 200_000), 200_000, SMALL.alpha)
+    for p in [*POINTS.values(), [1e-3] * 1000]:
+        runs = 200_000 if len(p) < 1000 else 20_000
+        assert not too_many(false_claims(procedure, p, runs), runs, SMALL.alpha)
+
+
+def test_the_check_rejects_wrong_rules(small):
+    nulls = special.ndtr(small._radii / SMALL.sigma)
+    rivals = special.ndtr(np.arange(1, len(small._tables[1]) + 1) / STEPS)
+    levels = SHARE * SMALL.alpha, (1 - SHARE) * SMALL.alpha
+    peeking = tuple(
+        np.array([stats.binom.isf(level, small.looks, t) + 1 for t in each])
+        for each, level in zip((nulls, rivals), levels)
+    )
+    runs = 50_000
+    assert too_many(false_claims(small, POINTS["two equal"], runs, tables=peeking), runs, SMALL.alpha)
+    # Without the other rivals, of which any may be the strongest.
+    assert too_many(false_claims(small, [0.3, 0.02] + [0.085] * 8, runs, rivals=slice(1, 2)), runs, SMALL.alpha)
+
+
+def test_each_row_is_rejected_with_no_more_than_its_level(small):
+    lower, rival = small._tables
+    nulls = [radius_probability(float(radius), SMALL.sigma) for radius in small._radii]
+    rivals = [radius_probability(SMALL.sigma * step / STEPS, SMALL.sigma) for step in range(1, len(rival) + 1)]
+    levels = SHARE * SMALL.alpha, (1 - SHARE) * SMALL.alpha
+    for table, each, level in zip((lower, rival), (nulls, rivals), levels):
+        assert (np.diff(table, axis=0) >= 0).all(), "a rejection includes those of smaller hypotheses"
+        rates = [crossing_probability(t, small.looks, row) for t, row in zip(each[::7], table[::7])]
+        assert max(rates) <= level and max(rates) > 0.9 * level
+    assert (np.abs(small._steps / STEPS * SMALL.sigma) <= np.abs(small._radii) + 1e-9).all()
+
+
+def plain_loop(procedure: Sequential, classes: np.ndarray) -> tuple[int, float, int]:
+    """Class, radius and draws at which it was certified, hypothesis by hypothesis, all looks, without giving up."""
+    selection, rest = classes[: procedure.smoothing.n0], classes[procedure.smoothing.n0 :]
+    candidate, best, deciding = int(np.bincount(selection, minlength=4).argmax()), -1.0, 0
+    lower, rival = procedure._tables
+    sigma = Fraction(procedure.smoothing.sigma)
+    for look, n in enumerate(procedure.looks.tolist()):
+        votes = np.bincount(rest[:n], minlength=4)
+        others = n - np.delete(votes, candidate).max()
+        for row, radius in enumerate(procedure._radii.tolist()):
+            if votes[candidate] >= lower[row, look]:
+                step = math.floor(Fraction(radius) / sigma * STEPS + Fraction(1, 10**9))
+                rival_step = max([j + 1 for j in range(len(rival)) if others >= rival[j, look]], default=0)
+                radius = max(radius, float(sigma * (step + max(step, rival_step)) / (2 * STEPS)))
+                if radius > best and radius >= 0:
+                    best, deciding = radius, n
+    return candidate, best, deciding
+
+
+@pytest.mark.parametrize(
+    "p", [[0.3, 0.05, 0.6, 0.05], [0.2, 0.2, 0.4, 0.2], [0.0, 0.01, 0.99, 0.0], [0.25] * 4, [0, 0, 1, 0]]
+)
+def test_certificates_are_those_of_a_plain_loop_until_it_gives_up(small, p):
+    generator, certified = np.random.default_rng(5), 0
+    for _ in range(4):
+        classes = generator.choice(4, size=SMALL.n0 + SMALL.n, p=p)
+        certificate, votes = None, ListedVotes(classes)
+        certificate = certify(small, votes)
+        stopped = votes.used - SMALL.n0
+        cut = dataclasses.replace(small)  # the plain loop sees no look after the one at which the procedure stopped
+        vars(cut).update(
+            looks=small.looks[small.looks <= stopped], _tables=small._tables, _steps=small._steps, _radii=small._radii
+        )
+        candidate, radius, deciding = plain_loop(cut, classes)
+        counts = np.bincount(classes[SMALL.n0 : SMALL.n0 + deciding], minlength=4)
+        assert certificate.prediction == (candidate if radius >= 0 else ABSTAIN)
+        assert certificate.radius == pytest.approx(max(radius, 0.0), rel=1e-15)
+        assert certificate.details["samples"] == votes.used
+        assert certificate.details["looks"] == len(cut.looks)
+        assert certificate.details["level"] == sum(r <= radius for r in (0.0, 0.25, 0.5)) - 1
+        if radius >= 0:
+            certified += 1
+            assert (certificate.successes, certificate.trials) == (counts[candidate], deciding)
+            assert certificate.details["rival"] == np.delete(counts, candidate).max()
+    assert certified or max(p) == 0.25
+
+
+def test_giving_up_loses_few_radii_and_saves_draws(small):
+    """Against both bounds from all draws at once, whose radii are not on a grid of sigma / 100."""
+    generator, lost, draws, runs = np.random.default_rng(6), 0, 0, 0
+    for p in ([0.3, 0.1, 0.5, 0.1], [0.2, 0.2, 0.4, 0.2], [0.01, 0.01, 0.97, 0.01], [0.24, 0.24, 0.28, 0.24]):
+        for _ in range(25):
+            classes = generator.choice(4, size=SMALL.n0 + SMALL.n, p=p)
+            found, counts = certify(small, ListedVotes(classes)), np.bincount(classes[SMALL.n0 :], minlength=4)
+            selected = int(np.bincount(classes[: SMALL.n0], minlength=4).argmax())
+            of_all = counts[selected], np.delete(counts, selected).max(), SMALL.n
+            whole = two_sided_radius(*map(int, of_all), SMALL.sigma, SMALL.alpha, SHARE)
+            decided = -1 if whole is None else sum(r <= whole for r in (0.0, 0.25, 0.5)) - 1
+            lost += found.details["level"] < decided
+            draws, runs = draws + found.details["samples"], runs + 1
+    assert lost <= 0.2 * runs and draws < 0.6 * runs * (SMALL.n0 + SMALL.n)
+
+
+def test_options():
+    aware = Sequential(SMALL, radii=(0.25,), label_aware=True)
+    certificate = certify(aware, ListedVotes(np.full(50, 1)), label=2)
+    assert certificate.details == {"samples": 50, "level": -1, "looks": 0, "rival": 0, "label_aware": 1}
+    assert aware.columns == ("samples", "level", "looks", "rival", "label_aware")
+    assert Sequential(SMALL, radii=(0.25,)).settings == {**aware.settings}
+    other = Sequential(dataclasses.replace(SMALL, noise_distance=1e-3), radii=(0.25,))
+    assert other.settings != aware.settings and 0 < other.largest_radius <= aware.largest_radius
