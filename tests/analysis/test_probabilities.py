@@ -44,6 +44,15 @@ def test_adaptive_logs_have_the_bounds_of_their_radii_whatever_their_counts():
     """The counts at a look that was chosen by what they were do not bound anything by themselves."""
     grid = log(method="adaptive", table={"samples": 500, "level": 1, "looks": 2, "radius": [0.5, 0.25, 0, 0, 0]})
     assert bounds_of(grid) == pytest.approx([stats.norm.cdf(1), stats.norm.cdf(0.5), 0.5, 0, 0])
+    titles = [Probabilities()(Logs([some])).columns[2].title for some in (grid, log())]
+    assert ["of grids a lower bound" in title for title in titles] == [True, False]
+
+
+def test_two_sided_logs_have_the_bounds_of_their_share_of_alpha():
+    """Where counting stopped early by what a rival had, nothing is assumed of the draws that were not made."""
+    columns = {"rival": [0, 5, 100, 300, 590], "trials": [N, N, N, N, 900]}
+    bounds = [lower_confidence_bound(count, N, 0.9 * ALPHA) for count in COUNTS]
+    assert bounds_of(log(table=columns, method="two-sided", alpha_share=0.9)) == [*bounds[:3], 0, bounds[4]]
 
 
 def test_bound_of_partial_counts_holds():

@@ -245,7 +245,7 @@ def test_the_best_log_is_chosen_for_each_procedure_by_itself(of_two_procedures, 
 @pytest.mark.parametrize("arguments", [["heat_map", "logs", "--columns", "N", "-o", "map"], ["examples", "logs"]])
 def test_a_choice_of_the_procedure_is_asked_for(of_two_procedures, analyze, arguments):
     outcome = analyze(*arguments)
-    found = f"needs logs of one procedure, not of {'; '.join(of_two_procedures)}; name those of one, or use --where"
+    found = f"needs logs of one procedure, not of {'; '.join(of_two_procedures)}; name those of one pro"
     assert outcome.code == 1 and found in outcome.err.splitlines()[-1]
     assert analyze(*arguments, "--where", "method=exact").code == 0
 

@@ -28,14 +28,15 @@ class Probabilities(Analysis):
     few levels, beside the average certified radius"""
 
     def __call__(self, logs: Logs) -> Table:
+        told = with_bounds(logs.certification)
+        grids = ", of grids a lower bound" if any(log.is_on_grid for log, _ in told) else ""
         columns = [
             Column("log", "lower bound of p_A", "text"),
             Column("examples", "examples", "count"),
-            Column("average_certified_radius", "average certified radius (l2)", "number"),
+            Column("average_certified_radius", f"average certified radius (l2){grids}", "number"),
             *(Column(f"quantile_{share:g}", f"{100 * share:g}% quantile", "number") for share in _QUANTILES),
             *(Column(f"at_least_{level:g}", f"at least {level:g}", "fraction") for level in _LEVELS),
         ]
-        told = with_bounds(logs.certification)
         return with_selected(Table(columns, [_row(log, bounds) for log, bounds in told]), [log for log, _ in told])
 
 
