@@ -50,7 +50,7 @@ def rows_of(first: Log, second: Log, **settings_) -> list[dict]:
 
 def test_counts_are_those_of_the_examples_that_both_hold():
     """Of idx 0 to 3: at 0.5 the first is right on 0 and 3, the second on 0, 1 and 2."""
-    half, average = rows_of(FIRST, SECOND, radii=[Radius("0.5")])
+    half, *_, average = rows_of(FIRST, SECOND, radii=[Radius("0.5")])
     assert (half["quantity"], half["examples"], half["first"], half["second"]) == ("0.50", 4, 0.5, 0.75)
     assert (half["difference"], half["only_first"], half["only_second"]) == (0.25, 1, 2)
     assert half["p_value"] == pytest.approx(1.0), "two of three discordant pairs: 2 * (1 + 3) / 8"
@@ -58,6 +58,23 @@ def test_counts_are_those_of_the_examples_that_both_hold():
     assert average["first"] == pytest.approx(1.75 / 4) and average["second"] == pytest.approx(2.25 / 4)
     assert average["difference"] == pytest.approx(0.125)
     assert [average[name] for name in ("only_first", "only_second", "p_value")] == [None] * 3
+
+
+def test_abstentions_and_images_of_larger_radius_are_counted_in_pairs():
+    """As of two procedures on one model's votes: of idx 0 to 4 the second certifies two that abstained, a third further
+    and a fourth less; where both are wrong no radius counts."""
+    one, two = (log(name, dict(enumerate(radii))) for name, radii in (("one", [0.5, 0.25, 0, 0, None]),
+                                                                      ("two", [0.4, 0.5, 0.2, 0, None])))  # fmt: skip
+    one.table.loc[[2, 3], ["predict", "correct"]] = -1, 0
+    two.table.loc[[3], "radius"] = 0.1
+    _, abstained, larger, _ = rows_of(one, two, radii=[Radius("0.5")])
+    assert [abstained[name] for name in COLUMNS[0]] == ["abstained", 5, 2 / 5, 0.0, -2 / 5]
+    assert [larger[name] for name in COLUMNS[0]] == ["larger radius", 5, 1 / 5, 3 / 5, 2 / 5]
+    for row, counts in ((abstained, (2, 0)), (larger, (1, 3))):
+        assert (row["low"], row["high"]) == paired_difference_interval(*counts, 5, 0.95)
+        assert (row["only_first"], row["only_second"], row["p_value"]) == (*counts, mcnemar_p_value(*counts))
+    one.table["label_aware"] = 0
+    assert "abstained" not in {row["quantity"] for row in rows_of(one, two)}, "an image given up is no abstention"
 
 
 def test_default_radii_begin_with_the_clean_accuracy():

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from smoothadv.analysis.shared.log_statistics import (
     abstention_rate,
@@ -16,7 +17,9 @@ from smoothadv.analysis.shared.log_statistics import (
     certified_accuracies,
     certified_accuracy,
     clean_accuracy,
+    clopper_pearson_band,
     default_radii,
+    dkw_band,
     empirical_accuracy,
     high_probability_accuracies,
 )
@@ -126,6 +129,42 @@ def test_interval_is_that_of_resampling_the_examples(correct, confidence):
     assert not are_quantiles(resampled, low + 0.02, high, confidence)
     assert not are_quantiles(resampled, low, high + 0.02, confidence)
     assert not are_quantiles(resampled, low, high - 0.02, confidence)
+
+
+def misses(band, confidence: float, radii: np.ndarray) -> int:
+    """Of how many of 1000 logs of 60 images each the band leaves out the population's accuracy at any of the radii.
+
+    A third of the population is wrong or abstains; the radii of the others are uniform up to 1.6.
+    """
+    certified = np.random.default_rng(7).uniform(-0.8, 1.6, (1000, 60, 1))
+    low, high = zip(*(band(shares, 60, confidence) for shares in (certified >= radii).mean(1)))
+    truth = (1.6 - radii) / 2.4
+    return int(((truth < np.array(low)) | (truth > np.array(high))).any(1).sum())
+
+
+@pytest.mark.parametrize("confidence", [0.8, 0.95])
+def test_bands_hold_at_all_radii_at_once(confidence):
+    """A true band of this confidence is taken for a false one with probability 1e-6; one that holds at each radius by
+    itself, or of half the width, is found out."""
+    most = int(stats.binom.isf(1e-6, 1000, 1 - confidence))
+    few, many = np.linspace(0, 1.5, 7), np.linspace(0, 1.6, 81)
+    assert misses(dkw_band, confidence, many) <= most
+    assert misses(clopper_pearson_band, confidence, few) <= most
+    assert misses(bootstrap_interval, confidence, few) > most
+    assert misses(lambda shares, *_: dkw_band(shares, 4 * 60, confidence), confidence, many) > most
+
+
+def test_bands_are_those_of_their_formulas():
+    shares = np.array([0.5, 0.02, 1.0, 0.0])
+    low, high = dkw_band(shares, 200, 0.95)
+    half = math.sqrt(math.log(40) / 400)
+    assert low == pytest.approx([0.5 - half, 0, 1 - half, 0]) and high == pytest.approx(
+        [0.5 + half, 0.02 + half, 1, half]
+    )
+    ends = zip(*clopper_pearson_band(shares, 200, 0.95))
+    for share, (low_, high_) in zip(shares, ends):
+        exact = stats.binomtest(round(200 * share), 200).proportion_ci(1 - 0.05 / 4, method="exact")
+        assert (low_, high_) == pytest.approx((exact.low, exact.high), abs=1e-9)
 
 
 @exhaustive

@@ -15,7 +15,7 @@ from support.commands import Outcome, call, snapshot
 TRAINING = "epoch\ttime\tlr\ttrain loss\ttrain acc\ttestloss\ttest acc\n"
 TRAINING += "0\t9.1\t0.1\t1.5\t40.0\t1.4\t45.0\n1\t9\t0.1\t1\t60\t1.1\t55\n"
 FIGURES = ["plot", "plot_envelope", "plot_empirical", "plot_training", "heat_map"]
-TABLES = ["summary", "table", "envelope", "compare", "examples", "parameters", "empirical", "gap"]
+TABLES = ["summary", "table", "envelope", "compare", "examples", "parameters", "empirical", "gap", "probabilities"]
 
 
 def certification(path: str, outcomes: list[tuple[str, float]], start: int = 0) -> None:
@@ -221,6 +221,20 @@ def test_confidence_adds_intervals(analyze):
     assert "60.0 (20.0--100.0)" in analyze(*options, "--format", "latex").out
 
 
+def test_simultaneous_bands_are_called_so(analyze):
+    """Of 5 images: sqrt(ln 40 / 10) beyond either side; exact intervals at 0.05 / 2 each."""
+    options = ["table", COHEN.format("0.50"), "--radii", 0, 0.5, "--confidence", 0.95, "--bands"]
+    (record,) = records(analyze(*options, "dkw", "--format", "json"))
+    assert (record["0_low"], record["0_high"], record["0.5_low"]) == pytest.approx((0, 1, 0))
+    assert "l2 radius, 95% bands for all radii at once" in analyze(*options, "dkw").out
+    (record,) = records(analyze(*options, "clopper-pearson", "--format", "json"))
+    assert (record["0.5_low"], record["0.5_high"]) == pytest.approx((0.0367, 0.8857), abs=1e-4)
+    assert (
+        "l2 radius, 95\\% bands for all these radii at once"
+        in analyze(*options, "clopper-pearson", "--format", "latex").out
+    )
+
+
 def test_decimals_are_for_people(analyze):
     options = ["table", "cohen", "--radii", 0, "--decimals"]
     for decimals, text in [(0, " 60 "), (3, " 60.000 ")]:
@@ -231,7 +245,7 @@ def test_decimals_are_for_people(analyze):
 
 def test_compare_counts_pairs(analyze):
     outcome = analyze("compare", COHEN.format("0.25"), OURS.format("0.25", 64), "--radii", 0.5, "--format", "json")
-    half, average = records(outcome)
+    half, *_, average = records(outcome)
     assert [half[name] for name in ("first", "second", "difference", "only_first", "only_second")] == [
         0.2, 0.6, pytest.approx(0.4), 0, 2,
     ]  # fmt: skip
@@ -297,6 +311,16 @@ USAGE = [
     (["summary", "cohen", "--high-probability", "exact0.1"], "'exact0.1' is not a probability"),
     (["summary", "cohen", "--group-by", "sigma"], "--group-by"),
     (["table", "cohen", "--confidence", "95"], "'95' is not a probability"),
+    (
+        ["table", "cohen", "--confidence", "0.9", "--bands", "wide"],
+        "'wide' is not known; known: bootstrap, dkw",
+    ),
+    (["table", "cohen", "--bands", "dkw"], "--bands dkw needs --confidence LEVEL"),
+    (
+        ["table", "cohen", "--confidence", "0.9", "--bands", "clopper-pearson"],
+        "clopper-pearson needs --radii",
+    ),
+    (["plot", "cohen", "-o", "x", "--of", "p_A", "--norm", "linf"], "--of p_A draws no radii"),
     (["envelope", "cohen", "--group-by", "colour"], "'colour' is not known; known: dataset"),
     (["envelope", "cohen", "--show", "radius"], "'radius' is not known; known: certified_accuracy"),
     (["examples", "cohen", "--worst", "0"], "'0' is not a whole number of at least 1"),

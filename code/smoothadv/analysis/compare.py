@@ -10,6 +10,7 @@ import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.procedure import is_label_aware
 from smoothadv.analysis.shared.radii import AtRadii, radius_text
 from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table
 from smoothadv.errors import UserError
@@ -25,7 +26,7 @@ _RESAMPLES = 4_000
 @dataclass(frozen=True)
 class Comparison(AtRadii, Analysis):
     """two logs on the examples that are in both: differences with intervals and exact tests; of certified accuracy,
-    or of the accuracy of predictions, as under two attacks"""
+    abstentions and radii, as of two procedures, or of the accuracy of predictions, as under two attacks"""
 
     kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
     confidence: float = setting(0.95, parse=probability, help="LEVEL of the intervals")
@@ -48,6 +49,11 @@ class Comparison(AtRadii, Analysis):
             [radius_text(radius), len(pairs), *self._at_radius(pairs, *length)]
             for radius, length in zip(radii, lengths)
         ]
+        if not any(is_label_aware(log.table) for log in (first, second)):
+            abstained = pairs.predict_first.eq(-1).to_numpy(), pairs.predict_second.eq(-1).to_numpy()
+            rows.append(["abstained", len(pairs), *self._shares(*abstained)])
+        credited = _credited(pairs)
+        rows.append(["larger radius", len(pairs), *self._shares(credited[0] > credited[1], credited[1] > credited[0])])
         average = self._average_radius(pairs)
         kinds = ("number", "number", "signed", "signed", "signed")
         shown = [Annotated(value, kind=kind) for value, kind in zip(average, kinds)]
@@ -102,8 +108,7 @@ class Comparison(AtRadii, Analysis):
         """Means of R * [correct] and a percentile bootstrap interval of their paired difference; no test."""
         from scipy import stats  # takes a second to load
 
-        first = (pairs.radius_first * pairs.correct_first).to_numpy()
-        second = (pairs.radius_second * pairs.correct_second).to_numpy()
+        first, second = _credited(pairs)
         difference = second - first
         low = high = float(difference.mean())
         if len(difference) > 1:
@@ -123,6 +128,12 @@ class Comparison(AtRadii, Analysis):
             float(low),
             float(high),
         ]
+
+
+def _credited(pairs: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """R * [correct] of each example in the first and in the second log: float64 [pairs]."""
+    first, second = (pairs[f"radius_{log}"] * pairs[f"correct_{log}"] for log in ("first", "second"))
+    return first.to_numpy(), second.to_numpy()
 
 
 def _average_title(first: Log, second: Log) -> str:

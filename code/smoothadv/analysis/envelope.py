@@ -14,7 +14,7 @@ from smoothadv.analysis.shared.radii import AtRadii, radius_column
 from smoothadv.analysis.shared.selection import (
     Choosing,
     Selected,
-    are_comparable,
+    are_alike,
     groups_of,
     hyper_parameter,
     one_of,
@@ -77,7 +77,7 @@ class Envelope(Choosing, AtRadii, Analysis):
     ) -> Table:
         title = self.heading + ("" if self.show == "certified_accuracy" else f", {self.show.replace('_', ' ')}")
         columns = [Column("group", title, "text"), Column("models", "models", "count")]
-        compared = self.show == "certified_accuracy" and are_comparable([some[0] for some in groups.values()])
+        compared = self.show == "certified_accuracy" and are_alike([some[0] for some in groups.values()])
         columns += [radius_column(radius, compared) for radius in radii]
         rows: list[list[Cell]] = [
             [name, len(groups[name]), *(self._shown(best) for best in winners)] for name, winners in selected.items()

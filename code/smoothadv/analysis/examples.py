@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.selection import refuse_several_procedures
+from smoothadv.analysis.shared.selection import refuse_several
 from smoothadv.analysis.shared.table_formats import Column, Table
 from smoothadv.errors import UserError
 from smoothadv.settings import positive_int, setting
@@ -30,7 +30,7 @@ class Examples(Analysis):
             raise ValueError("--worst and --best show different images: give one of them")
 
     def __call__(self, logs: Logs) -> Table:
-        refuse_several_procedures(logs.certification, "a mean over logs")
+        refuse_several(logs.certification, "a mean over logs", "procedure")
         frame = example_statistics(logs.certification)
         if self.best is not None:
             frame = frame.iloc[::-1].head(self.best)

@@ -16,13 +16,7 @@ from smoothadv.analysis.shared.hyper_parameters import FIELDS, ParameterValue, d
 from smoothadv.analysis.shared.log_statistics import average_certified_radius
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import AtRadii, radius_text
-from smoothadv.analysis.shared.selection import (
-    Choosing,
-    hyper_parameter,
-    one_of,
-    refuse_several_procedures,
-    refuse_several_sets,
-)
+from smoothadv.analysis.shared.selection import Choosing, hyper_parameter, one_of, refuse_several
 from smoothadv.errors import UserError
 from smoothadv.settings import setting
 
@@ -80,8 +74,7 @@ class HeatMap(Choosing, AtRadii, Analysis):
 
     def __call__(self, logs: Logs) -> Figure:
         part = self.taking_part(logs.certification)
-        refuse_several_sets(part, "a heat map")
-        refuse_several_procedures(part, "a heat map")
+        refuse_several(part, "a heat map", "images", "procedure")
         cells, radii = self.cells(part), self._panel_radii(part)
         values = np.full((len(radii), len(cells.rows), len(cells.columns)), np.nan)
         for (row, column), group in cells.logs.items():

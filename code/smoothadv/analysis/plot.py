@@ -1,52 +1,69 @@
-"""plot: certified accuracy against the radius, a curve per log."""
+"""plot: certified accuracy against the radius, or images against their bound of p_A, a curve per log."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
+from smoothadv.analysis.probabilities import with_bounds
 from smoothadv.analysis.shared.figure_style import draw_steps, finished, looks, mark_every, new_figure
-from smoothadv.analysis.shared.log_statistics import accuracy_curve, bootstrap_interval
+from smoothadv.analysis.shared.log_statistics import accuracy_curve, survival_curve
 from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.radii import Norm
-from smoothadv.settings import probability, setting
+from smoothadv.analysis.shared.radii import Bands, Norm
+from smoothadv.analysis.shared.selection import one_of
+from smoothadv.settings import setting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_RADIUS, _P_A = "radius", "p_A"
+
 
 @ANALYSES.register("plot")
 @dataclass(frozen=True)
-class CertifiedAccuracyPlot(Norm, Analysis):
-    """certified-accuracy curves, one per log, written as PNG and PDF"""
+class CertifiedAccuracyPlot(Bands, Norm, Analysis):
+    """certified-accuracy curves, or the distribution of the bounds of p_A, a curve per log, written as PNG and PDF"""
 
     makes: ClassVar[str] = "figure"
     title: str | None = setting(None, parse=str, help="title of the plot (default: none)")
-    confidence: float | None = setting(
-        None, parse=probability, help="LEVEL of bootstrap bands over examples, like 0.95 (default: no bands)"
+    of: str = setting(
+        _RADIUS,
+        parse=one_of((_RADIUS, _P_A)),
+        help=f"what to draw images by: {_RADIUS}, or {_P_A}, its lower confidence bound (default: {_RADIUS})",
     )
 
     def __post_init__(self) -> None:
-        if self.confidence is not None and self.high_probability is not None:
-            raise ValueError("--confidence and --high-probability are of different kinds of chance: give one of them")
+        super().__post_init__()
+        if self.of == _P_A and (self.norm != "l2" or self.high_probability is not None):
+            raise ValueError(f"--of {_P_A} draws no radii: leave out --norm and --high-probability")
 
     def __call__(self, logs: Logs) -> Figure:
+        curves = self._curves(logs.certification)
+        labels, end = (self.axis_title, "certified accuracy (%)"), 1.04 * max(corners[-1] for _, corners, _ in curves)
         figure, (axes,) = new_figure()
-        largest, lines = 0.0, []
-        for position, (log, look) in enumerate(zip(logs.certification, looks(len(logs.certification)))):
-            radii, accuracies = self._curve(log)
-            largest = max(largest, radii[-1])
-            marks = mark_every(len(radii), position, len(logs.certification))
-            lines.append(draw_steps(axes, radii, accuracies, label=log.label.shown, markevery=marks, **look))
+        if self.of == _P_A:
+            labels, end = ("lower confidence bound of $p_A$", "images of at least this bound (%)"), 1.0
+            axes.axvline(0.5, color="0.7", linewidth=1, linestyle=":")
+        lines = []
+        for position, ((log, corners, shares), look) in enumerate(zip(curves, looks(len(curves)))):
+            marks = mark_every(len(corners), position, len(curves))
+            lines.append(draw_steps(axes, corners, shares, label=log.label.shown, markevery=marks, **look))
             if self.confidence is not None:
-                low, high = bootstrap_interval(accuracies, len(log.table), self.confidence)
-                axes.fill_between(
-                    radii, 100 * low, 100 * high, step="pre", color=look["color"], alpha=0.18, linewidth=0
-                )
-        return finished(figure, lines, (self.axis_title, "certified accuracy (%)"), 1.04 * largest, self.title)
+                # To the right end: where no image counts, a band may have a width too.
+                low, high = self.ends(np.append(shares, 0.0), len(log.table))
+                whole, colour = np.append(corners, end or 1.0), look["color"]
+                axes.fill_between(whole, 100 * low, 100 * high, step="pre", color=colour, alpha=0.18, linewidth=0)
+        return finished(figure, lines, labels, end, self.title)
+
+    def _curves(self, logs: Sequence[Log]) -> list[tuple[Log, np.ndarray, np.ndarray]]:
+        """The corners of each log's steps, and the shares of its images there."""
+        if self.of == _P_A:
+            return [(log, *survival_curve(bounds[bounds > 0], len(bounds))) for log, bounds in with_bounds(logs)]
+        return [(log, *self._curve(log)) for log in logs]
 
     def _curve(self, log: Log) -> tuple[np.ndarray, np.ndarray]:
         radii, accuracies = accuracy_curve(log.table)

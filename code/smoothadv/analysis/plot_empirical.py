@@ -11,7 +11,7 @@ from smoothadv.analysis.plot_envelope import EnvelopePlot
 from smoothadv.analysis.shared.figure_style import draw_steps, finished, looks, new_figure
 from smoothadv.analysis.shared.log_statistics import empirical_accuracy
 from smoothadv.analysis.shared.logs import Logs
-from smoothadv.analysis.shared.selection import Choosing, groups_of, hyper_parameter, refuse_several_sets
+from smoothadv.analysis.shared.selection import Choosing, groups_of, hyper_parameter, refuse_several
 from smoothadv.errors import UserError, warn
 from smoothadv.settings import probability, setting
 
@@ -46,7 +46,7 @@ class EmpiricalPlot(Choosing, Analysis):
         predictions, certification = map(self.taking_part, (logs.prediction, logs.certification))
         sets = {log.images for log in predictions}
         if any(log.images in sets for log in certification):
-            refuse_several_sets(predictions, "accuracy under attack beside certified accuracy")
+            refuse_several(predictions, "accuracy under attack beside certified accuracy", "images")
         if others := [str(log.path) for log in certification if log.images not in sets]:
             warn(f"not drawn, since they are not about the images that were attacked: {', '.join(others)}")
         attacked = groups_of(predictions, self.group_by or [])

@@ -8,7 +8,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.compare import Comparison
@@ -22,6 +22,7 @@ from smoothadv.analysis.plot import CertifiedAccuracyPlot
 from smoothadv.analysis.plot_empirical import EmpiricalPlot
 from smoothadv.analysis.plot_envelope import EnvelopePlot
 from smoothadv.analysis.plot_training import TrainingPlot
+from smoothadv.analysis.probabilities import Probabilities
 from smoothadv.analysis.shared.hyper_parameters import FIELDS, display
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.plausibility import coarse_digits
@@ -112,10 +113,14 @@ class Report(Choosing, AtRadii, Analysis):
             count = len(those.certification)
             if count <= _MOST_CURVES:
                 confidence = 0.95 if count <= 4 and self.high_probability is None else None
-                plot = CertifiedAccuracyPlot(self.norm, self.high_probability, confidence=confidence)
-                bands = "; bands: 95 % bootstrap intervals over examples" if confidence else ""
+                kind = "dkw" if confidence else "bootstrap"
+                plot = CertifiedAccuracyPlot(self.norm, self.high_probability, confidence, kind)
+                bands = "; bands: 95 %, for all radii at once, over the choice of images" if confidence else ""
                 parts.append(_figure(f"Certified accuracy of each log{_of(name)}{bands}", plot(those)))
+                shares = CertifiedAccuracyPlot(confidence=confidence, bands=kind, of="p_A")
+                parts += _if_possible(f"Images by their lower bound of p_A{_of(name)}", shares, those)
         parts.append(_table("All logs", Summary(self.norm, self.high_probability, self.radii)(logs)))
+        parts += _if_possible("Lower bounds of p_A, 0 if wrong, beside the average radius", Probabilities(), logs)
         if len(logs.certification) == 2 and self.high_probability is None:
             comparison = Comparison(radii=self.radii, norm=self.norm)
             parts += _if_possible("The two on the same images", comparison, Logs(logs.certification))
@@ -215,11 +220,13 @@ def _facts(logs: Logs) -> list[tuple[str, str]]:
 
 
 def _if_possible(caption: str, analysis: Analysis, logs: Logs) -> list[Part]:
-    """A table, or nothing where the logs are of different images, of which the page warns, or not those needed."""
+    """What an analysis makes, or nothing where the logs are of different images, of which the page warns, or not those
+    needed."""
     try:
-        return [_table(caption, cast(Table, analysis(logs)))]
+        made: Any = analysis(logs)
     except UserError:
         return []
+    return [_table(caption, made) if analysis.makes == "table" else _figure(caption, made)]
 
 
 def _examples(logs: Logs) -> Section:

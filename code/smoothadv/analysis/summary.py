@@ -8,7 +8,7 @@ from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.log_statistics import abstention_rate, average_certified_radius, clean_accuracy
 from smoothadv.analysis.shared.logs import Logs
 from smoothadv.analysis.shared.radii import AtRadii, radius_column
-from smoothadv.analysis.shared.selection import are_comparable, with_selected
+from smoothadv.analysis.shared.selection import are_alike, with_selected
 from smoothadv.analysis.shared.table_formats import Cell, Column, Table
 
 _ON_GRID = Column("average_certified_radius_on_the_grid", "average certified radius (l2) on the grid", "number")
@@ -29,7 +29,7 @@ class Summary(AtRadii, Analysis):
             Column("average_certified_radius", "average certified radius (l2)", "number"),
             *([_ON_GRID] if grids else []),
             Column("abstention_rate", "abstention rate", "fraction"),
-            *(radius_column(radius, are_comparable(logs.certification)) for radius in radii),
+            *(radius_column(radius, are_alike(logs.certification)) for radius in radii),
         ]
         rows: list[list[Cell]] = [
             [

@@ -5,38 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.shared.log_statistics import bootstrap_interval
 from smoothadv.analysis.shared.logs import Logs
-from smoothadv.analysis.shared.radii import AtRadii, radius_column, radius_key, radius_text
-from smoothadv.analysis.shared.selection import are_comparable, with_selected
+from smoothadv.analysis.shared.radii import AtRadii, Bands, radius_column, radius_key, radius_text
+from smoothadv.analysis.shared.selection import are_alike, with_selected
 from smoothadv.analysis.shared.table_formats import Annotated, Column, Table
-from smoothadv.settings import probability, setting
 
 
 @ANALYSES.register("table")
 @dataclass(frozen=True)
-class CertifiedAccuracyTable(AtRadii, Analysis):
+class CertifiedAccuracyTable(Bands, AtRadii, Analysis):
     """a row per log: certified accuracy at each radius, the best of a column in bold"""
-
-    confidence: float | None = setting(
-        None, parse=probability, help="LEVEL of bootstrap intervals over examples, like 0.95 (default: no intervals)"
-    )
-
-    def __post_init__(self) -> None:
-        if self.confidence is not None and self.high_probability is not None:
-            raise ValueError("--confidence and --high-probability are of different kinds of chance: give one of them")
 
     def __call__(self, logs: Logs) -> Table:
         radii = self.radii or [0.0, *self.chosen_radii(logs.certification)]
         accuracies = {log.label: self.accuracies(log, radii) for log in logs.certification}
-        first = Column("log", self.heading, "text")
-        columns = [first, *(radius_column(radius, are_comparable(logs.certification)) for radius in radii)]
+        first = Column("log", self.heading + self.band_note, "text")
+        columns = [
+            first,
+            *(radius_column(radius, are_alike(logs.certification)) for radius in radii),
+        ]
         rows = [[name, *values.tolist()] for name, values in accuracies.items()]
         if self.confidence is None:
             return with_selected(Table(columns, rows), logs.certification)
-        intervals = [
-            bootstrap_interval(accuracies[log.label], len(log.table), self.confidence) for log in logs.certification
-        ]
+        intervals = [self.ends(accuracies[log.label], len(log.table)) for log in logs.certification]
         shown = [
             [name, *(Annotated(value, interval=ends) for value, ends in zip(values, zip(*map(list, interval))))]
             for (name, *values), interval in zip(rows, intervals)

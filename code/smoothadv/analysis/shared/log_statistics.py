@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smoothadv.analysis.shared.procedure import is_label_aware
-from smoothadv.bounds import certified_accuracy_deduction
+from smoothadv.bounds import binomial_interval, certified_accuracy_deduction
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,6 +84,29 @@ def bootstrap_interval(accuracies: np.ndarray, examples: int, confidence: float)
     return lower, upper
 
 
+def dkw_band(accuracies: np.ndarray, examples: int, confidence: float) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of a band around shares measured on ``examples``, for all radii at once.
+
+    The accuracies at all radii are the survival function of the images' radii, those of a wrong class or an abstention
+    below 0. Formal guarantee: if the images are drawn independently from a population, then with probability at least
+    ``confidence`` its accuracy lies within sqrt(ln(2 / (1 - confidence)) / (2 examples)) of the measured one at every
+    radius (Dvoretzky, Kiefer and Wolfowitz, 1956, with the constant of Massart, 1990). As above, without alpha.
+    """
+    half = math.sqrt(math.log(2 / (1 - confidence)) / (2 * examples))
+    return np.maximum(accuracies - half, 0.0), np.minimum(accuracies + half, 1.0)
+
+
+def clopper_pearson_band(accuracies: np.ndarray, examples: int, confidence: float) -> tuple[np.ndarray, np.ndarray]:
+    """As ``dkw_band``, at all the given radii at once, which must not depend on the images.
+
+    By the union bound: exact intervals, each missed with probability at most (1 - confidence) / their number.
+    """
+    each = 1 - (1 - confidence) / len(accuracies)
+    ends = [binomial_interval(round(share * examples), examples, each) for share in accuracies.tolist()]
+    low, high = np.array(ends).T
+    return low, high
+
+
 def default_radii(tables: Iterable[pd.DataFrame]) -> list[float]:
     """Multiples of 0.25, as in the paper's tables, up to the largest certified radius; larger steps if more than 12."""
     largest = max((float(table.radius.max()) for table in tables), default=0.0)
@@ -98,9 +122,13 @@ def accuracy_curve(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 
     Between two radii the accuracy is that of the larger one, since acc(r) counts R >= r.
     """
-    certified = np.sort(table.radius[table.correct.eq(1)].to_numpy())
-    radii, counts = np.unique(certified, return_counts=True)
-    # Correct examples with R >= radii[i]: those not among the smaller ones.
-    at_least = len(certified) - (np.cumsum(counts) - counts)
-    end = radii[-1] if len(radii) else 0.0
-    return (np.concatenate(([0.0], radii, [end])), np.concatenate(([len(certified)], at_least, [0])) / len(table))
+    return survival_curve(table.radius[table.correct.eq(1)].to_numpy(), len(table))
+
+
+def survival_curve(values: np.ndarray, examples: int) -> tuple[np.ndarray, np.ndarray]:
+    """As ``accuracy_curve``, of ``values`` >= 0 of some of the ``examples``."""
+    corners, counts = np.unique(values, return_counts=True)
+    # Examples with a value of at least corners[i]: those not among the smaller ones.
+    at_least = len(values) - (np.cumsum(counts) - counts)
+    end = corners[-1] if len(corners) else 0.0
+    return (np.concatenate(([0.0], corners, [end])), np.concatenate(([len(values)], at_least, [0])) / examples)

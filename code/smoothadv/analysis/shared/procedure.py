@@ -9,11 +9,10 @@ from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.certification import PROCEDURES, Procedure
 from smoothadv.certification.exact import Exact
 from smoothadv.certification.on_grid import GRID_COLUMNS, LABEL_AWARE
+from smoothadv.certification.two_sided import RIVAL
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_RIVAL = "rival"  # the column of procedures that bound the other classes too
 
 
 def procedure_of(table: pd.DataFrame, parameters: Parameters) -> type[Procedure] | None:
@@ -23,7 +22,7 @@ def procedure_of(table: pd.DataFrame, parameters: Parameters) -> type[Procedure]
     """
     method = parameters.settings.get("method")
     if method is None:
-        return None if _RIVAL in table else Exact
+        return None if RIVAL in table else Exact
     return PROCEDURES[method] if isinstance(method, str) and method in PROCEDURES else None
 
 

@@ -6,10 +6,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from typing import cast
 
 import numpy as np
 
-from smoothadv.analysis.shared.log_statistics import certified_accuracies, default_radii, high_probability_accuracies
+from smoothadv.analysis.shared.log_statistics import (
+    bootstrap_interval,
+    certified_accuracies,
+    clopper_pearson_band,
+    default_radii,
+    dkw_band,
+    high_probability_accuracies,
+)
 from smoothadv.analysis.shared.logs import Log
 from smoothadv.analysis.shared.selection import one_of
 from smoothadv.analysis.shared.table_formats import Column
@@ -19,6 +27,7 @@ from smoothadv.settings import SettingError, probability, setting
 
 NORMS = ("l2", "linf")
 _LINF_RADII = ("1/255", "2/255", "4/255", "8/255")
+_BANDS = {"bootstrap": bootstrap_interval, "dkw": dkw_band, "clopper-pearson": clopper_pearson_band}
 
 
 class Radius(float):
@@ -128,6 +137,39 @@ class AtRadii(Norm):
         if self.norm == "linf":
             return [Radius(text) for text in _LINF_RADII]
         return default_radii(log.table for log in logs)
+
+
+@dataclass(frozen=True)
+class Bands:
+    """Bands that cover the choice of the images, a sample of a population; not the alpha of their certificates."""
+
+    confidence: float | None = setting(
+        None, parse=probability, help="LEVEL of bands over the choice of the images, like 0.95 (default: no bands)"
+    )
+    bands: str = setting(
+        "bootstrap",
+        parse=one_of(_BANDS),
+        help="bootstrap: for one radius at a time; dkw: for all radii at once (Dvoretzky, Kiefer and Wolfowitz, with "
+        "Massart's constant); clopper-pearson: for all of --radii at once (union bound) (default: bootstrap)",
+    )
+
+    def __post_init__(self) -> None:
+        if self.confidence is not None and getattr(self, "high_probability", None) is not None:
+            raise ValueError("--confidence and --high-probability are of different kinds of chance: give one of them")
+        if self.confidence is None and self.bands != "bootstrap":
+            raise ValueError(f"--bands {self.bands} needs --confidence LEVEL, like 0.95")
+        if self.bands == "clopper-pearson" and not getattr(self, "radii", None):
+            raise ValueError("--bands clopper-pearson needs --radii, chosen in advance; dkw is for all radii")
+
+    def ends(self, shares: np.ndarray, examples: int) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper ends of the bands around shares of ``examples``, each of their shape."""
+        return _BANDS[self.bands](shares, examples, cast(float, self.confidence))
+
+    @property
+    def band_note(self) -> str:
+        """What a heading adds of bands that hold at several radii at once, "" of others."""
+        where = {"dkw": "all radii", "clopper-pearson": "all these radii"}.get(self.bands)
+        return f", {100 * self.confidence:g}% bands for {where} at once" if self.confidence and where else ""
 
 
 def _dimension(log: Log) -> int:

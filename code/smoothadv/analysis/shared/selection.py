@@ -77,9 +77,9 @@ def doubts(logs: Logs) -> list[str]:
     if len(logs.prediction) > 1 and different_examples(logs.prediction):
         sentences.append("the prediction logs are not all on the same test images: they differ by chance too")
     sentences += _copies(logs.certification)
-    if not are_of_one_procedure(logs.certification):
+    if not are_alike(logs.certification, "procedure"):
         names = "; ".join(dict.fromkeys(log.procedure for log in logs.certification))
-        sentences.append(f"the logs are of several procedures ({names}): the best log is chosen for each by itself")
+        sentences.append(f"logs of {names} are kept apart: the same votes certify more by some procedures")
     for name in ("dataset", "N", "alpha", "method"):
         values = {log.parameters.get(name) for log in logs.certification} - {None}
         if len(values) > 1:
@@ -132,35 +132,18 @@ class Choosing:
         return part
 
 
-def are_of_one_set(logs: Sequence[Log]) -> bool:
-    """Whether all logs are of the same images, as far as manifests tell."""
-    return len({log.images for log in logs}) < 2
+def are_alike(logs: Sequence[Log], *facts: str) -> bool:
+    """Whether all logs have the same ``images``, as far as manifests tell, or ``procedure``; without facts, both."""
+    return all(len({getattr(log, fact) for log in logs}) < 2 for fact in facts or ("images", "procedure"))
 
 
-def are_of_one_procedure(logs: Sequence[Log]) -> bool:
-    """Whether no log certifies more than another for its procedure alone."""
-    return len({log.procedure for log in logs}) < 2
-
-
-def are_comparable(logs: Sequence[Log]) -> bool:
-    """Whether the best of the logs may stand out: they are of one image set and one procedure."""
-    return are_of_one_set(logs) and are_of_one_procedure(logs)
-
-
-def refuse_several_sets(logs: Sequence[Log], what: str) -> None:
-    """UserError, which says how to select, unless the logs are of one image set; ``what`` is to be made of them."""
-    if not are_of_one_set(logs):
-        sets = "; ".join(dict.fromkeys(log.images for log in logs))
-        raise UserError(f"{what} needs logs of the same images, not of {sets}; name those of one set, or use --where")
-
-
-def refuse_several_procedures(logs: Sequence[Log], what: str) -> None:
-    """As ``refuse_several_sets``, of certification procedures."""
-    if not are_of_one_procedure(logs):
-        names = "; ".join(dict.fromkeys(log.procedure for log in logs))
-        raise UserError(
-            f"{what} needs logs of one procedure, not of {names}; name those of one, or use --where method="
-        )
+def refuse_several(logs: Sequence[Log], what: str, *facts: str) -> None:
+    """UserError, which says how to select, unless the logs ``are_alike``; ``what`` is to be made of them."""
+    for fact in facts:
+        if not are_alike(logs, fact):
+            one, whole = {"images": ("set", "the same images"), "procedure": ("procedure", "one procedure")}[fact]
+            found = "; ".join(dict.fromkeys(getattr(log, fact) for log in logs))
+            raise UserError(f"{what} needs logs of {whole}, not of {found}; name those of one {one}, or use --where")
 
 
 def with_selected(table: Table, logs: Sequence[Log]) -> Table:
@@ -170,7 +153,7 @@ def with_selected(table: Table, logs: Sequence[Log]) -> Table:
     if any(log.progress for log in logs):
         rows = [[*row, log.selected] for row, log in zip(table.rows, logs)]
         table = Table([*table.columns, Column("selected", "selected", "count")], rows, shown)
-    if not are_of_one_procedure(logs):
+    if not are_alike(logs, "procedure"):
         rows = [[*row, log.procedure] for row, log in zip(table.rows, logs)]
         table = Table([*table.columns, Column("procedure", "procedure", "text")], rows, shown)
     return table
@@ -232,4 +215,4 @@ def upper_envelope(logs: Sequence[Log], accuracies: np.ndarray) -> list[Selected
 def different_examples(logs: Sequence[Log]) -> bool:
     """Whether the logs are of different examples, so that their accuracies also differ by chance."""
     first = logs[0].table.idx.to_numpy()
-    return not are_of_one_set(logs) or any(not np.array_equal(first, log.table.idx.to_numpy()) for log in logs[1:])
+    return not are_alike(logs, "images") or any(not np.array_equal(first, log.table.idx.to_numpy()) for log in logs[1:])

@@ -1,0 +1,86 @@
+"""probabilities: the distribution of the bounds of p_A over the images, which an average radius hides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from smoothadv.analysis import ANALYSES, Analysis
+from smoothadv.analysis.shared.log_statistics import average_certified_radius
+from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.procedure import procedure_of, radii_follow_from_counts
+from smoothadv.analysis.shared.selection import with_selected
+from smoothadv.analysis.shared.table_formats import Cell, Column, Table
+from smoothadv.bounds import lower_confidence_bound
+from smoothadv.errors import UserError, warn
+
+_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+_LEVELS = (0.5, 0.9, 0.99, 0.999)
+
+
+@ANALYSES.register("probabilities")
+@dataclass(frozen=True)
+class Probabilities(Analysis):
+    """a row per log: quantiles over the images of the lower bound of p_A, 0 if wrong, and shares of images above a
+    few levels, beside the average certified radius"""
+
+    def __call__(self, logs: Logs) -> Table:
+        told = with_bounds(logs.certification)
+        grids = ", of grids a lower bound" if any(log.is_on_grid for log, _ in told) else ""
+        columns = [
+            Column("log", "lower bound of p_A", "text"),
+            Column("examples", "examples", "count"),
+            Column("average_certified_radius", f"average certified radius (l2){grids}", "number"),
+            *(Column(f"quantile_{share:g}", f"{100 * share:g}% quantile", "number") for share in _QUANTILES),
+            *(Column(f"at_least_{level:g}", f"at least {level:g}", "fraction") for level in _LEVELS),
+        ]
+        return with_selected(Table(columns, [_row(log, bounds) for log, bounds in told]), [log for log, _ in told])
+
+
+def _row(log: Log, bounds: np.ndarray) -> list[Cell]:
+    return [
+        log.label,
+        len(bounds),
+        average_certified_radius(log.table),
+        *np.quantile(bounds, _QUANTILES, method="inverted_cdf").tolist(),
+        *(float((bounds >= level).mean()) for level in _LEVELS),
+    ]
+
+
+def with_bounds(logs: Sequence[Log]) -> list[tuple[Log, np.ndarray]]:
+    """The logs that tell them, with the lower bounds of p_A of their images: float64 [examples].
+
+    p_A is the probability of the class selected. Of a fixed sample, the bounds are Clopper-Pearson's from the counts,
+    at the share of alpha that the procedure spends on p_A. Where counting stopped at a fixed number of misses, as in
+    ``exact``, the partial counts give one too; by another rule, the draws that were not made count as misses. Else, of
+    one-sided procedures, they are Phi(R / sigma), and 0 for abstentions. An image classified wrongly has 0: nothing is
+    proven of its true class. Warns of logs left out; UserError if none is left.
+    """
+    found = [(log, _bounds(log)) for log in logs]
+    told = [(log, bounds) for log, bounds in found if bounds is not None]
+    if len(told) < len(logs):
+        paths = ", ".join(str(log.path) for log, bounds in found if bounds is None)
+        reason = f"the bounds of p_A, which need --sigma or counts of a fixed sample, cannot be told of {paths}"
+        if not told:
+            raise UserError(reason)
+        warn(reason)
+    return told
+
+
+def _bounds(log: Log) -> np.ndarray | None:
+    table, parameters, sigma = log.table, log.parameters, log.parameters.number("sigma")
+    procedure = procedure_of(table, parameters)
+    is_one_sided = procedure is not None and procedure.one_sided
+    if radii_follow_from_counts(table, parameters):
+        alpha = parameters.alpha * parameters.settings.get("alpha_share", 1)
+        bound = np.vectorize(lower_confidence_bound, otypes=[float])
+        trials = np.maximum(table["trials"], 1) if is_one_sided else parameters.n
+        bounds = bound(table["successes"], trials, alpha)
+    elif is_one_sided and sigma is not None:
+        bounds = np.where(table["predict"] >= 0, special.ndtr(table["radius"].to_numpy() / sigma), 0.0)
+    else:
+        return None
+    return np.where((table["predict"] >= 0) & (table["correct"] == 0), 0.0, bounds)
