@@ -18,8 +18,10 @@ above. The adaptive procedure is run on draws with these p_A, and so is the exac
 same draws as long as both need draws. The selection is assumed to find the class that p_A belongs to. Printed are the
 draws per input (selection included), how many times fewer that is than for the exact procedure, the draws if wrong
 classes are skipped, the average certified radius of both (the adaptive one with its ladder), and the loss: the largest
-drop of certified accuracy at a radius of the paper's tables, in points. Computing the boundaries of four fine grids
-takes half a minute, once.
+drop of certified accuracy at a radius of the paper's tables, in points. Wald's bound is what no sequential test of
+level alpha goes below on average, even if it knows p_A: log(1 / alpha) / KL(p_A, t) draws for the highest radius that
+it can decide with the exact procedure's 100,000, whose null hypothesis is p_A <= t, and 0 for inputs without one.
+Computing the boundaries of four fine grids takes half a minute, once. ``stopping_limit.py`` compares more rules.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ from pathlib import Path
 import numpy as np
 from scipy import optimize, special, stats
 
-from smoothadv.bounds import certified_radius
-from smoothadv.certification import Certificate, Smoothing
+from smoothadv.bounds import certified_radius, radius_probability
+from smoothadv.certification import Certificate, Procedure, Smoothing
 from smoothadv.certification.adaptive import Adaptive
 from smoothadv.certification.on_grid import PAPER_RADII
 from smoothadv.readers import read_certification_log
@@ -136,14 +138,36 @@ def fixed_radius(successes: int, sigma: float) -> float:
     return -1.0 if radius is None else radius
 
 
-def certify(procedure: Adaptive, p: float, generator: np.random.Generator) -> tuple[Certificate, int]:
+def new_adaptive(sigma: float, ladder: bool = False) -> Adaptive:
+    """The adaptive procedure for the radii of the paper's tables."""
+    return Adaptive(Smoothing(sigma, N0, N_MAX, ALPHA), radii=PAPER_RADII, ladder=ladder)
+
+
+def wald_bound(p: np.ndarray, sigma: float, n: int = N) -> tuple[np.ndarray, np.ndarray]:
+    """Wald's bound [N] for inputs of probabilities ``p``, and the numbers [N] of the radii decided (-1: none).
+
+    log(1 / alpha) / KL(p, t), where t is the null of the highest radius with t < p for which that is at most ``n``;
+    0 where there is none.
+    """
+    bound, row = np.zeros(len(p)), np.full(len(p), -1)
+    for j, radius in enumerate(PAPER_RADII):
+        t = radius_probability(radius, sigma)
+        if t < 1:
+            divergence = special.xlogy(p, p / t) + special.xlogy(1 - p, (1 - p) / (1 - t))
+            needed = np.log(1 / ALPHA) / np.where(p > t, np.maximum(divergence, 1e-300), 1e-300)
+            bound, row = np.where(needed <= n, (needed, np.full(len(p), j)), (bound, row))
+    return bound, row.astype(int)
+
+
+def certify(procedure: Procedure, p: float, generator: np.random.Generator) -> tuple[Certificate, int]:
     """The certificate for class 0 of probability ``p``, and how many of the first N draws that class won."""
     voting = procedure.votes(0)
     request, drawn, successes, of_n = next(voting), -N0, 0, 0
     while True:
-        # Votes for other classes are left out: class 0 is selected, and nothing depends on the other counts.
-        votes = generator.binomial(request.count, p, size=1)
-        successes += int(votes[0]) if drawn >= 0 else 0
+        hits = int(generator.binomial(request.count, p))
+        misses = request.count - hits  # all for one rival; but in the selection class 0 wins
+        votes = np.array([hits, misses if drawn >= 0 else max(0, min(misses, hits - 1))])
+        successes += hits if drawn >= 0 else 0
         drawn += request.count
         of_n = successes if drawn <= N else of_n
         try:
@@ -154,12 +178,16 @@ def certify(procedure: Adaptive, p: float, generator: np.random.Generator) -> tu
 
 @dataclass(frozen=True)
 class Outcome:
-    """For each input [N]: draws, radii of both procedures (-1: abstained or wrong class), whether it is right."""
+    """For each input [N]: draws, radii of both procedures (-1: abstained or wrong class), whether it is right.
+
+    ``wald`` [N] is Wald's bound on its draws.
+    """
 
     samples: np.ndarray
     radius: np.ndarray
     fixed: np.ndarray
     right: np.ndarray
+    wald: np.ndarray
 
     @property
     def mean(self) -> float:
@@ -175,17 +203,17 @@ class Outcome:
         return 100 * max(float((self.fixed >= r).mean() - (self.radius >= r).mean()) for r in PAPER_RADII)
 
 
-def simulate(populations: Iterable[Population], sigma: float, generator: np.random.Generator) -> Outcome:
-    """The outcome of both procedures on all inputs."""
-    procedure = Adaptive(Smoothing(sigma, N0, N_MAX, ALPHA), radii=PAPER_RADII, ladder=True)
-    rows = []
+def simulate(procedure: Procedure, populations: Iterable[Population], generator: np.random.Generator) -> Outcome:
+    """The outcome of ``procedure`` and of the exact one on all inputs."""
+    sigma, rows, bounds = procedure.smoothing.sigma, [], []
     for population in populations:
+        bounds.append(wald_bound(population.p, sigma)[0])
         for p, right in zip(population.p.tolist(), population.right.tolist()):
             certificate, successes = certify(procedure, p, generator)
             radius = certificate.radius if right and certificate.prediction == 0 else -1.0
             fixed = fixed_radius(successes, sigma) if right else -1.0
             rows.append((certificate.details["samples"], radius, fixed, right))
-    return Outcome(*(np.array(column) for column in zip(*rows)))
+    return Outcome(*(np.array(column) for column in zip(*rows)), np.concatenate(bounds))
 
 
 def report(name: str, outcomes: list[Outcome]) -> None:
@@ -195,9 +223,10 @@ def report(name: str, outcomes: list[Outcome]) -> None:
     average = np.mean([np.maximum(outcome.radius, 0).mean() for outcome in outcomes])
     fixed = np.mean([np.maximum(outcome.fixed, 0).mean() for outcome in outcomes])
     loss = max(outcome.loss for outcome in outcomes)
+    wald = np.mean([outcome.wald.mean() for outcome in outcomes])
     print(
         f"{name:>9} {mean:9,.0f} {FIXED_DRAWS / mean:7.1f}x {aware:12,.0f} {FIXED_DRAWS / aware:7.1f}x"
-        f" {loss:12.3f} {average:8.3f} {fixed:8.3f} {average / fixed:6.3f}"
+        f" {loss:12.3f} {average:8.3f} {fixed:8.3f} {average / fixed:6.3f} {wald:8,.0f} {mean / wald:6.2f}"
     )
 
 
@@ -212,7 +241,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.log and options.sigma is None:
         parser.error("--log needs --sigma")
-    print("                draws  saving  label-aware  saving  loss/points      ACR  fixed n  ratio")
+    print(
+        "                draws  saving  label-aware  saving  loss/points      ACR  fixed n  ratio     Wald  draws/Wald"
+    )
     generator, outcomes = np.random.default_rng(0), []
     for sigma in [options.sigma] if options.log else LOGS:
         populations = (
@@ -221,7 +252,7 @@ def main() -> None:
             else released_population(options.logs / BEST_MODELS / LOGS[sigma], sigma, generator)
             for _ in range(options.rounds)
         )
-        outcomes.append(simulate(populations, sigma, generator))
+        outcomes.append(simulate(new_adaptive(sigma, ladder=True), populations, generator))
         report(f"{sigma:g}", outcomes[-1:])
     if len(outcomes) > 1:
         report("overall", outcomes)
