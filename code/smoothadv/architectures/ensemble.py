@@ -40,14 +40,18 @@ class Ensemble(nn.Module):
         rounding with each of the M - j members left. No sum exceeds M (1 + 2^-24)^M; so the roundings of these sums, of
         d and of the threshold differ by less than M^2 2^-22 in all, and d > M - j + M^2 2^-22 decides the row.
 
-        Each pass of a member has one shape, whichever rows are left: about an eighth of the batch, padded.
+        All passes of a member have one shape, whichever rows are left: the batch for the M // 2 + 1 members that every
+        row needs, about an eighth of it, padded, for the others.
         """
         most, chunk = len(self.members), torch.empty_like(images[: _chunk_size(len(images))])
         rows = torch.arange(len(images), device=images.device)
-        total = torch.zeros(0)
+        total = torch.zeros((), device=images.device)
         for asked, member in enumerate(self.members, start=1):
-            added = torch.cat([_probabilities(member, images, some, chunk) for some in rows.split(len(chunk))])
-            total = added if asked == 1 else total.index_put((rows,), total[rows] + added)
+            if asked <= most // 2 + 1:
+                total = total + _probabilities(member(images))
+            else:
+                added = [_of_chunk(member, images[some], chunk) for some in rows.split(len(chunk))]
+                total = total.index_put((rows,), total[rows] + torch.cat(added))
             left = most - asked
             if consensus and 0 < left < asked and total.shape[1] > 1:  # with more members left, no lead suffices
                 leaders = total[rows].topk(2).values
@@ -57,12 +61,17 @@ class Ensemble(nn.Module):
         return total
 
 
-def _probabilities(member: nn.Module, images: torch.Tensor, rows: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
-    """The softmax of a member's logits of some ``rows`` of ``images``, padded to a ``chunk``; NaN if not finite."""
-    chunk[: len(rows)] = images[rows]
-    chunk[len(rows) :] = chunk[0]
-    logits = _single(member(chunk))[: len(rows)]
-    return logits.softmax(1).clamp(max=1).where(logits.isfinite().all(1, keepdim=True), torch.nan)
+def _of_chunk(member: nn.Module, images: torch.Tensor, chunk: torch.Tensor) -> torch.Tensor:
+    """The probabilities of some images, in a pass of the shape of ``chunk``."""
+    chunk[: len(images)] = images
+    chunk[len(images) :] = images[0]
+    return _probabilities(member(chunk))[: len(images)]
+
+
+def _probabilities(logits: torch.Tensor) -> torch.Tensor:
+    """The softmax of logits [B, K], float32; rows that are not finite become NaN."""
+    finite = logits.isfinite().all(1, keepdim=True)
+    return _single(logits).softmax(1).clamp(max=1).where(finite, torch.nan)
 
 
 def _chunk_size(batch: int) -> int:
