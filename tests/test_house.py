@@ -57,13 +57,14 @@ ALLOWED = {
     "smoothing": FOUNDATION | {"architectures", "certification", "graphs", "memory", "noise"},
     "core": FOUNDATION | {"certification", "noise", "smoothing"},
     "checkpoint_fields": FOUNDATION,
-    "checkpoints": FOUNDATION | {"architectures", "checkpoint_fields", "datasets"},
+    "ensembles": FOUNDATION,
+    "checkpoints": FOUNDATION | {"architectures", "checkpoint_fields", "datasets", "ensembles"},
     "sweeps": FOUNDATION,
     "scripts": {"commands"},
     "__main__": {"commands"},
 }
 ALLOWED["evaluation"] = FOUNDATION | {"analysis", "attacks", "certification", "checkpoints", "datasets", "devices"}
-ALLOWED["evaluation"] |= {"noise", "smoothing"}
+ALLOWED["evaluation"] |= {"ensembles", "noise", "smoothing"}
 ALLOWED["training"] = FOUNDATION | {"architectures", "attacks", "checkpoints", "datasets", "devices", "graphs", "noise"}
 ALLOWED["training"] |= {"checkpoint_fields", "objectives", "smoothing"}
 ALLOWED["api"] = FOUNDATION | {"attacks", "checkpoints", "datasets", "devices", "evaluation", "objectives", "training"}
@@ -84,6 +85,7 @@ WITHOUT_TORCH = {
     "bounds",
     "certification",
     "analysis",
+    "ensembles",
     "sweeps",
     "datasets.description",
     "commands.merging",

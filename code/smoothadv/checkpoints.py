@@ -21,10 +21,12 @@ import torch
 
 from smoothadv import plugins
 from smoothadv.architectures import ARCHITECTURES, INPUT_LAYERS, get_architecture
+from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.checkpoint_fields import checked
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.pickles import CarefulUnpickler
+from smoothadv.ensembles import Members, members_of
 from smoothadv.errors import UserError, warn
 from smoothadv.files import refuse_to_inflate, write_atomically
 from smoothadv.registry import UnknownNameError
@@ -68,10 +70,23 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return content
 
 
+def read_members(path: str | Path) -> Members:
+    """The checkpoint or the ensemble that ``path`` names, read as ``read_checkpoint`` does; no two may be the same."""
+    members = members_of(path)
+    members = dataclasses.replace(members, contents=tuple(map(read_checkpoint, members.paths)))
+    seen: dict[str, Path] = {}
+    for member in members.paths if members.mean else ():
+        if (twin := seen.setdefault(file_digest(member), member)) is not member:
+            raise UserError(f"ensemble {path}: {twin} and {member} are the same checkpoint: name it once")
+    return members
+
+
 def missing_dataset_plugin(path: Path, dataset: str) -> str:
     """Which plug-in the checkpoint's dataset needs, as a sentence; "" if none, or if the checkpoint cannot be read."""
     try:
-        return plugins.missing("dataset", dataset.partition(":")[0], _content(path).get("plugins"))
+        contents = map(_content, members_of(path).paths)
+        missing = (plugins.missing("dataset", dataset.partition(":")[0], each.get("plugins")) for each in contents)
+        return next(filter(None, missing), "")
     except UserError:
         return ""
 
@@ -152,17 +167,27 @@ def load_classifier(
 ) -> torch.nn.Module:
     """The base classifier in a checkpoint: in eval mode, [0, 1] images [B, C, H, W] in, logits [B, K] out.
 
-    ``dataset`` is the name or description of the dataset to be classified. ``input_layer`` ("normalize" or
-    "center") must be given where the checkpoint does not record it and may be left out otherwise.
+    ``path`` may name an ensemble, too (see ``ensembles``). ``dataset`` is the name or description of the dataset to be
+    classified. ``input_layer`` ("normalize" or "center") must be given where the checkpoint does not record it and may
+    be left out otherwise.
     UserError where the file, the dataset and the input layer do not fit together.
     """
-    return classifier_from_checkpoint(read_checkpoint(path), path, dataset, input_layer)
+    return classifier_from_members(read_members(path), dataset, input_layer)
 
 
-def classifier_from_checkpoint(
-    content: dict[str, Any], path: str | Path, dataset: str | DatasetDescription, input_layer: str | None = None
+def classifier_from_members(
+    members: Members, dataset: str | DatasetDescription, input_layer: str | None = None
 ) -> torch.nn.Module:
-    """As ``load_classifier``, for a checkpoint that has been read; ``path`` is used in error messages."""
+    """As ``load_classifier``, for checkpoints that have been read."""
+    layers = members.input_layers(input_layer)
+    each = zip(members.contents, members.paths, layers)
+    loaded = [_load(content, path, dataset, layer) for content, path, layer in each]
+    return loaded[0] if members.mean is None else Ensemble(loaded, members.mean).eval()
+
+
+def _load(
+    content: dict[str, Any], path: Path, dataset: str | DatasetDescription, input_layer: str | None
+) -> torch.nn.Module:
     if is_module(content):
         name = content["arch"].removeprefix(MODULE_PREFIX)
         raise UserError(

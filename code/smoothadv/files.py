@@ -10,12 +10,18 @@ import math
 import os
 import re
 import stat
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from smoothadv.errors import UserError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,6 +111,14 @@ def read_json(path: Path) -> Any:
     if level:
         raise ValueError("it is nested too deep")
     return content
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file; OSError, or ValueError in one line, if it cannot be read."""
+    try:
+        return tomllib.loads(read_regular(path).decode())
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
 
 def write_text(path: Path, text: str) -> None:

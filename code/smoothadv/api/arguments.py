@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 import torch
 
 from smoothadv.attacks import GradientAttack
-from smoothadv.checkpoints import read_checkpoint
+from smoothadv.checkpoints import read_members
 from smoothadv.datasets.given import described, first_image, items_of
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.devices import usable_device
@@ -119,9 +119,9 @@ def dataset_of(
 
 def _class_names(model: str | Path | torch.nn.Module, image: torch.Tensor, num_classes: int | None) -> Sequence[str]:
     if isinstance(model, Path):
-        recorded = read_checkpoint(model).get("classes")
-        if recorded is not None:
-            return [str(name) for name in recorded]
+        recorded = [content["classes"] for content in read_members(model).contents if content.get("classes")]
+        if recorded:
+            return [str(name) for name in recorded[0]]
     if num_classes is None:
         if not isinstance(model, torch.nn.Module):
             raise UserError(f"nothing tells how many classes {model} has: give num_classes")

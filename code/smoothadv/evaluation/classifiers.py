@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from smoothadv.checkpoints import classifier_from_checkpoint, file_digest, read_checkpoint, recorded_input_layer
+from smoothadv.checkpoints import classifier_from_members, file_digest, read_members, recorded_input_layer
 from smoothadv.datasets.description import DatasetDescription
+from smoothadv.ensembles import Members
 from smoothadv.errors import UserError, warn
 from smoothadv.smoothing.classifier import logits_in
 
@@ -27,52 +28,62 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 class BaseClassifier:
     """A base classifier: maps images [B, C, H, W] in [0, 1] to logits [B, K]; in eval mode, on the CPU.
 
-    ``settings`` identify it in a log's manifest; ``name`` is the checkpoint's path (None: a module). It was trained on
-    ``dataset`` with noise of ``noise_sd``; None where that is unknown.
+    ``settings`` identify it in a log's manifest; ``source`` has the checkpoints that it is from (None: a module).
     """
 
     module: torch.nn.Module
     settings: dict[str, Any]
-    name: str | None = None
-    dataset: str | None = None
-    noise_sd: float | None = None
+    source: Members | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The checkpoint's path, or how an ensemble was named; None of a module."""
+        return None if self.source is None else str(self.source.name)
+
+    @property
+    def architectures(self) -> list[str]:
+        """Those of its checkpoints, or the module's class."""
+        return [self.settings["arch"]] if self.source is None else [one["arch"] for one in self.source.contents]
 
     def warn_about_mismatch(self, dataset: str | None, sigma: float) -> None:
         """Warn where dataset (None: unnamed) or sigma differ from those of the training: probably a mistake."""
-        if None not in (self.dataset, dataset) and self.dataset != dataset:
-            warn(f"{self.name} was trained on '{self.dataset}', not on '{dataset}'")
-        if self.noise_sd is not None and self.noise_sd != sigma:
-            warn(f"{self.name} was trained with noise {self.noise_sd}; it is being smoothed with {sigma}")
+        for path, content in zip(self.source.paths, self.source.contents) if self.source else ():
+            trained_on, noise_sd = content.get("dataset"), content.get("noise_sd")
+            if None not in (trained_on, dataset) and trained_on != dataset:
+                warn(f"{path} was trained on '{trained_on}', not on '{dataset}'")
+            if noise_sd is not None and noise_sd != sigma:
+                warn(f"{path} was trained with noise {noise_sd}; it is being smoothed with {sigma}")
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint that was read: its path and its content."""
-
-    path: Path
-    content: dict[str, Any]
-
-
-def read_source(source: Path | torch.nn.Module) -> Checkpoint | torch.nn.Module:
-    """A checkpoint with its content; UserError where it cannot be read. A module is returned as it is."""
-    return source if isinstance(source, torch.nn.Module) else Checkpoint(source, read_checkpoint(source))
+def read_source(source: Path | torch.nn.Module) -> Members | torch.nn.Module:
+    """What a path names, read; UserError where it cannot be read. A module is returned as it is."""
+    return source if isinstance(source, torch.nn.Module) else read_members(source)
 
 
 def base_classifier(
-    source: Checkpoint | torch.nn.Module, description: DatasetDescription, input_layer: str | None
+    source: Members | torch.nn.Module, description: DatasetDescription, input_layer: str | None
 ) -> BaseClassifier:
-    """The classifier in a checkpoint, or a copy of a module; UserError where it does not fit the images."""
+    """The classifier in checkpoints, or a copy of a module; UserError where it does not fit the images."""
     if isinstance(source, torch.nn.Module):
         return _from_module(source, description)
-    content, path = source.content, source.path
-    module = classifier_from_checkpoint(content, path, description, input_layer)
-    settings = {
-        "checkpoint_sha256": file_digest(path),
-        "arch": content["arch"],
-        "input_layer": recorded_input_layer(content, path, input_layer),
-        "training": content.get("recipe"),
-    }
-    return BaseClassifier(module, settings, str(path), content.get("dataset"), content.get("noise_sd"))
+    module = classifier_from_members(source, description, input_layer)
+    facts = [
+        {
+            "checkpoint_sha256": file_digest(path),
+            "arch": content["arch"],
+            "input_layer": recorded_input_layer(content, path, layer),
+            "training": content.get("recipe"),
+        }
+        for path, content, layer in zip(source.paths, source.contents, source.input_layers(input_layer))
+    ]
+    return BaseClassifier(module, _of_ensemble(facts, source.mean) if source.mean else facts[0], source)
+
+
+def _of_ensemble(facts: list[dict[str, Any]], mean: str) -> dict[str, Any]:
+    """The settings of an ensemble; ``mean`` is in what keys the noise and in what tells one model from another."""
+    together = {name: [fact[name] for fact in facts] for name in facts[0]}
+    arch, digests = f"{'+'.join(together['arch'])} (mean of {mean})", {mean: together["checkpoint_sha256"]}
+    return {**together, "arch": arch, "checkpoint_sha256": digests}
 
 
 def _from_module(module: torch.nn.Module, description: DatasetDescription) -> BaseClassifier:

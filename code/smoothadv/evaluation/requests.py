@@ -37,8 +37,8 @@ DEFAULT_FRACTION, DEFAULT_FALSE_ALARM = 0.999, 0.001
 class EvaluationRequest:
     """The fields that all requests share.
 
-    - ``classifier``: a checkpoint, or a module that maps images [B, C, H, W] in [0, 1] to logits [B, K];
-      ``input_layer`` ("normalize" or "center") where a checkpoint does not record it.
+    - ``classifier``: a checkpoint, an ensemble as ``ensembles`` names it, or a module that maps images [B, C, H, W] in
+      [0, 1] to logits [B, K]; ``input_layer`` ("normalize" or "center") where a checkpoint does not record it.
     - ``images``: the name of a dataset, whose files lie in ``data_dir``, or the images themselves. Of the dataset's
       ``split`` every ``skip``-th image is used, at most ``maximum`` of them (None: all).
     - ``sigma`` > 0 on images in [0, 1]; ``alpha`` is the probability of a false statement per image; ``seed`` that of
@@ -96,10 +96,11 @@ class EvaluationRequest:
         plan: AttackPlan | None = getattr(self, "attack", None)
         return () if plan is None else (plan.attack,)
 
-    def plugins(self, arch: str) -> dict[str, dict[str, str]]:
-        """What settings record of the plug-ins that take part, with a classifier of the architecture ``arch``."""
+    def plugins(self, *architectures: str) -> dict[str, dict[str, str]]:
+        """What settings record of the plug-ins that take part, with classifiers of these architectures."""
         dataset = self.images if isinstance(self.images, str) else None
-        return plugins.digests(plugins.used({"dataset": dataset, "architecture": arch}, self.components))
+        kinds = [{"dataset": dataset, "architecture": arch} for arch in architectures]
+        return plugins.digests(one for names in kinds for one in plugins.used(names, self.components))
 
 
 def _require(is_right: bool, name: str, found: Any, expected: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,11 @@ class SmoothingJob:
 
     def counter(self) -> VoteCounter:
         """A new counter of the votes of ``voter``."""
-        return self._counter(self.batch)
+        return self._counter(self.batch, self.voter.scores)
 
-    def _counter(self, batch: int) -> VoteCounter:
+    def _counter(self, batch: int, scores: Callable[[torch.Tensor], torch.Tensor]) -> VoteCounter:
         keep_batch = isinstance(self.noise, RoundedGaussianNoise)
-        return VoteCounter(self.voter, self.dataset.description.num_classes, batch, self.device, keep_batch=keep_batch)
+        return VoteCounter(scores, self.dataset.description.num_classes, batch, self.device, keep_batch=keep_batch)
 
     def stream(self, index: int, purpose: int = Purpose.VOTES) -> NoiseStream:
         """The noise of an image."""
@@ -91,10 +92,10 @@ class SmoothingJob:
         return self.noise.seed if self.noise.key is None else self.noise.key.attack_seed
 
     def logits_digest(self, batch: int) -> str | None:
-        """As ``VoteCounter.logits_digest``, of ``voter``; None if memory is too small for the batch."""
+        """As ``VoteCounter.logits_digest``, of all members of ``voter``; None if memory is too small for the batch."""
         if batch == self.batch and LOGITS in self.run:
             return self.run[LOGITS]
-        counter = self._counter(batch)
+        counter = self._counter(batch, partial(self.voter.scores, consensus=False))
         digest = counter.logits_digest(self.dataset.description.image_shape)
         return digest if counter.batch == batch else None
 
@@ -197,7 +198,7 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
 
 def _classifier(request: EvaluationRequest, base: BaseClassifier) -> str:
     """A digest of the classifier of a request, for the key of its noise."""
-    return classifier_digest(base.module, {**base.settings, **request.plugins(base.settings["arch"])})
+    return classifier_digest(base.module, {**base.settings, **request.plugins(*base.architectures)})
 
 
 def _agree_on_logits(job: SmoothingJob, workers: Workers, sound: bool) -> None:
@@ -247,7 +248,7 @@ def _settings(
         "split": request.split if isinstance(request.images, str) else None,
         "dataset_fingerprint": fingerprint,
         **base.settings,
-        **request.plugins(base.settings["arch"]),
+        **request.plugins(*base.architectures),
         "num_classes": dataset.description.num_classes,
         "sigma": request.sigma,
         "alpha": request.alpha,

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.errors import UserError
 from smoothadv.graphs import call_compiled
 from smoothadv.memory import batch_that_suits
@@ -60,6 +61,15 @@ class VotingClassifier(nn.Module):
     def forward(self, noisy_images: torch.Tensor) -> torch.Tensor:
         return self.classifier(noisy_images.to(self.dtype)).float()
 
+    def scores(self, noisy_images: torch.Tensor, consensus: bool = True) -> torch.Tensor:
+        """What votes, the largest of each row: float32 [B, K]; the logits, or the sum of an ensemble's probabilities.
+
+        With ``consensus``, members that cannot change a row's vote are left out of its sum.
+        """
+        if isinstance(self.classifier, Ensemble) and self.classifier.mean == "probabilities":
+            return self.classifier.summed_probabilities(noisy_images.to(self.dtype), consensus)
+        return self(noisy_images)
+
 
 def arrange(
     classifier: nn.Module, arrangement: Arrangement, device: torch.device, example: torch.Tensor | None = None
@@ -98,6 +108,9 @@ class _Compiled(VotingClassifier):
 
     def forward(self, noisy_images: torch.Tensor) -> torch.Tensor:
         return call_compiled(self._compiled[0], noisy_images)
+
+    def scores(self, noisy_images: torch.Tensor, consensus: bool = True) -> torch.Tensor:
+        return self(noisy_images)  # all members in one graph
 
 
 def default_batch(

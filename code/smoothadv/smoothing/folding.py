@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.architectures.input_layers import Center, Normalize
 from smoothadv.graphs import overwrite_in_place, traced_plainly
 
@@ -41,8 +42,12 @@ def fold(classifier: nn.Module, example: torch.Tensor | None = None) -> nn.Modul
 
     Returns the classifier itself if torch.fx cannot trace it, if its layers are used twice, share weights or compute
     their weights in each pass, or if the logits of the ``example`` images [B, C, H, W] change by more than rounding,
-    for instance because tracing followed a branch that no tensor takes.
+    for instance because tracing followed a branch that no tensor takes. Of an ensemble, each member is folded.
     """
+    if isinstance(classifier, Ensemble):
+        members = [fold(member, example) for member in classifier.members]
+        is_folded = any(new is not old for new, old in zip(members, classifier.members))
+        return Ensemble(members, classifier.mean) if is_folded else classifier
     entrance, network = split_entrance(classifier)
     traced = copy.deepcopy(traced_plainly(network))  # its layers are those of the network, which stays as it is
     if traced is None:

@@ -36,21 +36,15 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from smoothadv.errors import UserError
-from smoothadv.files import read_regular
+from smoothadv.files import read_toml
 from smoothadv.plugins import is_file_name
 from smoothadv.sweeps.folders import fill_placeholders
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Options = dict[str, Any]
 MOST_MODELS = 10_000
@@ -132,12 +126,12 @@ def read_grid(path: Path, most_models: int = MOST_MODELS) -> Grid:
     UserError if the file is missing, is no TOML, holds something that no grid can hold, or more than ``most_models``.
     """
     try:
-        content = tomllib.loads(read_regular(path).decode())
+        content = read_toml(path)
     except IsADirectoryError:
         raise UserError(f"{path} is a folder: name a grid in it, a file like digits-smoke.toml") from None
     except FileNotFoundError:
         raise UserError(f"grid {path} does not exist; the grids of this project are in scripts/grids") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(f"grid {path} is no TOML: {error}") from None
     _check_keys(path, content)
     trained = list(_models(path, content, most_models))

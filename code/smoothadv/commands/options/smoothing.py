@@ -64,7 +64,11 @@ def add_smoothing(parser: Parser, outfile: str, n_help: str, output: str = "outf
     """DATASET CHECKPOINT SIGMA OUTFILE and the options that certify, predict and attack share."""
     add_dataset(parser, check=str)  # see _check_dataset
     parser.add_argument(
-        "checkpoint", metavar="CHECKPOINT", type=Path, help="checkpoint.pth.tar of a trained or released model"
+        "checkpoint",
+        metavar="CHECKPOINT",
+        type=Path,
+        help="checkpoint.pth.tar of a trained or released model, or an ensemble: A.pth.tar+B.pth.tar, the mean of the "
+        "logits, or a TOML file with members = ['A.pth.tar', 'B.pth.tar'] and mean = 'logits' or 'probabilities'",
     )
     sigma = "standard deviation of the smoothing noise on images in [0, 1]"
     parser.add_argument("sigma", metavar="SIGMA", type=positive_noise_level, help=sigma)
