@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,15 +56,16 @@ from scipy import signal, special, stats
 
 from smoothadv.bounds import radius_probability
 from smoothadv.certification import Procedure
-from smoothadv.certification.adaptive import PAPER_RADII
 from smoothadv.certification.error_spending import (
     Tables,
+    count_to_hope_for,
     efficacy_row,
     look_schedule,
     spending,
     success_upper_bound,
-    worthless_row,
+    worth_of_draws,
 )
+from smoothadv.certification.on_grid import PAPER_RADII
 
 PLAN_MAX, ANYTIME_MAX = 150_000, 200_000
 PLAN = {"early": 0.9, "growth": 1.08, "step": 10, "patience": 9e4, "power": 1.25, "tilt": 0.2, "selection_gamma": 1e-3}
@@ -112,8 +114,15 @@ def plan_tables(nulls: np.ndarray, growth: float = PLAN["growth"]) -> Tables:
 
 def give_up(nulls: np.ndarray, looks: np.ndarray, efficacy: np.ndarray) -> np.ndarray:
     """The futility boundaries [J, K] of ``PLAN``."""
-    shape = PLAN["patience"], PLAN["power"], PLAN["tilt"]
-    return np.array([worthless_row(int(row[-1]), looks, t, *shape) for t, row in zip(nulls.tolist(), efficacy)])
+    n_max = int(looks[-1])
+    rows = np.full_like(efficacy, -1)
+    for j, (t, last) in enumerate(zip(nulls.tolist(), efficacy[:, -1].tolist())):
+        for k, n in enumerate(looks[:-1].tolist()):
+            price = worth_of_draws(n, n_max, t, PLAN["patience"], PLAN["power"], PLAN["tilt"])
+            counts = range(min(n, last - 1) + 1)
+            rows[j, k] = bisect_left(counts, last, key=lambda s: count_to_hope_for(s, n, n_max, price)) - 1
+        rows[j, -1] = min(n_max, last - 1)
+    return rows
 
 
 def mixture_tables(nulls: np.ndarray) -> Tables:
