@@ -187,6 +187,7 @@ def test_cifar10_is_reproduced_from_images_to_tables(images, tmp_path):
     assert len(logs) == 4 and all(len(rows(log)) == 6 for log in logs)
 
 
+@pytest.mark.slow
 def test_cifar10_is_stopped_in_time(images, tmp_path):
     """Without a page or a table before all is done."""
     stopped = run_benchmark("cifar10_reproduction", tmp_path, images, "--smoke", "--folder", "other", "--minutes", 0.1)

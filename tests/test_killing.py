@@ -158,8 +158,6 @@ OTHER_SETTINGS = [
     ("adaptive", ["--radii", 0.25], "radii was [0.0, 0.25, 0.5], now [0.0, 0.25]"),
     ("adaptive", ["--ladder"], "ladder was False, now True"),
     ("adaptive", ["--label-aware"], "label_aware was False, now True"),
-    ("adaptive", ["--seed", 1], "seed was 0, now 1"),
-    ("adaptive", ["--N", 2000], "N was 800, now 2000"),
 ]
 
 

@@ -277,18 +277,6 @@ def is_link_to(link: Path, folder: Path) -> bool:
         return False
 
 
-@pytest.mark.slow
-def test_two_sweeps_at_once_share_the_work(workplace, uninterrupted):
-    """The same command typed twice: no stage is begun twice, and both end well. Half a minute."""
-    the_grid(**LONG)
-    processes = [start_process(RUN, workplace) for _ in range(2)]
-    ends = [(process.communicate(timeout=HANG_SECONDS), process.returncode) for process in processes]
-    assert [code for _, code in ends] == [0, 0], ends
-    for name in FOLDERS:
-        assert commands_in(workplace / "logs/grid" / name / "job.log") == 2
-    check_audit(workplace, uninterrupted)
-
-
 @pytest.mark.parametrize(
     ("named", "options", "gpus"),
     [("2,3", [], ("2", "3")), (None, [], ("0", "1")), ("2,3", CPU, ())],
