@@ -329,7 +329,7 @@ def test_reach_probability_is_near_the_beta_binomial_tail():
     for n, boundary in ((500, 10_200), (5000, 17_000), (15_000, 19_000), (19_000, 19_900)):
         s = np.arange(int(0.97 * boundary * n / 20_000), int(min(n, 1.03 * boundary * n / 20_000)), 7)
         exact = stats.betabinom.sf(boundary - s - 1, 20_000 - n, s + 0.5, n - s + 0.5)
-        assert reach_probability(s, n, 20_000, boundary) == pytest.approx(exact, abs=0.03)
+        assert reach_probability(s, n, 20_000, boundary) == pytest.approx(exact, abs=0.04)
 
 
 @pytest.mark.parametrize("last_boundary", [40, 70, 96, 101])
