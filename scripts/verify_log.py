@@ -36,6 +36,7 @@ ONE = 1 << BITS
 mp.prec = iv.prec = BITS + 64
 RESERVE = ONE // 10**12  # of its allowance, each look leaves this to those who compute boundaries in float64
 METHODS = ("exact", "adaptive", "two-sided", "sequential")
+COARSE = Fraction(1, 2), Fraction(5, 4), 50  # of adaptive: the share spent before N; the growth and step of its looks
 FORMS = {"time": "[^\t]*", "radius": "[0-9]{1,9}([.][0-9]{1,60})?"}  # other columns have whole numbers
 
 
@@ -128,6 +129,7 @@ class Procedure:
         if self.adaptive:
             self.radii, self.n0 = sorted(map(float, settings["radii"])), settings["N0"]
             rungs = range(-100, 650) if self.both else range(1300 if settings["ladder"] else 0)
+            self.early, self.growth, self.step = (Fraction(9, 10), Fraction(27, 25), 10) if self.both else COARSE
             ladder = [float(self.sigma) * rung / (50 if self.both else 100) for rung in rungs]
             self.grid, self.looks = sorted({*self.radii, *ladder}), self.make_looks()
             self.columns += ["samples", "level", "looks"]
@@ -145,20 +147,22 @@ class Procedure:
         return min(ONE, normal_cdf(z) + self.distance)
 
     def spending(self, n, part):
-        """What part of alpha may be spent up to n draws: 1 / 2 ln(1 + n / 100) / ln(1 + N / 100) of it; all at N."""
-        share = iv.log(1 + iv.mpf(n) / 100) / iv.log(1 + iv.mpf(self.n) / 100)
-        return iv.mpf(self.alpha) * part.numerator / part.denominator * (share / 2 if n < self.n else 1)
+        """What part of alpha may be spent up to n draws: early * ln(1 + n / 100) / ln(1 + N / 100) of it; all at N."""
+        if n < self.n:
+            part, share = part * self.early, iv.log(1 + iv.mpf(n) / 100) / iv.log(1 + iv.mpf(self.n) / 100)
+        return iv.mpf(self.alpha) * part.numerator / part.denominator * (share if n < self.n else 1)
 
     def make_looks(self):
-        """100 * 1.25^i to the nearest 50; 100,000; N; the first multiple of 50 with Phi(r / sigma)^n <= spending(n)."""
-        added, steps = {100_000, self.n} if self.n > 100_000 else {self.n}, range(50, self.n, 50)
+        """100 growth^i to the nearest step; 100,000; N; the first multiple of it with Phi(r / sigma)^n <= spending(n)."""
+        added, steps = {100_000, self.n} if self.n > 100_000 else {self.n}, range(self.step, self.n, self.step)
         for z in [Fraction(radius) / self.sigma + self.loss for radius in self.radii]:
             log = iv.log(iv.mpf(self.null(z)) / ONE)
             first = bisect_left(steps, True, key=lambda n: bool(n * log <= iv.log(self.spending(n, self.share))))
             added.update(steps[first : first + 1])
-        geometric = [100 * Fraction(5, 4) ** i for i in range(99)]
-        rising = {50 * round(n / 50) for n in geometric if 5 * n**2 < 4 * self.n**2}
-        return sorted(added | {n for n in rising if all(abs(n - near) * 25 > near for near in added)})
+        geometric = [100 * self.growth**i for i in range(99 if self.growth > 1.2 else 250)]
+        rising = {self.step * max(1, round(n / self.step)) for n in geometric if self.growth * n**2 < self.n**2}
+        apart = Fraction(4, 25) * (self.growth - 1)
+        return sorted(added | {n for n in rising if all(abs(n - near) > apart * near for near in added)})
 
     def fault(self, row):
         """Why a row does not hold; None if it does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 
 import numpy as np
@@ -22,7 +23,9 @@ class ListedVotes:
         assert len(votes) == request.count, "more draws were asked for than the list holds"
         if request.is_settled is not None:
             of_class = (votes[:, None] == np.arange(CLASSES)).cumsum(axis=0)  # [draws, K]
-            votes = votes[: next((n for n, counts in enumerate(of_class, 1) if request.is_settled(counts)), len(votes))]
+            # Once settled, a request stays settled.
+            last = bisect_left(range(len(votes) - 1), True, key=lambda k: bool(request.is_settled(of_class[k])))
+            votes = votes[: last + 1]
         self.used += len(votes)
         return np.bincount(votes, minlength=CLASSES)
 
