@@ -153,7 +153,7 @@ class Procedure:
         return iv.mpf(self.alpha) * part.numerator / part.denominator * (share if n < self.n else 1)
 
     def make_looks(self):
-        """100 growth^i to the nearest step; 100,000; N; the first multiple of it with Phi(r / sigma)^n <= spending(n)."""
+        """100 growth^i to the nearest step; 100,000; N; the first multiple with Phi(r / sigma)^n <= spending(n)."""
         added, steps = {100_000, self.n} if self.n > 100_000 else {self.n}, range(self.step, self.n, self.step)
         for z in [Fraction(radius) / self.sigma + self.loss for radius in self.radii]:
             log = iv.log(iv.mpf(self.null(z)) / ONE)
