@@ -221,20 +221,6 @@ def test_confidence_adds_intervals(analyze):
     assert "60.0 (20.0--100.0)" in analyze(*options, "--format", "latex").out
 
 
-def test_simultaneous_bands_are_called_so(analyze):
-    """Of 5 images: sqrt(ln 40 / 10) beyond either side; exact intervals at 0.05 / 2 each."""
-    options = ["table", COHEN.format("0.50"), "--radii", 0, 0.5, "--confidence", 0.95, "--bands"]
-    (record,) = records(analyze(*options, "dkw", "--format", "json"))
-    assert (record["0_low"], record["0_high"], record["0.5_low"]) == pytest.approx((0, 1, 0))
-    assert "l2 radius, 95% bands for all radii at once" in analyze(*options, "dkw").out
-    (record,) = records(analyze(*options, "clopper-pearson", "--format", "json"))
-    assert (record["0.5_low"], record["0.5_high"]) == pytest.approx((0.0367, 0.8857), abs=1e-4)
-    assert (
-        "l2 radius, 95\\% bands for all these radii at once"
-        in analyze(*options, "clopper-pearson", "--format", "latex").out
-    )
-
-
 def test_decimals_are_for_people(analyze):
     options = ["table", "cohen", "--radii", 0, "--decimals"]
     for decimals, text in [(0, " 60 "), (3, " 60.000 ")]:
@@ -311,16 +297,6 @@ USAGE = [
     (["summary", "cohen", "--high-probability", "exact0.1"], "'exact0.1' is not a probability"),
     (["summary", "cohen", "--group-by", "sigma"], "--group-by"),
     (["table", "cohen", "--confidence", "95"], "'95' is not a probability"),
-    (
-        ["table", "cohen", "--confidence", "0.9", "--bands", "wide"],
-        "'wide' is not known; known: bootstrap, dkw",
-    ),
-    (["table", "cohen", "--bands", "dkw"], "--bands dkw needs --confidence LEVEL"),
-    (
-        ["table", "cohen", "--confidence", "0.9", "--bands", "clopper-pearson"],
-        "clopper-pearson needs --radii",
-    ),
-    (["plot", "cohen", "-o", "x", "--of", "p_A", "--norm", "linf"], "--of p_A draws no radii"),
     (["envelope", "cohen", "--group-by", "colour"], "'colour' is not known; known: dataset"),
     (["envelope", "cohen", "--show", "radius"], "'radius' is not known; known: certified_accuracy"),
     (["examples", "cohen", "--worst", "0"], "'0' is not a whole number of at least 1"),

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
 from smoothadv.analysis import report
 from smoothadv.analysis.plot import CertifiedAccuracyPlot
@@ -284,3 +285,30 @@ def test_report_keeps_procedures_apart(of_two_procedures, analyze):
     ):
         assert f"<figcaption>{caption}" in page
     assert "Lower bounds of p_A, 0 if wrong, beside the average radius" in page
+
+
+EXACT = tuple(stats.binomtest(4, 10).proportion_ci(0.975, method="exact"))
+
+
+def test_bands_for_all_radii_at_once_are_called_so(workplace, analyze):
+    """Of 10 images, 4 certified: sqrt(ln 40 / 20) to either side; or the exact interval at 0.05 / 2."""
+    options = ["table", log("one.tsv", [0.5] * 4 + [0.0] * 6), "--radii", 0, 0.5, "--confidence", 0.95, "--bands"]
+    for kind, ends, title in [("dkw", (0.0, 0.829469), "all radii"), ("clopper-pearson", EXACT, "all these radii")]:
+        (record,) = records(analyze(*options, kind, "--format", "json"))
+        assert (record["0.5_low"], record["0.5_high"]) == pytest.approx(ends, abs=1e-6)
+        assert f"l2 radius, 95% bands for {title} at once" in analyze(*options, kind).out
+        assert f"l2 radius, 95\\% bands for {title} at once" in analyze(*options, kind, "--format", "latex").out
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["table", "--confidence", 0.9, "--bands", "wide"], "'wide' is not known; known: bootstrap, dkw"),
+        (["table", "--bands", "dkw"], "--bands dkw needs --confidence LEVEL"),
+        (["table", "--confidence", 0.9, "--bands", "clopper-pearson"], "--bands clopper-pearson needs --radii"),
+        (["plot", "-o", "x", "--of", "p_A", "--norm", "linf"], "--of p_A draws no radii"),
+    ],
+)
+def test_bands_and_curves_that_cannot_be_are_usage_errors(workplace, analyze, arguments, message):
+    outcome = analyze(arguments[0], log("one.tsv", [0.5] * 4), *arguments[1:])
+    assert outcome.code == 2 and message in outcome.err.splitlines()[-1] and not Path("x.png").exists()
