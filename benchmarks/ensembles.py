@@ -2,9 +2,9 @@
 
     python benchmarks/ensembles.py --sigma 0.25 A.pth.tar B.pth.tar C.pth.tar --N 1000 --skip 2
 
-Saving: passes of members with consensus, by the images in them, as a share of all members on all images; the ratio of
-times, of this process on one thread, is the median over rounds in which both alternate. The votes of both are compared draw by draw. Then each member
-and both ensembles certify the same images.
+Saving: passes of members with consensus, by the images in them, as a share of all members on all images. The ratio of
+times, of this process on one thread, is the median over rounds in which the ways alternate. The votes are compared draw
+by draw. Then each member and both ensembles certify the same images.
 """
 
 from __future__ import annotations
