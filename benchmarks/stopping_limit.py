@@ -66,7 +66,7 @@ from smoothadv.certification.error_spending import (
 )
 
 PLAN_MAX, ANYTIME_MAX = 150_000, 200_000
-PLAN = {"early": 0.9, "growth": 1.08, "step": 10, "patience": 9e4, "power": 1.25, "tilt": 0.2, "selection_gamma": 1e-3}
+PLAN = {"early": 0.9, "growth": 1.08, "step": 10, "patience": 8e4, "power": 1.25, "tilt": 0.2, "selection_gamma": 1e-3}
 OTHER_MODELS = "data/certify/best_models/cifar10/ours"
 PROCEDURES: dict[str, Callable[[float], Procedure]] = {"adaptive": new_adaptive}
 ALLOWED_LOSS = 0.0005
