@@ -68,13 +68,14 @@ from smoothadv.certification.error_spending import (
 from smoothadv.certification.on_grid import PAPER_RADII
 
 PLAN_MAX, ANYTIME_MAX = 150_000, 200_000
-PLAN = {"early": 0.9, "growth": 1.08, "step": 10, "patience": 9e4, "power": 1.25, "tilt": 0.2, "selection_gamma": 1e-3}
+PLAN = {"early": 0.9, "growth": 1.08, "step": 10, "patience": 8e4, "power": 1.25, "tilt": 0.2, "selection_gamma": 1e-3}
 OTHER_MODELS = "data/certify/best_models/cifar10/ours"
 PROCEDURES: dict[str, Callable[[float], Procedure]] = {"adaptive": new_adaptive}
 ALLOWED_LOSS = 0.0005
 PRICE, PRICES, LEVEL_PRICE = 4e5, (2e5, 4e5), 0.1
 ATOM, LIMIT_GROWTH, REACH = 0.003, 1.15, 5.0
 FEW_DRAWS = 2000
+"""Beyond these, states with a row crossed that is two above p are left out."""
 PATHS = 5
 """How often the draws of a population are repeated for the rules that are fast to simulate."""
 NEGLIGIBLE = 1e-2
@@ -285,7 +286,7 @@ class Programme:
         cost, mass = np.zeros((self.rows, n + 1)), np.zeros((self.rows, n + 1))
         for p, s, f in zip(self.prior.p, windows, density):
             first = min(int(sure[s].min()), self.rows - 1)
-            # Where the counts tell p well, nobody gets two rows too far.
+            # Where the counts tell p well, hardly anybody gets two rows too far.
             highest = int(np.searchsorted(self.nulls, p)) + 1 if n > FEW_DRAWS else self.rows
             last = max(first, min(highest, self.rows - 1))
             added = reach_of(more, p)
