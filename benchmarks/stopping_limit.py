@@ -6,7 +6,8 @@ The inputs are those of adaptive_savings.py, whose docstring tells how their p_A
 level and overall, the draws per input (selection included), the largest drop of certified accuracy at a radius of the
 paper's tables against exact with n = 100,000 on the same draws (points), and the ratio of the draws to Wald's bound:
 
-* ``adaptive``: the procedure of that name (see ``PROCEDURES``; each is run through its ``votes``).
+* ``adaptive``, ``sequential``: the procedures of these names, each run through its ``votes``. All misses go to one
+  rival, so that ``sequential`` gains nothing by its bound on the rival and pays a tenth of alpha for it.
 * ``plan``: exact error spending with the constants of ``PLAN``.
 * ``mixture``: stops where the beta(1/2, 1/2) mixture over p > t has 1 / alpha times the likelihood of t: a
   martingale, so that the level holds at any number of draws.
@@ -55,7 +56,7 @@ from adaptive_savings import (
 from scipy import signal, special, stats
 
 from smoothadv.bounds import radius_probability
-from smoothadv.certification import Procedure
+from smoothadv.certification import Procedure, Smoothing
 from smoothadv.certification.error_spending import (
     Tables,
     count_to_hope_for,
@@ -66,11 +67,15 @@ from smoothadv.certification.error_spending import (
     worth_of_draws,
 )
 from smoothadv.certification.on_grid import PAPER_RADII
+from smoothadv.certification.sequential import Sequential
 
 PLAN_MAX, ANYTIME_MAX = 150_000, 200_000
 PLAN = {"early": 0.9, "growth": 1.08, "step": 10, "patience": 8e4, "power": 1.25, "tilt": 0.2, "selection_gamma": 1e-3}
 OTHER_MODELS = "data/certify/best_models/cifar10/ours"
-PROCEDURES: dict[str, Callable[[float], Procedure]] = {"adaptive": new_adaptive}
+PROCEDURES: dict[str, Callable[[float], Procedure]] = {
+    "adaptive": new_adaptive,
+    "sequential": lambda sigma: Sequential(Smoothing(sigma, N0, PLAN_MAX, ALPHA), radii=PAPER_RADII),
+}
 ALLOWED_LOSS = 0.0005
 PRICE, PRICES, LEVEL_PRICE = 4e5, (2e5, 4e5), 0.1
 ATOM, LIMIT_GROWTH, REACH = 0.003, 1.15, 5.0
