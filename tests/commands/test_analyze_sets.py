@@ -230,7 +230,7 @@ def test_the_best_log_is_chosen_for_each_procedure_by_itself(of_two_procedures, 
     outcome = analyze(*ENVELOPE)
     expected = dict(zip([f"G, {name}" for name in of_two_procedures], [(2, 0.7), (1, 0.9), (1, 1.0)]))
     assert groups(outcome) == expected
-    assert "warning: logs of one-sided; two-sided; two-sided, top-3 are kept apart" in outcome.err
+    assert "warning: logs of several procedures are kept apart (one-sided; two-sided; two-sided, top-3)" in outcome.err
     assert "differ in procedure: adaptive, exact, two-sided" in outcome.err
     labels = [line.get_label() for line in EnvelopePlot()(read_logs(["G=logs"])).axes[0].lines]
     assert sorted(labels) == sorted(expected)
@@ -278,7 +278,7 @@ def test_report_keeps_procedures_apart(of_two_procedures, analyze):
     page = Path("page.html").read_text()
     for name in of_two_procedures:
         assert f"Worst, {name}" in page and f"logs, {name}" in page
-    assert "logs of one-sided; two-sided; two-sided, top-3 are kept apart" in page
+    assert "logs of several procedures are kept apart (one-sided; two-sided; two-sided, top-3)" in page
     for caption in (
         "Certified accuracy of each log; bands: 95 %, for all radii at once",
         "Images by their lower bound of",

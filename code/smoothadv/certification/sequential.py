@@ -30,7 +30,7 @@ STEPS = 50
 _LOWEST = -2 * STEPS
 """The smallest p_A with a hypothesis is Phi(-2)."""
 _EARLY, _GROWTH, _STEP = 0.9, 1.08, 10
-_GAMMA, _WORTH = 1e-3, (8e4, 1.25, 0.2)
+_GAMMA, _WORTH = 1e-3, (9e4, 1.25, 0.2)
 """The selection's futility, and patience, power and tilt of ``worth_of_draws``. All are chosen on logs of other models
 (benchmarks/adaptive_savings.py) and decide how many draws are made, never whether a statement is true."""
 _VERSION = 1
@@ -67,7 +67,7 @@ class Sequential(GridProcedure):
 
     @property
     def settings(self) -> dict[str, str]:
-        return {"tables_sha256": digest_of(self.looks, *self._tables)}
+        return {"tables_sha256": digest_of(self.looks, *self._tables, np.array([_GAMMA, *_WORTH]))}
 
     def counted(self, votes: np.ndarray, candidate: int) -> dict[str, int]:
         return {RIVAL: strongest_rival(votes, candidate)}

@@ -56,9 +56,9 @@ def is_label_aware(table: pd.DataFrame) -> bool:
 def procedure_names(logs: Sequence[tuple[pd.DataFrame, Parameters]]) -> list[str]:
     """What people call the procedure of each log; "" if all have one name.
 
-    Those that state p_A alone share a name: they prove the same of the same votes, on a grid or not. Every other
-    procedure has its own, and so do label-aware and top-k certificates: accuracies under two names differ even where
-    the classifier is one.
+    Those that state p_A alone share a name, and so do those that also bound the rivals: on a grid or not, they prove
+    the same of the same votes. Label-aware and top-k certificates have names of their own: accuracies under two names
+    differ even where the classifier is one.
     """
     names = [_name(table, parameters) for table, parameters in logs]
     return names if len(set(names)) > 1 else [""] * len(names)
@@ -67,7 +67,7 @@ def procedure_names(logs: Sequence[tuple[pd.DataFrame, Parameters]]) -> list[str
 def _name(table: pd.DataFrame, parameters: Parameters) -> str:
     procedure, settings = procedure_of(table, parameters), parameters.settings
     is_one_sided = procedure is not None and procedure.one_sided
-    words = ["one-sided" if is_one_sided else str(settings.get("method") or "two-sided")]
+    words = ["one-sided" if is_one_sided else "two-sided" if RIVAL in table else str(settings.get("method"))]
     if is_label_aware(table):
         words.append("label-aware")
     if settings.get("top_k") not in (None, 1):

@@ -79,7 +79,7 @@ def doubts(logs: Logs) -> list[str]:
     sentences += _copies(logs.certification)
     if not are_alike(logs.certification, "procedure"):
         names = "; ".join(dict.fromkeys(log.procedure for log in logs.certification))
-        sentences.append(f"logs of {names} are kept apart: the same votes certify more by some procedures")
+        sentences.append(f"logs of several procedures are kept apart ({names}): some certify more from the same votes")
     for name in ("dataset", "N", "alpha", "method"):
         values = {log.parameters.get(name) for log in logs.certification} - {None}
         if len(values) > 1:
