@@ -199,8 +199,8 @@ class Procedure:
 
     def lacks_of_two(self, radius, n, successes, rival):
         """As ``lacks``, also by two hypotheses: z is where the successes just reject, which leaves the least for y."""
-        if not self.lacks(radius, n, successes, 0):
-            return ""
+        if not successes or not self.lacks(radius, n, successes, 0):
+            return "" if successes else "no draw was a success"
         level = below(self.spending(n, self.share))
 
         def excess(z):  # how far the logarithm of P[Binomial(n, Phi(z) + d) >= successes] is above that of its level
@@ -241,7 +241,7 @@ class Procedure:
             return 0
         slack = -below(-iv.exp((iv.mpf(abs(m).numerator) / abs(m).denominator + iv.mpf("0.1")) ** 2 / 2))
         e = Fraction(251, 100) * self.distance * slack / ONE**2
-        return e if e < Fraction(1, 20) else self.sigma * 1000  # far too much
+        return e if e < Fraction(1, 20) else 1000  # far too much
 
     def needed(self, z, n, part=0):
         """The successes that reject "p <= Phi(z) + d" at the look after n draws, at a part of alpha."""

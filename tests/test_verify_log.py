@@ -51,6 +51,7 @@ LOGS = {
     "two-sided": {"method": "two-sided", "thresholds": FOUR},
     "two-sided-sound": {"method": "two-sided", "sound": True, "thresholds": FOUR},
     "sequential": {"method": "sequential", "radii": (0.05, 0.1, 0.4), "thresholds": FOUR},
+    "sequential-sound": {"method": "sequential", "radii": (0.07, 0.313), "sound": True, "thresholds": FOUR},
     "label-aware": {"method": "adaptive", "radii": (0.05, 0.1), "label_aware": True},
 }
 Tampering = Callable[[list[dict[str, str]], dict[str, Any]], None]

@@ -110,9 +110,9 @@ def two_sided_radius(
     Formal guarantee: with probability at least 1 - alpha over the draws, the smoothed classifier returns class c in the
     whole closed l2 ball of this radius, if c does not depend on these draws. Proof: let b be the most probable class
     other than c. The bound on p_A fails with probability at most ``share`` * alpha, the bound from b's own count with
-    at most (1 - ``share``) * alpha. If neither fails, p_lower < p_A and p_upper > p_b, as p_upper is at least the bound
-    from b's count. No other class's bound has to hold, so that no level is divided among the classes
-    (an intersection-union test: Berger, 1982, Technometrics 24(4)).
+    at most (1 - ``share``) * alpha. If neither fails, p_lower < p_A and p_upper > p_b: one term of p_upper is from a
+    count that is at least b's, the other is 1 - p_lower > 1 - p_A >= p_b. No other class's bound has to hold, so that
+    no level is divided among the classes (an intersection-union test: Berger, 1982, Technometrics 24(4)).
     ValueError on impossible counts, levels, shares or sigma.
     """
     if rival < 0 or successes + rival > trials:
@@ -125,9 +125,7 @@ def two_sided_radius(
     z_lower = _quantile_below(successes, trials, share * alpha, noise_distance)
     z_rival = _quantile_below(trials - rival, trials, (1 - share) * alpha, noise_distance)
     radius = radius_between(z_lower, z_rival, sigma, noise_distance)
-    if not radius >= 0:
-        return one_sided
-    return radius if one_sided is None else max(one_sided, radius)
+    return one_sided if not radius >= 0 else max(one_sided or 0.0, radius)
 
 
 def radius_between(z_lower: float, z_rival: float, sigma: float, noise_distance: float) -> float:
@@ -136,12 +134,20 @@ def radius_between(z_lower: float, z_rival: float, sigma: float, noise_distance:
     Phi(``z_lower``) < p_A - d and Phi(-``z_rival``) > p_B + d, where d = ``noise_distance`` >= 0 and p_B is the
     probability of the strongest rival. A difference of 2 d is left between both classes at this radius.
     """
+    if noise_distance:
+        # A weaker bound on the rival holds, too: beyond a gap, by Lambert's W, the loss grows faster than the sum.
+        slope = _distance_quantile(max(noise_distance, 1e-150))
+        u = min(math.sqrt(special.lambertw(slope**-2).real), math.sqrt(2 * math.log(max(1.0, 0.0999 / slope))))
+        z_rival = min(z_rival, z_lower + max(0.0, 2 * (u - 0.1)))
     rounding = (abs(z_lower) + abs(z_rival)) * 4e-15
     return sigma * ((z_lower + z_rival) / 2 - rounding - quantile_loss(z_lower, z_rival, noise_distance))
 
 
 def quantile_loss(z_lower: float, z_rival: float, noise_distance: float) -> float:
-    """e such that Phi(m + e) - Phi(m - e) >= 2 d, where m is (``z_lower`` - ``z_rival``) / 2; inf where d is large."""
+    """e such that Phi(m + e) - Phi(m - e) >= 2 d, where m is (``z_lower`` - ``z_rival``) / 2; inf if that is above 0.1.
+
+    So much may the probabilities of two classes differ from those under Gaussian noise, taken together.
+    """
     # The normal density falls with |m| + e, which is |m| + 0.1 at most.
     loss = _distance_quantile(noise_distance) * math.exp(min(400.0, (abs(z_lower - z_rival) / 2 + 0.1) ** 2 / 2))
     return loss if loss <= 0.1 else math.inf

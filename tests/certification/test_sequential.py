@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from smoothadv.bounds import radius_probability, two_sided_radius
+from smoothadv.bounds import quantile_loss, radius_probability, two_sided_radius
 from smoothadv.certification import ABSTAIN, Smoothing
 from smoothadv.certification.sequential import STEPS, Sequential
 from support.crossing import crossing_probability
@@ -122,7 +122,11 @@ def test_each_row_is_rejected_with_no_more_than_its_level(small):
         assert (np.diff(table, axis=0) >= 0).all(), "a rejection includes those of smaller hypotheses"
         rates = [crossing_probability(t, small.looks, row) for t, row in zip(each[::7], table[::7])]
         assert max(rates) <= level and max(rates) > 0.9 * level
-    assert (np.abs(small._steps / STEPS * SMALL.sigma) <= np.abs(small._radii) + 1e-9).all()
+    uneven = Sequential(dataclasses.replace(SMALL, sigma=0.37), radii=(0.07, 0.25, 0.2499999999925, 1e20))
+    for each in (small, uneven):
+        below = each._radii / each.smoothing.sigma * STEPS - each._steps
+        assert (below[:-1] > -1e-12).all() and (below[:-1] < 1).all() and len(below) > 200
+    assert uneven._steps[np.searchsorted(uneven._radii, 0.25)] == 33
 
 
 def plain_loop(procedure: Sequential, classes: np.ndarray) -> tuple[int, float, int]:
@@ -196,3 +200,16 @@ def test_options():
     assert Sequential(SMALL, radii=(0.25,)).settings == {**aware.settings}
     other = Sequential(dataclasses.replace(SMALL, noise_distance=1e-3), radii=(0.25,))
     assert other.settings != aware.settings and 0 < other.largest_radius <= aware.largest_radius
+    # The distance enters each hypothesis, and again where two of them are combined.
+    look = len(other.looks) - 1
+    votes = np.array([650, 60] + [29] * 10)
+    counts = votes[0], SMALL.n - votes[1]
+    row, rival = (int(np.searchsorted(t[:, look], k, side="right")) for t, k in zip(other._tables, counts))
+    step = int(other._steps[row - 1])
+    loss = quantile_loss(step / STEPS, rival / STEPS, 1e-3)
+    assert rival > step and other.certified(votes, 0, look) == pytest.approx(
+        0.5 * ((step + rival) / 100 - loss), abs=1e-12
+    )
+    for share in (0.0, 1.0, 5e-324):
+        with pytest.raises(ValueError, match="alpha_share"):
+            Sequential(SMALL, alpha_share=share)

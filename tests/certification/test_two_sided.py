@@ -157,6 +157,19 @@ def test_a_noise_distance_leaves_a_difference_of_twice_itself(z_lower, z_rival, 
     )
 
 
+@pytest.mark.parametrize("distance", [0.0, 1e-6, 0.02])
+def test_more_successes_or_fewer_votes_for_the_rival_never_take_a_radius_away(distance):
+    radii = np.full((61, 61), -1.0)
+    for k in range(61):
+        for rival in range(61 - k):
+            radius = two_sided_radius(k, rival, 60, 1.0, 0.3, SHARE, distance)
+            radii[k, rival] = -1.0 if radius is None else radius
+    inside = np.add.outer(np.arange(61), np.arange(61)) <= 60
+    assert all((np.diff(radii[k, : 61 - k]) <= 1e-12).all() for k in range(61))
+    assert all((np.diff(radii[: 61 - rival, rival]) >= -1e-12).all() for rival in range(61))
+    assert ((radii >= 0) & inside).sum() > 100
+
+
 def test_wrong_counts_and_shares_are_refused():
     for counts in [(5, 6, 10), (5, -1, 10), (11, 0, 10)]:
         with pytest.raises(ValueError):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import special
+from tqdm import tqdm
 
 FIRST_LOOK, GROWTH, STEP, PUBLISHED_N = 100, 1.25, 50, 100_000
 _TAIL, _SLACK = 1e-17, 1e-12
@@ -174,17 +175,22 @@ def success_upper_bound(successes: int, trials: int, gamma: float) -> float:
     return 1.0 if successes == trials else float(special.betainccinv(successes + 1, trials - successes, gamma))
 
 
-def build_tables(
-    nulls: Sequence[float], looks: np.ndarray, alpha: float, early: float = 0.5, gamma: float = 0.01
-) -> Tables:
-    """The tables of ascending ``nulls`` at ``looks``; n_max is the last look.
+def efficacy_table(nulls: Sequence[float], looks: np.ndarray, alpha: float, early: float) -> np.ndarray:
+    """The ``efficacy_row`` of each of ascending ``nulls``, int64 [J, K], at level ``alpha``; the last look is n_max.
 
     A boundary is raised to those of the smaller nulls, so that rejections are nested: rejecting p <= t rejects every
     smaller t. Raising boundaries can only lower a row's level.
     """
-    n_max = int(looks[-1])
-    allowance = [spending(int(n), n_max, alpha, early) for n in looks]
-    rows = [efficacy_row(t, looks, allowance) for t in nulls]
-    efficacy = np.maximum.accumulate(np.array(rows, dtype=np.int64).reshape(len(rows), len(looks)), axis=0)
+    allowance = [spending(int(n), int(looks[-1]), alpha, early) for n in looks]
+    progress = tqdm(nulls, "tables", delay=2, leave=False, disable=None)
+    rows = np.array([efficacy_row(t, looks, allowance) for t in progress], dtype=np.int64)
+    return np.maximum.accumulate(rows.reshape(len(nulls), len(looks)), axis=0)
+
+
+def build_tables(
+    nulls: Sequence[float], looks: np.ndarray, alpha: float, early: float = 0.5, gamma: float = 0.01
+) -> Tables:
+    """The tables of ascending ``nulls`` at ``looks``: boundaries at level ``alpha`` and futility at ``gamma``."""
+    efficacy = efficacy_table(nulls, looks, alpha, early)
     futility = [futility_row(int(row[-1]), looks, gamma) for row in efficacy]
     return Tables(np.array(nulls, dtype=np.float64), looks, efficacy, np.array(futility, dtype=np.int64))

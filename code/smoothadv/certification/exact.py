@@ -38,10 +38,6 @@ class Exact(Procedure):
         n, alpha = self.smoothing.n, self.smoothing.alpha
         return max(0, n - minimum_successes_to_certify(n, alpha, self.smoothing.noise_distance))
 
-    def _radius(self, successes: int, trials: int) -> float | None:
-        sigma, alpha = self.smoothing.sigma, self.smoothing.alpha
-        return certified_radius(successes, trials, sigma, alpha, self.smoothing.noise_distance)
-
     def votes(self, label: int) -> Voting:
         selection = yield Draws(self.smoothing.n0)
         candidate = int(selection.argmax())
@@ -49,7 +45,6 @@ class Exact(Procedure):
             self.smoothing.n, lambda counts: int(counts.sum() - counts[candidate]) > self._allowed_misses
         )
         successes, trials = int(estimation[candidate]), int(estimation.sum())
-        radius = self._radius(successes, trials) if trials == self.smoothing.n else None
-        if radius is None:
-            return Certificate(ABSTAIN, 0.0, successes, trials)
-        return Certificate(candidate, radius, successes, trials)
+        s = self.smoothing
+        radius = certified_radius(successes, trials, s.sigma, s.alpha, s.noise_distance) if trials == s.n else None
+        return Certificate(*((ABSTAIN, 0.0) if radius is None else (candidate, radius)), successes, trials)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from smoothadv.certification import ABSTAIN, Certificate, Draws, Procedure, Voting
+from smoothadv.certification.two_sided import RIVAL, strongest_rival
 from smoothadv.files import read_cached, write_cached
 from smoothadv.settings import non_negative_float, setting
 
@@ -80,10 +81,6 @@ class GridProcedure(Procedure):
         ``look`` is -1 for the votes of the selection. No answer can make a statement false.
         """
 
-    def counted(self, votes: np.ndarray, candidate: int) -> dict[str, int]:
-        """The columns, beside successes and trials, of the counts that certified the radius."""
-        return {}
-
     def votes(self, label: int) -> Voting:
         selection = yield Draws(self.smoothing.n0)
         candidate, skipped = int(selection.argmax()), False
@@ -102,7 +99,8 @@ class GridProcedure(Procedure):
                     break
         level = sum(radius <= best for radius in self.radii_to_decide) - 1
         details = dict(zip(GRID_COLUMNS, (self.smoothing.n0 + drawn, level, looks)))
-        details |= self.counted(deciding, candidate)
+        if RIVAL in self.columns:
+            details[RIVAL] = strongest_rival(deciding, candidate)
         if self.label_aware:
             details[LABEL_AWARE] = int(skipped)
         statement = (candidate, best) if best >= 0 else (ABSTAIN, 0.0)

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 from scipy import special
-from tqdm import tqdm
 
 from smoothadv.bounds import quantile_loss, radius_probability
 from smoothadv.certification import PROCEDURES
 from smoothadv.certification.error_spending import (
     count_to_hope_for,
-    efficacy_row,
+    efficacy_table,
     look_schedule,
-    spending,
     success_upper_bound,
     worth_of_draws,
 )
 from smoothadv.certification.on_grid import GRID_COLUMNS, LABEL_AWARE, GridProcedure, cached_array, digest_of
-from smoothadv.certification.two_sided import RIVAL, share_setting, strongest_rival
+from smoothadv.certification.two_sided import RIVAL, check_share, share_setting, strongest_rival
 
 STEPS = 50
 """Hypotheses per unit of Phi^-1(p): sums of two are radii sigma / 100 apart."""
@@ -53,13 +51,17 @@ class Sequential(GridProcedure):
     stops. Let z be the smallest of the first table with Phi(z) >= p_A, and z' the smallest of the second one with
     Phi(-z') <= p_b, where b is the most probable class other than c. A false statement needs the row of z to be
     rejected, with probability at most alpha_share * alpha by the construction of the row, or the row of z' by the count
-    of b, with probability at most the rest: a rejection of a larger z_A, or of z_B by the strongest rival, includes it.
+    of b, with probability at most the rest: rejections are nested, and the strongest rival's count is at least b's.
     It holds for each input by itself. It is void if the radii, n, alpha or alpha_share are chosen after the draws, or
     if the run is repeated until its result pleases.
     """
 
     default_n: ClassVar[int] = 150_000
     alpha_share: float = share_setting()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share(self.alpha_share, self.smoothing.alpha)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -68,9 +70,6 @@ class Sequential(GridProcedure):
     @property
     def settings(self) -> dict[str, str]:
         return {"tables_sha256": digest_of(self.looks, *self._tables, np.array([_GAMMA, *_WORTH]))}
-
-    def counted(self, votes: np.ndarray, candidate: int) -> dict[str, int]:
-        return {RIVAL: strongest_rival(votes, candidate)}
 
     def certified(self, votes: np.ndarray, candidate: int, look: int) -> float:
         others = int(votes.sum()) - strongest_rival(votes, candidate)
@@ -101,15 +100,23 @@ class Sequential(GridProcedure):
         return self._radius(likely[0], likely[1], -1) >= following
 
     @cached_property
+    def _hypotheses(self) -> dict[float, int]:
+        """The radius that the rejection of each hypothesis on p_A certifies alone, and the largest i with z_i <= its z.
+
+        Radii ascend and are below 0 for p_A < 1/2.
+        """
+        sigma, top = self.smoothing.sigma, self._top(self.alpha_share)
+        steps = {radius: min(top, int(Fraction(radius) / Fraction(sigma) * STEPS)) for radius in self.radii_to_decide}
+        steps |= {sigma * step / STEPS: step for step in range(_LOWEST, top)}
+        return dict(sorted(steps.items()))
+
+    @cached_property
     def _radii(self) -> np.ndarray:
-        """The radius that the rejection of each hypothesis on p_A certifies alone, ascending; below 0 for p_A < 1/2."""
-        lattice = (self.smoothing.sigma * step / STEPS for step in range(_LOWEST, self._top(self.alpha_share)))
-        return np.array(sorted({*self.radii_to_decide, *lattice}))
+        return np.array(list(self._hypotheses))
 
     @cached_property
     def _steps(self) -> np.ndarray:
-        """For each of these hypotheses the largest i such that z_i is not above its own z: int64."""
-        return np.floor(self._radii / self.smoothing.sigma * STEPS + 1e-9).astype(np.int64)
+        return np.array(list(self._hypotheses.values()))
 
     def _top(self, share: float) -> int:
         """The number of steps up to a z that not even n successes in a row reject at this share of alpha."""
@@ -141,20 +148,9 @@ class Sequential(GridProcedure):
         }
 
         def build() -> np.ndarray:
-            return np.concatenate([boundaries(*each, self.looks, _EARLY) for each in zip(nulls, levels)])
+            return np.concatenate(
+                [efficacy_table(each, self.looks, level, _EARLY) for each, level in zip(nulls, levels)]
+            )
 
         tables = cached_array(parameters, build)
         return tables[: len(nulls[0])], tables[len(nulls[0]) :]
-
-
-def boundaries(nulls: Sequence[float], alpha: float, looks: np.ndarray, early: float) -> np.ndarray:
-    """The fewest successes that reject each of the ascending ``nulls`` "p <= t" at each look: int64 [len(nulls), L].
-
-    Each row is rejected at some look with probability at most ``alpha`` where p <= t; rejections are nested.
-    """
-    allowance = [spending(int(n), int(looks[-1]), alpha, early) for n in looks]
-    rows = np.array(
-        [efficacy_row(null, looks, allowance) for null in tqdm(nulls, "tables", delay=2, leave=False, disable=None)],
-        dtype=np.int64,
-    )
-    return np.maximum.accumulate(rows.reshape(len(nulls), len(looks)), axis=0)

@@ -28,6 +28,12 @@ def share_setting() -> float:
     )
 
 
+def check_share(alpha_share: float, alpha: float) -> None:
+    """ValueError unless both parts of alpha are above 0."""
+    if not (0 < alpha_share < 1 and alpha_share * alpha > 0 and (1 - alpha_share) * alpha > 0):
+        raise ValueError(f"alpha_share must lie strictly between 0 and 1, got {alpha_share}")
+
+
 def strongest_rival(votes: np.ndarray, candidate: int) -> int:
     """The largest count in ``votes`` [K] of a class other than ``candidate``; 0 if there is none."""
     return int(np.delete(votes, candidate).max(initial=0))
@@ -55,8 +61,7 @@ class TwoSided(Procedure):
     alpha_share: float = share_setting()
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha_share < 1:
-            raise ValueError(f"alpha_share must lie strictly between 0 and 1, got {self.alpha_share}")
+        check_share(self.alpha_share, self.smoothing.alpha)
 
     @property
     def columns(self) -> tuple[str, ...]:
