@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from smoothadv.certification.error_spending import crossing_probability
 from support.commands import CODE
+from support.crossing import crossing_probability
 
 
 @pytest.fixture

@@ -49,7 +49,8 @@ class GridProcedure(Procedure):
         if not all(math.isfinite(radius) and radius >= 0 for radius in self.radii_to_decide):
             raise ValueError(f"radii must be finite and at least 0, got {', '.join(map(str, self.radii_to_decide))}")
         if self.smoothing.alpha < SMALLEST_ALPHA:
-            raise ValueError(f"alpha must be at least {SMALLEST_ALPHA:g} here, got {self.smoothing.alpha:g}")
+            name = type(self).__name__.lower()
+            raise ValueError(f"alpha must be at least {SMALLEST_ALPHA:g} for {name}, got {self.smoothing.alpha:g}")
         # One order, one description: the same radii in another order are the same procedure.
         object.__setattr__(self, "radii", tuple(sorted({0.0, *map(float, self.radii_to_decide)})))
 
