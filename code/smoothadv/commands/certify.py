@@ -60,7 +60,7 @@ def make_parser() -> Parser:
     )
     add_options(parser, {"--N0": (positive_int, "draws that select the class (default: 100)", 100)})
     group = parser.add_argument_group("procedure")
-    names = f"certification procedure, one of {', '.join(PROCEDURES)} (default: exact)"
+    names = f"certification procedure, one of {', '.join(sorted(PROCEDURES))} (default: exact)"
     add_options(group, {"--method NAME": (name_in(PROCEDURES), names, "exact")})
     add_settings(group, [setting for name in PROCEDURES for setting in settings_of(PROCEDURES[name])])
     sound = (

@@ -150,7 +150,7 @@ class Bands:
         "bootstrap",
         parse=one_of(_BANDS),
         help="bootstrap: for one radius at a time; dkw: for all radii at once (Dvoretzky, Kiefer and Wolfowitz, with "
-        "Massart's constant); clopper-pearson: for all of --radii at once (union bound) (default: bootstrap)",
+        "Massart's constant); clopper-pearson: for all of --radii at once (union bound)",
     )
 
     def __post_init__(self) -> None:
