@@ -60,9 +60,8 @@ from smoothadv.certification import Procedure, Smoothing
 from smoothadv.certification.error_spending import (
     Tables,
     count_to_hope_for,
-    efficacy_row,
+    efficacy_table,
     look_schedule,
-    spending,
     success_upper_bound,
     worth_of_draws,
 )
@@ -113,8 +112,7 @@ def plan_looks(nulls: np.ndarray, n_max: int, growth: float = PLAN["growth"]) ->
 def plan_tables(nulls: np.ndarray, growth: float = PLAN["growth"]) -> Tables:
     """Boundaries by exact error spending and futility with the constants of ``PLAN``."""
     looks = plan_looks(nulls, PLAN_MAX, growth)
-    allowance = [spending(int(n), PLAN_MAX, ALPHA, PLAN["early"]) for n in looks]
-    efficacy = np.maximum.accumulate([efficacy_row(t, looks, allowance) for t in nulls.tolist()], axis=0)
+    efficacy = efficacy_table(nulls.tolist(), looks, ALPHA, PLAN["early"])
     return Tables(nulls, looks, efficacy, give_up(nulls, looks, efficacy))
 
 

@@ -29,8 +29,8 @@ _LOWEST = -2 * STEPS
 """The smallest p_A with a hypothesis is Phi(-2)."""
 _EARLY, _GROWTH, _STEP = 0.9, 1.08, 10
 _GAMMA, _WORTH = 1e-3, (9e4, 1.25, 0.2)
-"""The selection's futility, and patience, power and tilt of ``worth_of_draws``. All are chosen on logs of other models
-(benchmarks/adaptive_savings.py) and decide how many draws are made, never whether a statement is true."""
+"""The selection's futility, and patience, power and tilt of ``worth_of_draws``. All are chosen on the paper's released
+logs (benchmarks/stopping_limit.py) and decide how many draws are made, never whether a statement is true."""
 _VERSION = 1
 
 
