@@ -10,9 +10,13 @@ Or it is true if p_A > Phi(z) and all other classes have less than Phi(-y), z + 
   two-sided   as exact, at the level alpha_share * alpha; or the successes reject "p_A <= Phi(z)" at this level, and the
               draws that were not for the strongest `rival` reject "1 - p_rival <= Phi(y)" at the rest of alpha
   sequential  as adaptive, with z = r / sigma or a multiple of 1/50 from -2, and y a multiple of 1/50 above 0
+Or c is among the k most probable classes (Jia et al., 2020, Theorem 1) if the t smallest of k bounds on rivals have a sum
+S for which t Phi(z - R / sigma) > Phi(Phi^-1(S) + R / sigma), or all k have, with S at most 1 - Phi(z):
+  top-k     as two-sided, for one z, and for the rival_1 to rival_k each at the rest of alpha, divided by k
   --sound   t = Phi(R / sigma + z) + d, d the distance of the noise from a Gaussian, Phi(z) >= 1/2 + d; and the
             `squared_radius`, in squared grey levels, is below (255 R)^2, or 0 where R is 0; of two hypotheses, each
-            has + d, and z + y >= 2 (R / sigma + e), Phi(m + e) - Phi(m - e) >= 2 d, m = (z - y) / 2
+            has + d, and z + y >= 2 (R / sigma + e), Phi(m + e) - Phi(m - e) >= 2 d, m = (z - y) / 2; top-k: p_A, S
+            and both sides of the inequality may be off by d
 Probabilities are whole numbers of units 2^-160, rounded to the side on which a row fails. No log can show that its
 counts are the classifier's, its draws independent, and N, alpha and the radii chosen beforehand. A --ladder and
 sequential logs take minutes. Exit code 0: all rows hold and no image is missing; 1: not so, or not to be verified.
@@ -35,7 +39,7 @@ BITS = 160
 ONE = 1 << BITS
 mp.prec = iv.prec = BITS + 64
 RESERVE = ONE // 10**12  # of its allowance, each look leaves this to those who compute boundaries in float64
-METHODS = ("exact", "adaptive", "two-sided", "sequential")
+METHODS = ("exact", "adaptive", "two-sided", "sequential", "top-k")
 COARSE = Fraction(1, 2), Fraction(5, 4), 50  # of adaptive: the share spent before N; the growth and step of its looks
 FORMS = {"time": "[^\t]*", "radius": "[0-9]{1,9}([.][0-9]{1,60})?"}  # other columns have whole numbers
 
@@ -116,7 +120,10 @@ class Procedure:
         self.adaptive, self.sound = settings["method"] in ("adaptive", "sequential"), settings["sound"] is True
         dimension = prod(run["image_shape"]) if self.sound else 1
         known = settings["method"] in METHODS and settings["noise"] == "Rounded" * self.sound + "GaussianNoise"
-        self.both = settings["method"] in ("two-sided", "sequential")
+        self.both = settings["method"] in ("two-sided", "sequential", "top-k")
+        self.rivals = ["rival"] * self.both
+        if settings["method"] == "top-k":
+            self.rivals = [f"rival_{number}" for number in range(1, settings["top_k"] + 1)]
         self.share = Fraction(settings["alpha_share"]) if self.both else Fraction(1)
         in_range = 0 < self.sigma <= 10 and 0 < self.alpha < 1 and 0 < self.n <= 4 * 10**9 and 0 < dimension <= 10**9
         if not known or not in_range or not (0 < self.share < 1 or not self.both):
@@ -124,7 +131,7 @@ class Procedure:
         self.distance = noise_distance(self.sigma, dimension) if self.sound else 0
         # Phi(z) - 1/2 >= z phi(z) >= z (1 - z^2 / 2) / sqrt(2 pi) >= z / 2.52 = d for z far below 0.1.
         self.loss = Fraction(252, 100) * self.distance / ONE
-        self.boundaries, self.columns = {}, "idx label predict radius correct time successes trials".split()
+        self.boundaries, self.edges, self.columns = {}, {}, "idx label predict radius correct time successes trials".split()
         self.looks = [self.n]
         if self.adaptive:
             self.radii, self.n0 = sorted(map(float, settings["radii"])), settings["N0"]
@@ -134,9 +141,9 @@ class Procedure:
             self.grid, self.looks = sorted({*self.radii, *ladder}), self.make_looks()
             self.columns += ["samples", "level", "looks"]
         # Of each part of alpha, what may be spent by each look; one look has no use for the reserve.
-        reserve, parts = 0 if self.adaptive else RESERVE, (self.share, 1 - self.share)
-        self.allowances = [[below(self.spending(n, part)) + reserve for n in self.looks] for part in parts]
-        self.columns += ["rival"] * self.both
+        reserve, self.parts = 0 if self.adaptive else RESERVE, (self.share, (1 - self.share) / max(1, len(self.rivals)))
+        self.allowances = [[below(self.spending(n, part)) + reserve for n in self.looks] for part in self.parts]
+        self.columns += self.rivals
         self.columns += ["label_aware"] * (self.adaptive and settings["label_aware"])
         self.columns += ["squared_radius"] * self.sound
         part = settings.get("shard", {"index": 0, "count": 1})
@@ -182,10 +189,13 @@ class Procedure:
             checks["level is not that of its radius"] = row["level"] == (level if claims else -1)
             checks["its radius is not on the grid"] = self.both or radius <= float(radius) in self.grid
         if self.both:
-            checks["its counts are impossible"] &= 0 <= row["rival"] <= row["trials"] - row["successes"]
+            rivals = [row[name] for name in self.rivals]
+            checks["its counts are impossible"] &= min(rivals) >= 0 and sum(rivals) <= row["trials"] - row["successes"]
+            checks["its rivals do not descend"] = rivals == sorted(rivals, reverse=True)
         if all(checks.values()) and claims:
-            find = self.lacks_on_grid if self.adaptive and self.both else self.lacks_of_two if self.both else self.lacks
-            lacking = find(radius, row["trials"], row["successes"], row.get("rival", 0))
+            of_both = self.lacks_of_set if "rival_1" in row else self.lacks_of_two
+            find = self.lacks_on_grid if self.adaptive and self.both else of_both if self.both else self.lacks
+            lacking = find(radius, row["trials"], row["successes"], *([row[name] for name in self.rivals] or [0]))
             checks[lacking] = not lacking
         return next((fault for fault, holds in checks.items() if not holds), None)
 
@@ -201,20 +211,47 @@ class Procedure:
         """As ``lacks``, also by two hypotheses: z is where the successes just reject, which leaves the least for y."""
         if not successes or not self.lacks(radius, n, successes, 0):
             return "" if successes else "no draw was a success"
-        level = below(self.spending(n, self.share))
-
-        def excess(z):  # how far the logarithm of P[Binomial(n, Phi(z) + d) >= successes] is above that of its level
-            start, weights = binomial(n, self.null(Fraction(int(mp.floor(z * ONE)), ONE)))
-            return mp.log(max(1, ONE - sum(weights[: max(0, successes - start)])) / mp.mpf(level))
-
-        spread = 3 * (successes * (n - successes) / n + 9 / 4) ** 0.5  # the guess is a score interval at 3 sigma
-        guess = NormalDist().inv_cdf((successes + 9 / 2 - spread) / (n + 9))
-        root = mp.findroot(excess, (guess, guess + 1e-3), solver="secant", tol=1e-40)
-        z = Fraction(int(mp.floor(root * ONE)), ONE) - Fraction(1, 10**15)
+        z = self.just_rejected(successes, n)
         y = 2 * (radius / self.sigma + self.loss_between(z - radius / self.sigma)) - z
         needed = self.needed(z, n), self.needed(y, n, 1)
         holds = successes >= needed[0] and n - rival >= needed[1]
         return "" if holds else f"radius {float(radius)} needs fewer than {rival} of {n} draws for the rival"
+
+    def lacks_of_set(self, radius, n, successes, *rivals):
+        """As ``lacks``, for a class among the k most probable ones: k bounds on other classes, and sums of them."""
+        lacking, r = f"radius {float(radius)} is more than {successes} of {n} draws show", radius / self.sigma
+        if not successes:
+            return lacking
+        z, sets, total = self.just_rejected(successes, n), [], 0
+        for count in reversed(rivals):
+            y = self.just_rejected(n - count, n, 1)
+            total += normal_cdf(-y) - self.distance
+            sets.append(total if n - count >= self.needed(y, n, 1) else ONE)
+        sets[-1] = min(sets[-1], normal_cdf(-z) - self.distance)
+        least = ONE - normal_cdf(r - z) - self.distance
+        for size, most in enumerate(sets, start=1):
+            if most + self.distance < ONE and successes >= self.needed(z, n):
+                w = Fraction(int(mp.ceil(mp.sqrt(2) * mp.erfinv(2 * mp.mpf(most + self.distance) / ONE - 1) * ONE)), ONE)
+                w += Fraction(1, 10**15)
+                is_above = ONE - normal_cdf(-w) >= most + self.distance
+                if is_above and size * least > normal_cdf(w + r) + self.distance:
+                    return ""
+        return lacking
+
+    def just_rejected(self, successes, n, part=0):
+        """About the largest z for which the successes reject "p <= Phi(z) + d" at a part of alpha, a little below."""
+        if (successes, part) not in self.edges:
+            level = below(self.spending(n, self.parts[part]))
+
+            def excess(z):  # how far the logarithm of P[Binomial(n, Phi(z) + d) >= successes] is above its level's
+                start, weights = binomial(n, self.null(Fraction(int(mp.floor(z * ONE)), ONE)))
+                return mp.log(max(1, ONE - sum(weights[: max(0, successes - start)])) / mp.mpf(level))
+
+            spread = 3 * (successes * (n - successes) / n + 9 / 4) ** 0.5  # the guess is a score interval at 3 sigma
+            guess = NormalDist().inv_cdf((successes + 9 / 2 - spread) / (n + 9))
+            root = mp.findroot(excess, (guess, guess + 1e-3), solver="secant", tol=1e-40)
+            self.edges[successes, part] = Fraction(int(mp.floor(root * ONE)), ONE) - Fraction(1, 10**15)
+        return self.edges[successes, part]
 
     def lacks_on_grid(self, radius, n, successes, rival):
         """As ``lacks``, by two hypotheses of the grid; all of the grid below them must be rejected too."""

@@ -41,6 +41,8 @@ GREY = [128, 128, 129, 145, 150, 158, 163, 168, 173, 178, 183, 77, 82, 92, 102]
 """The first pixel: class 1 above 127.5 of 255, so that the certified radius grows with the distance from it."""
 FOUR = (-0.4, 0.5, 1.4)
 """Thresholds between four classes: the strongest rival is the class beyond the middle one."""
+NEAR = (-0.05, 0.5, 1.05)
+"""Thresholds between four classes of which no two are certainly the most probable ones at some of the images."""
 LOGS = {
     "exact": {},
     "sound": {"sound": True},
@@ -50,6 +52,8 @@ LOGS = {
     "sound-ladder": {"method": "adaptive", "radii": (0.05, 0.1), "ladder": True, "sound": True},
     "two-sided": {"method": "two-sided", "thresholds": FOUR},
     "two-sided-sound": {"method": "two-sided", "sound": True, "thresholds": FOUR},
+    "top-k": {"method": "top-k", "top_k": 2, "thresholds": NEAR},
+    "top-k-sound": {"method": "top-k", "top_k": 2, "sound": True, "thresholds": NEAR},
     "sequential": {"method": "sequential", "radii": (0.05, 0.1, 0.4), "thresholds": FOUR},
     "sequential-sound": {"method": "sequential", "radii": (0.07, 0.313), "sound": True, "thresholds": FOUR},
     "label-aware": {"method": "adaptive", "radii": (0.05, 0.1), "label_aware": True},
@@ -123,7 +127,7 @@ def setting(name: str, value: object) -> Tampering:
 def larger_radii(row: dict[str, str], settings: dict[str, Any]) -> list[str]:
     """Radii that the counts in a row do not support: a last digit or a step of the grid above, and far above."""
     alpha, radius = settings["alpha"], float(row["radius"])
-    if settings["method"] == "two-sided":
+    if settings["method"] in ("two-sided", "top-k"):
         return [f"{radius * factor:.20f}" for factor in (1 + 1e-7, 1.001, 1.5)]
     if settings["method"] == "sequential":
         return [f"{radius + more:.20f}" for more in (1e-9, SIGMA / 100, 10)]
@@ -152,6 +156,9 @@ def row_tamperings(row: dict[str, str], settings: dict[str, Any]) -> list[tuple[
     if settings["method"] == "two-sided":
         alone = certified_radius(successes, trials, SIGMA, settings["alpha"]) or 0.0
         changes += [("rival", int(row["rival"]) + 1), ("successes", successes - 1)] * (float(row["radius"]) > alone)
+    elif settings["method"] == "top-k":
+        first, second = int(row["rival_1"]), int(row["rival_2"])
+        changes += [("rival_2", first + 1), ("rival_1", second - 1), ("rival_2", -1), ("successes", successes - 1)]
     elif settings["method"] == "exact":
         changes.append(("successes", successes - 1))
     else:
@@ -165,7 +172,7 @@ def manifest_tamperings(settings: dict[str, Any]) -> Iterator[Tampering]:
     """Settings under which the radii claim more than the counts support, or that contradict the log."""
     yield setting("sound", not settings["sound"])
     yield setting("method", "adaptive" if settings["method"] == "exact" else "exact")
-    if settings["method"] == "two-sided":
+    if settings["method"] in ("two-sided", "top-k"):
         yield from (setting("alpha_share", share) for share in (0.01, 0.9999, 1.0, 1.5))
     if settings["method"] == "adaptive":
         yield setting("N0", settings["N0"] + 1)
@@ -174,7 +181,9 @@ def manifest_tamperings(settings: dict[str, Any]) -> Iterator[Tampering]:
     if not settings.get("ladder"):
         yield from (setting(name, settings[name] * factor) for name, factor in (("sigma", 0.4), ("alpha", 1e-4)))
         yield setting("N", settings["N"] + 50)
-    if settings["sound"] and settings["method"] in ("exact", "two-sided"):
+    if settings["method"] == "top-k":
+        yield setting("top_k", 1)
+    if settings["sound"] and settings["method"] in ("exact", "two-sided", "top-k"):
         yield setting("noise", "GaussianNoise")
         yield lambda table, manifest: manifest["runs"][-1].update(image_shape=[3, 10_000, 10_000])
 

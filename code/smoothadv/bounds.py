@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from fractions import Fraction
+from itertools import accumulate
 
+import numpy as np
 from scipy import special
 
 
@@ -126,6 +129,60 @@ def two_sided_radius(
     z_rival = _quantile_below(trials - rival, trials, (1 - share) * alpha, noise_distance)
     radius = radius_between(z_lower, z_rival, sigma, noise_distance)
     return one_sided if not radius >= 0 else max(one_sided or 0.0, radius)
+
+
+def top_k_radius(
+    successes: int,
+    rivals: Sequence[int],
+    trials: int,
+    sigma: float,
+    alpha: float,
+    share: float,
+    noise_distance: float = 0.0,
+) -> float | None:
+    """Radius within which class c stays among the k most probable (Jia et al., ICLR 2020, Theorem 1); None: abstain.
+
+    ``rivals`` are the k largest counts of other classes among ``trials`` draws that returned c ``successes`` times
+    (0 for a class that does not exist). p is the lower bound on p_A at level ``share`` * alpha, u_1 <= ... <= u_k are
+    the upper bounds from ``rivals``, each at level (1 - ``share``) * alpha / k, and S_t is u_1 + ... + u_t, S_k at most
+    1 - p. The radius is the largest r with Phi(Phi^-1(p) - r / sigma) >= Phi(Phi^-1(S_t) + r / sigma) / t for some t;
+    for one rival it is that of ``two_sided_radius``. With a ``noise_distance`` d, all probabilities may be off by d.
+
+    Formal guarantee: with probability at least 1 - alpha over the draws, c is among the k most probable classes in the
+    whole closed l2 ball of this radius, if c does not depend on these draws. Proof: if it is not, some image of the
+    ball has a set B of k other classes, none less probable there than c. B does not depend on the draws. With at least
+    that probability, p and the bounds from the counts of all k classes of B hold. Let T be the t classes of B whose
+    bounds are the smallest. The sum of their bounds is at most S_t, and none is less probable there than c: so c's
+    probability there, above Phi(Phi^-1(p) - r / sigma), is at most that of T divided by t, which is below
+    Phi(Phi^-1(S_t) + r / sigma) / t. As B is fixed, alpha is divided among k classes, not among all.
+    ValueError on impossible counts, levels, shares or sigma.
+    """
+    k = len(rivals)
+    if k < 1 or min(rivals) < 0 or successes + sum(rivals) > trials:
+        raise ValueError(f"need successes + rivals <= trials, got {successes} and {list(rivals)} of {trials}")
+    if not 0 < share < 1:
+        raise ValueError(f"share must lie strictly between 0 and 1, got {share}")
+    check_sigma(sigma)
+    _distance_quantile(noise_distance)  # raises on a distance that leaves nothing to certify
+    failure = failure_upper_bound(successes, trials, share * alpha)
+    level = (1 - share) * alpha / k
+    sums = list(accumulate(sorted(failure_upper_bound(trials - count, trials, level) for count in rivals)))
+    sums[-1] = min(sums[-1], failure)
+    safe = 1 + 1e-12  # far more than the rounding of SciPy's functions and of the sums
+    z = -float(special.ndtri(min(1.0, (failure + noise_distance) * safe)))
+    z_sets = special.ndtri(np.minimum(1.0, (np.array(sums) + noise_distance) * safe))
+    sizes = np.arange(1, k + 1)
+
+    def holds(r: float) -> bool:
+        least = float(special.ndtr(z - r)) / safe - noise_distance
+        return bool((least * sizes > special.ndtr(z_sets + r) * safe + noise_distance).any())
+
+    if not holds(0.0):
+        return None
+    low, high = 0.0, 40.0  # no float64 probability is more than that many standard deviations from another
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low * sigma * (1 - 1e-12)
 
 
 def radius_between(z_lower: float, z_rival: float, sigma: float, noise_distance: float) -> float:
@@ -277,6 +334,16 @@ def vote_is_significant(top: int, runner_up: int, alpha: float) -> bool:
     if not top >= runner_up >= 0 or top < 1:
         raise ValueError(f"need top >= runner_up >= 0 and top >= 1, got {top} and {runner_up}")
     return bool(stats.binomtest(top, top + runner_up, 0.5).pvalue <= alpha)
+
+
+def lead_is_significant(ahead: int, behind: int, alpha: float) -> bool:
+    """Whether a class, chosen before the counts, is more probable than another: one-sided, Binomial(sum, 1/2).
+
+    Formal guarantee: if it is not, the answer is True with probability at most alpha. More votes ``ahead`` or fewer
+    ``behind`` never make it False. Both counts are at least 0.
+    """
+    # betainc is P[Binomial(ahead + behind, 1/2) >= ahead]; 1e-10 covers its rounding.
+    return ahead > behind and bool(special.betainc(ahead, behind + 1, 0.5) <= alpha * (1 - 1e-10))
 
 
 def linf_radius(l2_radius: float, dimension: int) -> float:

@@ -87,7 +87,8 @@ class Smooth:
             raise ValueError(f"n must be at least 1, got {n}")
         check_alpha(alpha)
         x = _image(x)
-        return self._run(x, predict(n, alpha), min(batch_size, n), self._stream(stream, x))
+        classes = self._run(x, predict(n, alpha), min(batch_size, n), self._stream(stream, x))
+        return classes[0] if classes else ABSTAIN
 
     def count_votes(self, x: torch.Tensor, sizes: tuple[int, ...], batch_size: int, stream: NoiseStream) -> np.ndarray:
         """Votes of the base classifier on fresh noisy copies of ``x`` [C, H, W]: int64 [len(sizes), num_classes].

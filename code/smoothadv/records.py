@@ -27,6 +27,13 @@ COUNT_COLUMNS = ("successes", "trials")  # successes of trials estimation draws 
 CERTIFICATION_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time", *COUNT_COLUMNS)
 """The first six are the columns of released logs. The procedure's columns follow these."""
 PREDICTION_COLUMNS = ("idx", "label", "predict", "basePredict", "correct", "time")
+
+
+def class_columns(top_k: int) -> tuple[str, ...]:
+    """The columns of a prediction log for the k classes of a top-k prediction: none where there is one class."""
+    return tuple(f"class_{number}" for number in range(1, top_k + 1)) if top_k > 1 else ()
+
+
 ATTACK_COLUMNS = (*PREDICTION_COLUMNS, "attack_norm", "epsilon", "abstain")
 """attack_norm is the l2 norm of the perturbation, epsilon its largest allowed l2 norm; abstain is 1 or 0. For targeted
 attacks ``TARGET_COLUMN`` follows, the class at which the attack aimed."""

@@ -44,7 +44,7 @@ def test_only_a_fixed_sample_makes_all_radii_a_function_of_the_counts(name):
     assert all(each.trials == SMOOTHING.n for each in found) == procedure.fixed_sample
     record = {**dataclasses.asdict(procedure), "sigma": 0.25, "alpha": 1e-3}
     counts = [{"successes": each.successes, "trials": each.trials, **each.details} for each in found]
-    assert {"successes", "trials"} <= set(procedure.counts) <= set(counts[0])
+    assert {"successes", "trials"} <= set(procedure.counts(record)) <= set(counts[0])
     recomputed = [procedure.radius_from(each, record) for each in counts]
     assert (recomputed == [each.radius for each in found]) == procedure.fixed_sample
     stricter = [procedure.radius_from(each, {**record, "alpha": 1e-4}) for each in counts]

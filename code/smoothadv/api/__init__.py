@@ -119,6 +119,7 @@ def predict(
     sigma: float,
     n: int | None = None,
     alpha: float = 0.001,
+    top_k: int = 1,
     attack: GradientAttack | None = None,
     num_noise_vec: int = 1,
     base_attack: bool = False,
@@ -135,6 +136,8 @@ def predict(
 
     The attack averages over ``num_noise_vec`` draws of noise, or attacks the base classifier (``base_attack``);
     ``restarts`` and ``target`` as in ``attacks.SmoothedAttack``; ``attack_batch`` bounds its noisy images per pass.
+    With ``top_k`` above 1, a prediction is the set of the k most probable classes, in columns class_1 to class_k, and
+    ``predict`` is the label if it is one of them.
     ``log`` is the file to write or to continue (None: no file). ``options``: see ``CommonOptions``.
 
     Returns columns idx, label, predict, correct (int64) and, of attacked images, attack_norm, epsilon (float64) and
@@ -146,7 +149,8 @@ def predict(
         further = {"restarts": restarts, "target": target, "batch": attack_batch}
         plan = attack_plan(attack, num_noise_vec, base_attack, **further)
     with log_at(log) as outfile:
-        request = PredictRequest(**fields, sigma=sigma, alpha=alpha, draws=n, outfile=outfile, attack=plan)
+        common = {**fields, "sigma": sigma, "alpha": alpha, "draws": n, "outfile": outfile}
+        request = PredictRequest(**common, attack=plan, top_k=top_k)
         predicting.predict(request)
         return read_prediction_log(outfile)
 

@@ -94,14 +94,20 @@ class Procedure(ABC):
     """Whether every radius is ``radius_from`` the counts in its row, over exactly n draws."""
     one_sided: ClassVar[bool] = False
     """Whether a radius R states that p_A >= Phi(R / sigma) and no more: the votes for other classes are not used."""
-    counts: ClassVar[tuple[str, ...]] = COUNT_COLUMNS
-    """The columns of a log that ``radius_from`` reads: successes, trials, then votes for classes other than c."""
     smoothing: Smoothing
 
     @classmethod
     def least_draws(cls, alpha: float) -> int | None:
         """The smallest n that can certify anything at level ``alpha``; None where that depends on other settings."""
         return None
+
+    @classmethod
+    def counts(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """The columns that ``radius_from`` reads in a log with these settings: successes, trials, then rivals' votes.
+
+        KeyError, TypeError or ValueError where a setting is missing or impossible.
+        """
+        return COUNT_COLUMNS
 
     @classmethod
     def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
@@ -135,7 +141,10 @@ class Procedure(ABC):
 
     @abstractmethod
     def votes(self, label: int) -> Voting:
-        """Certify one input, whose true class is ``label``: only a benchmark may use the label."""
+        """Certify one input, whose true class is ``label`` (negative: unknown).
+
+        The label may decide which class the statement is about, or, in benchmarks, that none is needed.
+        """
 
 
 PROCEDURES: Registry[type[Procedure]] = Registry("certification procedure")

@@ -1,4 +1,4 @@
-"""PREDICT of Cohen et al. (2019), section 3.2.1: the smoothed classifier's class, or an abstention."""
+"""PREDICT of Cohen et al. (2019), section 3.2.1: the class of a smoothed classifier, or its top k; or an abstention."""
 
 from __future__ import annotations
 
@@ -6,14 +6,37 @@ from collections.abc import Generator
 
 import numpy as np
 
-from smoothadv.bounds import vote_is_significant
+from smoothadv.bounds import lead_is_significant, vote_is_significant
 from smoothadv.certification import ABSTAIN, Draws
+from smoothadv.certification.top_k import leading_classes
+
+SELECTION_SHARE = 10
+"""Of n draws, n // 10 (at least one) select the k classes of a top-k prediction."""
 
 
-def predict(n: int, alpha: float) -> Generator[Draws, np.ndarray, int]:
-    """PREDICT for one input: requests ``n`` votes and returns the class that leads them significantly, or ABSTAIN."""
-    votes = yield Draws(n)
-    return predict_from_votes(votes, alpha)
+def predict(n: int, alpha: float, top_k: int = 1) -> Generator[Draws, np.ndarray, list[int]]:
+    """PREDICT for one input: requests ``n`` votes and returns the ``top_k`` most probable classes, none if abstaining.
+
+    With one class, ``predict_from_votes`` all of them. Else a tenth of the draws selects k classes, which it returns,
+    the most frequent first, if among the others the least frequent of them leads all other classes significantly, by
+    a one-sided binomial test at level ``alpha``. ValueError unless 1 <= ``top_k`` < the number of classes, or 1.
+
+    Formal guarantee: the probability of returning a set that is not that of the k most probable classes is at most
+    alpha. Proof: then a class a of the set is at most as probable as a class b outside, for one fixed pair, as the
+    selection does not depend on the other draws. a has at least the count of the least frequent class of the set, b at
+    most that of the most frequent other, and the test can only be more significant for those two.
+    """
+    if top_k == 1:
+        votes = yield Draws(n)
+        prediction = predict_from_votes(votes, alpha)
+        return [] if prediction == ABSTAIN else [prediction]
+    selection = yield Draws(max(1, n // SELECTION_SHARE))
+    if not 1 < top_k < len(selection):
+        raise ValueError(f"top_k must be at least 1 and below the number of classes, {len(selection)}, got {top_k}")
+    votes = yield Draws(n - int(selection.sum()))
+    leading = leading_classes(selection, top_k)
+    least, rival = int(votes[leading].min()), int(np.delete(votes, leading).max())
+    return leading if lead_is_significant(least, rival, alpha) else []
 
 
 def predict_from_votes(votes: np.ndarray, alpha: float) -> int:

@@ -57,7 +57,6 @@ class TwoSided(Procedure):
 
     default_n: ClassVar[int] = 100_000
     fixed_sample: ClassVar[bool] = True
-    counts: ClassVar[tuple[str, ...]] = (*COUNT_COLUMNS, RIVAL)
     alpha_share: float = share_setting()
 
     def __post_init__(self) -> None:
@@ -68,26 +67,39 @@ class TwoSided(Procedure):
         return (RIVAL,)
 
     @classmethod
+    def counts(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        return (*COUNT_COLUMNS, RIVAL)
+
+    @classmethod
     def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
         successes, rival, trials = (counts[name] for name in ("successes", RIVAL, "trials"))
         levels = settings["alpha"], settings["alpha_share"]
         return two_sided_radius(successes, rival, trials, settings["sigma"], *levels)
 
-    def _radius(self, successes: int, rival: int) -> float | None:
+    def candidate(self, selection: np.ndarray, label: int) -> int:
+        """The class that the statement is about, by the votes [K] of the selection."""
+        return int(selection.argmax())
+
+    def rivals(self, votes: np.ndarray, candidate: int) -> list[int]:
+        """The counts of other classes that the radius depends on, one for each of ``columns``."""
+        return [strongest_rival(votes, candidate)]
+
+    def radius(self, successes: int, rivals: list[int]) -> float | None:
+        """The radius that these counts among n draws certify; None for an abstention."""
         s = self.smoothing
-        return two_sided_radius(successes, rival, s.n, s.sigma, s.alpha, self.alpha_share, s.noise_distance)
+        return two_sided_radius(successes, rivals[0], s.n, s.sigma, s.alpha, self.alpha_share, s.noise_distance)
 
     def votes(self, label: int) -> Voting:
         selection = yield Draws(self.smoothing.n0)
-        candidate = int(selection.argmax())
+        candidate = self.candidate(selection, label)
 
         def must_abstain(counts: np.ndarray) -> bool:
             most = self.smoothing.n - int(counts.sum() - counts[candidate])
-            return self._radius(most, strongest_rival(counts, candidate)) is None
+            return self.radius(most, self.rivals(counts, candidate)) is None
 
         estimation = yield Draws(self.smoothing.n, must_abstain)
         successes, trials = int(estimation[candidate]), int(estimation.sum())
-        rival = strongest_rival(estimation, candidate)
-        radius = self._radius(successes, rival) if trials == self.smoothing.n else None
+        rivals = self.rivals(estimation, candidate)
+        radius = self.radius(successes, rivals) if trials == self.smoothing.n else None
         statement = (ABSTAIN, 0.0) if radius is None else (candidate, radius)
-        return Certificate(*statement, successes, trials, {RIVAL: rival})
+        return Certificate(*statement, successes, trials, dict(zip(self.columns, rivals)))

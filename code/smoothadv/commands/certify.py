@@ -28,6 +28,7 @@ _EXAMPLES = """examples:
   python code/certify.py digits models/digits_gaussian/checkpoint.pth.tar 0.25 logs/digits.tsv --N 10000
   python code/certify.py cifar10 models/cifar10/pgd_0.25/checkpoint.pth.tar 0.25 logs/cifar10.tsv --skip 20
   python code/certify.py cifar10 models/cifar10/pgd_0.25/checkpoint.pth.tar 0.25 logs/all.tsv --method adaptive
+  python code/certify.py cifar10 models/cifar10/pgd_0.25/checkpoint.pth.tar 0.25 logs/top3.tsv --method top-k --top-k 3
   python code/certify.py imagenet released/checkpoint.pth.tar 0.5 logs/imagenet.tsv --skip 100 \\
       --input-layer center --data-dir /datasets/imagenet
 on several GPUs, or machines:

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from smoothadv.certification import ABSTAIN
 from smoothadv.commands.merging import evaluation_main, finished_shard_message
 from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan_of, given_evaluation_flags
+from smoothadv.commands.options.components import add_options
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser
 from smoothadv.evaluation.predicting import predict
 from smoothadv.evaluation.requests import PREDICTION_DRAWS, PredictRequest
 from smoothadv.readers import read_prediction_log
+from smoothadv.settings import positive_int
 
 _EXAMPLES = """examples:
   python code/predict.py digits models/digits_gaussian/checkpoint.pth.tar 0.25 logs/predictions.tsv --N 10000
@@ -35,6 +37,7 @@ def make_parser() -> Parser:
         "abstain; with --attack, on attacked images (Salman et al., 2019).",
     )
     add_smoothing(parser, outfile="log to write (TSV)", n_help=f"draws per prediction (default: {PREDICTION_DRAWS:,})")
+    add_options(parser, {"--top-k K": (positive_int, "predict the set of the K most probable classes", 1)})
     add_evaluation_attack(parser)
     return parser
 
@@ -47,6 +50,7 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
     return PredictRequest(
         **request_fields(options, command),
         outfile=options.outfile,
+        top_k=options.top_k,
         attack=attack_plan_of(parser, options) if options.attack is not None else None,
     )
 

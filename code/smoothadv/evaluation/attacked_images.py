@@ -20,7 +20,7 @@ from smoothadv.evaluation.image_loop import Example
 from smoothadv.evaluation.requests import AttackPlan, EvaluationRequest
 from smoothadv.evaluation.smoothing_job import SmoothingJob, recorded_number
 from smoothadv.noise import Purpose, RoundedGaussianNoise
-from smoothadv.records import ATTACK_COLUMNS
+from smoothadv.records import ATTACK_COLUMNS, class_columns
 from smoothadv.settings import settings_record
 from smoothadv.smoothing.classifier import default_attack_batch
 from smoothadv.smoothing.voting import Poll
@@ -82,18 +82,23 @@ def fit_to_job(plan: AttackPlan, job: SmoothingJob, request: EvaluationRequest, 
 
 @dataclass(frozen=True)
 class AttackedPolls:
-    """Attacks examples and polls the attacked images, for PREDICT with ``n`` draws: ``make_polls`` of a ``LogPlan``."""
+    """Attacks examples and polls the attacked images, for PREDICT with ``n`` draws: ``make_polls`` of a ``LogPlan``.
+
+    A prediction is correct if the label is among its ``top_k`` classes.
+    """
 
     job: SmoothingJob
     attack: SmoothedAttack
     n: int
     alpha: float
+    top_k: int = 1
     votes: ClassVar[Purpose] = Purpose.VOTES
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the rows: also the target, where each example has one."""
-        return (*ATTACK_COLUMNS, "target") if self.attack.target not in (None, EVERY) else ATTACK_COLUMNS
+        """The columns of the rows: also the target, where each example has one, and the classes of a set."""
+        target = ("target",) if self.attack.target not in (None, EVERY) else ()
+        return (*ATTACK_COLUMNS, *target, *class_columns(self.top_k))
 
     def __call__(self, examples: list[Example]) -> Iterator[Poll]:
         job, attack = self.job, self.attack
@@ -124,10 +129,19 @@ class AttackedPolls:
 
     def _voting(self, example: Example, columns: dict[str, Any]) -> Generator[Draws, np.ndarray, dict[str, Any]]:
         """Run PREDICT on one attacked image; returns the columns of the image's row."""
-        prediction = yield from predict(self.n, self.alpha)
-        abstain = int(prediction == ABSTAIN)
-        further = self.outcome(example, prediction, columns["attack_norm"])
-        return {"predict": prediction, "abstain": abstain, **columns, **further}
+        classes = yield from predict(self.n, self.alpha, self.top_k)
+        predicted = prediction_columns(classes, self.aim(example)[0], self.top_k)
+        further = self.outcome(example, predicted["predict"], columns["attack_norm"])
+        return {"abstain": int(not classes), **predicted, **columns, **further}
+
+
+def prediction_columns(classes: list[int], wanted: int, top_k: int) -> dict[str, int]:
+    """What the row of an image says of its predicted ``classes``, none for an abstention.
+
+    ``predict`` is ``wanted`` if it is one of them, else the first.
+    """
+    predict = wanted if wanted in classes else [*classes, ABSTAIN][0]
+    return {"predict": predict, **dict(zip(class_columns(top_k), classes or [ABSTAIN] * top_k))}
 
 
 @torch.inference_mode()

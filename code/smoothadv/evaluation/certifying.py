@@ -17,7 +17,7 @@ from smoothadv.errors import UsageError, warn
 from smoothadv.evaluation.image_loop import Example
 from smoothadv.evaluation.log_writing import LogPlan, write_log
 from smoothadv.evaluation.requests import CertifyRequest
-from smoothadv.evaluation.smoothing_job import prepare
+from smoothadv.evaluation.smoothing_job import check_top_k, prepare
 from smoothadv.records import CERTIFICATION_COLUMNS, format_radius
 from smoothadv.settings import settings_record
 from smoothadv.smoothing.voting import Poll
@@ -73,6 +73,7 @@ def make_procedure(request: CertifyRequest, description: DatasetDescription, noi
     chosen, given = request.procedure, dict(request.procedure_settings)
     if "radii" in {field.name for field in dataclasses.fields(chosen)}:
         given.setdefault("radii", description.radii)
+    check_top_k(given.get("top_k", 1), description)
     try:
         smoothing = Smoothing(request.sigma, request.n0, request.n, request.alpha, noise_distance)
         return chosen(smoothing, **given)

@@ -12,7 +12,7 @@ false certificates among the issued ones has no bound.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -102,6 +102,14 @@ class Certificates:
         return batch if isinstance(batch, int) and batch >= 1 else None
 
     @property
+    def top_k(self) -> int:
+        """Among how many of the most probable classes the certified class stays."""
+        k = (self.settings or {}).get("top_k", 1)
+        if not isinstance(k, int) or k < 1:
+            raise UserError(f"{self.path} is left in doubt: its manifest has top_k {k!r}, not a whole number above 0")
+        return k
+
+    @property
     def record(self) -> dict[str, Any]:
         """What the manifest of a falsification log records about the certificates that were attacked."""
         return {"sha256": file_digest(self.path), "fraction": self.fraction, "alpha": self.alpha}
@@ -168,7 +176,7 @@ def read_certificates(request: FalsifyRequest) -> Certificates:
 class CertificatePolls(AttackedPolls):
     """Attacks away from the certified class, within a fraction of the radius; PREDICT then uses fresh draws."""
 
-    certificates: Certificates
+    certificates: Certificates = field(kw_only=True)
     votes: ClassVar[Purpose] = Purpose.ATTACKED_VOTES
 
     def aim(self, example: Example) -> tuple[int, float]:
@@ -224,7 +232,7 @@ def falsify(request: FalsifyRequest) -> tuple[AttackedLog, Certificates]:
     job = dataclasses.replace(job, indices=indices)
     fitted = fit_to_job(request.attack, job, request, path)
     job, attack = job_and_attack_for(request, path, job, request.attack, fitted.batch)
-    polls = CertificatePolls(job, attack, request.n, request.alpha, certificates)
+    polls = CertificatePolls(job, attack, request.n, request.alpha, certificates.top_k, certificates=certificates)
     settings = {"N": request.n, **attack_record(attack), "against": certificates.record}
     settings["attack"]["epsilon"] = None  # each image has its own
     plan = LogPlan(

@@ -15,12 +15,13 @@ from smoothadv.evaluation.attacked_images import (
     base_prediction,
     fit_to_job,
     passes_of,
+    prediction_columns,
 )
 from smoothadv.evaluation.image_loop import Example
 from smoothadv.evaluation.log_writing import LogPlan, write_log
 from smoothadv.evaluation.requests import PredictRequest
-from smoothadv.evaluation.smoothing_job import prepare, warn_of_few_draws
-from smoothadv.records import PREDICTION_COLUMNS
+from smoothadv.evaluation.smoothing_job import check_top_k, prepare, warn_of_few_draws
+from smoothadv.records import PREDICTION_COLUMNS, class_columns
 from smoothadv.smoothing.voting import Poll
 
 
@@ -31,19 +32,20 @@ def predict(request: PredictRequest) -> bool:
     """
     warn_of_few_draws(request)
     job = prepare(request, request.outfile)
+    check_top_k(request.top_k, job.dataset.description)
     attack = None if request.attack is None else fit_to_job(request.attack, job, request, request.outfile)
-    attacked = None if attack is None else AttackedPolls(job, attack, request.n, request.alpha)
+    attacked = None if attack is None else AttackedPolls(job, attack, request.n, request.alpha, request.top_k)
 
     def polls(examples: list[Example]) -> Iterator[Poll]:
         for example in examples:
-            voting = _voting(request, base_prediction(job, example.image.to(job.device)))
+            voting = _voting(request, example.label, base_prediction(job, example.image.to(job.device)))
             yield Poll(example.image, job.stream(example.index), voting)
 
     plan = LogPlan(
         request=request,
         path=request.outfile,
-        columns=PREDICTION_COLUMNS if attacked is None else attacked.columns,
-        settings={"N": request.n, **attack_record(attack)},
+        columns=(*PREDICTION_COLUMNS, *class_columns(request.top_k)) if attacked is None else attacked.columns,
+        settings={"N": request.n, **attack_record(attack), **({"top_k": request.top_k} if request.top_k > 1 else {})},
         make_polls=attacked or polls,
         description="predicting",
         title="correct",
@@ -53,7 +55,7 @@ def predict(request: PredictRequest) -> bool:
     return write_log(job, plan)
 
 
-def _voting(request: PredictRequest, base: int) -> Generator[Draws, np.ndarray, dict[str, Any]]:
+def _voting(request: PredictRequest, label: int, base: int) -> Generator[Draws, np.ndarray, dict[str, Any]]:
     """Run PREDICT on one image; returns the columns of the image's row."""
-    prediction = yield from prediction_of_votes(request.n, request.alpha)
-    return {"predict": prediction, "basePredict": base}
+    classes = yield from prediction_of_votes(request.n, request.alpha, request.top_k)
+    return {"basePredict": base, **prediction_columns(classes, label, request.top_k)}

@@ -207,10 +207,19 @@ class AttackPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictRequest(EvaluationRequest):
-    """Predict the classes of images into the log ``outfile``, after an ``attack`` on the images (None: no attack)."""
+    """Predict the classes of images into the log ``outfile``, after an ``attack`` on the images (None: no attack).
+
+    With ``top_k`` above 1, a prediction is the set of the k most probable classes.
+    """
 
     outfile: Path
     attack: AttackPlan | None = None
+    top_k: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _convert(self, int, "top_k")
+        _require(self.top_k >= 1, "top_k", self.top_k, "a whole number of at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,10 @@ import torch
 
 from smoothadv.bounds import minimum_trials_to_predict
 from smoothadv.datasets import get_dataset
+from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.devices import default_device, device_name, device_of_process
-from smoothadv.errors import UserError, warn
+from smoothadv.errors import UsageError, UserError, warn
 from smoothadv.evaluation.classifiers import BaseClassifier, base_classifier, classifier_digest, read_source
 from smoothadv.evaluation.image_loop import select_examples
 from smoothadv.evaluation.requests import EvaluationRequest
@@ -124,6 +125,12 @@ def warn_of_few_draws(request: EvaluationRequest) -> None:
             f"--N {request.n} can decide nothing at --alpha {request.alpha:g}, every image will abstain: "
             f"at least --N {least} is needed"
         )
+
+
+def check_top_k(top_k: int, description: DatasetDescription) -> None:
+    """UsageError unless there are more classes than ``top_k``: any class is among the k most probable of k."""
+    if top_k >= max(2, description.num_classes):
+        raise UsageError(f"--top-k {top_k}: give a number below that of the classes, {description.num_classes}")
 
 
 def images_of(request: EvaluationRequest) -> ImageDataset:

@@ -45,7 +45,10 @@ def radii_follow_from_counts(table: pd.DataFrame, parameters: Parameters) -> boo
     procedure = procedure_of(table, parameters)
     if procedure is None or not procedure.fixed_sample or is_on_grid(table, parameters):
         return False
-    return set(procedure.counts) <= set(table.columns)
+    try:
+        return set(procedure.counts(parameters.settings)) <= set(table.columns)
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 def is_label_aware(table: pd.DataFrame) -> bool:
@@ -67,9 +70,9 @@ def procedure_names(logs: Sequence[tuple[pd.DataFrame, Parameters]]) -> list[str
 def _name(table: pd.DataFrame, parameters: Parameters) -> str:
     procedure, settings = procedure_of(table, parameters), parameters.settings
     is_one_sided = procedure is not None and procedure.one_sided
+    if "top_k" in settings:
+        return f"top-{settings['top_k']}"
     words = ["one-sided" if is_one_sided else "two-sided" if RIVAL in table else str(settings.get("method"))]
     if is_label_aware(table):
         words.append("label-aware")
-    if settings.get("top_k") not in (None, 1):
-        words.append(f"top-{settings['top_k']}")
     return ", ".join(words)

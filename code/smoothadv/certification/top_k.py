@@ -1,0 +1,74 @@
+"""Top-k certificates: within which radius a class stays among the k most probable (Jia et al., ICLR 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from smoothadv.bounds import top_k_radius
+from smoothadv.certification import PROCEDURES
+from smoothadv.certification.two_sided import TwoSided
+from smoothadv.records import COUNT_COLUMNS
+from smoothadv.settings import positive_int, setting
+
+
+@PROCEDURES.register("top-k")
+@dataclass(frozen=True)
+class TopK(TwoSided):
+    """Bound the probability of one class, and those of its k strongest rivals, by n votes.
+
+    The class c is the label, if it is among the k most frequent of the n0 votes, else the most frequent one; so the
+    share of images whose label is certified is the certified top-k accuracy. The largest counts of k other classes,
+    ``rival_1`` to ``rival_k``, and that of c give ``bounds.top_k_radius``, or an abstention. Counting stops as soon as
+    only an abstention is possible.
+
+    Formal guarantee: the probability, over the draws, of returning a class and a radius such that an image of the
+    closed ball of that radius has k classes that are, under noise, at least as probable as this one, is at most alpha
+    (proof: ``bounds.top_k_radius``; neither the label nor the n0 votes depend on the n draws). Void as for
+    ``TwoSided``, and if k is chosen after the draws.
+    """
+
+    top_k: int = setting(3, help="k: certify that a class stays among the k most probable", parse=positive_int)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, got {self.top_k}")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return _rival_columns(self.top_k)
+
+    @classmethod
+    def counts(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        return (*COUNT_COLUMNS, *_rival_columns(settings["top_k"]))
+
+    @classmethod
+    def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
+        rivals = [counts[name] for name in _rival_columns(settings["top_k"])]
+        levels = settings["alpha"], settings["alpha_share"]
+        return top_k_radius(counts["successes"], rivals, counts["trials"], settings["sigma"], *levels)
+
+    def candidate(self, selection: np.ndarray, label: int) -> int:
+        leading = leading_classes(selection, self.top_k)
+        return label if label in leading else leading[0]
+
+    def rivals(self, votes: np.ndarray, candidate: int) -> list[int]:
+        largest = np.sort(np.delete(votes, candidate))[::-1][: self.top_k].tolist()
+        return largest + [0] * (self.top_k - len(largest))
+
+    def radius(self, successes: int, rivals: list[int]) -> float | None:
+        s = self.smoothing
+        return top_k_radius(successes, rivals, s.n, s.sigma, s.alpha, self.alpha_share, s.noise_distance)
+
+
+def leading_classes(votes: np.ndarray, k: int) -> list[int]:
+    """The ``k`` classes with the most ``votes`` [K], in this order; the smaller class goes first among ties."""
+    return np.argsort(-votes, kind="stable")[:k].tolist()
+
+
+def _rival_columns(k: int) -> tuple[str, ...]:
+    return tuple(f"rival_{number}" for number in range(1, k + 1))
