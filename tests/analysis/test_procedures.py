@@ -151,11 +151,14 @@ class BothSides(Cautious):
     """A fixed sample whose radii use the votes of a rival."""
 
     fixed_sample: ClassVar[bool] = True
-    counts: ClassVar[tuple[str, ...]] = ("successes", "trials", "rival")
+
+    @classmethod
+    def counts(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        return ("successes", "trials", "rival")
 
     @classmethod
     def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
-        share, (successes, trials, rival) = settings["alpha_share"], (counts[name] for name in cls.counts)
+        share, (successes, trials, rival) = settings["alpha_share"], (counts[name] for name in cls.counts(settings))
         if successes + rival > trials:
             raise ValueError("more votes than draws")
         p_a = 1 - failure_upper_bound(successes, trials, share * settings["alpha"])

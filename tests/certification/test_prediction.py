@@ -57,9 +57,7 @@ def test_a_set_is_selected_by_a_tenth_of_the_votes_and_proved_by_the_others():
             predicted([selection, selection], 1000, 1e-3, top_k)
 
 
-@pytest.mark.parametrize(
-    ("p", "k"), [([0.3, 0.2, 0.2, 0.3], 3), ([0.1] * 10, 4), ([0.5, 0.25, 0.25], 2), ([0.5, 0.5 / 3, 0.5 / 3, 0.5 / 3], 2)]
-)
+@pytest.mark.parametrize(("p", "k"), [([0.3, 0.2, 0.2, 0.3], 3), ([0.1] * 10, 4), ([0.5, 0.25, 0.25], 2)])
 def test_a_set_is_wrong_no_more_often_than_alpha(p, k):
     """Every set is as good as one that is wrong: a class in it ties with one outside."""
     alpha, runs = 0.02, 20_000
@@ -73,7 +71,7 @@ def test_a_set_is_wrong_no_more_often_than_alpha(p, k):
         return sum(bool(found) and (bool(ties & set(found)) or set(found) != true) for found in sets)
 
     assert not too_many(wrong(selections), runs, alpha)
-    if len(p) == 4 and k == 2:  # the set is chosen by the votes that then prove it
+    if len(p) == 3:  # the set is chosen by the votes that then prove it
         assert too_many(wrong(votes), runs, alpha)
 
 

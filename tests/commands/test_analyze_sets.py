@@ -222,24 +222,24 @@ def of_two_procedures(workplace) -> list[str]:
     log("logs/exact.tsv", [0.5] * 6 + [0.0] * 4, method="exact")
     log("logs/adaptive.tsv", [0.5] * 7 + [0.0] * 3, method="adaptive")
     log("logs/two.tsv", [0.5] * 9 + [0.0], **TWO_SIDED)
-    log("logs/two_top.tsv", [0.5] * 10, top_k=3, **TWO_SIDED)
-    return ["one-sided", "two-sided", "two-sided, top-3"]
+    log("logs/two_top.tsv", [0.5] * 10, top_k=3, method="top-k", alpha_share=0.9)
+    return ["one-sided", "two-sided", "top-3"]
 
 
 def test_the_best_log_is_chosen_for_each_procedure_by_itself(of_two_procedures, analyze):
     outcome = analyze(*ENVELOPE)
     expected = dict(zip([f"G, {name}" for name in of_two_procedures], [(2, 0.7), (1, 0.9), (1, 1.0)]))
     assert groups(outcome) == expected
-    assert "warning: logs of several procedures are kept apart (one-sided; two-sided; two-sided, top-3)" in outcome.err
-    assert "differ in procedure: adaptive, exact, two-sided" in outcome.err
+    assert "warning: logs of several procedures are kept apart (one-sided; two-sided; top-3)" in outcome.err
+    assert "differ in procedure: adaptive, exact, top-k, two-sided" in outcome.err
     labels = [line.get_label() for line in EnvelopePlot()(read_logs(["G=logs"])).axes[0].lines]
     assert sorted(labels) == sorted(expected)
     for arguments in (ENVELOPE[:-2], ["summary", "logs"], ["table", "logs"]):
         assert "**" not in analyze(*arguments).out, "none of them is the best of all"
-        assert " two-sided, top-3" in analyze(*arguments).out, "people see the procedure"
+        assert " top-3" in analyze(*arguments).out, "people see the procedure"
     found = records(analyze("summary", "logs", "--format", "json"))
     assert {record["log"]: record["procedure"] for record in found} == {
-        "exact": "one-sided", "adaptive": "one-sided", "two": "two-sided", "two_top": "two-sided, top-3",
+        "exact": "one-sided", "adaptive": "one-sided", "two": "two-sided", "two_top": "top-3",
     }  # fmt: skip
 
 
@@ -269,8 +269,12 @@ def test_two_sided_log_that_lost_its_manifest_is_known_by_its_column():
     manifest_path(lost).unlink()
     lines = lost.read_text().splitlines()
     lost.write_text("\n".join([lines[0] + "\trival", *(line + "\t7" for line in lines[1:])]) + "\n")
-    names = [each.procedure for each in read_logs(["logs/exact.tsv", "logs/two.tsv"]).certification]
-    assert names == ["one-sided", "two-sided"]
+    of_set = Path("logs/two_top.tsv")
+    manifest_path(of_set).unlink()
+    lines = of_set.read_text().splitlines()
+    of_set.write_text("\n".join([lines[0] + "\trival_1\trival_2", *(line + "\t7\t6" for line in lines[1:])]) + "\n")
+    names = [each.procedure for each in read_logs(["logs/exact.tsv", "logs/two.tsv", str(of_set)]).certification]
+    assert names == ["one-sided", "two-sided", "top-2"]
 
 
 def test_report_keeps_procedures_apart(of_two_procedures, analyze):
@@ -278,7 +282,7 @@ def test_report_keeps_procedures_apart(of_two_procedures, analyze):
     page = Path("page.html").read_text()
     for name in of_two_procedures:
         assert f"Worst, {name}" in page and f"logs, {name}" in page
-    assert "logs of several procedures are kept apart (one-sided; two-sided; two-sided, top-3)" in page
+    assert "logs of several procedures are kept apart (one-sided; two-sided; top-3)" in page
     for caption in (
         "Certified accuracy of each log; bands: 95 %, for all radii at once",
         "Images by their lower bound of",

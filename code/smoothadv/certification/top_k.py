@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from smoothadv.certification import PROCEDURES
 from smoothadv.certification.two_sided import TwoSided
 from smoothadv.records import COUNT_COLUMNS
 from smoothadv.settings import positive_int, setting
+
+_RIVAL, _LARGEST = "rival_", 100_000
 
 
 @PROCEDURES.register("top-k")
@@ -35,8 +37,7 @@ class TopK(TwoSided):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1, got {self.top_k}")
+        _rival_columns(self.top_k)  # raises on an impossible k
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -70,5 +71,12 @@ def leading_classes(votes: np.ndarray, k: int) -> list[int]:
     return np.argsort(-votes, kind="stable")[:k].tolist()
 
 
+def rivals_of_set(columns: Iterable[str]) -> int:
+    """The k of the top-k log that has these columns; 0 if it is no such log."""
+    return len({name for name in columns if name.startswith(_RIVAL)})
+
+
 def _rival_columns(k: int) -> tuple[str, ...]:
-    return tuple(f"rival_{number}" for number in range(1, k + 1))
+    if type(k) is not int or not 1 <= k <= _LARGEST:
+        raise ValueError(f"top_k must be a whole number from 1 to {_LARGEST:,}, got {k!r}")
+    return tuple(f"{_RIVAL}{number}" for number in range(1, k + 1))

@@ -113,9 +113,9 @@ def _radii_of_counts(path: Path, table: pd.DataFrame, parameters: Parameters, si
     """The radius that the counts of each row certify, nan if none: float64 [rows]; computes one per distinct counts."""
     procedure = cast(type[Procedure], procedure_of(table, parameters))
     settings = {**parameters.settings, "sigma": sigma, "alpha": parameters.alpha}
-    columns = procedure.counts(settings)
-    counts, inverse = np.unique(table[[*columns]].to_numpy(), axis=0, return_inverse=True)
     try:
+        columns = procedure.counts(settings)
+        counts, inverse = np.unique(table[[*columns]].to_numpy(), axis=0, return_inverse=True)
         radii = [procedure.radius_from(dict(zip(columns, row)), settings) for row in counts.tolist()]
     except (KeyError, TypeError, ValueError) as error:
         reason = f"its counts or the settings in its manifest are impossible ({error!r})"

@@ -9,6 +9,7 @@ from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.certification import PROCEDURES, Procedure
 from smoothadv.certification.exact import Exact
 from smoothadv.certification.on_grid import GRID_COLUMNS, LABEL_AWARE
+from smoothadv.certification.top_k import rivals_of_set
 from smoothadv.certification.two_sided import RIVAL
 
 if TYPE_CHECKING:
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 def procedure_of(table: pd.DataFrame, parameters: Parameters) -> type[Procedure] | None:
     """The procedure that a log's manifest names; ``Exact`` for logs that name none, such as the released ones.
 
-    None where the manifest names a procedure that is not registered here, and of a two-sided log without manifest.
+    None where the manifest names a procedure that is not registered here, and of a log with rivals but no manifest.
     """
     method = parameters.settings.get("method")
     if method is None:
-        return None if RIVAL in table else Exact
+        return None if RIVAL in table or rivals_of_set(table.columns) else Exact
     return PROCEDURES[method] if isinstance(method, str) and method in PROCEDURES else None
 
 
@@ -48,7 +49,7 @@ def radii_follow_from_counts(table: pd.DataFrame, parameters: Parameters) -> boo
     try:
         return set(procedure.counts(parameters.settings)) <= set(table.columns)
     except (KeyError, TypeError, ValueError):
-        return False
+        return True  # who computes them will see which setting is missing
 
 
 def is_label_aware(table: pd.DataFrame) -> bool:
@@ -70,8 +71,9 @@ def procedure_names(logs: Sequence[tuple[pd.DataFrame, Parameters]]) -> list[str
 def _name(table: pd.DataFrame, parameters: Parameters) -> str:
     procedure, settings = procedure_of(table, parameters), parameters.settings
     is_one_sided = procedure is not None and procedure.one_sided
-    if "top_k" in settings:
-        return f"top-{settings['top_k']}"
+    k = settings.get("top_k", rivals_of_set(table.columns))
+    if k:
+        return f"top-{k}"
     words = ["one-sided" if is_one_sided else "two-sided" if RIVAL in table else str(settings.get("method"))]
     if is_label_aware(table):
         words.append("label-aware")
