@@ -1,6 +1,7 @@
 """How near sequential certification is to its limit: draws, loss and ratio to Wald's bound of several rules.
 
     python benchmarks/stopping_limit.py --logs released [--rounds 3] [--sigma 0.5]
+    python benchmarks/stopping_limit.py --logs released --patience 6e4 9e4 12e4    # by which the patience was chosen
 
 The inputs are those of adaptive_savings.py, whose docstring tells how their p_A is estimated. Printed are, per noise
 level and overall, the draws per input (selection included), the largest drop of certified accuracy at a radius of the
@@ -8,7 +9,7 @@ paper's tables against exact with n = 100,000 on the same draws (points), and th
 
 * ``adaptive``, ``sequential``: the procedures of these names, each run through its ``votes``. All misses go to one
   rival, so that ``sequential`` gains nothing by its bound on the rival and pays a tenth of alpha for it.
-* ``plan``: exact error spending with the constants of ``PLAN``.
+* ``plan``: exact error spending for p_A alone, with the constants of ``sequential``.
 * ``mixture``: stops where the beta(1/2, 1/2) mixture over p > t has 1 / alpha times the likelihood of t: a
   martingale, so that the level holds at any number of draws.
 * ``e-process``: between two looks it bets on the share of successes so far (predictable plug-in); a row is rejected at
@@ -37,6 +38,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 from adaptive_savings import (
@@ -53,55 +55,38 @@ from adaptive_savings import (
     simulate,
     wald_bound,
 )
-from scipy import signal, special, stats
+from scipy import special, stats
+from stopping_programme import Prior, Programme, prior_of
 
 from smoothadv.bounds import radius_probability
-from smoothadv.certification import Procedure, Smoothing
+from smoothadv.certification import Procedure, Smoothing, sequential
 from smoothadv.certification.error_spending import (
     Tables,
-    count_to_hope_for,
     efficacy_table,
+    futility_probability,
     look_schedule,
+    predictive_quantile,
     success_upper_bound,
-    worth_of_draws,
 )
 from smoothadv.certification.on_grid import PAPER_RADII
-from smoothadv.certification.sequential import Sequential
 
 PLAN_MAX, ANYTIME_MAX = 150_000, 200_000
-PLAN = {"early": 0.9, "growth": 1.08, "step": 10, "patience": 8e4, "power": 1.25, "tilt": 0.2, "selection_gamma": 1e-3}
+PLAN = {
+    **dict(zip(("early", "growth", "step"), (sequential._EARLY, sequential._GROWTH, sequential._STEP))),
+    **dict(zip(("patience", "power", "tilt"), sequential._FUTILITY)),
+    "selection_gamma": sequential._GAMMA,
+}
 OTHER_MODELS = "data/certify/best_models/cifar10/ours"
+WEAKER_MODELS = "data/certify/cifar10"
 PROCEDURES: dict[str, Callable[[float], Procedure]] = {
     "adaptive": new_adaptive,
-    "sequential": lambda sigma: Sequential(Smoothing(sigma, N0, PLAN_MAX, ALPHA), radii=PAPER_RADII),
+    "sequential": lambda sigma: sequential.Sequential(Smoothing(sigma, N0, PLAN_MAX, ALPHA), radii=PAPER_RADII),
 }
 ALLOWED_LOSS = 0.0005
 PRICE, PRICES, LEVEL_PRICE = 4e5, (2e5, 4e5), 0.1
-ATOM, LIMIT_GROWTH, REACH = 0.003, 1.15, 5.0
-FEW_DRAWS = 2000
-"""Beyond these, states with a row crossed that is two above p are left out."""
+LIMIT_GROWTH = 1.15
 PATHS = 5
 """How often the draws of a population are repeated for the rules that are fast to simulate."""
-NEGLIGIBLE = 1e-2
-"""Draws: a rejection whose priced error is below this is not put off, which may raise a limit by as much per radius."""
-
-
-@dataclass(frozen=True)
-class Prior:
-    """Atoms of p_A [A], their probabilities [A], and the share of each whose class is right [A]."""
-
-    p: np.ndarray
-    weight: np.ndarray
-    right: np.ndarray
-
-
-def prior_of(populations: list[Population], spacing: float = ATOM) -> Prior:
-    """The distribution of p_A over the inputs, in bins of equal width of arcsin(sqrt(p)); an atom is a bin's mean."""
-    p = np.concatenate([population.p for population in populations])
-    right = np.concatenate([population.right for population in populations])
-    bins = np.floor((math.pi / 2 - np.arcsin(np.sqrt(p))) / spacing).astype(int)
-    _, inside, number = np.unique(bins, return_inverse=True, return_counts=True)
-    return Prior(np.bincount(inside, p) / number, number / len(p), np.bincount(inside, right) / number)
 
 
 def plan_looks(nulls: np.ndarray, n_max: int, growth: float = PLAN["growth"]) -> np.ndarray:
@@ -122,9 +107,9 @@ def give_up(nulls: np.ndarray, looks: np.ndarray, efficacy: np.ndarray) -> np.nd
     rows = np.full_like(efficacy, -1)
     for j, (t, last) in enumerate(zip(nulls.tolist(), efficacy[:, -1].tolist())):
         for k, n in enumerate(looks[:-1].tolist()):
-            price = worth_of_draws(n, n_max, t, PLAN["patience"], PLAN["power"], PLAN["tilt"])
+            price = futility_probability(n, n_max, t, PLAN["patience"], PLAN["power"], PLAN["tilt"])
             counts = range(min(n, last - 1) + 1)
-            rows[j, k] = bisect_left(counts, last, key=lambda s: count_to_hope_for(s, n, n_max, price)) - 1
+            rows[j, k] = bisect_left(counts, last, key=lambda s: predictive_quantile(s, n, n_max, price)) - 1
         rows[j, -1] = min(n_max, last - 1)
     return rows
 
@@ -209,115 +194,6 @@ def plug_in_crossing(tables: Tables) -> Crossing:
         return np.logical_and.accumulate(rejected, axis=1).sum(axis=1) - 1
 
     return crossing
-
-
-class Programme:
-    """Backward induction over the states (draws, successes, highest row crossed) at ``looks``.
-
-    ``price`` [J] draws are paid for each right input whose row j is not crossed. Rows are crossed at the boundaries
-    ``efficacy`` [J, K]; without these, whenever it pays, at ``penalty`` [J] draws times the probability under null j.
-    ``value`` is the smallest mean of the draws less the price of what is certified; ``futility`` [J, K] are the
-    largest counts that stop. Counts further than ``REACH`` standard deviations from all atoms are left out.
-    """
-
-    def __init__(
-        self,
-        nulls: np.ndarray,
-        looks: np.ndarray,
-        prior: Prior,
-        price: np.ndarray,
-        efficacy: np.ndarray | None = None,
-        penalty: np.ndarray | None = None,
-    ) -> None:
-        self.nulls, self.looks, self.prior, self.price = nulls, looks, prior, price
-        self.efficacy, self.penalty = efficacy, np.zeros(len(nulls)) if penalty is None else penalty
-        self.rows = int((nulls < 1 - 1e-9).sum()) if efficacy is None else int((efficacy[:, -1] <= looks[-1]).sum())
-        self.futility = np.full((len(nulls), len(looks)), -1, dtype=np.int64)
-        self.futility[:, -1] = looks[-1]
-        after = None
-        for k in reversed(range(len(looks))):
-            after = self._values(k, after)
-        self.value = float(
-            sum(
-                w * (looks[0] + binomial(int(looks[0]), p, np.arange(looks[0] + 1)) @ after[0])
-                for p, w in zip(prior.p, prior.weight)
-            )
-        )
-
-    def _values(self, k: int, after: np.ndarray | None) -> np.ndarray:
-        """The smallest mean cost [rows + 1, n + 1] from look ``k`` on, before its crossings, by rows crossed so far."""
-        n = int(self.looks[k])
-        windows = [reach_of(n, p) for p in self.prior.p]
-        density = [w * binomial(n, p, s) for p, w, s in zip(self.prior.p, self.prior.weight, windows)]
-        mass, right = np.zeros(n + 1), np.zeros(n + 1)
-        for s, f, share in zip(windows, density, self.prior.right):
-            mass[s] += f
-            right[s] += f * share
-        right /= np.maximum(mass, 1e-300)
-        error, sure = self._errors(n, k, mass)
-        go_on = np.zeros((self.rows + 1, n + 1))
-        if after is not None:
-            go_on[: self.rows] = self._go_on(k, after, windows, density, sure)
-        values = np.minimum(go_on, 0.0)
-        for row in reversed(range(self.rows)):
-            rejected = values[row + 1] - self.price[row] * right + error[row]
-            must = sure > row
-            values[row] = np.where(must, rejected, np.minimum(values[row], rejected))
-            stops = np.flatnonzero((go_on[row] >= 0) & (mass > 0) & ~must)
-            if after is not None and len(stops):
-                self.futility[row, k] = stops[-1]
-        return values
-
-    def _errors(self, n: int, k: int, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The priced error [rows, n + 1] of a rejection, infinite where it is not allowed; how many rows are sure to be
-        rejected [n + 1]."""
-        counts = np.arange(n + 1)
-        if self.efficacy is not None:
-            allowed = counts >= self.efficacy[: self.rows, k, None]
-            return np.where(allowed, 0.0, np.inf), allowed.sum(axis=0)
-        ratio = [binomial(n, t, counts) / np.maximum(mass, 1e-300) for t in self.nulls[: self.rows]]
-        error = np.where(mass > 0, self.penalty[: self.rows, None] * np.array(ratio), np.inf)
-        above = counts > stats.binom.isf(ALPHA, n, self.nulls[: self.rows])[:, None]
-        error = np.where(above, error, np.inf)
-        return error, np.logical_and.accumulate(above & (error < NEGLIGIBLE), axis=0).sum(axis=0)
-
-    def _go_on(
-        self, k: int, after: np.ndarray, windows: list[slice], density: list[np.ndarray], sure: np.ndarray
-    ) -> np.ndarray:
-        """The mean cost [rows, n + 1] of drawing up to the next look."""
-        n, more = int(self.looks[k]), int(self.looks[k + 1] - self.looks[k])
-        cost, mass = np.zeros((self.rows, n + 1)), np.zeros((self.rows, n + 1))
-        for p, s, f in zip(self.prior.p, windows, density):
-            first = min(int(sure[s].min()), self.rows - 1)
-            # Where the counts tell p well, hardly anybody gets two rows too far.
-            highest = int(np.searchsorted(self.nulls, p)) + 1 if n > FEW_DRAWS else self.rows
-            last = max(first, min(highest, self.rows - 1))
-            added = reach_of(more, p)
-            ahead = after[first : last + 1, s.start + added.start : s.stop + added.stop - 1]
-            mean = correlate(ahead, binomial(more, p, added))
-            cost[first : last + 1, s] += f * (more + mean)
-            mass[first : last + 1, s] += f
-        return np.where(mass > 0, cost / np.maximum(mass, 1e-300), 0.0)
-
-
-def reach_of(n: int, p: float) -> slice:
-    """The counts of ``n`` draws that are probable under ``p``."""
-    middle, width = n * p, REACH * math.sqrt(n * p * (1 - p)) + 10
-    return slice(max(0, math.floor(middle - width)), min(n, math.ceil(middle + width)) + 1)
-
-
-def binomial(n: int, p: float, counts: slice | np.ndarray) -> np.ndarray:
-    """Binomial probabilities."""
-    s = np.arange(counts.start, counts.stop) if isinstance(counts, slice) else counts
-    ways = special.gammaln(n + 1) - special.gammaln(s + 1) - special.gammaln(n - s + 1)
-    return np.exp(ways + special.xlogy(s, p) + special.xlog1py(n - s, -p))
-
-
-def correlate(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Sums over d of weights[d] values[:, s + d], for each s that has all of them."""
-    if len(weights) < 40:
-        return np.array([np.correlate(row, weights, "valid") for row in values])
-    return signal.oaconvolve(values, weights[None, ::-1], mode="valid", axes=1)
 
 
 def fixed_share(nulls: np.ndarray, sigma: float, prior: Prior) -> np.ndarray:
@@ -429,6 +305,23 @@ def results_at(sigma: float, logs: Path, rounds: int) -> dict[str, Result]:
     return results | {"Wald": Result(float(wald), np.zeros(1))}
 
 
+def choice_at(sigma: float, logs: Path, rounds: int, patience: list[float]) -> dict[str, Result]:
+    """What ``sequential`` needs and loses with each patience, on models that no table reports; the same draws for all.
+
+    These are the models of the released grids with T = 2 and one noise draw, PGD and DDN, of each epsilon.
+    """
+    found = sorted((logs / WEAKER_MODELS).rglob(f"sigma_{sigma:.2f}"))
+    generator = np.random.default_rng(1)
+    populations = [released_population(path, sigma, generator) for path in found for _ in range(rounds)]
+    wald = np.mean([wald_bound(population.p, sigma)[0].mean() for population in populations])
+    results = {"exact": Result(float(FIXED_DRAWS), np.zeros(1))}
+    for value in patience:
+        with mock.patch.object(sequential, "_FUTILITY", (value, *sequential._FUTILITY[1:])):
+            procedure = PROCEDURES["sequential"](sigma)
+            results[f"{value:,.0f}"] = procedure_result(procedure, populations, np.random.default_rng(2))
+    return results | {"Wald": Result(float(wald), np.zeros(1))}
+
+
 def print_table(table: dict[float, dict[str, Result]]) -> None:
     """Draws, loss in points and ratio to Wald's bound of each rule, per noise level and over all."""
     columns = {f"sigma {sigma:g}": [results] for sigma, results in table.items()}
@@ -451,8 +344,13 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, required=True, help="folder of the released logs: it holds data/certify")
     parser.add_argument("--sigma", type=float, choices=LOGS, action="append", help="only this noise level")
     parser.add_argument("--rounds", type=int, default=3, help="how often each population is drawn and certified")
+    parser.add_argument("--patience", type=float, nargs="+", help="print instead what sequential does with these")
     options = parser.parse_args()
-    print_table({sigma: results_at(sigma, options.logs, options.rounds) for sigma in options.sigma or LOGS})
+    sigmas, given = options.sigma or LOGS, (options.logs, options.rounds)
+    if options.patience:
+        print_table({sigma: choice_at(sigma, *given, options.patience) for sigma in sigmas})
+    else:
+        print_table({sigma: results_at(sigma, *given) for sigma in sigmas})
 
 
 if __name__ == "__main__":

@@ -20,13 +20,13 @@ from smoothadv.bounds import radius_probability
 from smoothadv.certification.error_spending import (
     Tables,
     build_tables,
-    count_to_hope_for,
     efficacy_row,
+    futility_probability,
     futility_row,
     look_schedule,
+    predictive_quantile,
     spending,
     success_upper_bound,
-    worth_of_draws,
 )
 from support.crossing import crossing_probability
 
@@ -335,20 +335,20 @@ def test_finer_looks_and_more_early_spending_keep_the_level(sigma):
     assert 0.99e-3 < worst_level(tables) <= 1e-3
 
 
-def test_count_to_hope_for_is_near_the_beta_binomial_quantile():
+def test_predictive_quantile_is_near_the_beta_binomial_quantile():
     n_max = 20_000
     for n, share in ((500, 0.51), (5000, 0.85), (15_000, 0.95), (19_000, 0.995)):
         for probability in (0.001, 0.1, 0.5, 0.9):
             successes = round(share * n)
             left = stats.betabinom(n_max - n, successes + 0.5, n - successes + 0.5)
-            reached = count_to_hope_for(successes, n, n_max, probability) - successes
+            reached = predictive_quantile(successes, n, n_max, probability) - successes
             assert left.sf(reached) == pytest.approx(probability, abs=0.06)
-    assert count_to_hope_for(10, 10, 10, 0.5) == 10.5 and count_to_hope_for(100, 100, 200, 0.01) > 199
+    assert predictive_quantile(10, 10, 10, 0.5) == 10.5 and predictive_quantile(100, 100, 200, 0.01) > 199
 
 
 def test_draws_are_worth_more_the_more_of_them_a_decision_may_cost():
-    prices = [worth_of_draws(n, 1000, 0.5, 400, 1.25, 0.2) for n in (10, 100, 300, 500, 700, 990, 1000)]
+    prices = [futility_probability(n, 1000, 0.5, 400, 1.25, 0.2) for n in (10, 100, 300, 500, 700, 990, 1000)]
     assert prices == sorted(prices[:4]) + sorted(prices[4:], reverse=True) and prices[-1] == 0
     assert prices[3] == pytest.approx((250 / 400) ** 1.25)
-    assert worth_of_draws(500, 1000, 0.999, 400, 1.25, 0.2) < prices[3]
-    assert worth_of_draws(500, 1000, 0.5, 1, 1.25, 0.2) == 0.9
+    assert futility_probability(500, 1000, 0.999, 400, 1.25, 0.2) < prices[3]
+    assert futility_probability(500, 1000, 0.5, 1, 1.25, 0.2) == 0.9

@@ -51,12 +51,12 @@ class Adaptive(GridProcedure):
         row = int((votes[candidate] >= self._tables.efficacy[:, look]).sum()) - 1
         return float(self._grid[row]) if row >= 0 else -1.0
 
-    def has_hope(self, votes: np.ndarray, candidate: int, look: int, following: float) -> bool:
+    def is_futile(self, votes: np.ndarray, candidate: int, look: int, following: float) -> bool:
         row, successes = int(np.searchsorted(self._grid, following)), int(votes[candidate])
         last = int(self._tables.efficacy[row, -1])
         if look < 0:
-            return self.smoothing.n * success_upper_bound(successes, self.smoothing.n0, _GAMMA) >= last
-        return last <= self.smoothing.n and successes > self._tables.futility[row, look]
+            return self.smoothing.n * success_upper_bound(successes, self.smoothing.n0, _GAMMA) < last
+        return last > self.smoothing.n or successes <= self._tables.futility[row, look]
 
     @property
     def settings(self) -> dict[str, str]:

@@ -149,8 +149,8 @@ def futility_row(last_boundary: int, looks: np.ndarray, gamma: float) -> np.ndar
     return row
 
 
-def worth_of_draws(n: int, n_max: int, null: float, patience: float, power: float, tilt: float) -> float:
-    """The probability of a decision below which it is not worth its draws: (v / patience)^power (4 t (1 - t))^tilt.
+def futility_probability(n: int, n_max: int, null: float, patience: float, power: float, tilt: float) -> float:
+    """The probability of a rejection below which drawing on is futile: (v / patience)^power (4 t (1 - t))^tilt.
 
     At most 0.9; v = n (1 - n / n_max) and t = ``null``. ``patience`` is a number of draws: with n of them behind, a
     decision that is still open takes about as many again, and at most the n_max - n that are left.
@@ -158,8 +158,8 @@ def worth_of_draws(n: int, n_max: int, null: float, patience: float, power: floa
     return float(min(0.9, (n * (1 - n / n_max) / patience) ** power * (4 * null * (1 - null)) ** tilt))
 
 
-def count_to_hope_for(successes: int, n: int, n_max: int, probability: float) -> float:
-    """About the count after ``n_max`` draws that is exceeded with ``probability``, after ``successes`` of ``n`` draws.
+def predictive_quantile(successes: int, n: int, n_max: int, probability: float) -> float:
+    """About the count after ``n_max`` draws that is exceeded with this predictive probability, after some of ``n``.
 
     The share of successes among the other draws is a quantile of a beta distribution with the counts ``successes`` + 1
     and n - ``successes``, both reduced by the factor 1 - n / n_max: this widens it by the chance of those draws. Half a

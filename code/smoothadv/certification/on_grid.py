@@ -76,8 +76,8 @@ class GridProcedure(Procedure):
         """
 
     @abstractmethod
-    def has_hope(self, votes: np.ndarray, candidate: int, look: int, following: float) -> bool:
-        """Whether the radius ``following`` is likely enough to be certified at a later look to go on drawing.
+    def is_futile(self, votes: np.ndarray, candidate: int, look: int, following: float) -> bool:
+        """Whether the radius ``following`` is too unlikely to be certified at a later look for drawing on.
 
         ``look`` is -1 for the votes of the selection. No answer can make a statement false.
         """
@@ -89,14 +89,14 @@ class GridProcedure(Procedure):
         drawn, looks, best = 0, 0, -1.0
         if self.label_aware and candidate != label:
             skipped = True
-        elif self.has_hope(selection, candidate, -1, 0.0):
+        elif not self.is_futile(selection, candidate, -1, 0.0):
             for look, n in enumerate(self.looks):
                 votes = votes + (yield Draws(int(n) - drawn))
                 drawn, looks = int(n), look + 1
                 if (radius := self.certified(votes, candidate, look)) > best or best < 0:
                     best, deciding = max(radius, -1.0), votes
                 following = next((r for r in self.radii_to_decide if r > best), None)
-                if following is None or n == self.looks[-1] or not self.has_hope(votes, candidate, look, following):
+                if following is None or n == self.looks[-1] or self.is_futile(votes, candidate, look, following):
                     break
         level = sum(radius <= best for radius in self.radii_to_decide) - 1
         details = dict(zip(GRID_COLUMNS, (self.smoothing.n0 + drawn, level, looks)))

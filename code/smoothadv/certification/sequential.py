@@ -14,11 +14,11 @@ from scipy import special
 from smoothadv.bounds import quantile_loss, radius_probability
 from smoothadv.certification import PROCEDURES
 from smoothadv.certification.error_spending import (
-    count_to_hope_for,
     efficacy_table,
+    futility_probability,
     look_schedule,
+    predictive_quantile,
     success_upper_bound,
-    worth_of_draws,
 )
 from smoothadv.certification.on_grid import GRID_COLUMNS, LABEL_AWARE, GridProcedure, cached_array, digest_of
 from smoothadv.certification.two_sided import RIVAL, check_share, share_setting, strongest_rival
@@ -28,9 +28,9 @@ STEPS = 50
 _LOWEST = -2 * STEPS
 """The smallest p_A with a hypothesis is Phi(-2)."""
 _EARLY, _GROWTH, _STEP = 0.9, 1.08, 10
-_GAMMA, _WORTH = 1e-3, (9e4, 1.25, 0.2)
-"""The selection's futility, and patience, power and tilt of ``worth_of_draws``. All are chosen on the paper's released
-logs (benchmarks/stopping_limit.py) and decide how many draws are made, never whether a statement is true."""
+_GAMMA, _FUTILITY = 1e-3, (9e4, 1.25, 0.2)
+"""The selection's futility, and patience, power and tilt of ``futility_probability``. All are chosen on released logs
+(benchmarks/stopping_limit.py) and decide how many draws are made, never whether a statement is true."""
 _VERSION = 1
 
 
@@ -69,7 +69,7 @@ class Sequential(GridProcedure):
 
     @property
     def settings(self) -> dict[str, str]:
-        return {"tables_sha256": digest_of(self.looks, *self._tables, np.array([_GAMMA, *_WORTH]))}
+        return {"tables_sha256": digest_of(self.looks, *self._tables, np.array([_GAMMA, *_FUTILITY]))}
 
     def certified(self, votes: np.ndarray, candidate: int, look: int) -> float:
         others = int(votes.sum()) - strongest_rival(votes, candidate)
@@ -89,15 +89,15 @@ class Sequential(GridProcedure):
         both = self.smoothing.sigma * (step + rival_step) / (2 * STEPS) - self.smoothing.sigma * loss
         return max(both, float(self._radii[row]))
 
-    def has_hope(self, votes: np.ndarray, candidate: int, look: int, following: float) -> bool:
+    def is_futile(self, votes: np.ndarray, candidate: int, look: int, following: float) -> bool:
         counted, n_max = int(votes.sum()), self.smoothing.n
         counts = int(votes[candidate]), counted - strongest_rival(votes, candidate)
         if look < 0:
             likely = [n_max * success_upper_bound(count, counted, _GAMMA) for count in counts]
         else:
-            price = worth_of_draws(counted, n_max, self._null(following), *_WORTH)
-            likely = [count_to_hope_for(count, counted, n_max, price) for count in counts]
-        return self._radius(likely[0], likely[1], -1) >= following
+            least = futility_probability(counted, n_max, self._null(following), *_FUTILITY)
+            likely = [predictive_quantile(count, counted, n_max, least) for count in counts]
+        return self._radius(likely[0], likely[1], -1) < following
 
     @cached_property
     def _hypotheses(self) -> dict[float, int]:
