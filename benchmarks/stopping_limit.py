@@ -250,6 +250,21 @@ def result_of(samples: np.ndarray, level: np.ndarray, paths: Paths, right: np.nd
     return Result(float(samples.mean()), (lost * right[:, None]).mean(axis=0))
 
 
+def run_rules(
+    rules: dict[str, Tables], populations: list[Population], sigma: float, generator: np.random.Generator
+) -> dict[str, Result]:
+    """What rules that are decided by the counts alone need and lose, all on the same draws."""
+    looks = np.unique(np.concatenate([[N], *(tables.looks for tables in rules.values())]))
+    found: dict[str, list[Result]] = {name: [] for name in rules}
+    for population in populations * PATHS:
+        paths = draw_paths(population.p, looks, generator)
+        for name, tables in rules.items():
+            crossing = plug_in_crossing(tables) if name == "e-process" else None
+            samples, level = run_tables(tables, paths, crossing)
+            found[name].append(result_of(samples, level, paths, population.right, sigma))
+    return {name: mean_of(each) for name, each in found.items()}
+
+
 def compare_rules(
     sigma: float, populations: list[Population], others: list[Population], generator: np.random.Generator
 ) -> dict[str, Result]:
@@ -259,15 +274,7 @@ def compare_rules(
     programme = Programme(nulls, thinned.looks, prior_of(others), np.full(len(nulls), PRICE), thinned.efficacy)
     rules = {"plan": plan, "mixture": mixture, "e-process": mixture}
     rules["programme"] = replace(thinned, futility=programme.futility)
-    looks = np.unique(np.concatenate([tables.looks for tables in rules.values()]))
-    found: dict[str, list[Result]] = {name: [] for name in rules}
-    for population in populations * PATHS:
-        paths = draw_paths(population.p, looks, generator)
-        for name, tables in rules.items():
-            crossing = plug_in_crossing(tables) if name == "e-process" else None
-            samples, level = run_tables(tables, paths, crossing)
-            found[name].append(result_of(samples, level, paths, population.right, sigma))
-    results = {name: mean_of(each) for name, each in found.items()}
+    results = run_rules(rules, populations, sigma, generator)
     own, allowed = prior_of(populations), np.full(len(nulls), ALLOWED_LOSS)
     for name, efficacy in (("limit, stopping", thinned.efficacy), ("limit, all", None)):
         bounds = [lower_bound(sigma, nulls, thinned.looks, own, price, efficacy) for price in PRICES]
@@ -306,19 +313,20 @@ def results_at(sigma: float, logs: Path, rounds: int) -> dict[str, Result]:
 
 
 def choice_at(sigma: float, logs: Path, rounds: int, patience: list[float]) -> dict[str, Result]:
-    """What ``sequential`` needs and loses with each patience, on models that no table reports; the same draws for all.
+    """What ``plan`` needs and loses with each patience, on models that no table reports; the same draws for all.
 
     These are the models of the released grids with T = 2 and one noise draw, PGD and DDN, of each epsilon.
     """
     found = sorted((logs / WEAKER_MODELS).rglob(f"sigma_{sigma:.2f}"))
     generator = np.random.default_rng(1)
     populations = [released_population(path, sigma, generator) for path in found for _ in range(rounds)]
-    wald = np.mean([wald_bound(population.p, sigma)[0].mean() for population in populations])
-    results = {"exact": Result(float(FIXED_DRAWS), np.zeros(1))}
+    nulls = np.array([radius_probability(radius, sigma) for radius in PAPER_RADII])
+    tables = {}
     for value in patience:
-        with mock.patch.object(sequential, "_FUTILITY", (value, *sequential._FUTILITY[1:])):
-            procedure = PROCEDURES["sequential"](sigma)
-            results[f"{value:,.0f}"] = procedure_result(procedure, populations, np.random.default_rng(2))
+        with mock.patch.dict(PLAN, patience=value):
+            tables[f"{value:,.0f}"] = plan_tables(nulls)
+    wald = np.mean([wald_bound(population.p, sigma)[0].mean() for population in populations])
+    results = {"exact": Result(float(FIXED_DRAWS), np.zeros(1)), **run_rules(tables, populations, sigma, generator)}
     return results | {"Wald": Result(float(wald), np.zeros(1))}
 
 
@@ -344,7 +352,7 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, required=True, help="folder of the released logs: it holds data/certify")
     parser.add_argument("--sigma", type=float, choices=LOGS, action="append", help="only this noise level")
     parser.add_argument("--rounds", type=int, default=3, help="how often each population is drawn and certified")
-    parser.add_argument("--patience", type=float, nargs="+", help="print instead what sequential does with these")
+    parser.add_argument("--patience", type=float, nargs="+", help="print instead what plan needs with these")
     options = parser.parse_args()
     sigmas, given = options.sigma or LOGS, (options.logs, options.rounds)
     if options.patience:
