@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -28,9 +28,11 @@ from smoothadv.records import (
     manifest_path,
 )
 
-if TYPE_CHECKING:  # pandas takes half a second to load
+if TYPE_CHECKING:
     import pandas as pd
 
+DataFrame: TypeAlias = "pd.DataFrame"
+"""For annotations: pandas takes half a second to load, and only functions that use it import it."""
 _HEADER_BYTES = 4096
 _LINE_END = re.compile("\r\n|\n|\r")
 _WHOLE = re.compile("[-+]?[0-9]{1,18}")
@@ -78,7 +80,7 @@ def resembles_log(path: Path) -> bool:
     return named or manifest_path(path).exists() or start.startswith("idx")
 
 
-def read_certification_log(path: Path) -> pd.DataFrame:
+def read_certification_log(path: Path) -> DataFrame:
     """A certification log: columns idx, label, predict, correct (int64) and radius (float64), sorted by idx.
 
     All further numeric columns of the log follow under their names, such as successes, trials and those of its
@@ -98,7 +100,7 @@ def read_certification_log(path: Path) -> pd.DataFrame:
     return _frame(columns, notes)
 
 
-def read_prediction_log(path: Path) -> pd.DataFrame:
+def read_prediction_log(path: Path) -> DataFrame:
     """A prediction log: columns idx, label, predict and correct (int64), sorted by idx; UserError as above.
 
     All further numeric columns follow as above, such as attack_norm and epsilon (float64), target (int64) and, of
@@ -107,7 +109,7 @@ def read_prediction_log(path: Path) -> pd.DataFrame:
     return _frame(*_read_examples(path, "prediction log", EXAMPLE_COLUMNS))
 
 
-def read_training_log(path: Path) -> pd.DataFrame:
+def read_training_log(path: Path) -> DataFrame:
     """A training log: columns epoch (int64, from 0), train_loss, train_accuracy, test_loss, test_accuracy (float64).
 
     Accuracies are fractions; those of released logs, in percent, are converted. UserError unless there are rows,
@@ -164,7 +166,7 @@ def _check_correct(path: Path, idx: np.ndarray, texts: list[str], hits: np.ndarr
         _refuse(path, idx, "a 'correct' that disagrees with label and predict", wrong)
 
 
-def _frame(columns: dict[str, np.ndarray], notes: list[str]) -> pd.DataFrame:
+def _frame(columns: dict[str, np.ndarray], notes: list[str]) -> DataFrame:
     """The columns as a DataFrame sorted by idx, with the notes."""
     import pandas as pd
 

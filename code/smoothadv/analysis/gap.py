@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.compare import pair_up
@@ -13,10 +13,8 @@ from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table
 from smoothadv.bounds import binomial_interval, tolerated_false_statements
 from smoothadv.errors import UserError
+from smoothadv.readers import DataFrame
 from smoothadv.settings import probability, setting
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _FALSE_ALARM = 0.001
 _SHARED = ("dataset", "split", "sigma")
@@ -83,7 +81,7 @@ class Gap(Analysis):
         )
 
 
-def contradictions(pairs: pd.DataFrame, epsilon: float) -> int:
+def contradictions(pairs: DataFrame, epsilon: float) -> int:
     """The number of attacked images that PREDICT gave another class although they lie within their certified radius.
 
     ``pairs`` holds predict_first and radius of the certificates, predict_second of the attacked images and, where it is

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
@@ -23,6 +22,7 @@ from smoothadv.analysis.shared.procedure import is_on_grid, procedure_names, wit
 from smoothadv.analysis.shared.table_formats import Label
 from smoothadv.errors import UserError
 from smoothadv.readers import (
+    DataFrame,
     kind_of_log,
     read_certification_log,
     read_prediction_log,
@@ -30,9 +30,6 @@ from smoothadv.readers import (
     resembles_log,
 )
 from smoothadv.records import images_selected, is_manifest, is_shard_folder
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Warn = Callable[[str], None]
 
@@ -50,7 +47,7 @@ class Log:
     name: str
     path: Path
     group: str
-    table: pd.DataFrame
+    table: DataFrame
     parameters: Parameters = field(default_factory=Parameters)
     notes: tuple[str, ...] = ()
     images: str = ""
@@ -242,7 +239,7 @@ def _read_one(entry: _Found, kinds: set[str], stated: Mapping[str, ParameterValu
         logs.certification.append(_log(entry, table, parameters, notes))
 
 
-def _log(entry: _Found, table: pd.DataFrame, parameters: Parameters, notes: list[str]) -> Log:
+def _log(entry: _Found, table: DataFrame, parameters: Parameters, notes: list[str]) -> Log:
     return Log("", entry.path, entry.group, table, parameters, tuple(notes))
 
 
