@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.shared.figure_style import SYMBOLS, add_title
+from smoothadv.analysis.shared.figure_style import SYMBOLS, Axes, Figure, add_title
 from smoothadv.analysis.shared.hyper_parameters import FIELDS, ParameterValue, display
 from smoothadv.analysis.shared.log_statistics import average_certified_radius
 from smoothadv.analysis.shared.logs import Log, Logs
@@ -21,9 +21,7 @@ from smoothadv.errors import UserError
 from smoothadv.settings import setting
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.collections import QuadMesh
-    from matplotlib.figure import Figure
 
 _CERTIFIED, _CLEAN, _AVERAGE = MEASURES = ("certified_accuracy", "clean_accuracy", "average_certified_radius")
 _COLOURS = "cividis"  # perceptually uniform, of rising lightness: legible also when printed grey
@@ -124,7 +122,7 @@ class HeatMap(Choosing, AtRadii, Analysis):
         bar.set_label(self._quantity(cells), fontsize=_POINTS + 1)
         bar.ax.tick_params(labelsize=_POINTS)
         self._add_note(figure, cells)
-        add_title(figure, self.title)
+        add_title(figure.suptitle, self.title)
         return figure
 
     def _draw_panel(self, panel: Axes, values: np.ndarray, largest: float) -> QuadMesh:

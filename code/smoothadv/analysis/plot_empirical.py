@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.empirical import empirical_curve
 from smoothadv.analysis.plot_envelope import EnvelopePlot
-from smoothadv.analysis.shared.figure_style import draw_steps, finished, looks, new_figure
+from smoothadv.analysis.shared.figure_style import Figure, draw_steps, finished, looks, new_figure
 from smoothadv.analysis.shared.log_statistics import empirical_accuracy
 from smoothadv.analysis.shared.logs import Logs
 from smoothadv.analysis.shared.selection import Choosing, groups_of, hyper_parameter, refuse_several
 from smoothadv.errors import UserError, warn
 from smoothadv.settings import probability, setting
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _BESIDE = 0.005
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.shared.figure_style import draw_steps, finished, looks, mark_every, new_figure
+from smoothadv.analysis.shared.figure_style import Figure, draw_steps, finished, looks, mark_every, new_figure
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import Norm
 from smoothadv.analysis.shared.selection import Choosing, groups_of, hyper_parameter
 from smoothadv.errors import UserError
 from smoothadv.settings import setting
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _POINTS = 1500
 

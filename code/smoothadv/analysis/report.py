@@ -8,7 +8,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.compare import Comparison
@@ -23,6 +23,7 @@ from smoothadv.analysis.plot_empirical import EmpiricalPlot
 from smoothadv.analysis.plot_envelope import EnvelopePlot
 from smoothadv.analysis.plot_training import TrainingPlot
 from smoothadv.analysis.probabilities import Probabilities
+from smoothadv.analysis.shared.figure_style import Figure
 from smoothadv.analysis.shared.hyper_parameters import FIELDS, display
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.plausibility import coarse_digits
@@ -34,9 +35,6 @@ from smoothadv.errors import UserError
 from smoothadv.provenance import without_secrets
 from smoothadv.settings import setting
 from smoothadv.version import __version__
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _MOST_CURVES = 8
 _EXAMPLES_SHOWN = 15

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smoothadv.analysis import ANALYSES
+from smoothadv.analysis.shared.figure_style import Figure
 from smoothadv.analysis.shared.hyper_parameters import FIELDS
 from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.analysis.shared.selection import doubts, restrict
@@ -19,9 +20,6 @@ from smoothadv.commands.runner import Parser, run
 from smoothadv.errors import warn
 from smoothadv.files import PAGE, refuse_to_replace, write_atomically, write_text
 from smoothadv.settings import non_negative_int, positive_int, positive_noise_level, probability, settings_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _EXAMPLES = """examples:
   python code/analyze.py summary logs/quickstart
