@@ -11,7 +11,7 @@ from smoothadv.analysis.plot_envelope import EnvelopePlot
 from smoothadv.analysis.shared.figure_style import Figure, draw_steps, finished, looks, new_figure
 from smoothadv.analysis.shared.log_statistics import empirical_accuracy
 from smoothadv.analysis.shared.logs import Logs
-from smoothadv.analysis.shared.selection import Choosing, groups_of, hyper_parameter, refuse_several
+from smoothadv.analysis.shared.selection import Choosing, grouping, groups_of, refuse_several
 from smoothadv.errors import UserError, warn
 from smoothadv.settings import probability, setting
 
@@ -26,12 +26,7 @@ class EmpiricalPlot(Choosing, Analysis):
 
     makes: ClassVar[str] = "figure"
     kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
-    group_by: list[str] | None = setting(
-        None,
-        many=True,
-        parse=hyper_parameter,
-        help="hyper-parameters whose values separate the dashed curves: num_noise_vec, N or gradient",
-    )
+    group_by: list[str] | None = grouping("the dashed curves: num_noise_vec, N or gradient")
     confidence: float | None = setting(
         None, parse=probability, help="LEVEL of intervals over images, as vertical bars, like 0.95 (default: none)"
     )
