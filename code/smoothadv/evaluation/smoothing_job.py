@@ -27,9 +27,9 @@ from smoothadv.provenance import provenance
 from smoothadv.records import CLASSIFIER, LOGITS, recorded_settings
 from smoothadv.smoothing.classifier import (
     Arrangement,
+    CompiledClassifier,
     VotingClassifier,
     arrange,
-    compiled,
     default_batch,
     make_deterministic,
 )
@@ -177,7 +177,7 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
     batch = batch if workers is None else workers.agree("batch", batch)
     job = SmoothingJob(
         classifier=classifier,
-        voter=compiled(voter) if request.compile else voter,
+        voter=CompiledClassifier(voter) if request.compile else voter,
         attacked=attacked,
         noise=(RoundedGaussianNoise if sound else GaussianNoise)(request.sigma, request.seed, key=key),
         key=key,
