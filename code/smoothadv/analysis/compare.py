@@ -119,13 +119,7 @@ class Comparison(AtRadii, Analysis):
                 method="percentile",
                 random_state=np.random.default_rng(self.seed),
             ).confidence_interval
-        return [
-            float(first.mean()),
-            float(second.mean()),
-            float(difference.mean()),
-            float(low),
-            float(high),
-        ]
+        return [float(value) for value in (first.mean(), second.mean(), difference.mean(), low, high)]
 
 
 def _credited(pairs: DataFrame) -> tuple[np.ndarray, np.ndarray]:

@@ -73,7 +73,8 @@ class HeatMap(Choosing, AtRadii, Analysis):
     def __call__(self, logs: Logs) -> Figure:
         part = self.taking_part(logs.certification)
         refuse_several(part, "a heat map", "images", "procedure")
-        cells, radii = self.cells(part), self._panel_radii(part)
+        # A panel per radius; clean accuracy is that at 0, and an average has one panel, too.
+        cells, radii = self.cells(part), self.chosen_radii(part) if self.measure == _CERTIFIED else [0.0]
         values = np.full((len(radii), len(cells.rows), len(cells.columns)), np.nan)
         for (row, column), group in cells.logs.items():
             values[:, cells.rows.index(row), cells.columns.index(column)] = self.best(group, radii)
@@ -96,10 +97,6 @@ class HeatMap(Choosing, AtRadii, Analysis):
         if self.measure == _AVERAGE:
             return np.max([self.certified_by(log, [average_certified_radius(log.table)]) for log in group], axis=0)
         return np.max([self.accuracies(log, radii, models=len(group)) for log in group], axis=0)
-
-    def _panel_radii(self, logs: Sequence[Log]) -> list[float]:
-        """A radius per panel; that of clean accuracy is 0, and the panel of an average has none."""
-        return self.chosen_radii(logs) if self.measure == _CERTIFIED else [0.0]
 
     def _draw(self, cells: Cells, values: np.ndarray, radii: Sequence[float]) -> Figure:
         rows = [display(self.rows, value) for value in cells.rows]

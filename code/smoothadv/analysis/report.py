@@ -246,15 +246,14 @@ def _provenance(logs: Logs) -> Section:
         Column("notes", "to keep in mind", "text"),
     ]
     everything = [*logs.certification, *logs.prediction, *logs.training]
-    rows = [[log.label, str(log.path), _made_by(log), "; ".join(_notes(log)) or None] for log in everything]
+    rows = []
+    for log in everything:
+        notes = [*log.notes, *(coarse_digits(log.table) if "radius" in log.table else [])]
+        rows.append([log.label, str(log.path), _made_by(log), "; ".join(notes) or None])
     parts = [_table("Where each log is from", Table(columns, rows))]
     if logs.certification or logs.prediction:
         parts.append(_table("Hyper-parameters and how they are known", ParametersTable()(logs)))
     return Section("Provenance", "", parts)
-
-
-def _notes(log: Log) -> list[str]:
-    return [*log.notes, *(coarse_digits(log.table) if "radius" in log.table else [])]
 
 
 def _made_by(log: Log) -> str | None:
