@@ -244,18 +244,11 @@ def _settings(
 ) -> dict[str, Any]:
     """All settings that decide the numbers, but for those of ``for_log``: logs are continued only with equal ones."""
     settings = {
-        "dataset": request.images if isinstance(request.images, str) else request.images.description.name,
-        "split": request.split if isinstance(request.images, str) else None,
+        **request.stated_settings(*base.architectures),
         "dataset_fingerprint": fingerprint,
         **base.settings,
-        **request.plugins(*base.architectures),
         "num_classes": dataset.description.num_classes,
-        "sigma": request.sigma,
-        "alpha": request.alpha,
-        "seed": request.seed,
         "noise": (RoundedGaussianNoise if sound else GaussianNoise).__name__,
-        "precision": request.precision,
-        "compiled": request.compile,
         "folded": is_folded,
         "device": device_name(device),
         "torch": torch.__version__,
