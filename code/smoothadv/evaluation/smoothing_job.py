@@ -154,7 +154,8 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
         difference = f"device was {recorded!r}, now {device_name(device)!r}"  # whose batch may not fit into memory here
         raise UserError(f"cannot resume {log} with other settings: {difference}; --overwrite starts anew")
     fingerprint = dataset.fingerprint()
-    key = NoiseKey(_classifier(request, base), fingerprint, request.sigma, request.seed)
+    digest = classifier_digest(base.module, {**base.settings, **request.plugins(*base.architectures)})
+    key = NoiseKey(digest, fingerprint, request.sigma, request.seed)
     classifier = base.module.to(device)
     if is_first:
         base.warn_about_mismatch(request.images if isinstance(request.images, str) else None, request.sigma)
@@ -194,11 +195,6 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
     if len(job.indices):
         _check_classifier(job, sound)
     return job
-
-
-def _classifier(request: EvaluationRequest, base: BaseClassifier) -> str:
-    """A digest of the classifier of a request, for the key of its noise."""
-    return classifier_digest(base.module, {**base.settings, **request.plugins(*base.architectures)})
 
 
 def _agree_on_logits(job: SmoothingJob, workers: Workers, sound: bool) -> None:
