@@ -195,10 +195,8 @@ def _work(parser: Parser, options: argparse.Namespace, *kinds: StateKind) -> Non
 
 
 def _engine(parser: Parser, options: argparse.Namespace) -> Engine:
-    chosen = ENGINES[options.engine]
-    refuse_foreign_settings(
-        parser, options, [ENGINES[name] for name in ENGINES], [chosen], f"--engine {options.engine}"
-    )
+    everything, chosen = [ENGINES[name] for name in ENGINES], ENGINES[options.engine]
+    refuse_foreign_settings(parser, options, everything, [chosen], f"--engine {options.engine}")
     return compose(parser, chosen, options, f"--engine {options.engine}")
 
 
