@@ -116,8 +116,6 @@ def read_training_log(path: Path) -> DataFrame:
     epochs ascend, all numbers are finite and accuracies lie in [0, 1]; where a column test_images holds 0, there was no
     test and its numbers may be nan.
     """
-    import pandas as pd
-
     table = _parse(path, "training log", lambda name: _training_name(name).rstrip("%"), _TRAINING)
     spellings = {_training_name(name).rstrip("%"): _training_name(name) for name in table.names}
     columns = {"epoch": table.whole("epoch")}
@@ -130,9 +128,7 @@ def read_training_log(path: Path) -> DataFrame:
         raise UserError(f"{path} holds a loss that is not finite or an accuracy outside 0 to 1")
     if columns["epoch"][0] < 0 or (np.diff(columns["epoch"]) <= 0).any():
         raise UserError(f"{path} holds epochs that do not ascend from 0 or more: two runs in one file?")
-    frame = pd.DataFrame(columns)
-    frame.attrs["notes"] = table.notes
-    return frame
+    return _frame(columns, table.notes, "epoch")
 
 
 def _read_examples(path: Path, kind: str, required: Collection[str]) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -166,11 +162,11 @@ def _check_correct(path: Path, idx: np.ndarray, texts: list[str], hits: np.ndarr
         _refuse(path, idx, "a 'correct' that disagrees with label and predict", wrong)
 
 
-def _frame(columns: dict[str, np.ndarray], notes: list[str]) -> DataFrame:
-    """The columns as a DataFrame sorted by idx, with the notes."""
+def _frame(columns: dict[str, np.ndarray], notes: list[str], by: str = "idx") -> DataFrame:
+    """The columns as a DataFrame, sorted by one of them, with the notes."""
     import pandas as pd
 
-    order = np.argsort(columns["idx"], kind="stable")
+    order = np.argsort(columns[by], kind="stable")
     frame = pd.DataFrame({name: column[order] for name, column in columns.items()})
     frame.attrs["notes"] = notes
     return frame
