@@ -5,8 +5,6 @@ released format. This package adds what the released files leave out: the input 
 dataset, the recipe and the history of the run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import io

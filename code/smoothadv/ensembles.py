@@ -7,8 +7,6 @@ An ensemble is named ``A.pth.tar+B.pth.tar``, which takes the mean of the logits
     input_layer = "center"                 # of the members that do not record theirs
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

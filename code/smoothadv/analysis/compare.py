@@ -1,7 +1,5 @@
 """compare: two logs on the same examples, with an interval for the difference and McNemar's exact test."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar

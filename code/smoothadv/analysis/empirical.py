@@ -1,7 +1,5 @@
 """empirical: accuracy under attack, from prediction logs: the strongest attack on each model, the best model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """envelope: per group and radius the best log, as in the paper's Tables 1 and 2."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

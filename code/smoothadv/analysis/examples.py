@@ -1,7 +1,5 @@
 """examples: one row per test image, over all logs: which images are easy, and which ones no model gets right."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """gap: certified accuracy and accuracy under attack on the same images, and whether the two contradict each other."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar

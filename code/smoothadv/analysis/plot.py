@@ -1,7 +1,5 @@
 """plot: certified accuracy against the radius, or images against their bound of p_A, a curve per log."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar

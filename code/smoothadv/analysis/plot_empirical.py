@@ -1,7 +1,5 @@
 """plot_empirical: accuracy under attack (dashed) against certified accuracy (solid), as in the paper's Figure 3."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

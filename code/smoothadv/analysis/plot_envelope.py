@@ -1,7 +1,5 @@
 """plot_envelope: the upper envelope of each group, as in the paper's Figures 1, 2, 4, 5 and 6."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar

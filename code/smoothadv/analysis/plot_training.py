@@ -1,7 +1,5 @@
 """plot_training: loss and accuracy by epoch, from training logs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

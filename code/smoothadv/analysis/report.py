@@ -1,7 +1,5 @@
 """report: one self-contained HTML page with the tables, the figures and the sources of their logs."""
 
-from __future__ import annotations
-
 import base64
 import html
 import io

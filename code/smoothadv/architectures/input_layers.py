@@ -1,7 +1,5 @@
 """The first layer of every base classifier. Noise and perturbations are added before it, to images in [0, 1]."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

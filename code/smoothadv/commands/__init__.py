@@ -3,8 +3,6 @@
 ``smoothadv NAME ...`` and ``python code/NAME.py ...`` are the same code.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """analyze: certification logs in; summaries, tables and plots out."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """How certify, predict and attack run, and their subcommand ``merge``: the shards of a log become the log."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """train: a base classifier under Gaussian noise, or with any other registered objective."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """CIFAR-10, downloaded by torchvision into the data folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, ImageDataset, Source

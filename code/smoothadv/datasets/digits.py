@@ -1,7 +1,5 @@
 """The 8x8 handwritten digits bundled with scikit-learn: real images that need no download."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

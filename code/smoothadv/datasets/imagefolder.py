@@ -1,7 +1,5 @@
 """The user's images: PATH/train/CLASS/* and PATH/test/CLASS/*, all of one size."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """ImageNet (ILSVRC 2012) from a folder with train/ and val/, a folder per class in each."""
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from pathlib import Path

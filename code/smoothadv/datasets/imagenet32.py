@@ -1,7 +1,5 @@
 """Downsampled ImageNet, 32x32 (Chrabaszcz et al., 2017): the published pickled batches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The interface of datasets: single images, and batches for training and evaluation."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The base classifier of a request, from a checkpoint or a module, and what a log's manifest records about it."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import re

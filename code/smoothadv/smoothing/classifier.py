@@ -4,8 +4,6 @@ These changes affect only the rounding of the logits. But rounding decides which
 changes are recorded in a log's settings.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Mapping

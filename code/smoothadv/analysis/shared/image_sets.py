@@ -1,7 +1,5 @@
 """Which logs are of the same images: accuracies on other images differ by chance too, so the best is chosen per set."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Statistics of a log. Tables are those of ``readers``; accuracies and rates are fractions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Whether the radii of a certification log can be true: compared with its counts and with the largest that n allows."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import cast

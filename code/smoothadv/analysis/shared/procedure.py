@@ -1,7 +1,5 @@
 """Which certification procedure made a log, and what its radii are therefore."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from smoothadv.analysis.shared.hyper_parameters import Parameters

@@ -1,7 +1,5 @@
 """Selects logs: filters and groups by hyper-parameter, and the upper envelope over a group."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation

@@ -1,7 +1,5 @@
 """Tables of options; components on the command line: their names, their settings as options, and how these are read."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping

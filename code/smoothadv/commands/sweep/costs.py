@@ -1,7 +1,5 @@
 """What a sweep will cost: the time of updates and votes, measured on this machine, times their numbers."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

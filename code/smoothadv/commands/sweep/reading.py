@@ -1,7 +1,5 @@
 """What the commands of a sweep will do: their words are read as the commands themselves read them, but nothing runs."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence

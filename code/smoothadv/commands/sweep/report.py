@@ -1,7 +1,5 @@
 """The report on a sweep: the page that analyze writes, about all of the sweep's complete logs."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
