@@ -1,8 +1,6 @@
 """attack: attack a smoothed classifier, and check its certificates. `python code/attack.py --help`"""
 
-import sys
-
 from smoothadv.commands import main
 
 if __name__ == "__main__":
-    raise SystemExit(main(["attack", *sys.argv[1:]]))
+    raise SystemExit(main(script=__file__))

@@ -1,8 +1,6 @@
 """certify: certify a smoothed classifier on test images: a log of radii. `python code/certify.py --help`"""
 
-import sys
-
 from smoothadv.commands import main
 
 if __name__ == "__main__":
-    raise SystemExit(main(["certify", *sys.argv[1:]]))
+    raise SystemExit(main(script=__file__))

@@ -1,8 +1,6 @@
 """sweep: train, certify and attack grids of models, and report on them. `python code/sweep.py --help`"""
 
-import sys
-
 from smoothadv.commands import main
 
 if __name__ == "__main__":
-    raise SystemExit(main(["sweep", *sys.argv[1:]]))
+    raise SystemExit(main(script=__file__))

@@ -1,8 +1,6 @@
 """train_pgd: train a classifier with SmoothAdv. `python code/train_pgd.py --help`"""
 
-import sys
-
 from smoothadv.commands import main
 
 if __name__ == "__main__":
-    raise SystemExit(main(["train_pgd", *sys.argv[1:]]))
+    raise SystemExit(main(script=__file__))

@@ -73,6 +73,14 @@ def test_paths_are_relative_to_the_file_and_an_input_layer_is_for_members_that_r
         assert not torch.allclose(asked(images).exp(), expected), "what the caller asks for comes first"
 
 
+@pytest.mark.parametrize("name", ["a", "b+a"])
+def test_an_input_layer_that_contradicts_every_record_is_refused(name):
+    reason = f"checkpoint {name[0]} was trained with input layer 'center', not 'normalize': leave --input-layer out"
+    with pytest.raises(UserError, match=reason):
+        load_classifier(name, "digits", "normalize")
+    assert not load_classifier(name, "digits", "center").training, "it may be repeated"
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -5,8 +5,6 @@ released format. This package adds what the released files leave out: the input 
 dataset, the recipe and the history of the run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import io
@@ -15,7 +13,7 @@ import warnings
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -45,11 +43,7 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     content = {**content, "state_dict": released_keys(content["state_dict"], content["arch"])}
     serialized = io.BytesIO()  # torch.save would not say why it cannot write to a full disk
     torch.save(content, serialized)
-
-    def write(file: IO[bytes]) -> None:
-        file.write(serialized.getbuffer())
-
-    write_atomically(path, write)
+    write_atomically(path, lambda file: file.write(serialized.getbuffer()))
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Devices: the default one, their names in manifests, and one GPU for each process of a machine."""
 
-from __future__ import annotations
-
 import torch
 
 from smoothadv.errors import UserError

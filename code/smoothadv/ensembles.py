@@ -7,8 +7,6 @@ An ensemble is named ``A.pth.tar+B.pth.tar``, which takes the mean of the logits
     input_layer = "center"                 # of the members that do not record theirs
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,9 +38,14 @@ class Members:
     contents: tuple[dict[str, Any], ...] = ()
 
     def input_layers(self, asked: str | None) -> list[str | None]:
-        """The input layer to ask of each member, where the user asked for ``asked``."""
-        asked = asked or self.input_layer
-        return [None if self.mean and content.get("input_layer") else asked for content in self.contents]
+        """The input layer to ask of each member, where the user asked for ``asked``.
+
+        That is meant for members that record none, if there are any; else for all, where another one is a mistake.
+        """
+        are_recorded = [content.get("input_layer") is not None for content in self.contents]
+        if all(are_recorded):
+            return [asked] * len(are_recorded)
+        return [None if is_recorded else asked or self.input_layer for is_recorded in are_recorded]
 
 
 def members_of(name: str | Path) -> Members:

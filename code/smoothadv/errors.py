@@ -1,7 +1,5 @@
 """The exceptions and warnings that callers of this package may want to catch, and text as messages may show it."""
 
-from __future__ import annotations
-
 import unicodedata
 import warnings
 

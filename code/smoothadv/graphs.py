@@ -1,7 +1,5 @@
 """Networks as graphs of layers (torch.fx), rewritten without changing the function that they compute."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 

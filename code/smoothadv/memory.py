@@ -1,7 +1,5 @@
 """Recognizes out-of-memory errors, and chooses batch sizes that avoid them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

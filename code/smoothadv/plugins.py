@@ -5,8 +5,6 @@ points of the group ``smoothadv.plugins``. In Python, ``load`` does the same. Re
 each with a digest of its source code. No torch, unless a plug-in imports it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import importlib

@@ -1,7 +1,5 @@
 """What made a file: command, versions, plug-ins and commit, for its manifest; without passwords. No torch."""
 
-from __future__ import annotations
-
 import functools
 import platform
 import re

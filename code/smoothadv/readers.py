@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -28,9 +28,11 @@ from smoothadv.records import (
     manifest_path,
 )
 
-if TYPE_CHECKING:  # pandas takes half a second to load
+if TYPE_CHECKING:
     import pandas as pd
 
+DataFrame: TypeAlias = "pd.DataFrame"
+"""For annotations: pandas takes half a second to load, and only functions that use it import it."""
 _HEADER_BYTES = 4096
 _LINE_END = re.compile("\r\n|\n|\r")
 _WHOLE = re.compile("[-+]?[0-9]{1,18}")
@@ -78,7 +80,7 @@ def resembles_log(path: Path) -> bool:
     return named or manifest_path(path).exists() or start.startswith("idx")
 
 
-def read_certification_log(path: Path) -> pd.DataFrame:
+def read_certification_log(path: Path) -> DataFrame:
     """A certification log: columns idx, label, predict, correct (int64) and radius (float64), sorted by idx.
 
     All further numeric columns of the log follow under their names, such as successes, trials and those of its
@@ -98,7 +100,7 @@ def read_certification_log(path: Path) -> pd.DataFrame:
     return _frame(columns, notes)
 
 
-def read_prediction_log(path: Path) -> pd.DataFrame:
+def read_prediction_log(path: Path) -> DataFrame:
     """A prediction log: columns idx, label, predict and correct (int64), sorted by idx; UserError as above.
 
     All further numeric columns follow as above, such as attack_norm and epsilon (float64), target (int64) and, of
@@ -107,15 +109,13 @@ def read_prediction_log(path: Path) -> pd.DataFrame:
     return _frame(*_read_examples(path, "prediction log", EXAMPLE_COLUMNS))
 
 
-def read_training_log(path: Path) -> pd.DataFrame:
+def read_training_log(path: Path) -> DataFrame:
     """A training log: columns epoch (int64, from 0), train_loss, train_accuracy, test_loss, test_accuracy (float64).
 
     Accuracies are fractions; those of released logs, in percent, are converted. UserError unless there are rows,
     epochs ascend, all numbers are finite and accuracies lie in [0, 1]; where a column test_images holds 0, there was no
     test and its numbers may be nan.
     """
-    import pandas as pd
-
     table = _parse(path, "training log", lambda name: _training_name(name).rstrip("%"), _TRAINING)
     spellings = {_training_name(name).rstrip("%"): _training_name(name) for name in table.names}
     columns = {"epoch": table.whole("epoch")}
@@ -128,9 +128,7 @@ def read_training_log(path: Path) -> pd.DataFrame:
         raise UserError(f"{path} holds a loss that is not finite or an accuracy outside 0 to 1")
     if columns["epoch"][0] < 0 or (np.diff(columns["epoch"]) <= 0).any():
         raise UserError(f"{path} holds epochs that do not ascend from 0 or more: two runs in one file?")
-    frame = pd.DataFrame(columns)
-    frame.attrs["notes"] = table.notes
-    return frame
+    return _frame(columns, table.notes, "epoch")
 
 
 def _read_examples(path: Path, kind: str, required: Collection[str]) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -164,11 +162,11 @@ def _check_correct(path: Path, idx: np.ndarray, texts: list[str], hits: np.ndarr
         _refuse(path, idx, "a 'correct' that disagrees with label and predict", wrong)
 
 
-def _frame(columns: dict[str, np.ndarray], notes: list[str]) -> pd.DataFrame:
-    """The columns as a DataFrame sorted by idx, with the notes."""
+def _frame(columns: dict[str, np.ndarray], notes: list[str], by: str = "idx") -> DataFrame:
+    """The columns as a DataFrame, sorted by one of them, with the notes."""
     import pandas as pd
 
-    order = np.argsort(columns["idx"], kind="stable")
+    order = np.argsort(columns[by], kind="stable")
     frame = pd.DataFrame({name: column[order] for name, column in columns.items()})
     frame.attrs["notes"] = notes
     return frame

@@ -1,7 +1,5 @@
 """Registries: they map the names that a command line uses to components."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import pkgutil

@@ -4,8 +4,6 @@ A component (an attack, an objective) is a frozen dataclass. Each field made by 
 command-line option, so that the file of a new component also defines what commands offer.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import math

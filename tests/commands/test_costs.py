@@ -19,8 +19,9 @@ def known(monkeypatch, workplace) -> costs._CostMeter:
     """A meter for which a noisy copy takes UPDATE seconds, a step of attack STEP more, and a vote VOTE."""
     machine = costs._CostMeter(torch.device("cpu"))
     monkeypatch.setattr(machine, "_measure_update", lambda training: (UPDATE, STEP))
-    monkeypatch.setattr(machine, "_measure_vote", lambda training, evaluation: VOTE)
-    monkeypatch.setattr(machine, "_measure_gradient", lambda training, evaluation: GRADIENT)
+    monkeypatch.setattr(
+        machine, "_measure_pass", lambda training, evaluation, with_gradient: (VOTE, GRADIENT)[with_gradient]
+    )
     monkeypatch.setattr(costs, "_starting_seconds", lambda plan: START)
     return machine
 
@@ -112,8 +113,7 @@ def test_step_of_an_attack_is_measured(workplace):
     assert update > 0 and update >= step >= 0
     (plan,) = plans("[[sweep]]\nseed = 0\n[[attack]]\nmax = 1\nepsilon = 0.5\n")
     (attacked,) = plan.evaluations
-    vote = machine._measure_vote(plan.training, attacked)
-    assert vote > 0 and machine._measure_gradient(plan.training, attacked) > 0
+    assert all(machine._measure_pass(plan.training, attacked, with_gradient) > 0 for with_gradient in (False, True))
 
 
 @pytest.mark.parametrize(

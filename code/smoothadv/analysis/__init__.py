@@ -7,14 +7,12 @@ of ``analyze NAME``, and its docstring is the help text. ``shared`` holds what s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from smoothadv.analysis.shared.figure_style import Figure
 from smoothadv.analysis.shared.logs import Logs
 from smoothadv.analysis.shared.table_formats import Table
 from smoothadv.registry import Registry, discover
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 class Analysis(ABC):

@@ -1,10 +1,8 @@
 """compare: two logs on the same examples, with an interval for the difference and McNemar's exact test."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,10 +12,8 @@ from smoothadv.analysis.shared.procedure import is_label_aware
 from smoothadv.analysis.shared.radii import AtRadii, radius_text
 from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table
 from smoothadv.errors import UserError
+from smoothadv.readers import DataFrame
 from smoothadv.settings import non_negative_int, probability, setting
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _RESAMPLES = 4_000
 
@@ -83,7 +79,7 @@ class Comparison(AtRadii, Analysis):
         shares = self._shares(pairs.correct_first.eq(1).to_numpy(), pairs.correct_second.eq(1).to_numpy())
         return Table(self._columns("predictions", first, second), [["accuracy", len(pairs), *shares]])
 
-    def _at_radius(self, pairs: pd.DataFrame, first_length: float, second_length: float) -> list[Cell]:
+    def _at_radius(self, pairs: DataFrame, first_length: float, second_length: float) -> list[Cell]:
         return self._shares(
             (pairs.correct_first.eq(1) & pairs.radius_first.ge(first_length)).to_numpy(),
             (pairs.correct_second.eq(1) & pairs.radius_second.ge(second_length)).to_numpy(),
@@ -104,7 +100,7 @@ class Comparison(AtRadii, Analysis):
             mcnemar_p_value(only_first, only_second),
         ]
 
-    def _average_radius(self, pairs: pd.DataFrame) -> list[float]:
+    def _average_radius(self, pairs: DataFrame) -> list[float]:
         """Means of R * [correct] and a percentile bootstrap interval of their paired difference; no test."""
         from scipy import stats  # takes a second to load
 
@@ -121,16 +117,10 @@ class Comparison(AtRadii, Analysis):
                 method="percentile",
                 random_state=np.random.default_rng(self.seed),
             ).confidence_interval
-        return [
-            float(first.mean()),
-            float(second.mean()),
-            float(difference.mean()),
-            float(low),
-            float(high),
-        ]
+        return [float(value) for value in (first.mean(), second.mean(), difference.mean(), low, high)]
 
 
-def _credited(pairs: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+def _credited(pairs: DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """R * [correct] of each example in the first and in the second log: float64 [pairs]."""
     first, second = (pairs[f"radius_{log}"] * pairs[f"correct_{log}"] for log in ("first", "second"))
     return first.to_numpy(), second.to_numpy()
@@ -145,7 +135,7 @@ def _average_title(first: Log, second: Log) -> str:
     return f"average certified radius (l2){whose} on the grid"
 
 
-def pair_up(first: Log, second: Log) -> pd.DataFrame:
+def pair_up(first: Log, second: Log) -> DataFrame:
     """The examples that are in both logs, side by side; UserError if there are none, or their labels differ."""
     if len({log.parameters.get("dataset") for log in (first, second)} - {None}) > 1:
         raise UserError(f"{first.path} and {second.path} are not on the same images: they are of different datasets")

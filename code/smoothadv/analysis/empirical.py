@@ -1,7 +1,5 @@
 """empirical: accuracy under attack, from prediction logs: the strongest attack on each model, the best model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +9,7 @@ from smoothadv.analysis.shared.hyper_parameters import path_without_attack
 from smoothadv.analysis.shared.log_statistics import empirical_accuracy
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import radius_column
-from smoothadv.analysis.shared.selection import Choosing, groups_of, hyper_parameter
+from smoothadv.analysis.shared.selection import Choosing, grouping, groups_of
 from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table
 from smoothadv.bounds import binomial_interval
 from smoothadv.errors import UserError
@@ -24,12 +22,7 @@ class Empirical(Choosing, Analysis):
     """a row per group and image set: accuracy under the strongest attack at each radius, of its best attacked model"""
 
     kinds: ClassVar[tuple[str, ...]] = ("prediction",)
-    group_by: list[str] | None = setting(
-        None,
-        many=True,
-        parse=hyper_parameter,
-        help="hyper-parameters whose values separate the groups, like num_noise_vec, N or gradient",
-    )
+    group_by: list[str] | None = grouping("the groups, like num_noise_vec, N or gradient")
     confidence: float | None = setting(
         None,
         parse=probability,

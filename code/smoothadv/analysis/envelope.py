@@ -1,7 +1,5 @@
 """envelope: per group and radius the best log, as in the paper's Tables 1 and 2."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,8 +13,8 @@ from smoothadv.analysis.shared.selection import (
     Choosing,
     Selected,
     are_alike,
+    grouping,
     groups_of,
-    hyper_parameter,
     one_of,
     upper_envelope,
 )
@@ -31,12 +29,8 @@ _SHOWN = ("certified_accuracy", "abstention_rate", "clean_accuracy", "model")
 class Envelope(Choosing, AtRadii, Analysis):
     """a row per group and image set: at each radius the best of its logs, with the clean accuracy of that log raised"""
 
-    group_by: list[str] | None = setting(
-        None,
-        many=True,
-        parse=hyper_parameter,
-        help="hyper-parameters whose values separate the groups, like sigma or epsilon (default: the groups of the "
-        "command line: NAME=LOG, or each folder)",
+    group_by: list[str] | None = grouping(
+        "the groups, like sigma or epsilon (default: the groups of the command line: NAME=LOG, or each folder)"
     )
     show: str = setting(
         "certified_accuracy",

@@ -1,20 +1,15 @@
 """examples: one row per test image, over all logs: which images are easy, and which ones no model gets right."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.selection import refuse_several
 from smoothadv.analysis.shared.table_formats import Column, Table
 from smoothadv.errors import UserError
+from smoothadv.readers import DataFrame
 from smoothadv.settings import positive_int, setting
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @ANALYSES.register("examples")
@@ -55,7 +50,7 @@ class Examples(Analysis):
         return Table(columns, rows)
 
 
-def example_statistics(logs: Sequence[Log]) -> pd.DataFrame:
+def example_statistics(logs: Sequence[Log]) -> DataFrame:
     """By idx: label, logs, certified, abstained, mean_radius and largest_radius of R * [correct], best_log, taken_for.
 
     Worst first: by mean radius, then by the number of logs that certify it. UserError if two logs give

@@ -1,10 +1,8 @@
 """gap: certified accuracy and accuracy under attack on the same images, and whether the two contradict each other."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.compare import pair_up
@@ -13,24 +11,12 @@ from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table
 from smoothadv.bounds import binomial_interval, tolerated_false_statements
 from smoothadv.errors import UserError
+from smoothadv.readers import DataFrame
 from smoothadv.settings import probability, setting
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _FALSE_ALARM = 0.001
 _SHARED = ("dataset", "split", "sigma")
 _ROUNDING = 1e-6  # relative, of a float32 norm
-
-
-@dataclass(frozen=True)
-class _Row:
-    """The accuracy under an attack with its interval, and the cells before and after them."""
-
-    before: list[Cell]
-    accuracy: float
-    interval: tuple[float, float]
-    after: list[Cell]
 
 
 @ANALYSES.register("gap")
@@ -59,31 +45,25 @@ class Gap(Analysis):
             Column("tolerated", "tolerated", "count"),
         ]
         attacks = sorted(attacks, key=attack_radius)
-        rows = [self._row(log, certificates_for(log, logs.certification)) for log in attacks]
+        rows = [self._rows(log, certificates_for(log, logs.certification)) for log in attacks]
         kept = [column for column in columns if column.key not in ("low", "high")]
-        shown = [[*row.before, Annotated(row.accuracy, interval=row.interval), *row.after] for row in rows]
-        full = [[*row.before, row.accuracy, *row.interval, *row.after] for row in rows]
-        return Table(columns, full, Table(kept, shown))
+        return Table(columns, [full for full, _ in rows], Table(kept, [shown for _, shown in rows]))
 
-    def _row(self, attacked: Log, certified: Log) -> _Row:
+    def _rows(self, attacked: Log, certified: Log) -> tuple[list[Cell], list[Cell]]:
+        """The row of an attack for programs, and that for people, in which the interval is beside the accuracy."""
         radius = attack_radius(attacked)
         pairs = pair_up(certified, attacked)
         hits = int(pairs.correct_second.sum())
         certified_accuracy = float((pairs.correct_first.eq(1) & pairs.radius.ge(radius)).mean())
         alphas = attacked.parameters.alpha + certified.parameters.alpha
-        return _Row(
-            [attacked.label, radius, len(pairs), certified_accuracy],
-            hits / len(pairs),
-            binomial_interval(hits, len(pairs), self.confidence),
-            [
-                float(pairs.predict_second.eq(-1).mean()),
-                contradictions(pairs, radius),
-                tolerated_false_statements(len(pairs), alphas, _FALSE_ALARM),
-            ],
-        )
+        before: list[Cell] = [attacked.label, radius, len(pairs), certified_accuracy]
+        accuracy, interval = hits / len(pairs), binomial_interval(hits, len(pairs), self.confidence)
+        tolerated = tolerated_false_statements(len(pairs), alphas, _FALSE_ALARM)
+        after: list[Cell] = [float(pairs.predict_second.eq(-1).mean()), contradictions(pairs, radius), tolerated]
+        return [*before, accuracy, *interval, *after], [*before, Annotated(accuracy, interval=interval), *after]
 
 
-def contradictions(pairs: pd.DataFrame, epsilon: float) -> int:
+def contradictions(pairs: DataFrame, epsilon: float) -> int:
     """The number of attacked images that PREDICT gave another class although they lie within their certified radius.
 
     ``pairs`` holds predict_first and radius of the certificates, predict_second of the attacked images and, where it is

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.shared.figure_style import SYMBOLS, add_title
+from smoothadv.analysis.shared.figure_style import SYMBOLS, Axes, Figure, add_title
 from smoothadv.analysis.shared.hyper_parameters import FIELDS, ParameterValue, display
 from smoothadv.analysis.shared.log_statistics import average_certified_radius
 from smoothadv.analysis.shared.logs import Log, Logs
@@ -21,9 +21,7 @@ from smoothadv.errors import UserError
 from smoothadv.settings import setting
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.collections import QuadMesh
-    from matplotlib.figure import Figure
 
 _CERTIFIED, _CLEAN, _AVERAGE = MEASURES = ("certified_accuracy", "clean_accuracy", "average_certified_radius")
 _COLOURS = "cividis"  # perceptually uniform, of rising lightness: legible also when printed grey
@@ -75,7 +73,8 @@ class HeatMap(Choosing, AtRadii, Analysis):
     def __call__(self, logs: Logs) -> Figure:
         part = self.taking_part(logs.certification)
         refuse_several(part, "a heat map", "images", "procedure")
-        cells, radii = self.cells(part), self._panel_radii(part)
+        # A panel per radius; clean accuracy is that at 0, and an average has one panel, too.
+        cells, radii = self.cells(part), self.chosen_radii(part) if self.measure == _CERTIFIED else [0.0]
         values = np.full((len(radii), len(cells.rows), len(cells.columns)), np.nan)
         for (row, column), group in cells.logs.items():
             values[:, cells.rows.index(row), cells.columns.index(column)] = self.best(group, radii)
@@ -99,10 +98,6 @@ class HeatMap(Choosing, AtRadii, Analysis):
             return np.max([self.certified_by(log, [average_certified_radius(log.table)]) for log in group], axis=0)
         return np.max([self.accuracies(log, radii, models=len(group)) for log in group], axis=0)
 
-    def _panel_radii(self, logs: Sequence[Log]) -> list[float]:
-        """A radius per panel; that of clean accuracy is 0, and the panel of an average has none."""
-        return self.chosen_radii(logs) if self.measure == _CERTIFIED else [0.0]
-
     def _draw(self, cells: Cells, values: np.ndarray, radii: Sequence[float]) -> Figure:
         rows = [display(self.rows, value) for value in cells.rows]
         columns = [display(self.columns, value) for value in cells.columns]
@@ -124,7 +119,7 @@ class HeatMap(Choosing, AtRadii, Analysis):
         bar.set_label(self._quantity(cells), fontsize=_POINTS + 1)
         bar.ax.tick_params(labelsize=_POINTS)
         self._add_note(figure, cells)
-        add_title(figure, self.title)
+        add_title(figure.suptitle, self.title)
         return figure
 
     def _draw_panel(self, panel: Axes, values: np.ndarray, largest: float) -> QuadMesh:

@@ -1,7 +1,5 @@
 """parameters: the hyper-parameters of each log and how each is known."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,24 +1,19 @@
 """plot: certified accuracy against the radius, or images against their bound of p_A, a curve per log."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.probabilities import with_bounds
-from smoothadv.analysis.shared.figure_style import draw_steps, finished, looks, mark_every, new_figure
+from smoothadv.analysis.shared.figure_style import Figure, draw_steps, finished, looks, mark_every, new_figure
 from smoothadv.analysis.shared.log_statistics import accuracy_curve, survival_curve
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import Bands, Norm
 from smoothadv.analysis.shared.selection import one_of
 from smoothadv.settings import setting
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _RADIUS, _P_A = "radius", "p_A"
 

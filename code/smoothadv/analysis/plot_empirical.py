@@ -1,22 +1,17 @@
 """plot_empirical: accuracy under attack (dashed) against certified accuracy (solid), as in the paper's Figure 3."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.empirical import empirical_curve
 from smoothadv.analysis.plot_envelope import EnvelopePlot
-from smoothadv.analysis.shared.figure_style import draw_steps, finished, looks, new_figure
+from smoothadv.analysis.shared.figure_style import Figure, draw_steps, finished, looks, new_figure
 from smoothadv.analysis.shared.log_statistics import empirical_accuracy
 from smoothadv.analysis.shared.logs import Logs
-from smoothadv.analysis.shared.selection import Choosing, groups_of, hyper_parameter, refuse_several
+from smoothadv.analysis.shared.selection import Choosing, grouping, groups_of, refuse_several
 from smoothadv.errors import UserError, warn
 from smoothadv.settings import probability, setting
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _BESIDE = 0.005
 
@@ -29,12 +24,7 @@ class EmpiricalPlot(Choosing, Analysis):
 
     makes: ClassVar[str] = "figure"
     kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
-    group_by: list[str] | None = setting(
-        None,
-        many=True,
-        parse=hyper_parameter,
-        help="hyper-parameters whose values separate the dashed curves: num_noise_vec, N or gradient",
-    )
+    group_by: list[str] | None = grouping("the dashed curves: num_noise_vec, N or gradient")
     confidence: float | None = setting(
         None, parse=probability, help="LEVEL of intervals over images, as vertical bars, like 0.95 (default: none)"
     )

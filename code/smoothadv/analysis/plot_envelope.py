@@ -1,23 +1,18 @@
 """plot_envelope: the upper envelope of each group, as in the paper's Figures 1, 2, 4, 5 and 6."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.shared.figure_style import draw_steps, finished, looks, mark_every, new_figure
+from smoothadv.analysis.shared.figure_style import Figure, draw_steps, finished, looks, mark_every, new_figure
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import Norm
-from smoothadv.analysis.shared.selection import Choosing, groups_of, hyper_parameter
+from smoothadv.analysis.shared.selection import Choosing, grouping, groups_of
 from smoothadv.errors import UserError
 from smoothadv.settings import setting
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _POINTS = 1500
 
@@ -28,9 +23,7 @@ class EnvelopePlot(Choosing, Norm, Analysis):
     """the best certified accuracy of each group and image set, with a dashed baseline, written as PNG and PDF"""
 
     makes: ClassVar[str] = "figure"
-    group_by: list[str] | None = setting(
-        None, many=True, parse=hyper_parameter, help="hyper-parameters whose values separate the curves, like sigma"
-    )
+    group_by: list[str] | None = grouping("the curves, like sigma")
     baseline: str | None = setting(
         None,
         parse=str,

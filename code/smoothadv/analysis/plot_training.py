@@ -1,19 +1,22 @@
 """plot_training: loss and accuracy by epoch, from training logs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.shared.figure_style import add_grid, add_legend, add_title, looks, mark_every, new_figure
+from smoothadv.analysis.shared.figure_style import (
+    Axes,
+    Figure,
+    Line2D,
+    add_grid,
+    add_legend,
+    add_title,
+    looks,
+    mark_every,
+    new_figure,
+)
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.settings import setting
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 
 @ANALYSES.register("plot_training")
@@ -37,7 +40,7 @@ class TrainingPlot(Analysis):
         # Both panels show the same curves.
         lines = [line for pair in entries[: len(logs.training)] for line in pair]
         add_legend(figure, panels[0], lines, inside=False)
-        add_title(panels[0], self.title)
+        add_title(panels[0].set_title, self.title)
         return figure
 
     @staticmethod

@@ -1,7 +1,5 @@
 """probabilities: the distribution of the bounds of p_A over the images, which an average radius hides."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,14 +1,12 @@
 """report: one self-contained HTML page with the tables, the figures and the sources of their logs."""
 
-from __future__ import annotations
-
 import base64
 import html
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.compare import Comparison
@@ -23,6 +21,7 @@ from smoothadv.analysis.plot_empirical import EmpiricalPlot
 from smoothadv.analysis.plot_envelope import EnvelopePlot
 from smoothadv.analysis.plot_training import TrainingPlot
 from smoothadv.analysis.probabilities import Probabilities
+from smoothadv.analysis.shared.figure_style import Figure
 from smoothadv.analysis.shared.hyper_parameters import FIELDS, display
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.plausibility import coarse_digits
@@ -34,9 +33,6 @@ from smoothadv.errors import UserError
 from smoothadv.provenance import without_secrets
 from smoothadv.settings import setting
 from smoothadv.version import __version__
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _MOST_CURVES = 8
 _EXAMPLES_SHOWN = 15
@@ -248,15 +244,14 @@ def _provenance(logs: Logs) -> Section:
         Column("notes", "to keep in mind", "text"),
     ]
     everything = [*logs.certification, *logs.prediction, *logs.training]
-    rows = [[log.label, str(log.path), _made_by(log), "; ".join(_notes(log)) or None] for log in everything]
+    rows = []
+    for log in everything:
+        notes = [*log.notes, *(coarse_digits(log.table) if "radius" in log.table else [])]
+        rows.append([log.label, str(log.path), _made_by(log), "; ".join(notes) or None])
     parts = [_table("Where each log is from", Table(columns, rows))]
     if logs.certification or logs.prediction:
         parts.append(_table("Hyper-parameters and how they are known", ParametersTable()(logs)))
     return Section("Provenance", "", parts)
-
-
-def _notes(log: Log) -> list[str]:
-    return [*log.notes, *(coarse_digits(log.table) if "radius" in log.table else [])]
 
 
 def _made_by(log: Log) -> str | None:

@@ -1,7 +1,5 @@
 """summary: one row per log with everything that describes a certified classifier."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from smoothadv.analysis import ANALYSES, Analysis

@@ -1,7 +1,5 @@
 """table: certified accuracy by radius, a row per log, as in the paper's tables."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from smoothadv.analysis import ANALYSES, Analysis

@@ -1,7 +1,5 @@
 """What the functions of the Python face share: their arguments, and the parts of a request that these become."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

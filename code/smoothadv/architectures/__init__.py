@@ -6,8 +6,6 @@ input layer's constants are buffers that are not saved there). A family register
 of a DatasetDescription, in ``ARCHITECTURES``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import nn

@@ -1,7 +1,5 @@
 """Residual networks for small images (He et al., 2016, section 4.2): ResNet-N with N = 6k + 2."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from functools import partial
 

@@ -1,7 +1,5 @@
 """An ensemble of classifiers as one classifier, which may vote without asking all its members."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import reduce
 

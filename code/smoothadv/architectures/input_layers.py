@@ -1,7 +1,5 @@
 """The first layer of every base classifier. Noise and perturbations are added before it, to images in [0, 1]."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -12,23 +10,8 @@ from smoothadv.errors import UserError
 from smoothadv.registry import Registry
 
 
-class Normalize(nn.Module):
-    """(x - mean) / std per channel; both are buffers that a state dict leaves out, as the released files do."""
-
-    mean: torch.Tensor
-    std: torch.Tensor
-
-    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.tensor(mean)[:, None, None], persistent=False)
-        self.register_buffer("std", torch.tensor(std)[:, None, None], persistent=False)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return (images - self.mean) / self.std
-
-
 class Center(nn.Module):
-    """x - mean per channel; a buffer that a state dict leaves out."""
+    """x - mean per channel; a buffer that a state dict leaves out, as the released files do."""
 
     mean: torch.Tensor
 
@@ -38,6 +21,19 @@ class Center(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return images - self.mean
+
+
+class Normalize(Center):
+    """(x - mean) / std per channel."""
+
+    std: torch.Tensor
+
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        super().__init__(mean, std)
+        self.register_buffer("std", torch.tensor(std)[:, None, None], persistent=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images) / self.std
 
 
 INPUT_LAYERS: Registry[Callable[[tuple[float, ...], tuple[float, ...]], nn.Module]] = Registry("input layer")

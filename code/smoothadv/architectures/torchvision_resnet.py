@@ -1,7 +1,5 @@
 """torchvision's residual networks, for 224x224 images."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from smoothadv.architectures import ARCHITECTURES

@@ -13,8 +13,6 @@ freezes its parameters, and afterwards restores its modes. ``generator`` feeds a
 with noise, restarts and targets. ``shared`` holds what several attacks use.
 """
 
-from __future__ import annotations
-
 from smoothadv.attacks.shared.gradient_attack import GradientAttack, Problem
 from smoothadv.attacks.shared.smoothed_attack import SmoothedAttack
 from smoothadv.registry import Registry, discover

@@ -1,7 +1,5 @@
 """SmoothAdv-DDN: decoupled direction and norm (Rony et al., CVPR 2019) on the smoothed classifier."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ of steepest ascent of the attacker's objective at each point, and the logits tha
 those that a command line can name.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """SmoothAdv-PGD: projected gradient descent on the smoothed classifier (SmoothAdv, section 2.2)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

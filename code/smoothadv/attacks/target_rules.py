@@ -1,7 +1,5 @@
 """Rules that choose the class at which a targeted attack aims."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -3,10 +3,9 @@
 ``smoothadv NAME ...`` and ``python code/NAME.py ...`` are the same code.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
+from pathlib import Path
 
 from smoothadv.errors import shown
 from smoothadv.registry import did_you_mean
@@ -33,9 +32,9 @@ def usage() -> str:
     )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The console command ``smoothadv NAME ...``; what code/NAME.py runs too."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+def main(arguments: list[str] | None = None, script: str = "") -> int:
+    """The console command ``smoothadv NAME ...``; ``script`` is the path of a code/NAME.py, which says the name."""
+    arguments = [*([Path(script).stem] if script else []), *sys.argv[1:]] if arguments is None else arguments
     if arguments[:1] in (["-h"], ["--help"]):
         print(usage())
         return 0

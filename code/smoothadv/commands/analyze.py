@@ -1,27 +1,23 @@
 """analyze: certification logs in; summaries, tables and plots out."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smoothadv.analysis import ANALYSES
+from smoothadv.analysis.shared.figure_style import Figure
 from smoothadv.analysis.shared.hyper_parameters import FIELDS
 from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.analysis.shared.selection import doubts, restrict
 from smoothadv.analysis.shared.table_formats import FORMATS, Table
-from smoothadv.commands.options.components import add_settings, compose
+from smoothadv.commands.options.components import add_options, add_settings, compose
 from smoothadv.commands.runner import Parser, run
 from smoothadv.errors import warn
 from smoothadv.files import PAGE, refuse_to_replace, write_atomically, write_text
 from smoothadv.settings import non_negative_int, positive_int, positive_noise_level, probability, settings_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _EXAMPLES = """examples:
   python code/analyze.py summary logs/quickstart
@@ -36,6 +32,17 @@ _EXAMPLES = """examples:
   python code/analyze.py report logs/quickstart -o logs/report
 """
 
+_OUTPUT = {
+    "--format": (list(FORMATS), "format of a table (default: by FILE's ending, else markdown)"),
+    "--decimals D": (non_negative_int, "decimals of percentages in markdown and latex (default: 1)"),
+}
+_LOGS = {"logs LOG...": (str, "files, folders (searched throughout) or globs; NAME=LOG puts them into the group NAME")}
+_STATED = {
+    "--sigma S": (positive_noise_level, "sigma"),
+    "--N N": (positive_int, "N"),
+    "--alpha A": (probability, "alpha"),
+    "--dimension D": (positive_int, "number of coordinates of an image, for l_inf radii"),
+}
 # What may be replaced, and how it begins; a table also by its first column.
 _TABLE = ("table", b"| ", b"\\begin{tabular}")
 _FIGURES = {"png": ("PNG picture", b"\x89PNG\r\n"), "pdf": ("PDF document", b"%PDF-")}
@@ -70,15 +77,7 @@ def _make_parser() -> Parser:
             default=[],
             help="file to write; a table may have several, -o FILE -o FILE (default: standard output for tables)",
         )
-        output.add_argument(
-            "--format", choices=list(FORMATS), help="format of a table (default: by FILE's ending, else markdown)"
-        )
-        output.add_argument(
-            "--decimals",
-            type=non_negative_int,
-            metavar="D",
-            help="decimals of percentages in markdown and latex (default: 1)",
-        )
+        add_options(output, _OUTPUT)
         add_settings(command.add_argument_group(name), settings_of(ANALYSES[name]))
         command.set_defaults(parser=command)
     return parser
@@ -86,12 +85,7 @@ def _make_parser() -> Parser:
 
 def _add_input(command: Parser) -> None:
     group = command.add_argument_group("logs")
-    group.add_argument(
-        "logs",
-        metavar="LOG",
-        nargs="+",
-        help="files, folders (searched throughout) or globs; NAME=LOG puts them into the group NAME",
-    )
+    add_options(group, _LOGS)
     group.add_argument(
         "--where",
         type=_condition,
@@ -101,15 +95,8 @@ def _add_input(command: Parser) -> None:
         metavar="FIELD=VALUE",
         help=f"use only logs with these hyper-parameters ({', '.join(FIELDS)})",
     )
-    stated = {"sigma": positive_noise_level, "N": positive_int, "alpha": probability, "dimension": positive_int}
-    for name, parse in stated.items():
-        what = {"dimension": "number of coordinates of an image, for l_inf radii"}.get(name, name)
-        group.add_argument(
-            f"--{name}",
-            type=parse,
-            metavar=name[0].upper(),
-            help=f"{what}, for logs that do not state it, or state it wrongly",
-        )
+    ending = "for logs that do not state it, or state it wrongly"
+    add_options(group, {words: (parse, f"{what}, {ending}") for words, (parse, what) in _STATED.items()})
 
 
 def _condition(text: str) -> tuple[str, str]:

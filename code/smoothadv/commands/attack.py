@@ -52,6 +52,10 @@ _FALSIFICATION = {
         f"probability of failing although every certificate holds its alpha (default: {DEFAULT_FALSE_ALARM:g})",
     ),
 }
+_CHOICES = {
+    "--only IDX...": (non_negative_int, "attack only the images with these indices"),
+    "--png COUNT": (positive_int, "save pictures of the first COUNT images, before and after the attack"),
+}
 _EXAMPLES = """examples:
   python code/attack.py digits models/quickstart/smoothadv/checkpoint.pth.tar 0.25 logs/attacked \\
       --epsilon 0.25 0.5 --N 10000
@@ -86,11 +90,7 @@ def make_parser() -> Parser:
         output="outdir",
     )
     add_evaluation_attack(parser, _adapted, default="PGD", default_draws=_DRAWS)
-    parser.add_argument(
-        "--only", type=non_negative_int, nargs="+", metavar="IDX", help="attack only the images with these indices"
-    )
-    pictures = "save pictures of the first COUNT images, before and after the attack"
-    add_options(parser, {"--png COUNT": (positive_int, pictures)})
+    add_options(parser, _CHOICES)
     add_options(parser.add_argument_group("falsification"), _FALSIFICATION)
     return parser
 

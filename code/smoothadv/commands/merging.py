@@ -1,14 +1,20 @@
 """How certify, predict and attack run, and their subcommand ``merge``: the shards of a log become the log."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from smoothadv.commands.options.components import add_options
 from smoothadv.commands.runner import Body, Parser, run
 from smoothadv.evaluation.saved_examples import pack
 from smoothadv.evaluation.shards import Shard, merge, shards_of
+
+_MERGE: dict[str, tuple[Any, ...]] = {
+    "outfile OUTFILE": (Path, "log to write: the OUTFILE for which the shards were made"),
+    "shards [SHARD...]": (Path, "shard logs (default: those in OUTFILE.shards)", []),
+    "--overwrite": (None, "replace OUTFILE if it exists"),
+}
 
 
 def finished_shard_message(shard: Shard, log: Path, command: str) -> str:
@@ -35,18 +41,7 @@ def merge_parser(command: str) -> Parser:
         epilog=f"examples:\n  python code/{command}.py merge logs/cifar10.tsv\n"
         f"  python code/{command}.py merge logs/cifar10.tsv node1/*.tsv node2/*.tsv\n",
     )
-    parser.add_argument(
-        "outfile", metavar="OUTFILE", type=Path, help="log to write: the OUTFILE for which the shards were made"
-    )
-    parser.add_argument(
-        "shards",
-        metavar="SHARD",
-        type=Path,
-        nargs="*",
-        default=[],
-        help="shard logs (default: those in OUTFILE.shards)",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace OUTFILE if it exists")
+    add_options(parser, _MERGE)
     return parser
 
 

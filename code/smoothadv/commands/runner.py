@@ -1,7 +1,5 @@
 """How every command runs: one clear line for each foreseeable error, and the exit code that goes with it."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """train_pgd: a base classifier with SmoothAdv."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from smoothadv.commands.runner import Parser

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.errors import UserError
 from smoothadv.registry import Registry, discover
 
 if TYPE_CHECKING:
-    from smoothadv.datasets.images import ImageDataset
+    from smoothadv.datasets import images
 
+ImageDataset: TypeAlias = "images.ImageDataset"
+"""What a source loads. For annotations: the module that defines it imports torch."""
 SPLITS = ("train", "test")
 
 

@@ -1,16 +1,10 @@
 """CIFAR-10, downloaded by torchvision into the data folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, Source
+from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, ImageDataset, Source
 from smoothadv.datasets.description import CIFAR_MEAN, CIFAR_STD, CIFAR_TRAINING, DatasetDescription
 from smoothadv.errors import UserError
-
-if TYPE_CHECKING:
-    from smoothadv.datasets.images import InMemoryImages
 
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _DESCRIPTION = DatasetDescription(
@@ -23,7 +17,7 @@ _DESCRIPTION = DatasetDescription(
 )
 
 
-def _load(split: str, location: str, data_dir: Path | None) -> InMemoryImages:
+def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     import torch
     from torchvision.datasets import CIFAR10
 

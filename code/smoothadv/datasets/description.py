@@ -1,7 +1,5 @@
 """What is known of a dataset without its images: names, shapes, constants, training defaults. No torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)

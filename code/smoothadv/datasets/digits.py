@@ -1,18 +1,12 @@
 """The 8x8 handwritten digits bundled with scikit-learn: real images that need no download."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smoothadv.datasets import DATASETS, Source
+from smoothadv.datasets import DATASETS, ImageDataset, Source
 from smoothadv.datasets.description import DatasetDescription, TrainingDefaults
-
-if TYPE_CHECKING:
-    from smoothadv.datasets.images import InMemoryImages
 
 _TEST_SHARE = 0.2
 _DESCRIPTION = DatasetDescription(
@@ -46,7 +40,7 @@ def _arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return images, labels, is_test
 
 
-def _load(split: str, location: str, data_dir: Path | None) -> InMemoryImages:
+def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     import torch
 
     from smoothadv.datasets.images import InMemoryImages

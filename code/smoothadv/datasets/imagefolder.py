@@ -1,7 +1,5 @@
 """The user's images: PATH/train/CLASS/* and PATH/test/CLASS/*, all of one size."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -10,21 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from tqdm import tqdm
 
-from smoothadv.datasets import DATASETS, SPLITS, Source
+from smoothadv.datasets import DATASETS, SPLITS, ImageDataset, Source
 from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
-from smoothadv.datasets.image_files import open_image
+from smoothadv.datasets.image_files import Image, open_image
 from smoothadv.errors import UserError
 from smoothadv.files import read_cached, write_cached
-
-if TYPE_CHECKING:
-    from PIL import Image
-
-    from smoothadv.datasets.images import ImagesOnDemand
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 _IMAGES_FOR_CONSTANTS = 10_000
@@ -84,7 +76,7 @@ def _read(path: Path, shape: tuple[int, int, int] | None = None) -> np.ndarray:
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
 
-def _eight_bit(image: Image.Image, path: Path, channels: int | None) -> Image.Image:
+def _eight_bit(image: Image, path: Path, channels: int | None) -> Image:
     """The image with 8 bits per channel. Among RGB images grey becomes RGB; colour never becomes grey."""
     if image.mode.startswith(("I", "F")):
         raise UserError(
@@ -150,7 +142,7 @@ def _describe_folder(root: Path) -> DatasetDescription:
     )
 
 
-def _load(split: str, location: str, data_dir: Path | None) -> ImagesOnDemand:
+def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     from smoothadv.datasets.images import ImagesOnDemand
 
     description = _describe(location, data_dir)

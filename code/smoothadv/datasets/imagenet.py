@@ -1,21 +1,13 @@
 """ImageNet (ILSVRC 2012) from a folder with train/ and val/, a folder per class in each."""
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, Source
+from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, ImageDataset, Source
 from smoothadv.datasets.description import IMAGENET_RADII, DatasetDescription, TrainingDefaults
-from smoothadv.datasets.image_files import open_image
+from smoothadv.datasets.image_files import Image, open_image
 from smoothadv.errors import UserError
-
-if TYPE_CHECKING:
-    from PIL import Image
-
-    from smoothadv.datasets.images import StreamedImages
 
 _CLASSES = 1000
 _FOLDERS = {"train": "train", "test": "val"}
@@ -54,12 +46,12 @@ def _files(folder: Path) -> list[tuple[str, int]]:
     return found.samples
 
 
-def _read(path: str) -> Image.Image:
+def _read(path: str) -> Image:
     with open_image(Path(path)) as image:
         return image.convert("RGB")
 
 
-def _load(split: str, location: str, data_dir: Path | None) -> StreamedImages:
+def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     from torchvision.transforms import v2
 
     from smoothadv.datasets.images import StreamedImages

@@ -1,19 +1,13 @@
 """Downsampled ImageNet, 32x32 (Chrabaszcz et al., 2017): the published pickled batches."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, Source
+from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, ImageDataset, Source
 from smoothadv.datasets.description import CIFAR_MEAN, CIFAR_STD, DatasetDescription, TrainingDefaults
 from smoothadv.datasets.pickles import plain_array, read_pickled_arrays
 from smoothadv.errors import UserError
-
-if TYPE_CHECKING:
-    from smoothadv.datasets.images import InMemoryImages
 
 _CLASSES = 1000
 _DESCRIPTION = DatasetDescription(
@@ -47,7 +41,7 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return images, labels
 
 
-def _load(split: str, location: str, data_dir: Path | None) -> InMemoryImages:
+def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     import torch
 
     from smoothadv.datasets.images import InMemoryImages

@@ -1,24 +1,20 @@
 """The interface of datasets: single images, and batches for training and evaluation."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from smoothadv.datasets.augmentation import augmented, draw_augmentation, pixels_of
 from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets.image_files import Image
 from smoothadv.errors import UserError
 from smoothadv.noise import Purpose, derive_generator
-
-if TYPE_CHECKING:
-    import numpy as np
-    from PIL.Image import Image
 
 Item = tuple[torch.Tensor, int]
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]

@@ -5,8 +5,6 @@ array's type falsely makes it take numbers for addresses. So the file gets stand
 numbers or text whose size is that of their content, and nothing else.
 """
 
-from __future__ import annotations
-
 import math
 import pickle
 import re

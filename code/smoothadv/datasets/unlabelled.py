@@ -1,7 +1,5 @@
 """Images with the labels that a classifier gave them, for self-training (Carmon et al., 2019)."""
 
-from __future__ import annotations
-
 import dataclasses
 import zipfile
 from collections.abc import Mapping

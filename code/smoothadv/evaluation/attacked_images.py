@@ -1,7 +1,5 @@
 """Attacks on the images of a job, and the rows that the attacked images get in a log."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The accuracy of a smoothed classifier under attack: a prediction log and the adversarial images for each epsilon."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass

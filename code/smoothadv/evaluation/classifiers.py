@@ -1,7 +1,5 @@
 """The base classifier of a request, from a checkpoint or a module, and what a log's manifest records about it."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import re
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from smoothadv.attacks.estimators import frozen
 from smoothadv.checkpoints import classifier_from_members, file_digest, read_members, recorded_input_layer
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.ensembles import Members
@@ -171,19 +170,8 @@ def logits_of(network: torch.nn.Module, description: DatasetDescription) -> torc
 
 def count_classes(network: torch.nn.Module, image: torch.Tensor) -> int:
     """K, the number of logits that a network returns for an image [C, H, W]; UserError where it returns none."""
-    with _in_eval_mode(network):
+    with frozen(network):
         return _try_on(network, image)[1]
-
-
-@contextmanager
-def _in_eval_mode(network: torch.nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 @contextmanager
@@ -194,7 +182,7 @@ def trained_on_logits(network: torch.nn.Module, description: DatasetDescription)
     """
     if not any(weight.requires_grad for weight in network.parameters()):
         raise UserError(f"{type(network).__name__} has no parameters that require gradients: there is nothing to train")
-    with _in_eval_mode(network):
+    with frozen(network):
         is_plain = logits_of(network, description) is network
     hook = None if is_plain else network.register_forward_hook(lambda module, images, output: logits_in(output))
     try:

@@ -1,7 +1,5 @@
 """The resumable loop over test examples that certification, prediction and attacks share."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Writes the log of a smoothing job: whole, one shard of it, or together with the other processes of torchrun."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence

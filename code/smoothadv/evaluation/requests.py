@@ -102,6 +102,21 @@ class EvaluationRequest:
         kinds = [{"dataset": dataset, "architecture": arch} for arch in architectures]
         return plugins.digests(one for names in kinds for one in plugins.used(names, self.components))
 
+    def stated_settings(self, *architectures: str) -> dict[str, Any]:
+        """What decides the numbers in a log, as far as it is known before any file is read."""
+        given = {"batch": self.batch, "input_layer": self.input_layer}
+        return {
+            "dataset": self.images if isinstance(self.images, str) else self.images.description.name,
+            "split": self.split if isinstance(self.images, str) else None,
+            **self.plugins(*architectures),
+            "sigma": self.sigma,
+            "alpha": self.alpha,
+            "seed": self.seed,
+            "precision": self.precision,
+            "compiled": self.compile,
+            **{name: value for name, value in given.items() if value is not None},
+        }
+
 
 def _require(is_right: bool, name: str, found: Any, expected: str) -> None:
     if not is_right:

@@ -4,8 +4,6 @@ Shard K of N has every N-th of the selected examples, from the K-th on (K from 0
 cost the same, are spread over all shards. No torch.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Sequence

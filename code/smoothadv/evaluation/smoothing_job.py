@@ -28,9 +28,9 @@ from smoothadv.provenance import provenance
 from smoothadv.records import CLASSIFIER, LOGITS, recorded_settings
 from smoothadv.smoothing.classifier import (
     Arrangement,
+    CompiledClassifier,
     VotingClassifier,
     arrange,
-    compiled,
     default_batch,
     make_deterministic,
 )
@@ -161,7 +161,8 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
         difference = f"device was {recorded!r}, now {device_name(device)!r}"  # whose batch may not fit into memory here
         raise UserError(f"cannot resume {log} with other settings: {difference}; --overwrite starts anew")
     fingerprint = dataset.fingerprint()
-    key = NoiseKey(_classifier(request, base), fingerprint, request.sigma, request.seed)
+    digest = classifier_digest(base.module, {**base.settings, **request.plugins(*base.architectures)})
+    key = NoiseKey(digest, fingerprint, request.sigma, request.seed)
     classifier = base.module.to(device)
     if is_first:
         base.warn_about_mismatch(request.images if isinstance(request.images, str) else None, request.sigma)
@@ -184,7 +185,7 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
     batch = batch if workers is None else workers.agree("batch", batch)
     job = SmoothingJob(
         classifier=classifier,
-        voter=compiled(voter) if request.compile else voter,
+        voter=CompiledClassifier(voter) if request.compile else voter,
         attacked=attacked,
         noise=(RoundedGaussianNoise if sound else GaussianNoise)(request.sigma, request.seed, key=key),
         key=key,
@@ -201,11 +202,6 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
     if len(job.indices):
         _check_classifier(job, sound)
     return job
-
-
-def _classifier(request: EvaluationRequest, base: BaseClassifier) -> str:
-    """A digest of the classifier of a request, for the key of its noise."""
-    return classifier_digest(base.module, {**base.settings, **request.plugins(*base.architectures)})
 
 
 def _agree_on_logits(job: SmoothingJob, workers: Workers, sound: bool) -> None:
@@ -251,18 +247,11 @@ def _settings(
 ) -> dict[str, Any]:
     """All settings that decide the numbers, but for those of ``for_log``: logs are continued only with equal ones."""
     settings = {
-        "dataset": request.images if isinstance(request.images, str) else request.images.description.name,
-        "split": request.split if isinstance(request.images, str) else None,
+        **request.stated_settings(*base.architectures),
         "dataset_fingerprint": fingerprint,
         **base.settings,
-        **request.plugins(*base.architectures),
         "num_classes": dataset.description.num_classes,
-        "sigma": request.sigma,
-        "alpha": request.alpha,
-        "seed": request.seed,
         "noise": (RoundedGaussianNoise if sound else GaussianNoise).__name__,
-        "precision": request.precision,
-        "compiled": request.compile,
         "folded": is_folded,
         "device": device_name(device),
         "torch": torch.__version__,

@@ -1,7 +1,5 @@
 """Gaussian noise in float32, and the noise of training."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -3,8 +3,6 @@
 Every device computes the same integers, in whatever order and batches they are requested.
 """
 
-from __future__ import annotations
-
 import torch
 
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57

@@ -5,8 +5,6 @@ An objective is a frozen dataclass, derived from ``Objective`` and registered in
 the command line describes. The methods of ``Objective`` itself are Gaussian augmentation: one noisy copy of each image.
 """
 
-from __future__ import annotations
-
 from abc import ABC
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Gaussian data augmentation (Cohen et al., 2019): the baseline."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from smoothadv.objectives import OBJECTIVES, Objective

@@ -1,7 +1,5 @@
 """SmoothAdv (Salman et al., 2019, Pseudocode 1) and, without noise in its attack, PGD training on noisy images."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ These changes affect only the rounding of the logits. But rounding decides which
 changes are recorded in a log's settings.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Mapping
@@ -86,25 +84,22 @@ def arrange(
     dtype = PRECISIONS[arrangement.precision]
     voting = VotingClassifier(folded.to(dtype).to(device), dtype, is_folded=folded is not original)
     voting = voting.eval().requires_grad_(False).to(memory_format=torch.channels_last)
-    return compiled(voting) if arrangement.compile else voting
+    return CompiledClassifier(voting) if arrangement.compile else voting
 
 
-def compiled(classifier: VotingClassifier) -> VotingClassifier:
-    """The classifier, compiled at its first batch: UserError then, if there is no compiler."""
-    return _Compiled(classifier)
+class CompiledClassifier(VotingClassifier):
+    """A classifier compiled, at its first batch, for the shape of that batch, with its weights as constants.
 
-
-class _Compiled(VotingClassifier):
-    """A classifier compiled, at its first batch, for the shape of that batch, with its weights as constants."""
+    UserError at the first batch if there is no compiler.
+    """
 
     def __init__(self, voting: VotingClassifier) -> None:
         import torch._inductor.config as inductor
 
         super().__init__(voting.classifier, voting.dtype, voting.is_folded)
         inductor.freezing = True
-        self._compiled = (
-            torch.compile(voting, dynamic=False),
-        )  # in a tuple: its weights are registered already, as those of ``classifier``
+        # In a tuple: its weights are registered already, as those of ``classifier``.
+        self._compiled = (torch.compile(voting, dynamic=False),)
 
     def forward(self, noisy_images: torch.Tensor) -> torch.Tensor:
         return call_compiled(self._compiled[0], noisy_images)

@@ -4,8 +4,6 @@ Certification folds a network once; training folds it again after every update, 
 changes a network's logits by more than rounding, the network is used without folding.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

@@ -6,8 +6,6 @@ for m = 8, ``PGD_2steps_baseAttackExp/without_noise/...`` for Vanilla PGD, ``fin
 are in units of 1/256.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

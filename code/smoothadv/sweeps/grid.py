@@ -32,8 +32,6 @@
 "{noise}" in a text is replaced by the value of that option of the same model, written as in the names of folders.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping

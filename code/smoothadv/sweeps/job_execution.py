@@ -1,7 +1,5 @@
 """Runs what is missing of one job: each incomplete stage in a process of its own, with its output in the job's log."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

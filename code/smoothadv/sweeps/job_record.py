@@ -5,8 +5,6 @@ working on one job, even if engines or people start it twice. The sign of life d
 not see each other's locks on a shared file system.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

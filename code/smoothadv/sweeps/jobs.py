@@ -1,7 +1,5 @@
 """A job trains one model and then evaluates it, skipping what is complete; and the state that a job is in."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum

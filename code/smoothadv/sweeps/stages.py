@@ -4,8 +4,6 @@ A stage is one command. A training is complete when its log has a row for every 
 a row for every selected image. Files that were made with other settings than the stage's never count as its result.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ this; on other systems COMMAND simply runs. COMMAND ignores SIGUSR2: schedulers 
 only the watching process acts on it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

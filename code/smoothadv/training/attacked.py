@@ -1,7 +1,5 @@
 """The classifier in training as it is attacked: its eval mode, with batch normalization folded into convolutions."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -1,7 +1,5 @@
 """Evaluates the base classifier on test images during training: for the log, not for model selection."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """How training is executed: precision, compilation, memory layout. These choices change rounding only."""
 
-from __future__ import annotations
-
 import contextlib
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """From a request to a trained classifier: loads images and model, trains, and records what decides the weights."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Callable

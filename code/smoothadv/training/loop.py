@@ -1,7 +1,5 @@
 """A training run: its epochs and steps, its checkpoints and its history."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable, Iterator

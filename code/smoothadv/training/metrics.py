@@ -1,7 +1,5 @@
 """Sums over the examples of a training run, on the device: reading them makes the device wait, so it is done rarely."""
 
-from __future__ import annotations
-
 import torch
 
 from smoothadv.objectives import Outcome

@@ -1,7 +1,5 @@
 """What can be asked of training: which classifier, on which images, for which objective, and how."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The number of epochs, the order of images and the learning rate of training."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

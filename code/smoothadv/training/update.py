@@ -1,7 +1,5 @@
 """One update of the weights: noise, attack, loss and gradient of a batch, in micro-batches where it is large."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from smoothadv.errors import UserError
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
+    from matplotlib import axes, figure, lines
 
+Axes: TypeAlias = "axes.Axes"
+Figure: TypeAlias = "figure.Figure"
+Line2D: TypeAlias = "lines.Line2D"
+"""For annotations: matplotlib takes long to load, and only functions that draw import it."""
 SYMBOLS = {"sigma": "σ", "epsilon": "ε"}
 """The letters of the papers for hyper-parameters whose names tables spell out."""
 
@@ -61,7 +64,7 @@ def finished(figure: Figure, lines: list[Line2D], labels: tuple[str, str], large
     axes.set_ylim(0, 100)
     add_grid(axes)
     add_legend(figure, axes, lines)
-    add_title(axes, title)
+    add_title(axes.set_title, title)
     return figure
 
 
@@ -72,11 +75,10 @@ def add_grid(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def add_title(place: Axes | Figure, title: str | None) -> None:
-    """A title of axes or of a whole figure, in which $...$ is mathematics; UserError if that cannot be parsed."""
+def add_title(put: Callable[[str], object], title: str | None) -> None:
+    """``put`` a title where it belongs; $...$ in it is mathematics, UserError if that cannot be parsed."""
     if not title:
         return
-    from matplotlib.figure import Figure
     from matplotlib.mathtext import MathTextParser
 
     try:
@@ -84,7 +86,7 @@ def add_title(place: Axes | Figure, title: str | None) -> None:
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"the title '{title}' cannot be typeset: {reason}") from error
-    place.suptitle(title) if isinstance(place, Figure) else place.set_title(title)
+    put(title)
 
 
 def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool = True) -> None:

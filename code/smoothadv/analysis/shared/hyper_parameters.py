@@ -244,10 +244,6 @@ def _shared_settings(settings: dict[str, Any]) -> dict[str, ParameterValue]:
     return {name: settings.get(name) for name in ("dataset", "split", "arch", "sigma", "N", "alpha")}
 
 
-def _number(text: str) -> float:
-    return float(text)
-
-
 def released_epsilon(text: str) -> float:
     """The l2 norm on [0, 1] images that a released name states: whole numbers count in 1/256, as the code did."""
     return float(text) if "." in text else int(text) / 256
@@ -261,12 +257,12 @@ _SHARED_PARTS = [
     (r"^(cifar10|imagenet32|imagenet|digits)$", _one("dataset", str)),
     (r"^predict_(cifar|imagenet)_", lambda m: {"dataset": {"cifar": "cifar10"}.get(m[1], m[1])}),
     (r"^((?:cifar_|digits_|imagenet32_)?resnet\d+)$", _one("arch", str)),
-    (r"(?:^|_)sigma_(\d+(?:\.\d+)?)(?![\deE]|\.\d)", _one("sigma", _number)),
-    (r"(?:^|_)alpha_(\d*\.\d+)", _one("alpha", _number)),
+    (r"(?:^|_)sigma_(\d+(?:\.\d+)?)(?![\deE]|\.\d)", _one("sigma", float)),
+    (r"(?:^|_)alpha_(\d*\.\d+)", _one("alpha", float)),
 ]
 _CERTIFICATION_PARTS = [
     *_SHARED_PARTS,
-    (r"(?:^|_)noise_(\d+(?:\.\d+)?)", _one("noise", _number)),
+    (r"(?:^|_)noise_(\d+(?:\.\d+)?)", _one("noise", float)),
     (r"(?:^|_)eps_(\d+(?:\.\d+)?)", _one("epsilon", released_epsilon)),
     (r"(?:^|_)(PGD|DDN)_(\d+)steps?", lambda m: {"attack": m[1], "num_steps": int(m[2])}),
     (r"^(\d+)-multitrain$", _one("num_noise_vec", int)),
@@ -276,7 +272,7 @@ _CERTIFICATION_PARTS = [
 ]
 _PREDICTION_PARTS = [
     *_SHARED_PARTS,
-    (r"(?:^|_)noise_(\d+(?:\.\d+)?)", _one("sigma", _number)),
+    (r"(?:^|_)noise_(\d+(?:\.\d+)?)", _one("sigma", float)),
     (r"^N_?(\d+)", _one("N", int)),
     (r"_nogradtrick$", lambda m: {"gradient": "gradient-free"}),
     (r"^num_(\d+)$", lambda m: {"num_noise_vec": int(m[1]), "gradient": None}),

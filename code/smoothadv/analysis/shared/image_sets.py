@@ -1,17 +1,13 @@
 """Which logs are of the same images: accuracies on other images differ by chance too, so the best is chosen per set."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smoothadv.analysis.shared.hyper_parameters import Parameters
-
-if TYPE_CHECKING:
-    import pandas as pd
+from smoothadv.readers import DataFrame
 
 
-def image_set_names(logs: Sequence[tuple[pd.DataFrame, Parameters]]) -> list[str]:
+def image_set_names(logs: Sequence[tuple[DataFrame, Parameters]]) -> list[str]:
     """What people call the image set of each log, like "digits, 180 images"; "" if all are of one set.
 
     Logs are of one set if dataset, split, fingerprint and indices are equal. A log whose manifest states no dataset is

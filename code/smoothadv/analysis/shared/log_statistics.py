@@ -1,24 +1,19 @@
 """Statistics of a log. Tables are those of ``readers``; accuracies and rates are fractions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smoothadv.analysis.shared.procedure import is_label_aware
 from smoothadv.bounds import binomial_interval, certified_accuracy_deduction
-
-if TYPE_CHECKING:
-    import pandas as pd
+from smoothadv.readers import DataFrame
 
 _STEPS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _MOST_COLUMNS = 12
 
 
-def certified_accuracies(table: pd.DataFrame, radii: Iterable[float]) -> np.ndarray:
+def certified_accuracies(table: DataFrame, radii: Iterable[float]) -> np.ndarray:
     """The share of examples classified correctly with a certified radius of at least r, for each r: float64.
 
     acc(r) = mean[predict = label and R >= r] (Cohen et al., section 4; SmoothAdv, section 4).
@@ -28,17 +23,17 @@ def certified_accuracies(table: pd.DataFrame, radii: Iterable[float]) -> np.ndar
     return at_least / len(table)
 
 
-def certified_accuracy(table: pd.DataFrame, radius: float) -> float:
+def certified_accuracy(table: DataFrame, radius: float) -> float:
     """``certified_accuracies`` at one radius."""
     return float(certified_accuracies(table, [radius])[0])
 
 
-def clean_accuracy(table: pd.DataFrame) -> float:
+def clean_accuracy(table: DataFrame) -> float:
     """The certified accuracy at radius 0: correct and not abstained."""
     return certified_accuracy(table, 0.0)
 
 
-def average_certified_radius(table: pd.DataFrame) -> float:
+def average_certified_radius(table: DataFrame) -> float:
     """mean(R * [predict = label]) (Zhai et al., 2020): the area under the certified-accuracy curve.
 
     Of a log whose radii are on a grid, it is a lower bound and must be called so.
@@ -46,20 +41,20 @@ def average_certified_radius(table: pd.DataFrame) -> float:
     return float((table["radius"].to_numpy() * table["correct"].to_numpy()).mean())
 
 
-def abstention_rate(table: pd.DataFrame) -> float | None:
+def abstention_rate(table: DataFrame) -> float | None:
     """The share of abstentions (predict = -1); None of a label-aware log, which counts wrong selections as such."""
     if is_label_aware(table):
         return None
     return float((table["predict"].to_numpy() == -1).mean())
 
 
-def empirical_accuracy(table: pd.DataFrame) -> float:
+def empirical_accuracy(table: DataFrame) -> float:
     """Of a prediction log, the share of examples that PREDICT classifies correctly; an abstention counts as wrong."""
     return float(table.correct.mean())
 
 
 def high_probability_accuracies(
-    table: pd.DataFrame, radii: Iterable[float], alpha: float, rho: float, models: int = 1, exact: bool = False
+    table: DataFrame, radii: Iterable[float], alpha: float, rho: float, models: int = 1, exact: bool = False
 ) -> np.ndarray:
     """Certified accuracies that hold with probability 1 - rho over the certification's draws, at each radius.
 
@@ -107,7 +102,7 @@ def clopper_pearson_band(accuracies: np.ndarray, examples: int, confidence: floa
     return low, high
 
 
-def default_radii(tables: Iterable[pd.DataFrame]) -> list[float]:
+def default_radii(tables: Iterable[DataFrame]) -> list[float]:
     """Multiples of 0.25, as in the paper's tables, up to the largest certified radius; larger steps if more than 12."""
     largest = max((float(table.radius.max()) for table in tables), default=0.0)
     for step in _STEPS:
@@ -117,7 +112,7 @@ def default_radii(tables: Iterable[pd.DataFrame]) -> list[float]:
     return [round(step * (k + 1), 2) for k in range(min(count, _MOST_COLUMNS))]
 
 
-def accuracy_curve(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+def accuracy_curve(table: DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """The certified-accuracy curve as the corners of its steps: radii ascending from 0, and the accuracy at each.
 
     Between two radii the accuracy is that of the larger one, since acc(r) counts R >= r.

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
@@ -23,6 +22,7 @@ from smoothadv.analysis.shared.procedure import is_on_grid, procedure_names, wit
 from smoothadv.analysis.shared.table_formats import Label
 from smoothadv.errors import UserError
 from smoothadv.readers import (
+    DataFrame,
     kind_of_log,
     read_certification_log,
     read_prediction_log,
@@ -30,9 +30,6 @@ from smoothadv.readers import (
     resembles_log,
 )
 from smoothadv.records import images_selected, is_manifest, is_shard_folder
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Warn = Callable[[str], None]
 
@@ -50,7 +47,7 @@ class Log:
     name: str
     path: Path
     group: str
-    table: pd.DataFrame
+    table: DataFrame
     parameters: Parameters = field(default_factory=Parameters)
     notes: tuple[str, ...] = ()
     images: str = ""
@@ -172,7 +169,8 @@ def _find_in(place: str, group: str, left_out: list[str]) -> list[_Found]:
         return [_Found(Path(place), group, named=True)]
     if os.path.isdir(place):
         files = [] if is_shard_folder(Path(place).name) else _files_below(Path(place), left_out)
-        return [_Found(path, group or _folder_name(place), named=False) for path in files]
+        name = group or place.rstrip("/").removeprefix("./") or place
+        return [_Found(path, name, named=False) for path in files]
     matches = sorted(glob.glob(place, recursive=True))
     if not matches:
         raise UserError(f"{place} is no file, no folder and matches nothing")
@@ -193,7 +191,8 @@ def _files_below(folder: Path, left_out: list[str]) -> list[Path]:
     files, visited, refused = [], set(), list[OSError]()
     for place, folders, names in os.walk(folder, followlinks=True, onerror=refused.append):
         real = os.path.realpath(place)
-        folders[:] = [] if real in visited else [name for name in folders if _is_searched(name)]
+        searched = [name for name in folders if not name.startswith(".") and not is_shard_folder(name)]
+        folders[:] = [] if real in visited else searched
         if real not in visited:
             files += [Path(place, name) for name in names if not name.startswith(".")]
         visited.add(real)
@@ -201,14 +200,6 @@ def _files_below(folder: Path, left_out: list[str]) -> list[Path]:
     # What cannot be found out about is kept: reading it gives the reason.
     files = [path for path in files if os.path.isfile(path) or not os.path.exists(path)]
     return sorted(path for path in files if not is_manifest(path))
-
-
-def _is_searched(folder: str) -> bool:
-    return not folder.startswith(".") and not is_shard_folder(folder)
-
-
-def _folder_name(argument: str) -> str:
-    return argument.rstrip("/").removeprefix("./") or argument
 
 
 def _read_one(entry: _Found, kinds: set[str], stated: Mapping[str, ParameterValue], logs: Logs) -> None:
@@ -242,7 +233,7 @@ def _read_one(entry: _Found, kinds: set[str], stated: Mapping[str, ParameterValu
         logs.certification.append(_log(entry, table, parameters, notes))
 
 
-def _log(entry: _Found, table: pd.DataFrame, parameters: Parameters, notes: list[str]) -> Log:
+def _log(entry: _Found, table: DataFrame, parameters: Parameters, notes: list[str]) -> Log:
     return Log("", entry.path, entry.group, table, parameters, tuple(notes))
 
 

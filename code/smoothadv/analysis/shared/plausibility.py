@@ -1,10 +1,8 @@
 """Whether the radii of a certification log can be true: compared with its counts and with the largest that n allows."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
@@ -14,16 +12,14 @@ from smoothadv.bounds import maximum_radius
 from smoothadv.certification import Procedure
 from smoothadv.certification.on_grid import LABEL_AWARE
 from smoothadv.errors import UserError
-
-if TYPE_CHECKING:
-    import pandas as pd
+from smoothadv.readers import DataFrame
 
 _OTHER_ALPHA = 0.01
 _FEWEST_TO_JUDGE = 20
 _MATCH = 1e-6  # relative: our radii agree with their counts to 1e-8, another sigma or alpha does not
 
 
-def check_certificates(path: Path, table: pd.DataFrame, parameters: Parameters) -> tuple[Parameters, list[str]]:
+def check_certificates(path: Path, table: DataFrame, parameters: Parameters) -> tuple[Parameters, list[str]]:
     """UserError, naming the log and the fault, if its radii cannot be certificates for its sigma, n and alpha.
 
     ``table`` is that of ``readers.read_certification_log``. Returns the parameters, with another alpha where
@@ -50,7 +46,7 @@ def check_certificates(path: Path, table: pd.DataFrame, parameters: Parameters) 
     return parameters, notes
 
 
-def _other_alpha(table: pd.DataFrame, parameters: Parameters, sigma: float) -> bool:
+def _other_alpha(table: DataFrame, parameters: Parameters, sigma: float) -> bool:
     """Whether several radii are the largest that alpha = 0.01 allows, where alpha and n were merely assumed.
 
     Some logs released with Cohen et al. have such radii; a single one is a fault like any other.
@@ -63,7 +59,7 @@ def _other_alpha(table: pd.DataFrame, parameters: Parameters, sigma: float) -> b
     return largest > usual + tolerance and abs(largest - other) <= tolerance and (table.radius == largest).sum() > 1
 
 
-def _collapse(table: pd.DataFrame) -> list[str]:
+def _collapse(table: DataFrame) -> list[str]:
     """A note on a classifier that ignores its input: its certificates are true but worthless."""
     predict, label = table["predict"].to_numpy(), table["label"].to_numpy()
     if len(table) < _FEWEST_TO_JUDGE or (predict != predict[0]).any() or (label == label[0]).all():
@@ -74,7 +70,7 @@ def _collapse(table: pd.DataFrame) -> list[str]:
     return [f"it predicts class {predicted} for every example: the model has collapsed"]
 
 
-def _of_procedure(table: pd.DataFrame, parameters: Parameters) -> list[str]:
+def _of_procedure(table: DataFrame, parameters: Parameters) -> list[str]:
     """Notes on the procedure that a reader of the numbers must know."""
     notes = []
     if is_on_grid(table, parameters):
@@ -87,7 +83,7 @@ def _of_procedure(table: pd.DataFrame, parameters: Parameters) -> list[str]:
     return notes
 
 
-def _check_counts(path: Path, table: pd.DataFrame, parameters: Parameters) -> Parameters:
+def _check_counts(path: Path, table: DataFrame, parameters: Parameters) -> Parameters:
     """UserError unless one n and one sigma explain all counts and radii; returns parameters with both."""
     n = int(table["trials"].max())
     if n < 1:
@@ -109,7 +105,7 @@ def _check_counts(path: Path, table: pd.DataFrame, parameters: Parameters) -> Pa
     return parameters
 
 
-def _radii_of_counts(path: Path, table: pd.DataFrame, parameters: Parameters, sigma: float) -> np.ndarray:
+def _radii_of_counts(path: Path, table: DataFrame, parameters: Parameters, sigma: float) -> np.ndarray:
     """The radius that the counts of each row certify, nan if none: float64 [rows]; computes one per distinct counts."""
     procedure = cast(type[Procedure], procedure_of(table, parameters))
     settings = {**parameters.settings, "sigma": sigma, "alpha": parameters.alpha}
@@ -123,7 +119,7 @@ def _radii_of_counts(path: Path, table: pd.DataFrame, parameters: Parameters, si
     return np.array([math.nan if radius is None else radius for radius in radii], dtype=float)[inverse.reshape(-1)]
 
 
-def _check_partial_counts(path: Path, table: pd.DataFrame, parameters: Parameters) -> None:
+def _check_partial_counts(path: Path, table: DataFrame, parameters: Parameters) -> None:
     """UserError unless every row has n trials, or fewer, after which not even further successes alone would certify."""
     n, fewer = parameters.n, table[table.trials < parameters.n]
     at_best = fewer.assign(successes=n - (fewer.trials - fewer.successes), trials=n)
@@ -135,7 +131,7 @@ def _check_partial_counts(path: Path, table: pd.DataFrame, parameters: Parameter
         )
 
 
-def _sigma_of_counts(path: Path, table: pd.DataFrame, parameters: Parameters) -> float | None:
+def _sigma_of_counts(path: Path, table: DataFrame, parameters: Parameters) -> float | None:
     """The sigma at which the counts of the largest radius certify it; None if they certify nothing or it is 0."""
     largest = table.loc[[table["radius"].idxmax()]]
     (unit,) = _radii_of_counts(path, largest, parameters, 1.0)
@@ -146,7 +142,7 @@ def _sigma_of_counts(path: Path, table: pd.DataFrame, parameters: Parameters) ->
     return rounded if math.isclose(sigma, rounded, rel_tol=1e-9) else sigma
 
 
-def _check_radii_of_counts(path: Path, table: pd.DataFrame, parameters: Parameters, sigma: float) -> None:
+def _check_radii_of_counts(path: Path, table: DataFrame, parameters: Parameters, sigma: float) -> None:
     """UserError unless each radius is the one that its counts certify: none that abstain certify any."""
     certified = table[table.predict >= 0]
     expected = _radii_of_counts(path, certified, parameters, sigma)
@@ -159,7 +155,7 @@ def _check_radii_of_counts(path: Path, table: pd.DataFrame, parameters: Paramete
         )
 
 
-def _check_cap(path: Path, table: pd.DataFrame, cap: float, given: str) -> None:
+def _check_cap(path: Path, table: DataFrame, cap: float, given: str) -> None:
     """UserError if a radius is above sigma Phi^-1(alpha^(1/n)) by more than a published one may be rounded up."""
     radii = table["radius"].to_numpy()
     above = np.flatnonzero(radii > cap)
@@ -198,7 +194,7 @@ def rounded_by(radii: np.ndarray) -> np.ndarray:
     return np.zeros(len(radii))
 
 
-def coarse_digits(table: pd.DataFrame) -> list[str]:
+def coarse_digits(table: DataFrame) -> list[str]:
     """A note on radii that were rounded to nearest, as the released ones, hence about half of them up."""
     largest = rounded_by(table["radius"].to_numpy()).max(initial=0.0)
     return [f"its radii were rounded to nearest, some of them up, by at most {largest:g}"] if largest else []

@@ -1,9 +1,6 @@
 """Which certification procedure made a log, and what its radii are therefore."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.certification import PROCEDURES, Procedure
@@ -11,12 +8,10 @@ from smoothadv.certification.exact import Exact
 from smoothadv.certification.on_grid import GRID_COLUMNS, LABEL_AWARE
 from smoothadv.certification.top_k import rivals_of_set
 from smoothadv.certification.two_sided import RIVAL
-
-if TYPE_CHECKING:
-    import pandas as pd
+from smoothadv.readers import DataFrame
 
 
-def procedure_of(table: pd.DataFrame, parameters: Parameters) -> type[Procedure] | None:
+def procedure_of(table: DataFrame, parameters: Parameters) -> type[Procedure] | None:
     """The procedure that a log's manifest names; ``Exact`` for logs that name none, such as the released ones.
 
     None where the manifest names a procedure that is not registered here, and of a log with rivals but no manifest.
@@ -27,7 +22,7 @@ def procedure_of(table: pd.DataFrame, parameters: Parameters) -> type[Procedure]
     return PROCEDURES[method] if isinstance(method, str) and method in PROCEDURES else None
 
 
-def with_method(table: pd.DataFrame, parameters: Parameters) -> Parameters:
+def with_method(table: DataFrame, parameters: Parameters) -> Parameters:
     """The parameters with the name of the procedure as ``method``, where it is known."""
     method, source = parameters.settings.get("method"), "manifest"
     if method is None and procedure_of(table, parameters) is Exact and not is_on_grid(table, parameters):
@@ -35,13 +30,13 @@ def with_method(table: pd.DataFrame, parameters: Parameters) -> Parameters:
     return parameters.replaced("method", method, source) if isinstance(method, str) else parameters
 
 
-def is_on_grid(table: pd.DataFrame, parameters: Parameters) -> bool:
+def is_on_grid(table: DataFrame, parameters: Parameters) -> bool:
     """Whether the radii are the largest of a grid that were certified, and not the largest that could have been."""
     procedure = procedure_of(table, parameters)
     return (procedure is not None and procedure.on_grid) or set(GRID_COLUMNS) <= set(table.columns)
 
 
-def radii_follow_from_counts(table: pd.DataFrame, parameters: Parameters) -> bool:
+def radii_follow_from_counts(table: DataFrame, parameters: Parameters) -> bool:
     """Whether ``Procedure.radius_from`` the counts in each row must give its radius."""
     procedure = procedure_of(table, parameters)
     if procedure is None or not procedure.fixed_sample or is_on_grid(table, parameters):
@@ -52,12 +47,12 @@ def radii_follow_from_counts(table: pd.DataFrame, parameters: Parameters) -> boo
         return True  # who computes them will see which setting is missing
 
 
-def is_label_aware(table: pd.DataFrame) -> bool:
+def is_label_aware(table: DataFrame) -> bool:
     """Whether images were skipped because the class selected was not the true one: benchmarks only."""
     return LABEL_AWARE in table
 
 
-def procedure_names(logs: Sequence[tuple[pd.DataFrame, Parameters]]) -> list[str]:
+def procedure_names(logs: Sequence[tuple[DataFrame, Parameters]]) -> list[str]:
     """What people call the procedure of each log; "" if all have one name.
 
     Those that state p_A alone share a name, and so do those that also bound the rivals: on a grid or not, they prove
@@ -68,7 +63,7 @@ def procedure_names(logs: Sequence[tuple[pd.DataFrame, Parameters]]) -> list[str
     return names if len(set(names)) > 1 else [""] * len(names)
 
 
-def _name(table: pd.DataFrame, parameters: Parameters) -> str:
+def _name(table: DataFrame, parameters: Parameters) -> str:
     procedure, settings = procedure_of(table, parameters), parameters.settings
     is_one_sided = procedure is not None and procedure.one_sided
     k = settings.get("top_k", rivals_of_set(table.columns))

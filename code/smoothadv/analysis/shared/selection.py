@@ -1,10 +1,9 @@
 """Selects logs: filters and groups by hyper-parameter, and the upper envelope over a group."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +30,11 @@ def one_of(names: Iterable[str]) -> Callable[[str], str]:
 
 
 hyper_parameter = one_of(FIELDS)
+
+
+def grouping(what: str) -> Any:
+    """The setting of the hyper-parameters whose values separate ``what``, by default none."""
+    return setting(None, many=True, parse=hyper_parameter, help=f"hyper-parameters whose values separate {what}")
 
 
 def matches(value: ParameterValue, wanted: str) -> bool:

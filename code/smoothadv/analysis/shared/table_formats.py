@@ -104,12 +104,10 @@ def display_cells(table: Table, decimals: int, markup: Markup) -> list[list[str]
         for row in table.rows
     ]
     for index, column in enumerate(table.columns):
+        if not column.compared:
+            continue
         values = [cell.value if isinstance(cell, Annotated) else cell for cell in (row[index] for row in table.rows)]
-        rounded = (
-            [None if value is None else _number(float(value), column.kind, decimals) for value in values]
-            if column.compared
-            else []
-        )
+        rounded = [None if value is None else _number(float(value), column.kind, decimals) for value in values]
         numbers = [float(text) for text in rounded if text is not None]
         # Compared as printed: bold must not claim a difference that nobody sees.
         for row, text in zip(cells, rounded):

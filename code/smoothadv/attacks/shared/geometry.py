@@ -1,7 +1,5 @@
 """Perturbations in the l2 ball and the pixel box: all shapes [B, ...], all operations per example."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

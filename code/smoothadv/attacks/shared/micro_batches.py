@@ -5,8 +5,6 @@ CPUs). Therefore all passes over the model have the same shape, padded where too
 has a fixed place in its pass: an adversarial example does not depend on the examples that are attacked beside it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """--attack and its further options, in training and in evaluation, and the attacks that these options describe."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from collections.abc import Callable, Mapping

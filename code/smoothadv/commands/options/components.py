@@ -1,7 +1,5 @@
 """Tables of options; components on the command line: their names, their settings as options, and how these are read."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
@@ -34,11 +32,15 @@ def name_that(check: Callable[[str], object]) -> Callable[[str], str]:
 def add_options(parser: argparse._ActionsContainer, table: Mapping[str, tuple[Any, ...]]) -> None:
     """Add the options of a table, {"--flag METAVAR": (kind, help text, default)}; the default may be left out: None.
 
-    A kind is an argparse type, the choices, an argparse action, or None for a switch. A word may have several flags.
+    A kind is an argparse type, the choices, an argparse action, or None for a switch. There may be several flags; a
+    positional argument has its name in their place. METAVAR... takes one value or more, [METAVAR...] any number.
     """
     for words, (kind, text, *default) in table.items():
-        flags = [word for word in words.split() if word.startswith("-")]
-        details: dict[str, Any] = {"type": kind, "metavar": " ".join(words.split()[len(flags) :]) or None}
+        flags = [word for word in words.split() if word.startswith("-")] or words.split()[:1]
+        metavar = " ".join(words.split()[len(flags) :])
+        details: dict[str, Any] = {"type": kind, "metavar": metavar.strip("[.]") or None}
+        if metavar.endswith(("...", "...]")):
+            details["nargs"] = "*" if metavar.endswith("]") else "+"
         if kind is None:
             details = {"action": "store_true"}
         elif isinstance(kind, type) and issubclass(kind, argparse.Action):

@@ -1,7 +1,5 @@
 """Recipes: named files of training options. Options on the command line override them."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from collections.abc import Callable

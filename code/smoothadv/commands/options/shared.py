@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 def add_dataset(parser: Parser, check: Callable[[str], object] = check_dataset_name) -> None:
     """The positional DATASET, whose name ``check`` refuses by a UserError."""
-    names = ", ".join(
-        f"{name}:PATH" if source.takes_location else name
-        for name, source in ((name, DATASETS[name]) for name in DATASETS)
-    )
+    names = ", ".join(f"{name}:PATH" if DATASETS[name].takes_location else name for name in DATASETS)
     parser.add_argument("dataset", metavar="DATASET", type=name_that(check), help=f"one of {names}")
 
 

@@ -1,7 +1,5 @@
 """Options that certify, predict and attack share, and the fields of a request that they set."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Sequence

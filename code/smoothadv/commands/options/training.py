@@ -1,7 +1,5 @@
 """Options of the training commands, and the request that they describe."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from collections.abc import Callable, Sequence

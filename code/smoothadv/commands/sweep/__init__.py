@@ -4,8 +4,6 @@
 these jobs what their options mean. ``costs`` estimates how long the jobs take, ``report`` writes the page about them.
 """
 
-from __future__ import annotations
-
 from smoothadv.commands.sweep.command import main
 
 __all__ = ["main"]

@@ -43,6 +43,8 @@ Run the same command again after any interruption: it does what is missing. docs
 """
 _MOST_WARNINGS = 10
 _SHARED = {
+    "grids GRID...": (Path, "file that describes a sweep, as in scripts/grids"),
+    "--only PATTERN...": (str, "only jobs whose folder matches one of these, like '*noise_0.25*'"),
     "--max-models M": (positive_int, f"refuse a grid of more than M models (default: {MOST_MODELS:,})", MOST_MODELS),
     "--data-dir DIR": (str, "folder of the dataset's files, for all commands"),
     "--device": (("cpu",), "for all commands (default: GPUs where there are any, one for each process)"),
@@ -78,20 +80,10 @@ def _make_parser() -> Parser:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, (what, add, _) in _ACTIONS.items():
         action = actions.add_parser(name, prog=f"sweep {name}", help=what, description=f"{what[0].upper()}{what[1:]}.")
-        _add_shared(action)
+        add_options(action, _SHARED)
         add(action)
         action.set_defaults(parser=action)
     return parser
-
-
-def _add_shared(parser: Parser) -> None:
-    parser.add_argument(
-        "grids", metavar="GRID", type=Path, nargs="+", help="file that describes a sweep, as in scripts/grids"
-    )
-    parser.add_argument(
-        "--only", nargs="+", metavar="PATTERN", help="only jobs whose folder matches one of these, like '*noise_0.25*'"
-    )
-    add_options(parser, _SHARED)
 
 
 def _add_engine(parser: Parser) -> None:
@@ -203,10 +195,8 @@ def _work(parser: Parser, options: argparse.Namespace, *kinds: StateKind) -> Non
 
 
 def _engine(parser: Parser, options: argparse.Namespace) -> Engine:
-    chosen = ENGINES[options.engine]
-    refuse_foreign_settings(
-        parser, options, [ENGINES[name] for name in ENGINES], [chosen], f"--engine {options.engine}"
-    )
+    everything, chosen = [ENGINES[name] for name in ENGINES], ENGINES[options.engine]
+    refuse_foreign_settings(parser, options, everything, [chosen], f"--engine {options.engine}")
     return compose(parser, chosen, options, f"--engine {options.engine}")
 
 

@@ -1,7 +1,5 @@
 """What a sweep will cost: the time of updates and votes, measured on this machine, times their numbers."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os
@@ -118,7 +116,7 @@ class _CostMeter:
         size = _size(str(request.images), request.split, request.data_dir)
         examples = len(select_examples(size, request.skip, request.maximum))
         key = (training.request.dataset, training.request.arch, request.precision)
-        vote = self._once(("vote", key), lambda: self._measure_vote(training, evaluation))
+        vote = self._once(("vote", key), lambda: self._measure_pass(training, evaluation, False))
         if not evaluation.attacks:
             return Seconds({_CERTIFYING: examples * evaluation.draws * vote})
         seconds = 0.0
@@ -126,7 +124,7 @@ class _CostMeter:
             passes = _passes(attack, training.description.num_classes)
             one = vote
             if not isinstance(attack.attack.estimator, Stein):  # Stein's estimate takes forward passes only
-                one = self._once(("gradient", key), lambda: self._measure_gradient(training, evaluation))
+                one = self._once(("gradient", key), lambda: self._measure_pass(training, evaluation, True))
             seconds += examples * (evaluation.draws * vote + passes * one)
         return Seconds({_ATTACKING: seconds})
 
@@ -180,34 +178,24 @@ class _CostMeter:
 
         return self._seconds(once) / (count * objective.copies)
 
-    def _measure_gradient(self, training: TrainingPlan, evaluation: EvaluationPlan) -> float:
-        """Seconds of the gradient at one noisy copy, computed as attacks on a trained classifier do."""
-        shape, voter = training.description.image_shape, self._voter(training, evaluation)
-        batch = evaluation.attack_batch or default_gradient_batch(voter, shape, self.device)
-        image = torch.rand(1, *shape, device=self.device)
-
-        def once() -> None:
-            points = (image + torch.randn(batch, *shape, device=self.device)).requires_grad_()
-            torch.autograd.grad(voter(points).sum(), points)
-
-        return self._seconds(once) / batch
-
-    def _voter(self, training: TrainingPlan, evaluation: EvaluationPlan) -> torch.nn.Module:
+    def _measure_pass(self, training: TrainingPlan, evaluation: EvaluationPlan, with_gradient: bool) -> float:
+        """Seconds of a vote, or of the gradient at one noisy copy, as attacks on a trained classifier compute it."""
+        shape = training.description.image_shape
         network = get_architecture(training.request.arch, training.description, "normalize").eval()
-        image = torch.rand(training.description.image_shape)
-        return arrange(network, Arrangement(evaluation.request.precision), self.device, image)
-
-    def _measure_vote(self, training: TrainingPlan, evaluation: EvaluationPlan) -> float:
-        """Seconds of a vote."""
-        shape, voter = training.description.image_shape, self._voter(training, evaluation)
-        batch = evaluation.request.batch or default_batch(voter, shape, self.device)
+        voter = arrange(network, Arrangement(evaluation.request.precision), self.device, torch.rand(shape))
+        stated = evaluation.attack_batch if with_gradient else evaluation.request.batch
+        batch = stated or (default_gradient_batch if with_gradient else default_batch)(voter, shape, self.device)
         image = torch.rand(1, *shape, device=self.device)
 
-        @torch.inference_mode()
         def once() -> None:
-            voter(image + torch.randn(batch, *shape, device=self.device)).argmax(1).cpu()
+            points = image + torch.randn(batch, *shape, device=self.device)
+            if with_gradient:
+                torch.autograd.grad(voter(points.requires_grad_()).sum(), points)
+            else:
+                voter(points).argmax(1).cpu()
 
-        return self._seconds(once) / batch
+        with torch.inference_mode(not with_gradient):
+            return self._seconds(once) / batch
 
     def _seconds(self, work: Callable[[], None]) -> float:
         """The median time of several runs, after one run to warm up."""

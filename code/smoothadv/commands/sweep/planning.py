@@ -1,7 +1,5 @@
 """From a grid to its jobs: every command of every job is read before anything runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections import Counter

@@ -1,7 +1,5 @@
 """What the commands of a sweep will do: their words are read as the commands themselves read them, but nothing runs."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -110,7 +108,7 @@ class CommandReader:
         parser = self._parser("certify")
         with parser.reading(source):
             request = certify.request_of(parser, parser.parse_args(words), [])
-            settings = {**_recorded_settings(request, arch), **self._procedure_settings(request)}
+            settings = {**request.stated_settings(arch), **self._procedure_settings(request)}
         return EvaluationPlan(request, (settings,), {})
 
     def _procedure_settings(self, request: CertifyRequest) -> dict[str, Any]:
@@ -136,7 +134,7 @@ class CommandReader:
             record = attack_record(plan.smoothed(request.sigma, request.seed))
             record["attack_batch"] = plan.batch
             known = {key: value for key, value in record.items() if key != "attack_batch" or value is not None}
-            settings.append({**_recorded_settings(request, arch), "N": request.n, **known})
+            settings.append({**request.stated_settings(arch), "N": request.n, **known})
         return EvaluationPlan(request, tuple(settings), attacks)
 
     def _parser(self, command: str, released: bool = False) -> Parser:
@@ -162,19 +160,3 @@ _MAKE_PARSER: dict[str, Callable[[list[str]], Parser]] = {
 
 def _is_released(options: Options) -> bool:
     return options.get("released-behaviour") is True
-
-
-def _recorded_settings(request: CertifyRequest | AttackRequest, arch: str) -> dict[str, Any]:
-    """The settings of a manifest that the request decides, without those of the procedure or attack."""
-    given = {"batch": request.batch, "input_layer": request.input_layer}
-    return {
-        "dataset": request.images,
-        **request.plugins(arch),
-        "split": request.split,
-        "sigma": request.sigma,
-        "alpha": request.alpha,
-        "seed": request.seed,
-        "precision": request.precision,
-        "compiled": request.compile,
-        **{name: value for name, value in given.items() if value is not None},
-    }

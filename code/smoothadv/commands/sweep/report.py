@@ -1,7 +1,5 @@
 """The report on a sweep: the page that analyze writes, about all of the sweep's complete logs."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,8 +36,7 @@ def write_report(grids: Sequence[Grid], jobs: Sequence[Job], report: Report, out
     if unfinished:
         warn(f"{unfinished} of {len(jobs)} jobs are unfinished: their incomplete logs are left out")
     logs = read_logs(arguments, Report.kinds, warn=warn)
-    default_title = next(field.default for field in dataclasses.fields(Report) if field.name == "title")
-    if report.title == default_title and len(grids) == 1:
+    if report.title == Report.title and len(grids) == 1:
         report = dataclasses.replace(report, title=grids[0].about)
     write_text(path, report(logs))
     print(f"wrote {path}")

@@ -4,8 +4,6 @@ An engine is a frozen dataclass derived from ``Engine``, registered in ``ENGINES
 options of ``sweep run``, and of ``sweep retry``.
 """
 
-from __future__ import annotations
-
 from smoothadv.registry import Registry, discover
 from smoothadv.sweeps.engines.engine import Engine
 

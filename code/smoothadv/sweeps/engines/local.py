@@ -1,7 +1,5 @@
 """local: this machine, one job after the other, or one job per GPU."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Sequence

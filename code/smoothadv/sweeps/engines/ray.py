@@ -1,7 +1,5 @@
 """ray: the machines of a running Ray cluster, or this machine's GPUs; a job whose machine is lost is tried again."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -1,7 +1,5 @@
 """slurm: an array of jobs, submitted with submitit; a job is requeued if it is preempted or reaches its time limit."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os
