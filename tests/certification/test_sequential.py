@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from scipy import special, stats
+from scipy import signal, special, stats
 
 from smoothadv.bounds import quantile_loss, radius_probability, two_sided_radius
 from smoothadv.certification import ABSTAIN, Smoothing
@@ -84,6 +84,60 @@ def test_the_simulation_certifies_what_the_procedure_does(small):
 )
 def test_false_claims_are_no_more_frequent_than_alpha(small, p):
     assert not too_many(false_claims(small, p, 20_000), 20_000, SMALL.alpha)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> tuple[list[int], list[np.ndarray]]:
+    """Looks up to 150 draws, and what the procedure certifies at each, by class 0's count and the rival's: [n+1, n+1].
+
+    Theorem 1's radius in units of sigma = 1 at alpha = .05; -1 for no radius and for impossible counts.
+    """
+    procedure = Sequential(Smoothing(1.0, 10, 150, 0.05), radii=(0.25, 0.5))
+    tables = []
+    for look, n in enumerate(procedure.looks.tolist()):
+        certified = np.full((n + 1, n + 1), -1.0)
+        for own in range(n + 1):
+            for rival in range(n + 1 - own):
+                # With three classes, the strongest rival has at least half of the other draws.
+                votes = np.array([own, max(rival, n - own - rival), min(rival, n - own - rival)])
+                certified[own, rival] = max(-1.0, procedure.certified(votes, 0, look))
+        tables.append(certified)
+    return procedure.looks.tolist(), tables
+
+
+def exactly_false(tiny: tuple[list[int], list[np.ndarray]], p: list[float], slack: float = 0.0) -> float:
+    """The probability that three classes ``p`` get a radius above Theorem 1's, plus ``slack``, at some look.
+
+    No draw is random here: all counts of the three classes are followed from look to look.
+    """
+    truth = (special.ndtri(p[0]) - special.ndtri(max(p[1:]))) / 2 + slack
+    alive, before, wrong = np.ones((1, 1)), 0, 0.0
+    for n, certified in zip(*tiny):
+        own, rival = np.meshgrid(*[np.arange(n - before + 1)] * 2, indexing="ij")
+        counts = np.stack([own, rival, n - before - own - rival], axis=-1)
+        more = np.where(counts[..., 2] >= 0, stats.multinomial.pmf(np.maximum(counts, 0), n - before, p), 0.0)
+        alive, before = signal.convolve2d(alive, more), n
+        false = (certified >= 0) & (certified > truth + 1e-12)
+        wrong += float(alive[false].sum())
+        alive = np.where(false, 0.0, alive)
+    assert wrong + alive.sum() == pytest.approx(1, abs=1e-9)
+    return wrong
+
+
+def test_the_exact_probability_of_a_false_claim_is_at_most_alpha(tiny):
+    """At ties, and where Theorem 1 gives a radius to decide, from hardly a rival to two equal ones."""
+    edges = [[1 / 3] * 3, [0.4, 0.4, 0.2], [0.45, 0.45, 0.1], [0.5, 0.5, 0.0], [0.2, 0.4, 0.4]]
+    for radius in (0.1, 0.25, 0.5):
+        for p_a in np.linspace(0.4, 0.85, 10).tolist():
+            p_b = float(special.ndtr(special.ndtri(p_a) - 2 * radius))
+            if p_b <= 1 - p_a <= 2 * p_b:
+                edges.append([p_a, p_b, max(0.0, 1 - p_a - p_b)])
+    found = [exactly_false(tiny, p) for p in edges]
+    assert len(found) > 10 and max(found) <= 0.05, dict(zip(map(tuple, edges), found))
+    assert max(found) > 0.01, "the level is used"
+    assert max(exactly_false(tiny, p, slack=-0.2) for p in edges[5:]) > 0.05, (
+        "a radius that is too large by .2 is found"
+    )
 
 
 @pytest.mark.slow  # the fast test does the same with fewer runs and draws
