@@ -18,7 +18,7 @@ from support.patience import HANG_SECONDS
 
 # Reads what to run and forks a process that forks it, prints its id at once and writes its exit code to a file.
 _SERVER = """
-import importlib, json, os, runpy, signal, sys
+import atexit, importlib, json, os, runpy, signal, sys, threading
 for module in sys.argv[1:]:
     importlib.import_module(module)
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -41,13 +41,22 @@ for line in sys.stdin:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for stream, file in enumerate(files, 1):
         os.dup2(os.open(file, os.O_WRONLY), stream)
-    if command[0] == "-c":
-        sys.argv = ["-c", *command[2:]]
-        exec(command[1], {"__name__": "__main__"})
-    else:
-        sys.argv = command
-        runpy.run_path(command[0], run_name="__main__")
-    sys.exit(0)
+    ended = 0
+    try:
+        if command[0] == "-c":
+            sys.argv = ["-c", *command[2:]]
+            exec(command[1], {"__name__": "__main__"})
+        else:
+            sys.argv = command
+            runpy.run_path(command[0], run_name="__main__")
+    except SystemExit as end:
+        ended = end.code or 0
+    # As Python ends, but without taking down the libraries, which takes longer than most commands.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(ended)
 """
 _COMMANDS = [f"smoothadv.commands.{name}" for name in ("certify", "predict", "attack", "train", "train_pgd")]
 # What the commands load when they need it.
