@@ -10,8 +10,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO
+
+import pytest
 
 from support.commands import CODE, ENVIRONMENT
 from support.patience import HANG_SECONDS
@@ -40,12 +45,15 @@ for line in sys.stdin:
     os.environ.update(environment)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for stream, file in enumerate(files, 1):
-        os.dup2(os.open(file, os.O_WRONLY), stream)
+        os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), stream)
     ended = 0
     try:
         if command[0] == "-c":
             sys.argv = ["-c", *command[2:]]
             exec(command[1], {"__name__": "__main__"})
+        elif command[0] == "-m":
+            sys.argv = command[1:]
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = command
             runpy.run_path(command[0], run_name="__main__")
@@ -68,7 +76,7 @@ class WarmProcesses:
 
     def __init__(self) -> None:
         self._outputs = tempfile.TemporaryDirectory()
-        self._count = 0
+        self._count, self._lock = 0, threading.Lock()
         self._server = subprocess.Popen(
             [sys.executable, "-c", _SERVER, *_COMMANDS, *_LATER],
             env={**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(CODE), str(CODE.parent / "tests")])},
@@ -77,16 +85,18 @@ class WarmProcesses:
             bufsize=0,
         )
 
-    def start(self, command: list[str], cwd: Path, **environment: str) -> WarmProcess:
-        """Start ``command``, a Python script as ``support.commands.script`` makes it, or ``python -c PROGRAM``."""
+    def start(self, command: list[str], cwd: Path, output: Path | None = None, **environment: str) -> WarmProcess:
+        """Start a command line of Python: a script, ``-m MODULE`` or ``-c PROGRAM``; all output goes to ``output``."""
         assert command[0] == sys.executable
-        self._count += 1
-        code, out, err = (Path(self._outputs.name) / f"{self._count}.{kind}" for kind in ("code", "out", "err"))
-        for file in (out, err):
-            file.touch()
-        request = [command[1:], str(cwd), environment, str(code), str(out), str(err)]
-        self._server.stdin.write(json.dumps(request).encode() + b"\n")
-        return WarmProcess(int(self._server.stdout.readline()), code, out, err)
+        with self._lock:
+            self._count += 1
+            code, out, err = (Path(self._outputs.name) / f"{self._count}.{kind}" for kind in ("code", "out", "err"))
+            out, err = (output or file for file in (out, err))
+            for file in (out, err):
+                file.touch()
+            request = [command[1:], str(cwd), environment, str(code), str(out), str(err)]
+            self._server.stdin.write(json.dumps(request).encode() + b"\n")
+            return WarmProcess(int(self._server.stdout.readline()), code, out, err)
 
     def run(self, command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
         """As ``support.commands.run_process``."""
@@ -141,10 +151,15 @@ class WarmProcess:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def wait(self) -> int:
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout: float | None = None) -> int:
         """The exit code, once it has ended."""
-        deadline = time.monotonic() + HANG_SECONDS
+        deadline = time.monotonic() + (timeout or HANG_SECONDS)
         while self.poll() is None:
+            if timeout and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired([], timeout)
             assert time.monotonic() < deadline, f"it does not end: {self._err.read_text()}"
             time.sleep(0.002)
         return self.returncode
@@ -153,6 +168,17 @@ class WarmProcess:
         """All that it has printed, once it has ended."""
         self.wait()
         return self._out.read_text(), self._err.read_text()
+
+
+def patch_stages(warm: WarmProcesses, patch: pytest.MonkeyPatch) -> None:
+    """Let the stages of the sweeps of this process be such processes; they do not end with it."""
+    from smoothadv.sweeps import job_execution
+
+    def start(command: list[str], cwd: Path, env: dict[str, str], stdout: IO[bytes], **_: object) -> WarmProcess:
+        stage = command[command.index(sys.executable, 1) :]  # after what stops it with its parent
+        return warm.start(stage, cwd, Path(stdout.name).absolute(), **env)
+
+    patch.setattr(job_execution, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
 
 
 def _free_port() -> int:

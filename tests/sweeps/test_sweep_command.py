@@ -1,19 +1,32 @@
 """The command sweep: it does all that is missing, nothing twice, and the failure of a job affects no other."""
 
+import io
 import json
 import os
 import shutil
 import signal
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
 from smoothadv.analysis.shared.hyper_parameters import certification_parameters
 from smoothadv.sweeps.engines.local import Local
-from support.commands import call, rows, run_process, script, snapshot, start_process, timeless, wait_until
+from support.commands import (
+    call,
+    command_main,
+    rows,
+    run_process,
+    script,
+    snapshot,
+    start_process,
+    timeless,
+    wait_until,
+)
 from support.patience import HANG_SECONDS
 from support.sweeping import CERTIFY, FIXED, commands_in, write_grid
+from support.warm import patch_stages
 from support.weights import same_state
 
 GAUSSIAN = {"noise": 0.25, "group": "Gaussian"}
@@ -32,12 +45,13 @@ def the_grid(*further: dict, name: str = "grid.toml", **others) -> Path:
 @pytest.fixture(scope="module")
 def finished(warm, tmp_path_factory) -> Path:
     """A folder in which the sweep was run, with its output in a file."""
-    folder = tmp_path_factory.mktemp("finished")
-    with pytest.MonkeyPatch.context() as patch:
+    folder, out, err = tmp_path_factory.mktemp("finished"), io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(folder)
+        patch_stages(warm, patch)
         the_grid()
-    done = warm.run(script("sweep", "run", "grid.toml", "--jobs", 2, *CPU), folder)
-    (folder / "output.json").write_text(json.dumps([done.returncode, done.stdout, done.stderr]))
+        code = command_main("sweep")(["run", "grid.toml", "--jobs", "2", *CPU])
+    (folder / "output.json").write_text(json.dumps([code, out.getvalue(), err.getvalue()]))
     return folder
 
 
@@ -88,8 +102,9 @@ def test_same_command_again_does_nothing_and_says_so(done, capsys):
     assert moments(done) == before and snapshot(done) == contents
 
 
-def test_jobs_that_fail_or_lack_a_file_stop_no_other(done, capsys):
-    """Twelve seconds: a training that fails, twice, and a certification between."""
+def test_jobs_that_fail_or_lack_a_file_stop_no_other(done, capsys, warm, monkeypatch):
+    """A training that fails, twice, and a certification between."""
+    patch_stages(warm, monkeypatch)
     undo_certification(FOLDERS[1])
     before = moments(done / "models") | moments(done / "logs/grid/gaussian")
     hopeless = {"noise": 0.25, "lr": [1e9], "group": "Hopeless"}
