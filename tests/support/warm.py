@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO
@@ -104,17 +105,24 @@ class WarmProcesses:
         out, err = process.communicate()
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
-    def run_workers(self, count: int, command: list[str], cwd: Path) -> list[subprocess.CompletedProcess[str]]:
-        """The processes that ``torchrun --nproc-per-node COUNT`` starts, without torchrun, which loads torch anew."""
+    @contextlib.contextmanager
+    def workers(self, count: int, command: list[str], cwd: Path) -> Iterator[list[WarmProcess]]:
+        """The processes that ``torchrun --nproc-per-node COUNT`` starts, without torchrun; killed in the end."""
         places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         places |= {**dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count)), "TORCHELASTIC_RUN_ID": "warm"}
         ranks = [dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) for rank in range(count)]
         started = [self.start(command, cwd, **places, **rank) for rank in ranks]
         try:
-            outputs = [process.communicate() for process in started]
+            yield started
         finally:
             for process in started:
                 process.kill()
+                process.wait()
+
+    def run_workers(self, count: int, command: list[str], cwd: Path) -> list[subprocess.CompletedProcess[str]]:
+        """Let such processes come to their ends."""
+        with self.workers(count, command, cwd) as started:
+            outputs = [process.communicate() for process in started]
         return [subprocess.CompletedProcess(command, each.returncode, *text) for each, text in zip(started, outputs)]
 
     def close(self) -> None:
