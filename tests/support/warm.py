@@ -57,6 +57,7 @@ for line in sys.stdin:
             runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = command
+            sys.path.insert(0, os.path.dirname(command[0]))
             runpy.run_path(command[0], run_name="__main__")
     except SystemExit as end:
         ended = end.code or 0
