@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smoothadv.analysis.shared.hyper_parameters import Parameters
@@ -97,7 +97,6 @@ def test_three_significant_digits_above_ten_are_tenths(sigma):
     assert not accepted(table_of(round(printed + 0.1, 1)), parameters_of(sigma))
 
 
-@settings(deadline=None, derandomize=True, database=None, max_examples=100)
 @given(
     st.floats(0.05, 2.5),
     st.integers(10, 1_000_000),

@@ -148,7 +148,7 @@ def apart(situation: int, memory_format: torch.memory_format = torch.contiguous_
     return torch.cat([batch_of([row], situation, memory_format) for row in range(len(INDICES))])
 
 
-@settings(deadline=None, derandomize=True, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(st.integers(0, len(INDICES) - 1), min_size=1, max_size=len(INDICES), unique=True),
     st.integers(0, len(SITUATIONS) - 1),

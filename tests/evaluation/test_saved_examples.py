@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -17,7 +17,6 @@ from smoothadv.errors import UserError
 from smoothadv.evaluation.saved_examples import Spool, pack, read_examples, write_pictures
 from smoothadv.records import examples_path, pictures_folder, spool_path
 
-many = settings(deadline=None, derandomize=True, max_examples=80)
 SHAPE = (1, 2, 3)
 HEADER = len(json.dumps({"shape": list(SHAPE)})) + 1
 RECORD = 8 + 2 * 4 * 6
@@ -170,7 +169,6 @@ def test_rows_whose_images_are_gone_are_refused_at_once(tmp_path):
 numbers = st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(0, HEADER + n * 60)))
 
 
-@many
 @given(numbers)
 @example((4, 2, HEADER + 2 * RECORD))
 @example((4, 2, HEADER + 3 * RECORD + 1))
@@ -196,7 +194,6 @@ def test_spool_cut_anywhere_goes_on_or_says_that_it_cannot(fact):
         assert_holds(read_examples(examples_path(path)), [*indices, 99])
 
 
-@many
 @given(
     st.lists(st.integers(0, 2**40), min_size=1, max_size=6, unique=True),
     st.tuples(st.sampled_from([1, 3]), st.integers(1, 5), st.integers(1, 5)),

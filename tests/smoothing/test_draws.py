@@ -23,7 +23,7 @@ from support.votes import CLASSES, ListedVotes
 MOST = 100_000
 CPU = torch.device("cpu")
 IMAGE = torch.zeros(1, 1, 2)
-some = settings(deadline=None, derandomize=True, max_examples=10)
+some = settings(max_examples=10)
 counts = st.integers(1, MOST) | st.integers(1, 3) | st.sampled_from([499, 500, 501, 2**16 - 1, 2**16, 2**16 + 1, MOST])
 batches = st.integers(9_000, 60_000)
 
