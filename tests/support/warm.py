@@ -67,6 +67,7 @@ for line in sys.stdin:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(ended)
+os._exit(0)
 """
 _COMMANDS = [f"smoothadv.commands.{name}" for name in ("certify", "predict", "attack", "train", "train_pgd")]
 # What the commands load when they need it.
@@ -170,7 +171,7 @@ class WarmProcess:
             if timeout and time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired([], timeout)
             assert time.monotonic() < deadline, f"it does not end: {self._err.read_text()}"
-            time.sleep(0.002)
+            time.sleep(0.005)
         return self.returncode
 
     def communicate(self) -> tuple[str, str]:
