@@ -7,17 +7,13 @@ import torch
 
 from smoothadv.checkpoints import file_digest, load_classifier, read_checkpoint, save_checkpoint
 from smoothadv.errors import UserError
+from support import refusals
 from support.released import cifar_classifier, save_released_checkpoint
 from support.traps import Trap
 
 
 def refusal(path, dataset: str = "cifar10") -> str:
-    """The message with which the checkpoint is refused, which must be one line that names the file."""
-    with pytest.raises(UserError) as error:
-        load_classifier(path, dataset, "center")
-    message = str(error.value)
-    assert str(path) in message and "\n" not in message
-    return message
+    return refusals.refusal(load_classifier, path, dataset, "center", names=path)
 
 
 def small_checkpoint(path, zipped: bool = True, **changes):

@@ -1,4 +1,4 @@
-"""No training is lost: killed ten times at random moments, or stopped within epochs, it ends like an undisturbed one.
+"""No training is lost: killed six times at random moments, or stopped within epochs, it ends like an undisturbed one.
 
 A run continues from a checkpoint within an epoch, whatever the objective, the schedule and the data are.
 """
@@ -76,7 +76,7 @@ def kill_at_random(process, folder: Path, earliest: int, startup: float, moments
     [("PGD", "warm", 0.3, 1), pytest.param("DDN", "cold", 5.0, 2, marks=pytest.mark.slow)],
     ids=["PGD warm", "DDN cold"],
 )
-def test_training_killed_ten_times_is_finished_by_resuming(warm, tmp_path, attack, start, startup, seed):
+def test_training_killed_six_times_is_finished_by_resuming(warm, tmp_path, attack, start, startup, seed):
     """The slow one, of processes that load torch first, takes a minute and a half."""
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     moments = random.Random(seed)
@@ -84,14 +84,14 @@ def test_training_killed_ten_times_is_finished_by_resuming(warm, tmp_path, attac
     options = [*TRAINING, killed, *KILLED[attack], *SMALL, *AT_ONCE]
     command = script("train_pgd", *options, "--epochs", 1000, "--resume")
     left, within = [], []
-    for _ in range(10):
+    for _ in range(6):
         process = (warm.start if start == "warm" else start_process)(command, tmp_path)
         kill_at_random(process, killed, left[-1] if left else 0, startup, moments)
         left.append(updates_saved(killed))
         within.append(left[-1] % STEPS > 0)
         if left[-1]:
             assert 0 <= read(killed)["epoch"] - len(rows(killed / "log.txt")) <= 1, "the checkpoint comes first"
-    assert left == sorted(left) and len(set(left)) > 3, "what was saved is never lost, and they did get somewhere"
+    assert left == sorted(left) and len(set(left)) > 2, "what was saved is never lost, and they did get somewhere"
     assert any(within), "at least one was killed with a checkpoint within an epoch"
     epochs = math.ceil(left[-1] / STEPS) + 1
     succeed("train_pgd", *options, "--epochs", epochs, "--resume")
