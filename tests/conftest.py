@@ -26,6 +26,14 @@ def subnormal_numbers() -> Iterator[None]:
         sys.modules["torch"].set_flush_denormal(False)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_disk() -> Iterator[None]:
+    """Waiting until the disk has a file shows no test anything; those of what is waited for replace it themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """As in the processes that tests start: sums over several threads may differ in their last digits."""
