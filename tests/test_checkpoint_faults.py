@@ -141,8 +141,7 @@ def test_own_checkpoint_for_other_channels_than_its_recorded_constants(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "word"),
-    [("classes", ["cat", "dog"], "cat, dog"), ("image_shape", [3, 16, 16], "3, 16, 16")],
+    ("field", "value", "word"), [("classes", ["cat", "dog"], "cat, dog"), ("image_shape", [3, 16, 16], "3, 16, 16")]
 )
 def test_own_checkpoint_for_other_images_than_its_own(tmp_path, field, value, word):
     """The weights would fit: the network takes images of any size, or the classes are only in another order."""

@@ -9,17 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.commands import (
-    call,
-    on_a_small_disk,
-    rows,
-    script,
-    snapshot,
-    start_process,
-    succeed,
-    timeless,
-    wait_until,
-)
+from support.commands import call, on_a_small_disk, rows, script, snapshot, start_process, succeed, timeless, wait_until
 
 KILLED = -signal.SIGKILL
 EXAMPLES = 120

@@ -126,10 +126,7 @@ WAYS = {
     "self-training": ("train", ["--noise", 0.25, "--unlabelled-weight", 0.5]),
     "micro-batches": ("train_pgd", [*PGD, "--warmup", 0, "--micro-batch", 16]),
     "one-cycle": ("train", ["--noise", 0.25, "--lr-schedule", "one-cycle"]),
-    "released behaviour": (
-        "train_pgd",
-        [*DDN[:4], "--epsilon", 64, *DDN[6:], "--released-behaviour", "--warmup", 1],
-    ),
+    "released behaviour": ("train_pgd", [*DDN[:4], "--epsilon", 64, *DDN[6:], "--released-behaviour", "--warmup", 1]),
     "crops and mirror images": ("train", ["--noise", 0.25, "--crop-padding", 1, "--horizontal-flip"]),
     "bf16": ("train_pgd", [*PGD, "--warmup", 0, "--precision", "bf16"]),
 }

@@ -189,7 +189,7 @@ def test_sections_are_there_and_linked(page):
     ids = [attributes["id"] for attributes in page.all("section")]
     assert targets == [f"#{identity}" for identity in ids] and len(ids) == len(page.texts["h2"])
     assert page.texts["h2"] == [
-        *("Certified accuracy", "Best log by radius", "Accuracy under attack", "Training", "Examples", "Provenance"),
+        *("Certified accuracy", "Best log by radius", "Accuracy under attack", "Training", "Examples", "Provenance")
     ]
 
 

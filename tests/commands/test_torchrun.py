@@ -104,11 +104,7 @@ def rows_in_shards(folder: Path) -> int:
 
 @pytest.mark.parametrize(
     ("processes", "method"),
-    [
-        (2, "exact"),
-        (2, "adaptive"),
-        *(pytest.param(count, "exact", marks=pytest.mark.slow) for count in (1, 3)),
-    ],
+    [(2, "exact"), (2, "adaptive"), *(pytest.param(count, "exact", marks=pytest.mark.slow) for count in (1, 3))],
 )
 def test_any_number_of_processes_writes_the_log_of_one(checkpoint, warm, tmp_path, forty, processes, method):
     """Processes as torchrun starts them; torchrun itself is at work in the tests below."""
