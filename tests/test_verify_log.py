@@ -4,8 +4,6 @@
 radius or a larger sigma leave every claim supported: nobody can tell them from an honest log.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib.util

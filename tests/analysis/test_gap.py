@@ -1,7 +1,5 @@
 """gap: what is certified beside what an attack left, and images on which the two cannot both be right."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Hyper-parameters come from what was stated, else from the manifest, else from the path, and say from where."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

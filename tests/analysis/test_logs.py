@@ -1,7 +1,5 @@
 """Logs are found in files, folders, globs and named groups; what cannot be trusted is never passed over silently."""
 
-from __future__ import annotations
-
 import errno
 import glob
 import json

@@ -1,7 +1,5 @@
 """Radii that cannot be certificates for their sigma, n and alpha are refused; published rounding is understood."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

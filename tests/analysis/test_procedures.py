@@ -1,7 +1,5 @@
 """Logs of every procedure are analysed as what they are: radii on a grid are called so, images given up are counted."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -3,8 +3,6 @@
 The manifests here are made of real objectives by what the training commands record.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math

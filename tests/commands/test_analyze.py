@@ -1,7 +1,5 @@
 """analyze from end to end on small logs written by hand: values, formats, figures, and how logs are found."""
 
-from __future__ import annotations
-
 import csv
 import glob
 import io

@@ -1,7 +1,5 @@
 """Recipes set their options in every training command; options on the command line override them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """report: one HTML page that contains all it shows, states its sources, and is correct for any name."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

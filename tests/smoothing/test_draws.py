@@ -3,8 +3,6 @@
 The noise here writes down what it is asked for, and each noisy image shows the number of its draw.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """An ensemble is the mean of its members, and votes as that mean does where members are left out."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """How often the boundaries of a sequential test are crossed."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from smoothadv.certification.error_spending import _convolved, _increments

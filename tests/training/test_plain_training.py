@@ -1,7 +1,5 @@
 """Training is the released code's, step by step: the losses of an implementation as plain as it can be written."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
