@@ -168,9 +168,9 @@ class WarmProcess:
         """The exit code, once it has ended."""
         deadline = time.monotonic() + (timeout or HANG_SECONDS)
         while self.poll() is None:
-            if timeout and time.monotonic() > deadline:
+            if time.monotonic() > deadline:
+                assert timeout, f"it does not end: {self._err.read_text()}"
                 raise subprocess.TimeoutExpired([], timeout)
-            assert time.monotonic() < deadline, f"it does not end: {self._err.read_text()}"
             time.sleep(0.005)
         return self.returncode
 
