@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Before torch is loaded: parallel test processes of many threads each are ten times slower than of one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "code"))
+
+# The same examples in each run, on machines of any speed.
+settings.register_profile("repeatable", deadline=None, derandomize=True, database=None, max_examples=80)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +24,14 @@ def subnormal_numbers() -> Iterator[None]:
     yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_disk() -> Iterator[None]:
+    """Waiting until the disk has a file shows no test anything; those of what is waited for replace it themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import mpmath
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from smoothadv.bounds import (
@@ -17,7 +17,6 @@ from smoothadv.bounds import (
 )
 from support.exact_tails import DIGITS, failure_probability, is_sound_and_tight
 
-exhaustive = settings(deadline=None, derandomize=True, max_examples=300)
 alphas = st.floats(1e-12, 0.4).filter(lambda alpha: math.frexp(alpha)[0] != 0.5)
 # Of noise on whole grey levels it is 6e-13 on a CIFAR-10 image and 3e-11 on an ImageNet image.
 distances = st.just(0.0) | st.floats(1e-16, 1e-6) | st.floats(1e-6, 0.05)
@@ -36,7 +35,6 @@ def lost_to_the_bend(distance: float) -> float:
     return 0.011 * math.sqrt(2 * math.pi) * distance
 
 
-@settings(exhaustive, max_examples=150)
 @given(counts(), alphas, distances)
 def test_radius_with_a_noise_distance_is_sound_and_tight(count, alpha, distance):
     radius = certified_radius(*count, 1.0, alpha, distance)
@@ -53,7 +51,6 @@ def test_soundness_check_rejects_a_distance_that_is_counted_once():
     assert is_sound_and_tight(twice, 99_000, 100_000, 1e-3, distance, slack=1e-4)
 
 
-@exhaustive
 @given(counts(), alphas, distances, distances, st.floats(0.05, 4))
 def test_radius_falls_with_the_distance_and_is_proportional_to_sigma(count, alpha, one, other, sigma):
     near, far = (certified_radius(*count, 1.0, alpha, distance) for distance in sorted([one, other]))
@@ -96,7 +93,6 @@ def is_above_and_tight(p: float, radius: float, sigma: float, distance: float) -
         return exact <= p <= exact + mpmath.mpf(3e-16) + (1 - exact) * mpmath.mpf(1e-12) + lost_to_the_bend(distance)
 
 
-@exhaustive
 @given(st.floats(0, 5) | st.floats(0, 1e-6), st.floats(0.05, 4), distances)
 def test_probability_of_a_radius_is_never_below_the_exact_one(radius, sigma, distance):
     p = radius_probability(radius, sigma, distance)
@@ -110,14 +106,12 @@ def test_probability_of_extreme_radii(radius):
     assert not is_above_and_tight(math.nextafter(0.5, 0), radius, 1.0, 0.0)
 
 
-@exhaustive
 @given(st.floats(0, 5), st.floats(0, 5), st.floats(0.05, 4), distances)
 def test_probability_grows_with_the_radius(one, other, sigma, distance):
     one, other = sorted([one, other])
     assert radius_probability(one, sigma, distance) <= radius_probability(other, sigma, distance)
 
 
-@exhaustive
 @given(counts(), alphas, st.floats(0.05, 4), distances)
 def test_a_certified_radius_needs_no_more_probability_than_was_shown(count, alpha, sigma, distance):
     """The two directions of Cohen et al.'s Theorem 1 fit together."""
@@ -137,7 +131,6 @@ def test_fewest_successes_of_known_numbers_of_draws(trials, alpha, fewest):
     assert minimum_successes_to_certify(trials, alpha) == fewest
 
 
-@exhaustive
 @given(st.integers(1, 3000), alphas, distances)
 def test_fewest_successes_are_the_fewest(trials, alpha, distance):
     fewest = minimum_successes_to_certify(trials, alpha, distance)
@@ -147,7 +140,6 @@ def test_fewest_successes_are_the_fewest(trials, alpha, distance):
     assert fewest >= minimum_successes_to_certify(trials, alpha)
 
 
-@exhaustive
 @given(st.integers(1, 300), alphas)
 def test_fewest_successes_are_those_whose_exact_tail_is_small_enough(trials, alpha):
     ways, fewest = 0, trials + 1
@@ -163,7 +155,6 @@ def test_squared_radius_in_grey_levels():
     assert [squared_grey_radius(float(Fraction(k, 255))) for k in (1, 2, 100)] == [0, 3, 9_999]
 
 
-@exhaustive
 @given(st.floats(1e-3, 8))
 def test_images_at_the_squared_radius_lie_within_the_ball(radius):
     squared = squared_grey_radius(radius)

@@ -7,17 +7,13 @@ import torch
 
 from smoothadv.checkpoints import file_digest, load_classifier, read_checkpoint, save_checkpoint
 from smoothadv.errors import UserError
+from support import refusals
 from support.released import cifar_classifier, save_released_checkpoint
 from support.traps import Trap
 
 
 def refusal(path, dataset: str = "cifar10") -> str:
-    """The message with which the checkpoint is refused, which must be one line that names the file."""
-    with pytest.raises(UserError) as error:
-        load_classifier(path, dataset, "center")
-    message = str(error.value)
-    assert str(path) in message and "\n" not in message
-    return message
+    return refusals.refusal(load_classifier, path, dataset, "center", names=path)
 
 
 def small_checkpoint(path, zipped: bool = True, **changes):
@@ -145,8 +141,7 @@ def test_own_checkpoint_for_other_channels_than_its_recorded_constants(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "word"),
-    [("classes", ["cat", "dog"], "cat, dog"), ("image_shape", [3, 16, 16], "3, 16, 16")],
+    ("field", "value", "word"), [("classes", ["cat", "dog"], "cat, dog"), ("image_shape", [3, 16, 16], "3, 16, 16")]
 )
 def test_own_checkpoint_for_other_images_than_its_own(tmp_path, field, value, word):
     """The weights would fit: the network takes images of any size, or the classes are only in another order."""

@@ -18,6 +18,7 @@ from smoothadv.checkpoints import load_classifier
 from smoothadv.errors import UserError
 from smoothadv.evaluation.saved_examples import read_examples
 from smoothadv.objectives.gaussian import Gaussian
+from support import refusals
 from support.read_elsewhere import messages
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -41,10 +42,8 @@ def content_of(**changes: object) -> dict:
 
 
 def refusal(path: Path) -> str:
-    with pytest.raises(UserError) as error:
-        load_classifier(path, "digits", "center")
-    message = str(error.value)
-    assert message.count(str(path)) == 1 and "\n" not in message and len(message) < 600
+    message = refusals.refusal(load_classifier, path, "digits", "center", names=path)
+    assert message.count(str(path)) == 1 and len(message) < 600
     return message
 
 
@@ -53,8 +52,8 @@ FIELDS = {
     "mean is text": ({"mean": "abc"}, "its mean is 'abc', expected a list"),
     "means are text": ({"mean": ["a"]}, r"its mean[0] is 'a', expected a finite number"),
     "a mean too many": ({"mean": [0.5] * 2}, "a mean of 2 and a std of 1 channels"),
-    "a million means": ({"mean": [0.5] * 10**6, "std": [0.5] * 10**6}, "its mean is a list of 1000000"),
-    "many means": ({"mean": [0.5] * 99_999, "std": [0.5] * 99_999}, "a mean of 99999 and"),
+    "too many means": ({"mean": [0.5] * 100_001, "std": [0.5] * 100_001}, "its mean is a list of 100001"),
+    "many means": ({"mean": [0.5] * 9_999, "std": [0.5] * 9_999}, "a mean of 9999 and"),
     "a mean that is no number": ({"mean": [math.nan]}, "its mean[0] is nan"),
     "mean without std": ({"std": "absent"}, "only one of mean and std"),
     "std without mean": ({"mean": None}, "only one of mean and std"),
@@ -217,7 +216,7 @@ def test_small_file_that_unpacks_to_gigabytes_is_refused(warm, tmp_path, is_hone
     header = io.BytesIO()
     shape, kind = ((size,), "|u1") if is_honest else ((1,), f"|S{size}")
     np.lib.format.write_array_header_1_0(header, {"descr": kind, "fortran_order": False, "shape": shape})
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name in ("data.npy", "a/data.pkl"):
             with archive.open(name, "w", force_zip64=True) as member:
                 member.write(header.getvalue())
@@ -225,7 +224,7 @@ def test_small_file_that_unpacks_to_gigabytes_is_refused(warm, tmp_path, is_hone
                     member.write(bytes(2**20))
         if not is_honest:
             archive.infolist()[0].file_size = 1000
-    assert path.stat().st_size < 2_000_000
+    assert path.stat().st_size < 6_000_000
     lines = messages(warm, tmp_path, *READERS)
     assert all(str(path) in line for line in lines)
     if is_honest:

@@ -77,7 +77,7 @@ def repeated_certificates(alpha: float, repetitions: int):
 
 @pytest.mark.parametrize("alpha", [1e-3, 0.05])
 def test_certificates_are_false_with_probability_at_most_alpha(alpha):
-    certificates, distance, sigma = repeated_certificates(alpha, 2_000)
+    certificates, distance, sigma = repeated_certificates(alpha, 600)
     # The true class is 1, and its radius is the distance, where two classes tie: a ball that reaches it is false.
     false = sum(c.prediction == 0 or c.radius >= distance for c in certificates)
     assert not too_many(false, len(certificates), alpha)
@@ -88,7 +88,7 @@ def test_certificates_are_false_with_probability_at_most_alpha(alpha):
 
 
 def test_certificate_check_notices_a_level_that_is_too_large():
-    certificates, distance, _ = repeated_certificates(0.15, 2_000)
+    certificates, distance, _ = repeated_certificates(0.15, 600)
     assert too_many(sum(c.radius > distance for c in certificates), len(certificates), 0.05)
 
 
@@ -97,11 +97,11 @@ def test_predictions_on_the_boundary_are_made_with_probability_at_most_alpha():
     noise = GaussianNoise(0.5, seed=0)
 
     def answers(alpha: float) -> int:
-        streams = (noise.stream(example, "cpu") for example in range(1_000))
+        streams = (noise.stream(example, "cpu") for example in range(500))
         return sum(smooth.predict(image(0.0, 0.0), 201, alpha, 201, stream=each) != -1 for each in streams)
 
-    assert not too_many(answers(0.05), 1_000, 0.05)
-    assert too_many(answers(0.15), 1_000, 0.05)
+    assert not too_many(answers(0.05), 500, 0.05)
+    assert too_many(answers(0.15), 500, 0.05)
 
 
 def test_predict_on_a_constant_classifier_needs_eleven_draws():

@@ -1,7 +1,5 @@
 """Names of ensembles: what they stand for, and how faulty ones are refused."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -9,6 +9,7 @@ import pytest
 
 from smoothadv.errors import UserError
 from smoothadv.records import ExampleLog, manifest_path
+from support import refusals
 from support.commands import snapshot
 
 COLUMNS = ("idx", "label", "radius")
@@ -33,11 +34,7 @@ def write_log(path, rows=ROWS, existing: str = "refuse"):
 
 
 def refusal(path, **options) -> str:
-    """The message with which the log is refused, which must be one line that names the file."""
-    with pytest.raises(UserError) as error:
-        open_log(path, **options)
-    assert str(path) in str(error.value) and "\n" not in str(error.value)
-    return str(error.value)
+    return refusals.refusal(open_log, path, names=path, **options)
 
 
 def test_new_log_is_a_header_and_tab_separated_rows(tmp_path):

@@ -10,16 +10,16 @@ import sys
 
 import pytest
 
-from support.commands import CODE, run_process
+from support.commands import CODE
 
 BENCHMARKS = CODE.parent / "benchmarks"
 ENDS = ["clean", "traceback", "crash", "hang", "memory", "untidy"]
 
 
-@pytest.mark.parametrize("count", [96, pytest.param(2004, marks=pytest.mark.slow)])
-def test_nothing_but_success_or_one_line(count, tmp_path):
+@pytest.mark.parametrize("count", [48, pytest.param(2004, marks=pytest.mark.slow)])
+def test_nothing_but_success_or_one_line(count, warm, tmp_path):
     command = [sys.executable, str(BENCHMARKS / "fuzzing.py"), "--count", str(count), "--seed", str(count)]
-    done = run_process(command, tmp_path, PYTHONPATH=str(CODE))
+    done = warm.run(command, tmp_path)
     rows = re.findall(r"^\| (\w+) " + r"\| (\d+) " * len(ENDS) + r"\|$", done.stdout, re.MULTILINE)
     table = {kind: numbers for kind, *numbers in rows}
     assert len(table) == 6 and done.returncode == 0, done.stdout + done.stderr

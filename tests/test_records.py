@@ -218,8 +218,10 @@ def commit_recorded_by(package_folder) -> str | None:
 def test_manifest_records_the_commit_of_the_package_and_whether_files_differ_from_it(copied_package):
     git(copied_package, "add", ".")
     git(copied_package, "commit", "--quiet", "-m", "the package")
-    commit = git(copied_package, "rev-parse", "HEAD")
-    assert commit_recorded_by(copied_package) == commit
+    commit, index = git(copied_package, "rev-parse", "HEAD"), copied_package / ".git/index"
+    before = index.read_bytes()
+    os.utime(copied_package / "smoothadv" / "bounds.py", (1, 1))  # git would note that it looked at this file
+    assert commit_recorded_by(copied_package) == commit and index.read_bytes() == before, "nor is the index locked"
     with (copied_package / "smoothadv" / "bounds.py").open("a") as file:
         file.write("# changed\n")
     assert commit_recorded_by(copied_package) == commit + "-dirty"

@@ -1,7 +1,5 @@
 """The benchmark of stopping rules: its bounds against closed forms, its programme against a search of all histories."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from types import ModuleType

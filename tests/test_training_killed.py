@@ -1,4 +1,4 @@
-"""No training is lost: killed ten times at random moments, or stopped within epochs, it ends like an undisturbed one.
+"""No training is lost: killed six times at random moments, or stopped within epochs, it ends like an undisturbed one.
 
 A run continues from a checkpoint within an epoch, whatever the objective, the schedule and the data are.
 """
@@ -22,8 +22,8 @@ from support.weights import read, same_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TRAINING = ["digits", "digits_resnet8"]
-# Of the digits: 1438 images in batches of 128.
 STEPS = 12
+SMALL = ["--device", "cpu", "--batch", 32, "--steps-per-epoch", STEPS, "--evaluate-images", 40]
 PGD = ["--noise", 0.25, "--attack", "PGD", "--epsilon", 0.5, "--num-steps", 1, "--num-noise-vec", 2]
 DDN = ["--noise", 0.25, "--attack", "DDN", "--epsilon", "64/255", "--num-steps", 2, "--num-noise-vec", 1]
 # Epsilon and the learning rate depend on the epoch, and the attack draws random numbers of its own.
@@ -76,26 +76,26 @@ def kill_at_random(process, folder: Path, earliest: int, startup: float, moments
     [("PGD", "warm", 0.3, 1), pytest.param("DDN", "cold", 5.0, 2, marks=pytest.mark.slow)],
     ids=["PGD warm", "DDN cold"],
 )
-def test_training_killed_ten_times_is_finished_by_resuming(warm, tmp_path, attack, start, startup, seed):
-    """Twelve seconds; the slow one, of processes that load torch first, takes a minute and a half."""
+def test_training_killed_six_times_is_finished_by_resuming(warm, tmp_path, attack, start, startup, seed):
+    """The slow one, of processes that load torch first, takes a minute and a half."""
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     moments = random.Random(seed)
     # The last epoch is set only when the kills are over: however slow this machine is, none comes too late.
-    options = [*TRAINING, killed, *KILLED[attack], "--device", "cpu", *AT_ONCE]
+    options = [*TRAINING, killed, *KILLED[attack], *SMALL, *AT_ONCE]
     command = script("train_pgd", *options, "--epochs", 1000, "--resume")
     left, within = [], []
-    for _ in range(10):
+    for _ in range(6):
         process = (warm.start if start == "warm" else start_process)(command, tmp_path)
         kill_at_random(process, killed, left[-1] if left else 0, startup, moments)
         left.append(updates_saved(killed))
         within.append(left[-1] % STEPS > 0)
         if left[-1]:
             assert 0 <= read(killed)["epoch"] - len(rows(killed / "log.txt")) <= 1, "the checkpoint comes first"
-    assert left == sorted(left) and len(set(left)) > 3, "what was saved is never lost, and they did get somewhere"
+    assert left == sorted(left) and len(set(left)) > 2, "what was saved is never lost, and they did get somewhere"
     assert any(within), "at least one was killed with a checkpoint within an epoch"
     epochs = math.ceil(left[-1] / STEPS) + 1
     succeed("train_pgd", *options, "--epochs", epochs, "--resume")
-    succeed("train_pgd", *TRAINING, whole, *KILLED[attack], "--device", "cpu", "--epochs", epochs)
+    succeed("train_pgd", *TRAINING, whole, *KILLED[attack], *SMALL, "--epochs", epochs)
     assert same_state(killed, whole)
     assert timeless(killed / "log.txt") == timeless(whole / "log.txt") and len(rows(whole / "log.txt")) == epochs
     assert sorted(path.name for path in killed.iterdir()) == ["args.json", "checkpoint.pth.tar", "log.txt"]
@@ -123,13 +123,10 @@ WAYS = {
     "gaussian": ("train", ["--noise", 0.25]),
     "PGD": ("train_pgd", [*PGD, "--random-start", "--warmup", 2]),
     "DDN": ("train_pgd", [*DDN, "--warmup", 0]),
-    "self-training": ("train", ["--noise", 0.25, "--unlabelled-weight", 0.5, "--steps-per-epoch", STEPS]),
-    "micro-batches": ("train_pgd", [*PGD, "--warmup", 0, "--micro-batch", 64]),
+    "self-training": ("train", ["--noise", 0.25, "--unlabelled-weight", 0.5]),
+    "micro-batches": ("train_pgd", [*PGD, "--warmup", 0, "--micro-batch", 16]),
     "one-cycle": ("train", ["--noise", 0.25, "--lr-schedule", "one-cycle"]),
-    "released behaviour": (
-        "train_pgd",
-        [*DDN[:4], "--epsilon", 64, *DDN[6:], "--released-behaviour", "--warmup", 1, "--steps-per-epoch", STEPS],
-    ),
+    "released behaviour": ("train_pgd", [*DDN[:4], "--epsilon", 64, *DDN[6:], "--released-behaviour", "--warmup", 1]),
     "crops and mirror images": ("train", ["--noise", 0.25, "--crop-padding", 1, "--horizontal-flip"]),
     "bf16": ("train_pgd", [*PGD, "--warmup", 0, "--precision", "bf16"]),
 }
@@ -144,7 +141,7 @@ def test_stops_within_epochs_leave_no_trace(way, tmp_path, capsys):
     command, options = WAYS[way]
     if way == "self-training":
         options = [*options, "--use-unlabelled", pseudo_labelled(tmp_path)]
-    options = ["--device", "cpu", "--epochs", 2, *options]
+    options = [*SMALL, "--epochs", 2, *options]
     succeed(command, *TRAINING, tmp_path / "whole", *options)
     done, stopped = 0, tmp_path / "stopped"
     for last, saved in [(5, (0, 5)), (12, (0, 12)), (18, (1, 6))]:
@@ -167,7 +164,7 @@ def test_the_time_of_an_epoch_is_that_of_all_its_parts(tmp_path, capsys, monkeyp
     """With a clock that advances by a second at every reading."""
     ticks = itertools.count()
     monkeypatch.setattr("smoothadv.training.loop.time.monotonic", lambda: float(next(ticks)))
-    options = [*TRAINING, tmp_path, "--noise", 0.25, "--device", "cpu", "--epochs", 1]
+    options = [*TRAINING, tmp_path, "--noise", 0.25, *SMALL, "--epochs", 1]
     with pytest.MonkeyPatch.context() as patch:
         after_update(patch, 7, send)
         assert call(capsys, "train", *options).code == 143
@@ -177,7 +174,7 @@ def test_the_time_of_an_epoch_is_that_of_all_its_parts(tmp_path, capsys, monkeyp
     assert float(rows(tmp_path / "log.txt")[0]["time"]) > before + 4
 
 
-SAVED = [*TRAINING, "run", "--noise", 0.25, "--lr-step-size", 1, "--device", "cpu", "--resume", "--epochs"]
+SAVED = [*TRAINING, "run", "--noise", 0.25, "--lr-step-size", 1, *SMALL, "--resume", "--epochs"]
 
 
 @pytest.fixture(scope="module")

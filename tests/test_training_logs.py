@@ -5,6 +5,7 @@ import pytest
 from smoothadv.errors import UserError
 from smoothadv.readers import kind_of_log, read_training_log
 from smoothadv.records import TRAINING_COLUMNS
+from support import refusals
 
 OURS = """epoch time lr epsilon train_loss train_accuracy test_loss test_accuracy
 0 12.5 0.1 0.0 2.2512345678901234 0.125 2.0 0.25
@@ -42,11 +43,7 @@ def write(path, text: str, ends: str = "\n"):
 
 
 def refusal(path) -> str:
-    """The message with which the log is refused, which must be one line that names the file."""
-    with pytest.raises(UserError) as error:
-        read_training_log(path)
-    assert str(path) in str(error.value) and "\n" not in str(error.value)
-    return str(error.value)
+    return refusals.refusal(read_training_log, path, names=path)
 
 
 def test_our_log_is_read_exactly(tmp_path):

@@ -16,8 +16,9 @@ from support.weights import read, same_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TRAINING = ["digits", "digits_resnet8"]
-RECIPE = ["--noise", 0.25, "--device", "cpu", "--lr-step-size", 1, "--epochs", 2, "--evaluate-images", 20]
 STEPS = 12
+RECIPE = ["--noise", 0.25, "--device", "cpu", "--lr-step-size", 1, "--epochs", 2, "--evaluate-images", 20]
+RECIPE += ["--batch", 32, "--steps-per-epoch", STEPS]
 STOPPED = {signal.SIGTERM: (143, "stopped by SIGTERM"), signal.SIGINT: (130, "interrupted")}
 FILES = ["args.json", "checkpoint.pth.tar", "log.txt"]
 

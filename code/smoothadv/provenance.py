@@ -58,7 +58,7 @@ def _git_commit() -> str | None:
 
     def git(*arguments: str) -> str:
         return subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), *arguments],
+            ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *arguments],
             check=True,
             capture_output=True,
             text=True,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -16,7 +16,6 @@ from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import Radius
 from smoothadv.errors import UserError
 
-exhaustive = settings(deadline=None, derandomize=True, max_examples=100)
 COLUMNS = [
     ["quantity", "examples", "first", "second", "difference"],
     ["low", "high", "only_first", "only_second", "p_value"],
@@ -144,7 +143,6 @@ def test_p_value_is_that_of_the_discordant_pairs_as_coin_flips():
     assert mcnemar_p_value(0, 0) == 1.0, "nothing speaks for a difference"
 
 
-@exhaustive
 @given(st.integers(0, 5000), st.integers(0, 5000))
 def test_p_value_of_many_pairs_is_that_of_scipy_too(only_first, only_second):
     if only_first + only_second:
@@ -211,7 +209,6 @@ def test_interval_holds_the_difference_about_as_often_as_it_says():
     assert min(coverage(wald, *shares, 40) for shares in SHARES) < 0.6
 
 
-@exhaustive
 @given(st.data(), st.integers(1, 500))
 def test_interval_is_around_the_difference_and_its_mirror_image_when_swapped(data, pairs):
     only_first = data.draw(st.integers(0, pairs))

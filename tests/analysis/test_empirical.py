@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smoothadv.analysis.empirical import Empirical, empirical_curve
@@ -14,7 +14,6 @@ from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.table_formats import FORMATS
 from smoothadv.errors import UserError
 
-exhaustive = settings(deadline=None, derandomize=True, max_examples=100)
 KEYS = ["group", "radius", "empirical_accuracy", "model", "models", "attacks", "examples"]
 
 
@@ -125,7 +124,6 @@ def test_people_see_a_row_per_group_and_a_dash_where_nothing_attacked():
 models = st.tuples(st.sampled_from([None, 0.0, 0.25, 0.5]), st.text("RWA", min_size=1, max_size=6))
 
 
-@exhaustive
 @given(st.lists(models, min_size=1, max_size=8))
 def test_curve_is_that_of_plain_loops(facts):
     logs = [

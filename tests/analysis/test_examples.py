@@ -12,7 +12,7 @@ from smoothadv.analysis.examples import Examples
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.errors import UserError
 
-exhaustive = settings(deadline=None, derandomize=True, max_examples=60)
+exhaustive = settings(max_examples=60)
 KEYS = ["idx", "label", "logs", "certified", "abstained", "mean_radius", "largest_radius", "best_log", "taken_for"]
 Outcome = tuple[int, float]  # predict, radius
 

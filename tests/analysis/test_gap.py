@@ -1,13 +1,11 @@
 """gap: what is certified beside what an attack left, and images on which the two cannot both be right."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -18,7 +16,6 @@ from smoothadv.analysis.shared.table_formats import FORMATS
 from smoothadv.bounds import tolerated_false_statements
 from smoothadv.errors import UserError
 
-many = settings(deadline=None, derandomize=True, max_examples=150)
 KEYS = ["attack", "radius", "examples", "certified_accuracy", "empirical_accuracy", "low", "high", "abstention_rate"]
 KEYS += ["contradictions", "tolerated"]
 SETTINGS = {"sigma": 0.25, "N": 1000, "alpha": 0.001, "checkpoint_sha256": "a", "dataset": "digits", "split": "test"}
@@ -102,7 +99,6 @@ labels, classes, reals = st.integers(0, 2), st.integers(-1, 2), st.sampled_from(
 tables = st.dictionaries(st.integers(0, 9), st.tuples(labels, classes, reals, classes, reals), min_size=1)
 
 
-@many
 @given(
     tables, st.sets(st.integers(0, 9), max_size=4), st.sampled_from([0.25, 0.5]), st.booleans(), st.floats(0.5, 0.99)
 )

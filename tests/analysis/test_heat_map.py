@@ -1,7 +1,5 @@
 """heat_map: every cell says the best of its logs, cells without a log look empty, and everything can be read."""
 
-from __future__ import annotations
-
 import math
 import re
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Hyper-parameters come from what was stated, else from the manifest, else from the path, and say from where."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -71,20 +69,20 @@ CERTIFICATION_PATHS = {
 COHEN = "data/predict/predict_cifar_cohen"
 PREDICTION_PATHS = {
     f"{COHEN}/N10000/PGD_0.250/num_128/predictions": {
-        **{"dataset": "cifar10", "N": 10_000, "attack": "PGD", "epsilon": 0.25, "num_noise_vec": 128},
+        **{"dataset": "cifar10", "N": 10_000, "attack": "PGD", "epsilon": 0.25, "num_noise_vec": 128}
     },
     "data/predict/predict_cifar_ours/N100/PGD_1.125/base/predictions": {
-        **{"dataset": "cifar10", "N": 100, "attack": "PGD", "epsilon": 1.125, "gradient": "base classifier"},
+        **{"dataset": "cifar10", "N": 100, "attack": "PGD", "epsilon": 1.125, "gradient": "base classifier"}
     },
     f"{COHEN}/N10000_nogradtrick/PGD_0.000/num_1/predictions": {
         **{"dataset": "cifar10", "N": 10_000, "attack": "PGD", "epsilon": 0.0, "num_noise_vec": 1},
         "gradient": "gradient-free",
     },
     "data_cohen/predict/imagenet/resnet50/noise_0.25/test/N_1000": {
-        **{"dataset": "imagenet", "arch": "resnet50", "sigma": 0.25, "N": 1000, "split": "test"},
+        **{"dataset": "imagenet", "arch": "resnet50", "sigma": 0.25, "N": 1000, "split": "test"}
     },
     "outdir/PGD_64.0_noise_0.12_mtest_32/predictions": {
-        **{"attack": "PGD", "epsilon": 0.25, "num_noise_vec": 32, "sigma": 0.12},
+        **{"attack": "PGD", "epsilon": 0.25, "num_noise_vec": 32, "sigma": 0.12}
     },
     "outdir/noise_0.12/predictions": {"sigma": 0.12},
     "predictions": {},

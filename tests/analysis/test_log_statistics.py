@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -27,7 +27,6 @@ from support.statistical_checks import too_many
 
 # Correct at 0.5 and 0.25, an abstention, wrong at 0.8, correct at 1.
 LOG = pd.DataFrame({"predict": [3, 4, -1, 1, 2], "correct": [1, 1, 0, 0, 1], "radius": [0.5, 0.25, 0.0, 0.8, 1.0]})
-exhaustive = settings(deadline=None, derandomize=True, max_examples=100)
 
 
 def table_of(rows: list[tuple[int, float]]) -> pd.DataFrame:
@@ -85,7 +84,6 @@ def test_high_probability_accuracy_is_never_negative():
     assert high_probability_accuracies(LOG, [0.5, 2], 0.001, 0.001).tolist() == [0, 0], "5 examples prove little"
 
 
-@exhaustive
 @given(st.integers(1, 10**5), st.floats(1e-6, 0.1), st.floats(1e-6, 0.1), st.integers(1, 500))
 def test_best_of_many_models_divides_rho_among_them(examples, alpha, rho, models):
     table = pd.DataFrame({"predict": [1], "correct": [1], "radius": [1.0]})
@@ -167,7 +165,6 @@ def test_bands_are_those_of_their_formulas():
         assert (low_, high_) == pytest.approx((exact.low, exact.high), abs=1e-9)
 
 
-@exhaustive
 @given(tables, st.lists(radii, min_size=1, max_size=5))
 def test_certified_accuracies_are_those_of_counting_row_by_row(table, asked):
     counted = [
@@ -176,7 +173,6 @@ def test_certified_accuracies_are_those_of_counting_row_by_row(table, asked):
     assert certified_accuracies(table, asked).tolist() == counted
 
 
-@exhaustive
 @given(tables, st.lists(radii, min_size=2, max_size=6).map(sorted))
 def test_certified_accuracy_falls_from_the_clean_accuracy_to_nothing(table, asked):
     accuracies = certified_accuracies(table, [0.0, *asked, 4.01])
@@ -185,7 +181,6 @@ def test_certified_accuracy_falls_from_the_clean_accuracy_to_nothing(table, aske
     assert clean_accuracy(table) + abstention_rate(table) <= 1 + 1e-12
 
 
-@exhaustive
 @given(tables)
 def test_average_radius_is_the_area_under_any_curve(table):
     radii, accuracies = accuracy_curve(table)
@@ -195,7 +190,6 @@ def test_average_radius_is_the_area_under_any_curve(table):
     assert accuracies[-1] == 0, "the curve ends on the axis"
 
 
-@exhaustive
 @given(tables, st.randoms(use_true_random=False))
 def test_order_of_the_rows_does_not_matter(table, random):
     order = list(range(len(table)))
@@ -221,7 +215,6 @@ def test_default_radii_are_round_numbers_as_far_as_anything_is_certified(largest
     assert default_radii([table_of([(1, largest)]), table_of([(1, largest / 2)])]) == expected
 
 
-@exhaustive
 @given(st.floats(0.25, 120))
 def test_default_radii_are_few_and_end_within_a_step_of_the_largest(largest):
     found = default_radii([table_of([(1, largest)])])

@@ -1,7 +1,5 @@
 """Logs are found in files, folders, globs and named groups; what cannot be trusted is never passed over silently."""
 
-from __future__ import annotations
-
 import errno
 import glob
 import json
@@ -15,6 +13,7 @@ from hypothesis import strategies as st
 from smoothadv.analysis.shared.logs import Logs, read_logs
 from smoothadv.errors import UserError
 from smoothadv.records import manifest_path
+from support import refusals
 from support.commands import call
 
 HEADER = "idx\tlabel\tpredict\tradius\tcorrect\ttime"
@@ -47,12 +46,9 @@ def read(*arguments: str, kinds=("certification",), **stated) -> tuple[Logs, lis
 
 
 def refusal(*arguments: str, kinds=("certification",)) -> tuple[str, list[str]]:
-    """The error, which must be one line, and the warnings before it."""
+    """The error and the warnings before it."""
     warnings: list[str] = []
-    with pytest.raises(UserError) as error:
-        read_logs([str(argument) for argument in arguments], kinds, {}, warnings.append)
-    assert "\n" not in str(error.value)
-    return str(error.value), warnings
+    return refusals.refusal(read_logs, [*map(str, arguments)], kinds, {}, warnings.append), warnings
 
 
 def found(*arguments: str) -> list[tuple[str, str]]:

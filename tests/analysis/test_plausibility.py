@@ -1,18 +1,17 @@
 """Radii that cannot be certificates for their sigma, n and alpha are refused; published rounding is understood."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.plausibility import check_certificates, coarse_digits
 from smoothadv.bounds import certified_radius, maximum_radius
 from smoothadv.errors import UserError
+from support import refusals
 
 LOG = Path("results/noise_0.50/test/sigma_0.50")
 CAPS = {0.12: 0.4574, 0.25: 0.9529, 0.5: 1.9057, 1.0: 3.8115}
@@ -48,11 +47,7 @@ def counted(*successes: int, trials: int = 1000, sigma: float = 0.5, alpha: floa
 
 
 def refusal(table: pd.DataFrame, parameters: Parameters) -> str:
-    """The message with which the log is refused, which must be one line that names the file."""
-    with pytest.raises(UserError) as error:
-        check_certificates(LOG, table, parameters)
-    assert str(LOG) in str(error.value) and "\n" not in str(error.value)
-    return str(error.value)
+    return refusals.refusal(check_certificates, LOG, table, parameters, names=LOG)
 
 
 def accepted(table: pd.DataFrame, parameters: Parameters) -> bool:
@@ -97,7 +92,6 @@ def test_three_significant_digits_above_ten_are_tenths(sigma):
     assert not accepted(table_of(round(printed + 0.1, 1)), parameters_of(sigma))
 
 
-@settings(deadline=None, derandomize=True, database=None, max_examples=100)
 @given(
     st.floats(0.05, 2.5),
     st.integers(10, 1_000_000),

@@ -1,7 +1,5 @@
 """Logs of every procedure are analysed as what they are: radii on a grid are called so, images given up are counted."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -18,9 +16,9 @@ from scipy import special
 from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.bounds import certified_radius, failure_upper_bound, maximum_radius, minimum_successes_to_certify
 from smoothadv.certification import PROCEDURES, Procedure, Voting
-from smoothadv.errors import UserError
 from smoothadv.readers import read_certification_log
 from smoothadv.records import manifest_path, tsv
+from support import refusals
 from support.commands import call
 
 SIGMA, N, ALPHA = 0.5, 1000, 0.001
@@ -103,10 +101,7 @@ def notes_of(path: str) -> str:
 
 
 def refusal(path: Path | str) -> str:
-    with pytest.raises(UserError) as error:
-        read_logs([str(path)])
-    assert str(path) in str(error.value) and "\n" not in str(error.value)
-    return str(error.value)
+    return refusals.refusal(read_logs, [str(path)], names=path)
 
 
 def test_columns_of_the_procedures_are_read_as_whole_numbers():

@@ -1,7 +1,5 @@
 """What released names stand for: epsilons in parts of 256, the size of images; and how values are shown to people."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

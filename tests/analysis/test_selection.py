@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smoothadv.analysis.shared.hyper_parameters import Parameters
@@ -24,8 +24,6 @@ from smoothadv.analysis.shared.selection import (
     upper_envelope,
 )
 from smoothadv.errors import UserError
-
-exhaustive = settings(deadline=None, derandomize=True, max_examples=100)
 
 
 def log(name: str, radii: list[float | None] = (0.5,), group: str = "", notes: tuple = (), **values) -> Log:
@@ -148,7 +146,6 @@ def test_several_hyper_parameters_sort_from_the_first_on():
 values = st.sampled_from([None, 0.25, 127 / 256, 0.5, 1.0, 10])
 
 
-@exhaustive
 @given(st.lists(st.tuples(st.sampled_from("AB"), values, values), min_size=1, max_size=12))
 def test_groups_share_out_all_logs_by_their_values(facts):
     logs = [log(str(k), group=group, sigma=sigma, epsilon=eps) for k, (group, sigma, eps) in enumerate(facts)]
@@ -183,7 +180,6 @@ def test_full_tie_goes_to_the_first_log():
 radius_lists = st.lists(st.sampled_from([None, 0.1, 0.25, 0.5, 1.0]), min_size=4, max_size=4)
 
 
-@exhaustive
 @given(st.lists(radius_lists, min_size=1, max_size=6), st.sampled_from([0.0, 0.1, 0.2, 0.5, 1.0, 1.5]))
 def test_envelope_is_that_of_comparing_every_log_with_every_other(models, radius):
     logs = [log(str(k), radii) for k, radii in enumerate(models)]

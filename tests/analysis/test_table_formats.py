@@ -6,13 +6,12 @@ import json
 import re
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from smoothadv.analysis.shared.radii import Radius, radius_column
 from smoothadv.analysis.shared.table_formats import FORMATS, Annotated, Column, Markup, Table, display_cells, titles
 
-exhaustive = settings(deadline=None, derandomize=True, max_examples=100)
 PLAIN = Markup(lambda text: f"<{text}>", lambda text: f"^{text} ", lambda text: text)
 KINDS = ["text", "count", "fraction", "percent", "difference", "number", "signed"]
 # What the name of a log can hold, but for what is shown as an escape.
@@ -161,7 +160,6 @@ def cells_of(line: str) -> list[str]:
     return [part.strip().replace("\\|", "|") for part in parts[1:-1]]
 
 
-@exhaustive
 @given(texts.filter(lambda text: "\\" not in text), st.floats(0, 1))
 @example("a|b", 0.5)
 def test_markdown_cell_holds_any_text(text, share):
@@ -170,7 +168,6 @@ def test_markdown_cell_holds_any_text(text, share):
     assert len({len(line) for line in lines}) == 1, "padded to equal width"
 
 
-@exhaustive
 @given(texts.filter(lambda text: "\\" not in text))
 @example("a|b")
 def test_markdown_title_holds_any_text(text):
@@ -189,7 +186,6 @@ def latex_reads(text: str) -> str:
     return printed
 
 
-@exhaustive
 @given(texts)
 @example(r"50% of $x_1^2$ & {a}\~#<b>")
 def test_latex_prints_any_text_as_it_is(text):
@@ -207,7 +203,6 @@ def test_latex_reader_notices_what_is_not_escaped():
 numbers = st.none() | st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False)
 
 
-@exhaustive
 @given(st.lists(st.tuples(texts, numbers), max_size=6))
 def test_csv_and_json_lose_nothing(rows):
     table = Table([Column("name", "n", "text"), Column("value", "v", "number")], rows)

@@ -1,7 +1,5 @@
 """plot_training where not every epoch was evaluated: test curves have the points that there are, and show them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

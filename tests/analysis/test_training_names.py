@@ -3,8 +3,6 @@
 The manifests here are made of real objectives by what the training commands record.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -38,11 +36,7 @@ TRAININGS = {
     "Gaussian": (Gaussian(0.25), {}, END),
     "SmoothAdv-PGD": (SmoothAdv(PGD_2, 0.25), {}, f"cifar10/PGD_2steps/eps_64/{END}"),
     "SmoothAdv-DDN": (SmoothAdv(DDN_4, 0.25), {}, f"cifar10/DDN_4steps/eps_64/{END}"),
-    "vanilla PGD": (
-        SmoothAdv(PGD_2, 0.0),
-        {},
-        f"cifar10/PGD_2steps_baseAttackExp/without_noise/eps_64/{END}",
-    ),
+    "vanilla PGD": (SmoothAdv(PGD_2, 0.0), {}, f"cifar10/PGD_2steps_baseAttackExp/without_noise/eps_64/{END}"),
     "vanilla PGD + noise": (
         SmoothAdv(PGD_2, 0.25, base_attack=True),
         {},

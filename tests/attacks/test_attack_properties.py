@@ -20,7 +20,6 @@ from support.slow_attacks import smooth_network
 
 CLASSES = 3
 DTYPES = [torch.float32, torch.float64]
-reproducible = settings(deadline=None, derandomize=True, max_examples=300)
 
 
 def faults(result: torch.Tensor, inputs: torch.Tensor, epsilon: torch.Tensor) -> list[str]:
@@ -91,7 +90,6 @@ def attacks(draw):
     )
 
 
-@reproducible
 @given(situations(), attacks(), st.booleans(), st.integers(1, 5), st.booleans(), st.booleans())
 def test_direct_attack_stays_in_the_ball_and_the_box(situation, attack, targeted, copies, begins, sized):
     inputs, labels, epsilon, model = situation
@@ -104,7 +102,6 @@ def test_direct_attack_stays_in_the_ball_and_the_box(situation, attack, targeted
     assert faults(result, inputs, epsilon if sized else torch.full_like(epsilon, attack.epsilon)) == []
 
 
-@settings(reproducible, max_examples=150)
 @given(
     situations(),
     attacks(),
@@ -121,7 +118,7 @@ def test_attack_on_a_smoothed_classifier_stays_there_too(situation, attack, targ
     assert faults(result, inputs, epsilon if sized else torch.full_like(epsilon, attack.epsilon)) == []
 
 
-@settings(reproducible, max_examples=60)
+@settings(max_examples=60)
 @given(situations(), st.sampled_from(list(ATTACKS)), st.integers(1, 4))
 def test_without_a_gradient_nothing_moves(situation, name, steps):
     inputs, labels, epsilon, _ = situation

@@ -7,14 +7,7 @@ import torch
 from scipy.stats import norm
 
 from smoothadv.attacks.estimators import Stein, frozen, plug_in, smoothed_loss, stein_gradient
-from support.models import (
-    BIAS,
-    MARGIN,
-    POINT,
-    WEIGHT,
-    linear_classifier,
-    network_with_state,
-)
+from support.models import BIAS, MARGIN, POINT, WEIGHT, linear_classifier, network_with_state
 
 SIGMA = 0.5
 W = torch.tensor(WEIGHT, dtype=torch.float64)

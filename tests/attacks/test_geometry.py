@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smoothadv.attacks import ATTACKS
@@ -14,7 +14,6 @@ from smoothadv.settings import settings_of
 from support.models import ConstantClassifier, Recorder, linear_classifier, network_with_state, random_linear_classifier
 
 every_attack = pytest.mark.parametrize("attack", [ATTACKS[name] for name in ATTACKS], ids=list(ATTACKS))
-reproducible = settings(deadline=None, derandomize=True, max_examples=100)
 CLASSES = 3
 
 
@@ -53,7 +52,6 @@ def situations(draw):
 
 
 @every_attack
-@reproducible
 @given(situations(), st.floats(0.01, 4), st.integers(1, 5), st.data())
 def test_result_is_an_image_within_epsilon_and_reproducible(attack, situation, epsilon, steps, data):
     images, labels, noise, model = situation
@@ -135,7 +133,6 @@ vectors = st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=3).map(lambd
 scales = st.sampled_from([1e-30, 1e-20, 1.0, 1e20, 1e30])
 
 
-@reproducible
 @given(vectors, scales)
 def test_unit_has_norm_one_at_every_scale_and_leaves_zero_alone(v, scale):
     v = v * scale
@@ -152,7 +149,6 @@ def test_norms_are_taken_over_all_dimensions_of_each_example():
     torch.testing.assert_close(unit(v), v / expected[:, None, None, None])
 
 
-@reproducible
 @given(vectors, st.floats(0.001, 3))
 def test_ball_projection_shortens_what_is_too_long_and_nothing_else(v, epsilon):
     length = v.norm().item()
@@ -160,7 +156,6 @@ def test_ball_projection_shortens_what_is_too_long_and_nothing_else(v, epsilon):
     torch.testing.assert_close(projected, v if length <= epsilon else v * (epsilon / length), rtol=1e-5, atol=1e-7)
 
 
-@reproducible
 @given(vectors, st.sampled_from([0.1, 1.0, 5.0]), st.integers(0, 100))
 def test_box_projection_is_the_nearest_perturbation_that_keeps_an_image(v, scale, seed):
     x, v = torch.rand(1, 3, generator=generator(seed)), v * scale

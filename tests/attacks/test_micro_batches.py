@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from smoothadv.attacks import SmoothedAttack
@@ -17,7 +17,6 @@ from support.models import Recorder
 from support.slow_attacks import slow_expected_loss, slow_plug_in, slow_stein, smooth_network
 
 SIGMA, CLASSES, DIMENSION = 0.5, 3, 5
-reproducible = settings(deadline=None, derandomize=True, max_examples=100)
 
 
 def mean_margin(model, points, labels, noise) -> Estimate:
@@ -65,7 +64,6 @@ def are_equal(estimate: torch.Tensor, expected: torch.Tensor) -> bool:
     return bool(((estimate - expected).flatten(1).abs() <= 1e-10 * scale).all())
 
 
-@reproducible
 @given(
     st.sampled_from(list(ESTIMATORS)),
     st.integers(1, 3),
@@ -100,7 +98,6 @@ def test_parts_of_the_plug_in_estimate_are_no_plain_average():
     assert not are_equal(InParts(without_weight, 2)(*given_).gradient, whole)
 
 
-@reproducible
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_a_pass_holds_whole_examples_or_equal_parts_of_one(copies, batch):
     rows = rows_per_pass(copies, batch)
@@ -113,7 +110,6 @@ def test_a_pass_holds_whole_examples_or_equal_parts_of_one(copies, batch):
         assert passes * rows - copies < passes, "nor more padding than equal parts need"
 
 
-@reproducible
 @given(st.integers(1, 20), st.integers(1, 8), st.integers(0, 50))
 def test_fixed_shape_is_the_same_function_with_the_same_gradient(count, rows, seed):
     model = smooth_network(DIMENSION, CLASSES, seed)
@@ -161,7 +157,6 @@ def test_model_sees_one_shape_within_the_budget(copies, batch, options, attack):
 INDICES = st.lists(st.integers(0, 2**40), min_size=1, max_size=40, unique=True)
 
 
-@reproducible
 @given(INDICES, st.integers(1, 70))
 def test_place_in_a_pass_is_a_function_of_the_index(indices, places):
     waiting = dict(enumerate(indices))

@@ -172,7 +172,7 @@ def test_everything_released_at_once_is_that_of_the_pseudo_code():
         torch.testing.assert_close(quick, slow, rtol=0, atol=1e-10)
 
 
-@settings(deadline=None, derandomize=True, database=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     steps=st.integers(1, 5),

@@ -19,14 +19,7 @@ from smoothadv.attacks.pgd import PGD
 from smoothadv.noise import Purpose, derive_generator
 from support.fragile_models import ShapeSensitive
 from support.models import network_with_state
-from support.slow_attacks import (
-    batch_noise,
-    slow_expected_loss,
-    slow_pgd,
-    slow_plug_in,
-    slow_stein,
-    smooth_network,
-)
+from support.slow_attacks import batch_noise, slow_expected_loss, slow_pgd, slow_plug_in, slow_stein, smooth_network
 from support.slow_ddn import slow_ddn_batch
 
 SIGMA, CLASSES = 0.25, 4
@@ -148,7 +141,7 @@ def apart(situation: int, memory_format: torch.memory_format = torch.contiguous_
     return torch.cat([batch_of([row], situation, memory_format) for row in range(len(INDICES))])
 
 
-@settings(deadline=None, derandomize=True, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(st.integers(0, len(INDICES) - 1), min_size=1, max_size=len(INDICES), unique=True),
     st.integers(0, len(SITUATIONS) - 1),

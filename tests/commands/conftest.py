@@ -8,16 +8,25 @@ from support.commands import succeed
 from support.recipes import EPOCHS, RECIPES
 
 
-@pytest.fixture(scope="session")
-def trained_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The run folders of three epochs under each recipe."""
-    root = tmp_path_factory.mktemp("trained")
-    for name, (command, options) in RECIPES.items():
-        succeed(command, "digits", "digits_resnet8", root / name, "--epochs", EPOCHS, "--device", "cpu", *options)
-    return {name: root / name for name in RECIPES}
+class Trained(dict[str, Path]):
+    """The run folder of three epochs under each recipe that is asked for."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def __missing__(self, name: str) -> Path:
+        (command, options), folder = RECIPES[name], self.root / name
+        succeed(command, "digits", "digits_resnet8", folder, "--epochs", EPOCHS, "--device", "cpu", *options)
+        self[name] = folder
+        return folder
 
 
 @pytest.fixture(scope="session")
-def checkpoint(trained_folders: dict[str, Path]) -> Path:
+def trained_folders(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return Trained(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture(scope="session")
+def checkpoint(trained_folders: Trained) -> Path:
     """A classifier of digits, trained under Gaussian noise of 0.25."""
     return trained_folders["gaussian"] / "checkpoint.pth.tar"

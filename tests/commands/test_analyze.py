@@ -1,7 +1,5 @@
 """analyze from end to end on small logs written by hand: values, formats, figures, and how logs are found."""
 
-from __future__ import annotations
-
 import csv
 import glob
 import io
@@ -260,13 +258,13 @@ def test_closed_streams_are_no_errors(logs, closed):
     assert (result.stdout == "") if ">&- " in f"{closed} " and closed != "2>&-" else result.stdout.startswith("| ")
 
 
-def test_file_takes_no_place_of_a_closed_stream(logs, checkpoint):
-    """Python and libraries print to these places by their numbers."""
+def test_file_takes_no_place_of_a_closed_stream(logs):
+    """Python and libraries print to these places by their numbers. A plug-in that registers nothing is refused."""
     (logs / "look.py").write_text(
-        "import os\nfrom smoothadv.architectures import ARCHITECTURES\n"
+        "import os\nfrom smoothadv.sweeps.engines import ENGINES\n"
         "places = [os.path.realpath(f'/dev/fd/{place}') for place in range(3)]\n"
-        "if places == ['/dev/null'] * 3:\n    ARCHITECTURES.register('none')(lambda description: None)\n"
+        "if places == ['/dev/null'] * 3:\n    ENGINES.register('none')(object)\n"
     )
-    words = script("certify", "digits", checkpoint, 0.25, "out.tsv", "--N", 50, "--max", 1, "--plugin", "look.py")
+    words = script("analyze", "summary", "results", "-o", "out.md", "--plugin", "look.py")
     assert run_process(["/bin/sh", "-c", f"{shlex.join(words)} <&- >&- 2>&-"], logs).returncode == 0
-    assert len((logs / "out.tsv").read_text().splitlines()) == 2
+    assert len((logs / "out.md").read_text().splitlines()) == 4

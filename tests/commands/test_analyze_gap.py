@@ -1,7 +1,5 @@
 """analyze gap and empirical --confidence from end to end, on a folder as attack leaves it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

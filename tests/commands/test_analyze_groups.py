@@ -1,7 +1,5 @@
 """analyze from end to end on groups of logs: names, conditions, norms, and each analysis on whatever it is given."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """analyze on logs that cannot be pooled: unfinished ones, and logs of different images, each said to be what it is."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

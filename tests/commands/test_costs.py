@@ -118,13 +118,7 @@ def test_step_of_an_attack_is_measured(workplace):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [
-        (0.5, "0.5 seconds"),
-        (119, "119 seconds"),
-        (120, "2 minutes"),
-        (7200, "2 hours"),
-        (864_000_000, "10,000 days"),
-    ],
+    [(0.5, "0.5 seconds"), (119, "119 seconds"), (120, "2 minutes"), (7200, "2 hours"), (864_000_000, "10,000 days")],
 )
 def test_durations_read_well(seconds, text):
     assert costs._duration(seconds) == text

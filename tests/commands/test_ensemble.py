@@ -1,7 +1,5 @@
 """An ensemble of checkpoints in the commands and functions: one classifier, whose logs name all its members."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

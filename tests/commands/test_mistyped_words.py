@@ -1,7 +1,5 @@
 """Mistyped options, subcommands and choices: one line, exit code 2, and the word that was probably meant."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -10,10 +10,11 @@ import pytest
 from smoothadv import plugins
 from smoothadv.checkpoints import read_checkpoint
 from smoothadv.registry import UnknownNameError
-from support.commands import CODE, ENVIRONMENT, Outcome, call, header, rows, run_process, succeed, timeless
+from support.commands import Outcome, call, header, rows, succeed, timeless
 from support.plugin_page import COMMANDS, GRID, SHAPES, without_plugins, words
 from support.sharding import manifest_of
 from support.sweeping import jobs_of
+from support.warm import patch_stages
 
 CHECKPOINT = "models/shapes/checkpoint.pth.tar"
 FAST = ["--device", "cpu", "--max", 12]
@@ -96,19 +97,22 @@ def test_attack_against_the_log_of_a_plugin(workplace, capsys):
     assert outcome.code == 1 and "logs/shapes.tsv was made with another version of the plug-in shapes.py" in outcome.err
 
 
-def test_torchrun_passes_the_plugin_to_all_processes(workplace):
+def test_torchrun_passes_the_plugin_to_all_processes(workplace, warm):
+    """What torchrun starts, by its own reading of the page's line."""
+    from torch.distributed.run import parse_args
+
     line = next(line for line in COMMANDS if line[0] == "torchrun")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", *line[1 : line.index("smoothadv") + 1]]
-    further = [str(word) for word in FAST]
-    done = run_process([*launch, *line[line.index("certify") :], *further], workplace, PYTHONPATH=str(CODE))
-    assert done.returncode == 0, done.stderr
+    torchrun = parse_args([*line[1:], *map(str, FAST)])
+    assert torchrun.module and (torchrun.nproc_per_node, torchrun.training_script) == ("2", "smoothadv")
+    done = warm.run_workers(2, [sys.executable, "-m", "smoothadv", *torchrun.training_script_args], workplace)
+    assert [each.returncode for each in done] == [0, 0], done
     one, two = Path("logs/shapes.tsv"), Path("logs/two.tsv")
     assert header(two) == header(one) and timeless(two) == timeless(one) and len(rows(two)) == 12
     assert manifest_of(two)["settings"] == manifest_of(one)["settings"]
 
 
-def test_sweep_gives_the_plugins_of_its_grid_to_all_commands(workplace, capsys, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", ENVIRONMENT["OMP_NUM_THREADS"])
+def test_sweep_gives_the_plugins_of_its_grid_to_all_commands(workplace, capsys, warm, monkeypatch):
+    patch_stages(warm, monkeypatch)
     folder = Path("grids")
     folder.mkdir()
     Path("shapes.py").rename(folder / "shapes.py")

@@ -1,7 +1,5 @@
 """Recipes set their options in every training command; options on the command line override them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -256,12 +254,7 @@ def test_settings_that_nobody_reads_are_left_out_of_a_recipe_but_refused_on_the_
 
 RELEASED_ATTACK = {
     "PGD": {"random_if_flat": True},
-    "DDN": {
-        "initial_norm_is_epsilon": True,
-        "quantization_levels": 256,
-        "result_levels": 256,
-        "anneal_past_end": True,
-    },
+    "DDN": {"initial_norm_is_epsilon": True, "quantization_levels": 256, "result_levels": 256, "anneal_past_end": True},
 }
 
 

@@ -1,7 +1,5 @@
 """report: one HTML page that contains all it shows, states its sources, and is correct for any name."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
@@ -189,7 +187,7 @@ def test_sections_are_there_and_linked(page):
     ids = [attributes["id"] for attributes in page.all("section")]
     assert targets == [f"#{identity}" for identity in ids] and len(ids) == len(page.texts["h2"])
     assert page.texts["h2"] == [
-        *("Certified accuracy", "Best log by radius", "Accuracy under attack", "Training", "Examples", "Provenance"),
+        *("Certified accuracy", "Best log by radius", "Accuracy under attack", "Training", "Examples", "Provenance")
     ]
 
 

@@ -22,15 +22,6 @@ for line in lines:
     code = main(line)
     print("\\nend", code, *(name for name in watched if name in sys.modules))
 """
-CERTIFY = """
-import sys
-from smoothadv.commands.certify import make_parser, request_of
-parser = make_parser()
-request = request_of(parser, parser.parse_args(sys.argv[2:]), sys.argv[2:])
-from smoothadv.evaluation.certifying import certify
-certify(request)
-print(*(name for name in sys.argv[1].split() if name in sys.modules))
-"""
 # With the exit code of each.
 WITHOUT_TORCH = [
     (["--help"], 0),
@@ -52,7 +43,9 @@ WITHOUT_TORCH = [
     (["sweep", "run", "grid.toml", "--engine", "locl"], 2),
     (["sweep", "plan", "nowhere.toml"], 1),
 ]
-WITH_TORCH = [([name, "--help"], 0) for name in ("train", "train_pgd", "predict", "attack")]
+# Only torch knows whether there is such a device.
+NO_DEVICE = ["certify", "digits", "c.pth.tar", "0.25", "log.tsv", "--device", "nowhere"]
+WITH_TORCH = [(NO_DEVICE, 2), *(([name, "--help"], 0) for name in ("train", "train_pgd", "predict", "attack"))]
 
 
 def imported(lines: list[list[str]], watched: list[str], folder) -> list[tuple[int, set[str]]]:
@@ -65,22 +58,17 @@ def imported(lines: list[list[str]], watched: list[str], folder) -> list[tuple[i
     return [(int(code), set(names)) for code, *names in ends]
 
 
-def test_help_and_usage_errors_do_not_import_torch(tmp_path):
-    lines = [line for line, _ in WITHOUT_TORCH]
-    found = imported(lines, ["torch", *SLOW], tmp_path)
-    assert list(zip(lines, found)) == [(line, (code, set())) for line, code in WITHOUT_TORCH]
-
-
-def test_import_of_torch_is_noticed(tmp_path):
-    """Only torch knows whether there is such a device."""
-    line = ["certify", "digits", "c.pth.tar", "0.25", "log.tsv", "--device", "nowhere"]
-    assert imported([["certify", "--help"], line], ["torch"], tmp_path) == [(0, set()), (2, {"torch"})]
-
-
-def test_help_of_the_other_commands_imports_little_but_torch(tmp_path):
-    lines = [line for line, _ in WITH_TORCH]
-    found = imported(lines, SLOW, tmp_path)
-    assert list(zip(lines, found)) == [(line, (code, set())) for line, code in WITH_TORCH]
+def test_commands_import_no_library_that_they_do_not_need(checkpoint, tmp_path):
+    """In one process: help texts and usage errors without torch, then those with it, then a certification."""
+    certify = ["certify", "digits", str(checkpoint), "0.25", str(tmp_path / "log.tsv"), "--N", "100", "--max", "1"]
+    lines = [line for line, _ in WITHOUT_TORCH + WITH_TORCH]
+    *found, (code, at_work) = imported([*lines, [*certify, "--device", "cpu"]], ["torch", *SLOW], tmp_path)
+    assert list(zip(lines, found)) == [
+        *((line, (code, set())) for line, code in WITHOUT_TORCH),
+        *((line, (code, {"torch"})) for line, code in WITH_TORCH),
+    ]
+    # The images come with scikit-learn, which imports SciPy and, where it is installed, pandas.
+    assert code == 0 and at_work - {"scipy.stats", "pandas"} == {"torch", "sklearn"}
 
 
 def test_import_of_a_slow_library_is_noticed(tmp_path):
@@ -88,15 +76,6 @@ def test_import_of_a_slow_library_is_noticed(tmp_path):
     log.write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n0\t1\t1\t0.5\t1\t0:00:00.1\n")
     line = ["analyze", "summary", str(log), "--sigma", "0.25", "--N", "100000", "--alpha", "0.001"]
     assert imported([line], ["pandas", "torch"], tmp_path) == [(0, {"pandas"})]
-
-
-def test_certifying_digits_imports_no_slow_library_of_its_own(checkpoint, tmp_path):
-    words = ["digits", str(checkpoint), "0.25", str(tmp_path / "log.tsv"), "--N", "100", "--max", "1"]
-    program = [sys.executable, "-c", CERTIFY, " ".join(["torch", *SLOW]), *words, "--device", "cpu"]
-    done = run_process(program, tmp_path, PYTHONPATH=str(CODE))
-    assert done.returncode == 0, done.stderr
-    # The images come with scikit-learn, which imports SciPy and, where it is installed, pandas.
-    assert set(done.stdout.splitlines()[-1].split()) - {"scipy.stats", "pandas"} == {"torch", "sklearn"}
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,19 @@
 """Under torchrun any number of processes, killed or not, write the log that one process would have written."""
 
-import contextlib
 import itertools
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from support.commands import CODE, ENVIRONMENT, call, rows, run_process, snapshot, succeed, timeless, wait_until
+from support.commands import call, rows, run_process, script, snapshot, succeed, timeless, wait_until
 from support.patience import HANG_SECONDS
 from support.sharding import EXAMPLES, METHODS, OneWorker, assert_same, manifest_of, refused
+from support.torchrun import launched, needs_proc, torchrun, workers_of
 
 
 @pytest.fixture(scope="module")
@@ -83,69 +81,34 @@ def test_torchrun_refuses_shards_of_another_division_before_it_works(start, work
 
 
 # Under torchrun the digits' 359 examples are 45 shards: forty examples are five.
-FORTY = ["digits", "checkpoint", "0.25", "log.tsv", "--skip", "9", "--device", "cpu"]
-TORCHRUN = {"exact": ["--N", "1500"], "adaptive": ["--method", "adaptive", "--N", "4000"]}
+FORTY = ["--skip", "9", "--device", "cpu"]
+TORCHRUN = {"exact": ["--N", "1500"], "adaptive": ["--method", "adaptive", "--N", "2000"]}
 
 
-def torchrun(checkpoint: Path, processes: int, options: list[str], restarts: int = 0) -> list[str]:
-    """As `torchrun --nproc-per-node G code/certify.py ...`."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    certify = [str(CODE / "certify.py"), *(str(checkpoint) if word == "checkpoint" else word for word in FORTY)]
-    return [*launch, f"--max-restarts={restarts}", *certify, *options]
+def certification(checkpoint: Path, method: str, *options: object, log: str | Path = "log.tsv") -> list[str]:
+    return script("certify", "digits", checkpoint, 0.25, log, *FORTY, *TORCHRUN[method], *options)
 
 
 @pytest.fixture(scope="module")
 def forty(checkpoint, tmp_path_factory) -> dict[str, Path]:
     """The log that one process writes of those forty examples."""
     folder = tmp_path_factory.mktemp("forty")
-    for method, options in TORCHRUN.items():
-        positional = ["digits", checkpoint, "0.25", folder / method]
-        succeed("certify", *positional, *FORTY[4:], *options)
+    for method in TORCHRUN:
+        succeed("certify", *certification(checkpoint, method, log=folder / method)[2:])
     return {method: folder / method for method in TORCHRUN}
-
-
-def workers_of(launcher: subprocess.Popen) -> list[int]:
-    """The processes that torchrun has started and that still run."""
-    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
-    return [int(child) for child in children if b"certify.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def rows_in_shards(folder: Path) -> int:
     return sum(max(0, path.read_bytes().count(b"\n") - 1) for path in folder.glob("log.tsv.shards/*.tsv"))
 
 
-@contextlib.contextmanager
-def launched(command: list[str], folder: Path, count: int) -> Iterator[subprocess.Popen]:
-    """A torchrun at work, once its shards have ``count`` rows; nothing of it is left afterwards."""
-    with (folder / "output").open("w") as output:
-        launcher = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=output, stderr=output)
-    workers: list[int] = []
-    try:
-        wait_until(lambda: rows_in_shards(folder) >= count, launcher)
-        workers = workers_of(launcher)
-        yield launcher
-    finally:
-        for process in (launcher.pid, *workers):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        launcher.wait()
-
-
-needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds torchrun's processes in /proc")
-
-
 @pytest.mark.parametrize(
     ("processes", "method"),
-    [
-        (2, "exact"),
-        (2, "adaptive"),
-        *(pytest.param(count, "exact", marks=pytest.mark.slow) for count in (1, 3)),
-    ],
+    [(2, "exact"), (2, "adaptive"), *(pytest.param(count, "exact", marks=pytest.mark.slow) for count in (1, 3))],
 )
 def test_any_number_of_processes_writes_the_log_of_one(checkpoint, warm, tmp_path, forty, processes, method):
     """Processes as torchrun starts them; torchrun itself is at work in the tests below."""
-    command = torchrun(checkpoint, processes, TORCHRUN[method])
-    done = warm.run_workers(processes, [sys.executable, *command[command.index(str(CODE / "certify.py")) :]], tmp_path)
+    done = warm.run_workers(processes, certification(checkpoint, method), tmp_path)
     assert [each.returncode for each in done] == [0] * processes, done
     assert "".join(each.stdout for each in done).count("40 examples") == 1, "one of the processes sums up"
     assert_same(tmp_path / "log.tsv", forty[method])
@@ -155,23 +118,32 @@ def test_any_number_of_processes_writes_the_log_of_one(checkpoint, warm, tmp_pat
 
 @needs_proc
 @pytest.mark.parametrize(
-    ("method", "before", "after", "row"),
+    ("start", "method", "before", "after", "row"),
     [
-        ("exact", 1, 2, 13),
-        pytest.param("adaptive", 1, 3, 6, marks=pytest.mark.slow),
-        pytest.param("exact", 3, 1, 15, marks=pytest.mark.slow),
+        ("warm", "exact", 2, 1, 13),
+        pytest.param("cold", "adaptive", 1, 3, 6, marks=pytest.mark.slow),
+        pytest.param("cold", "exact", 3, 1, 15, marks=pytest.mark.slow),
     ],
 )
 def test_killed_torchrun_is_continued_by_another_number_of_processes(
-    checkpoint, tmp_path, forty, method, before, after, row
+    checkpoint, warm, tmp_path, forty, start, method, before, after, row
 ):
-    """All its processes at once, as when a machine fails; 12 seconds each."""
-    moments = random.Random(row)
-    with launched(torchrun(checkpoint, before, TORCHRUN[method]), tmp_path, row):
-        time.sleep(moments.uniform(0, 0.05))
+    """All its processes at once, as when a machine fails. The warm ones are started without torchrun at first."""
+    moments, command = random.Random(row), certification(checkpoint, method)
+
+    def ready() -> bool:
+        return rows_in_shards(tmp_path) >= row
+
+    if start == "warm":
+        with warm.workers(before, command, tmp_path) as workers:
+            wait_until(ready, workers[0])
+            time.sleep(moments.uniform(0, 0.05))
+    else:
+        with launched(torchrun(command, before), tmp_path, ready):
+            time.sleep(moments.uniform(0, 0.05))
     assert not (tmp_path / "log.tsv").exists() and row <= rows_in_shards(tmp_path) < 40
     kept = {path.name: path.read_bytes() for path in tmp_path.glob("log.tsv.shards/*.tsv")}
-    done = run_process(torchrun(checkpoint, after, TORCHRUN[method]), tmp_path)
+    done = warm.run(torchrun(command, after), tmp_path)
     assert done.returncode == 0, done.stderr
     assert_same(tmp_path / "log.tsv", forty[method])
     assert not (tmp_path / "log.tsv.shards").exists()
@@ -184,7 +156,8 @@ def test_killed_torchrun_is_continued_by_another_number_of_processes(
 @pytest.mark.slow
 def test_killed_worker_is_started_again_by_torchrun(checkpoint, tmp_path, forty):
     """torchrun then starts all of them anew, which takes 15 seconds."""
-    with launched(torchrun(checkpoint, 2, TORCHRUN["exact"], restarts=1), tmp_path, 9) as launcher:
+    command = torchrun(certification(checkpoint, "exact"), 2, restarts=1)
+    with launched(command, tmp_path, lambda: rows_in_shards(tmp_path) >= 9) as launcher:
         os.kill(workers_of(launcher)[1], signal.SIGKILL)
         assert launcher.wait(timeout=HANG_SECONDS) == 0, (tmp_path / "output").read_text()
     assert_same(tmp_path / "log.tsv", forty["exact"])
@@ -196,13 +169,17 @@ def test_torchrun_leaves_a_finished_log_alone_and_replaces_it_when_told(checkpoi
     """Three runs of 6 seconds."""
     for name in (forty["exact"], forty["exact"].with_name("exact.manifest.json")):
         (tmp_path / name.name.replace("exact", "log.tsv")).write_bytes(name.read_bytes())
+
+    def started(*options: object) -> list[str]:
+        return torchrun(certification(checkpoint, "exact", *options), 2)
+
     before = snapshot(tmp_path)
-    assert run_process(torchrun(checkpoint, 2, TORCHRUN["exact"]), tmp_path).returncode == 0
+    assert run_process(started(), tmp_path).returncode == 0
     assert snapshot(tmp_path) == before
-    refused = run_process(torchrun(checkpoint, 2, [*TORCHRUN["exact"], "--seed", "7"]), tmp_path)
+    refused = run_process(started("--seed", 7), tmp_path)
     assert refused.returncode == 1 and "seed was 0, now 7" in refused.stderr
     assert snapshot(tmp_path) == before
-    anew = run_process(torchrun(checkpoint, 2, [*TORCHRUN["exact"], "--seed", "7", "--overwrite"]), tmp_path)
+    anew = run_process(started("--seed", 7, "--overwrite"), tmp_path)
     assert anew.returncode == 0 and manifest_of(tmp_path / "log.tsv")["settings"]["seed"] == 7
     assert len(rows(tmp_path / "log.tsv")) == 40 and timeless(tmp_path / "log.tsv") != timeless(forty["exact"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.tsv", "log.tsv.manifest.json"]

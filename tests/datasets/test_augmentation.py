@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
@@ -63,10 +63,6 @@ def cases(draw):
     return images, chosen, indices
 
 
-repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=150)
-
-
-@repeatable
 @given(cases())
 def test_images_are_padded_cut_and_mirrored(case):
     images, chosen, indices = case
@@ -89,7 +85,6 @@ def test_columns_are_cut_before_they_are_mirrored(mirrored):
     assert result.tolist() == [[[0, 0, 0], [0, 3, 2]] if mirrored else [[0, 0, 0], [2, 3, 0]]]
 
 
-@repeatable
 @given(cases(), st.data())
 def test_choice_for_some_images_is_theirs_in_their_order(case, data):
     _, chosen, indices = case
@@ -107,7 +102,6 @@ def test_choice_for_some_images_is_theirs_in_their_order(case, data):
             ]
 
 
-@repeatable
 @given(cases())
 def test_pixels_lie_image_by_image_and_row_by_row_with_a_black_one_last(case):
     images, _, _ = case

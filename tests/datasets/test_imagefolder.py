@@ -11,6 +11,7 @@ from smoothadv.datasets import describe_dataset, get_dataset
 from smoothadv.datasets.imagefolder import _describe_folder, _read
 from smoothadv.datasets.images import InMemoryImages
 from smoothadv.errors import UserError
+from support import refusals
 from support.image_files import chw, random_image, save_image
 
 
@@ -35,11 +36,7 @@ def assert_items_equal(dataset, expected: list[tuple[np.ndarray, int]]) -> None:
 
 
 def refusal(root, split="train") -> str:
-    """The message with which the folder is refused, which must be one line."""
-    with pytest.raises(UserError) as error:
-        get_dataset(f"imagefolder:{root}", split).fingerprint()
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return refusals.refusal(lambda: get_dataset(f"imagefolder:{root}", split).fingerprint())
 
 
 @pytest.mark.parametrize("channels", [1, 3])

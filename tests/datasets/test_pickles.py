@@ -80,9 +80,7 @@ NESTED = b"N" + b"\x85" * 1_000_000
 DOCTORED = {
     "objects, flags 0": holding(array_of(type_of("O8"), POINTERS)),
     "objects, flags 1": holding(array_of(type_of("O8", flags=1), POINTERS)),
-    "a field of objects": holding(
-        array_of(type_of("V8", None, ("a",), {"a": (np.dtype("O"), 0)}), POINTERS),
-    ),
+    "a field of objects": holding(array_of(type_of("V8", None, ("a",), {"a": (np.dtype("O"), 0)}), POINTERS)),
     "a part of objects": holding(array_of(type_of("V8", (np.dtype("O"), (1,)), None, None), POINTERS)),
     "more entries than bytes": holding(array_of(np.dtype("u1"), POINTERS, (2**40,))),
     "fewer entries than bytes": holding(array_of(np.dtype("u1"), POINTERS, (4,))),

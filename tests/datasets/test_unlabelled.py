@@ -15,7 +15,7 @@ import torch
 from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
 from smoothadv.datasets.images import InMemoryImages
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
-from smoothadv.errors import UserError
+from support import refusals
 from support.traps import Trap
 
 COLOUR, GREY = (3, 2, 4), (1, 4, 5)
@@ -113,12 +113,8 @@ def test_arrays_that_were_read_only_are_read_without_a_warning(tmp_path):
 
 
 def refusal(path: Path, description: DatasetDescription | None = None) -> str:
-    """The message with which a file is refused: one line of a sensible length that names the file and the option."""
-    with pytest.raises(UserError) as error:
-        load_pseudo_labelled(path, description or described())
-    message = str(error.value)
-    assert str(path) in message and message.startswith("--use-unlabelled: ")
-    assert len(message.splitlines()) == 1 and len(message) < 1_000
+    message = refusals.refusal(load_pseudo_labelled, path, description or described(), names=path)
+    assert message.startswith("--use-unlabelled: ")
     return message
 
 

@@ -14,7 +14,7 @@ from support import slow_noise
 
 KINDS = [GaussianNoise, RoundedGaussianNoise]
 MOST = 2**32
-many = settings(deadline=None, derandomize=True, max_examples=50)
+many = settings(max_examples=50)
 kinds = st.sampled_from([kind(0.25, 3) for kind in KINDS])
 # Odd numbers of coordinates leave words over; the last is an image of CIFAR-10.
 shapes = st.sampled_from([(1, 1, 1), (1, 2, 3), (3, 5, 1), (1, 8, 8), (3, 5, 7), (3, 32, 32)])

@@ -22,7 +22,7 @@ from support import slow_noise
 from support.slow_noise import SIGMAS, clip_of, noisy_grey, thresholds
 from support.statistical_checks import FALSE_ALARM
 
-many = settings(deadline=None, derandomize=True, max_examples=25)
+many = settings(max_examples=25)
 CIFAR, IMAGENET = 3 * 32 * 32, 3 * 224 * 224
 EVERY_GREY = torch.arange(256, dtype=torch.float32).view(1, 16, 16) / 255
 

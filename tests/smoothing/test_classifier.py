@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -264,7 +264,6 @@ def test_batch_on_a_cpu_lies_between_50_and_200(shape):
 sizes = st.floats(0, 1e15) | st.integers(0, 10**15)
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
 @given(sizes, sizes, sizes)
 def test_batch_that_fits_is_a_power_of_two_that_grows_with_the_memory(free, more, per_image):
     batch = batch_that_fits(free, per_image)

@@ -3,8 +3,6 @@
 The noise here writes down what it is asked for, and each noisy image shows the number of its draw.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
@@ -23,7 +21,7 @@ from support.votes import CLASSES, ListedVotes
 MOST = 100_000
 CPU = torch.device("cpu")
 IMAGE = torch.zeros(1, 1, 2)
-some = settings(deadline=None, derandomize=True, max_examples=10)
+some = settings(max_examples=10)
 counts = st.integers(1, MOST) | st.integers(1, 3) | st.sampled_from([499, 500, 501, 2**16 - 1, 2**16, 2**16 + 1, MOST])
 batches = st.integers(9_000, 60_000)
 
@@ -120,7 +118,8 @@ SETTINGS = {"adaptive": {"radii": ()}}  # tables of one row are built fast
 @example([(501, 5 * MOST)], 2, 50_000)  # looks that are up to 114,800 draws apart
 def test_every_procedure_uses_every_draw_once(name, sizes, rarity, batch):
     kind, own = PROCEDURES[name], SETTINGS.get(name, {})
-    check_votings([kind(Smoothing(0.25, n0, n, 1e-3), **own).votes(2) for n0, n in sizes], rarity, batch)
+    most = 20_000 if name == "sequential" else 5 * MOST  # it votes as adaptive does, but with tables of all radii
+    check_votings([kind(Smoothing(0.25, n0, min(n, most), 1e-3), **own).votes(2) for n0, n in sizes], rarity, batch)
 
 
 @some

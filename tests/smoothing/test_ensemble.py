@@ -1,12 +1,10 @@
 """An ensemble is the mean of its members, and votes as that mean does where members are left out."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -85,7 +83,6 @@ def numbered(count: int) -> torch.Tensor:
 _NEAR_TIES = st.sampled_from([0.0, 1e-7, -1e-7, 2**-23, 1e-3, 5.0, 40.0, 200.0, -40.0])
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.data(), st.integers(1, 6), st.integers(1, 4), st.integers(1, 50))
 def test_consensus_votes_like_all_members_also_at_ties(data, count, classes, rows):
     """Members answer certainly or nearly alike, so that sums tie, nearly tie, or are decided with members left."""

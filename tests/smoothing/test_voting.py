@@ -40,7 +40,7 @@ VOTINGS = {
         [Draws(40, more_misses(candidate, misses)) for candidate in (1, 0) for misses in (3, 9, 40)]
     ),
 }
-many = settings(deadline=None, derandomize=True, max_examples=50)
+many = settings(max_examples=50)
 specifications = st.tuples(st.sampled_from(list(VOTINGS)), st.integers(0, IMAGES - 1), st.sampled_from(list(NOISES)))
 
 

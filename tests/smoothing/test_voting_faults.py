@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 NOISE = GaussianNoise(0.25, 7)
 CLASSIFIER = WholeNumbers(seed=38)
 OUT_OF_MEMORY = [make() for make in fragile_models.OUT_OF_MEMORY.values()]
-many = settings(deadline=None, derandomize=True, max_examples=60)
+many = settings(max_examples=60)
 
 
 class OutOfMemory(nn.Module):

@@ -56,7 +56,7 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
     while not condition():
         assert process.poll() is None, f"ended too early: {process.communicate()}"
         assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.002)
+        time.sleep(0.005)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """How often the boundaries of a sequential test are crossed: by plain sums over all counts."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import signal, stats
 

@@ -1,6 +1,7 @@
 """Who imports whom, read from source text: what the import rules are checked on."""
 
 import ast
+import functools
 import graphlib
 from pathlib import Path
 
@@ -16,6 +17,7 @@ def modules(code: Path) -> dict[str, str]:
     return found
 
 
+@functools.cache  # tests change one module at a time
 def imported_names(source: str, module: str) -> set[str]:
     """The dotted names that a module's source imports, wherever it does so: in functions and for types alone, too.
 

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import torch
 
+from support.slow_attacks import slow_plug_in
+
 
 def majority(logits: torch.Tensor) -> int:
     """The class that most of the copies [m, K] are given; the smallest of those that tie."""
@@ -21,14 +23,6 @@ def majority(logits: torch.Tensor) -> int:
 def copies_of(point: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """An example [...] with each of its draws [m, ...]."""
     return torch.stack([point + draw for draw in noise])
-
-
-def loss_gradient(model: Callable, point: torch.Tensor, label: int, noise: torch.Tensor) -> torch.Tensor:
-    """The gradient at the point of -log of the mean over copies of the label's probability."""
-    point = point.clone().requires_grad_()
-    probabilities = model(copies_of(point, noise)).softmax(1)[:, label]
-    (gradient,) = torch.autograd.grad(-probabilities.mean().log(), point)
-    return gradient
 
 
 def rounded(point: torch.Tensor, levels: int | None) -> torch.Tensor:
@@ -64,7 +58,7 @@ def slow_ddn(
                 best, best_norm = v, v.norm().item()
         if k == steps:
             break
-        gradient = loss_gradient(model, x + v, label, noise)
+        gradient = slow_plug_in(model, x + v, label, noise)
         step = 1.0 if annealed_over == 0 else 0.01 + 0.495 * (1 + math.cos(math.pi * k / annealed_over))
         if gradient.norm() > 0:
             v = v + (-1 if targeted else 1) * step * gradient / gradient.norm()

@@ -1,7 +1,5 @@
 """Counting votes, written down a second time: one image and one draw after the other. And classifiers to put to it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import numpy as np

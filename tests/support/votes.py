@@ -1,7 +1,5 @@
 """Certification procedures without a classifier: votes from a coin, or from a list written beforehand."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable
 

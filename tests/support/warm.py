@@ -10,15 +10,21 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO
+
+import pytest
 
 from support.commands import CODE, ENVIRONMENT
 from support.patience import HANG_SECONDS
 
 # Reads what to run and forks a process that forks it, prints its id at once and writes its exit code to a file.
 _SERVER = """
-import importlib, json, os, runpy, signal, sys
+import atexit, importlib, json, os, runpy, signal, sys, threading
 for module in sys.argv[1:]:
     importlib.import_module(module)
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -40,14 +46,28 @@ for line in sys.stdin:
     os.environ.update(environment)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for stream, file in enumerate(files, 1):
-        os.dup2(os.open(file, os.O_WRONLY), stream)
-    if command[0] == "-c":
-        sys.argv = ["-c", *command[2:]]
-        exec(command[1], {"__name__": "__main__"})
-    else:
-        sys.argv = command
-        runpy.run_path(command[0], run_name="__main__")
-    sys.exit(0)
+        os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), stream)
+    ended = 0
+    try:
+        if command[0] == "-c":
+            sys.argv = ["-c", *command[2:]]
+            exec(command[1], {"__name__": "__main__"})
+        elif command[0] == "-m":
+            sys.argv = command[1:]
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = command
+            sys.path.insert(0, os.path.dirname(command[0]))
+            runpy.run_path(command[0], run_name="__main__")
+    except SystemExit as end:
+        ended = end.code or 0
+    # As Python ends, but without taking down the libraries, which takes longer than most commands.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(ended)
+os._exit(0)
 """
 _COMMANDS = [f"smoothadv.commands.{name}" for name in ("certify", "predict", "attack", "train", "train_pgd")]
 # What the commands load when they need it.
@@ -59,7 +79,7 @@ class WarmProcesses:
 
     def __init__(self) -> None:
         self._outputs = tempfile.TemporaryDirectory()
-        self._count = 0
+        self._count, self._lock = 0, threading.Lock()
         self._server = subprocess.Popen(
             [sys.executable, "-c", _SERVER, *_COMMANDS, *_LATER],
             env={**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(CODE), str(CODE.parent / "tests")])},
@@ -68,16 +88,18 @@ class WarmProcesses:
             bufsize=0,
         )
 
-    def start(self, command: list[str], cwd: Path, **environment: str) -> WarmProcess:
-        """Start ``command``, a Python script as ``support.commands.script`` makes it, or ``python -c PROGRAM``."""
+    def start(self, command: list[str], cwd: Path, output: Path | None = None, **environment: str) -> WarmProcess:
+        """Start a command line of Python: a script, ``-m MODULE`` or ``-c PROGRAM``; all output goes to ``output``."""
         assert command[0] == sys.executable
-        self._count += 1
-        code, out, err = (Path(self._outputs.name) / f"{self._count}.{kind}" for kind in ("code", "out", "err"))
-        for file in (out, err):
-            file.touch()
-        request = [command[1:], str(cwd), environment, str(code), str(out), str(err)]
-        self._server.stdin.write(json.dumps(request).encode() + b"\n")
-        return WarmProcess(int(self._server.stdout.readline()), code, out, err)
+        with self._lock:
+            self._count += 1
+            code, out, err = (Path(self._outputs.name) / f"{self._count}.{kind}" for kind in ("code", "out", "err"))
+            out, err = (output or file for file in (out, err))
+            for file in (out, err):
+                file.touch()
+            request = [command[1:], str(cwd), environment, str(code), str(out), str(err)]
+            self._server.stdin.write(json.dumps(request).encode() + b"\n")
+            return WarmProcess(int(self._server.stdout.readline()), code, out, err)
 
     def run(self, command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
         """As ``support.commands.run_process``."""
@@ -85,17 +107,24 @@ class WarmProcesses:
         out, err = process.communicate()
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
-    def run_workers(self, count: int, command: list[str], cwd: Path) -> list[subprocess.CompletedProcess[str]]:
-        """The processes that ``torchrun --nproc-per-node COUNT`` starts, without torchrun, which loads torch anew."""
+    @contextlib.contextmanager
+    def workers(self, count: int, command: list[str], cwd: Path) -> Iterator[list[WarmProcess]]:
+        """The processes that ``torchrun --nproc-per-node COUNT`` starts, without torchrun; killed in the end."""
         places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         places |= {**dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count)), "TORCHELASTIC_RUN_ID": "warm"}
         ranks = [dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) for rank in range(count)]
         started = [self.start(command, cwd, **places, **rank) for rank in ranks]
         try:
-            outputs = [process.communicate() for process in started]
+            yield started
         finally:
             for process in started:
                 process.kill()
+                process.wait()
+
+    def run_workers(self, count: int, command: list[str], cwd: Path) -> list[subprocess.CompletedProcess[str]]:
+        """Let such processes come to their ends."""
+        with self.workers(count, command, cwd) as started:
+            outputs = [process.communicate() for process in started]
         return [subprocess.CompletedProcess(command, each.returncode, *text) for each, text in zip(started, outputs)]
 
     def close(self) -> None:
@@ -132,18 +161,34 @@ class WarmProcess:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def wait(self) -> int:
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout: float | None = None) -> int:
         """The exit code, once it has ended."""
-        deadline = time.monotonic() + HANG_SECONDS
+        deadline = time.monotonic() + (timeout or HANG_SECONDS)
         while self.poll() is None:
-            assert time.monotonic() < deadline, f"it does not end: {self._err.read_text()}"
-            time.sleep(0.002)
+            if time.monotonic() > deadline:
+                assert timeout, f"it does not end: {self._err.read_text()}"
+                raise subprocess.TimeoutExpired([], timeout)
+            time.sleep(0.005)
         return self.returncode
 
     def communicate(self) -> tuple[str, str]:
         """All that it has printed, once it has ended."""
         self.wait()
         return self._out.read_text(), self._err.read_text()
+
+
+def patch_stages(warm: WarmProcesses, patch: pytest.MonkeyPatch) -> None:
+    """Let the stages of the sweeps of this process be such processes; they do not end with it."""
+    from smoothadv.sweeps import job_execution
+
+    def start(command: list[str], cwd: Path, env: dict[str, str], stdout: IO[bytes], **_: object) -> WarmProcess:
+        stage = command[command.index(sys.executable, 1) :]  # after what stops it with its parent
+        return warm.start(stage, cwd, Path(stdout.name).absolute(), **env)
+
+    patch.setattr(job_execution, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
 
 
 def _free_port() -> int:

@@ -88,10 +88,7 @@ def test_what_no_engine_can_read_is_a_usage_error(capsys, options, words):
     assert code == 2 and [word for word in words if word not in error] == [], error
 
 
-@pytest.mark.parametrize(
-    ("package", "options"),
-    [("submitit", ["slurm"]), ("ray", ["ray"])],
-)
+@pytest.mark.parametrize(("package", "options"), [("submitit", ["slurm"]), ("ray", ["ray"])])
 def test_engine_without_its_package_says_what_to_install(capsys, monkeypatch, programs, package, options):
     """A None in sys.modules makes the import of that module fail."""
     for name in ("sbatch", "srun", "squeue"):

@@ -1,20 +1,21 @@
 """The command sweep: it does all that is missing, nothing twice, and the failure of a job affects no other."""
 
+import io
 import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
 from smoothadv.analysis.shared.hyper_parameters import certification_parameters
 from smoothadv.sweeps.engines.local import Local
-from support.commands import call, rows, run_process, script, snapshot, start_process, timeless, wait_until
-from support.patience import HANG_SECONDS
-from support.sweeping import CERTIFY, FIXED, commands_in, write_grid
-from support.weights import same_state
+from support import sweep_runs
+from support.commands import ENVIRONMENT, call, command_main, rows, snapshot
+from support.sweeping import CERTIFY, commands_in, write_grid
+from support.warm import patch_stages
 
 GAUSSIAN = {"noise": 0.25, "group": "Gaussian"}
 SMOOTHADV = {"noise": 0.25, "attack": "PGD", "epsilon": 0.5, "num-steps": 1, "group": "SmoothAdv"}
@@ -32,12 +33,13 @@ def the_grid(*further: dict, name: str = "grid.toml", **others) -> Path:
 @pytest.fixture(scope="module")
 def finished(warm, tmp_path_factory) -> Path:
     """A folder in which the sweep was run, with its output in a file."""
-    folder = tmp_path_factory.mktemp("finished")
-    with pytest.MonkeyPatch.context() as patch:
+    folder, out, err = tmp_path_factory.mktemp("finished"), io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(folder)
+        patch_stages(warm, patch)
         the_grid()
-    done = warm.run(script("sweep", "run", "grid.toml", "--jobs", 2, *CPU), folder)
-    (folder / "output.json").write_text(json.dumps([done.returncode, done.stdout, done.stderr]))
+        code = command_main("sweep")(["run", "grid.toml", "--jobs", "2", *CPU])
+    (folder / "output.json").write_text(json.dumps([code, out.getvalue(), err.getvalue()]))
     return folder
 
 
@@ -88,8 +90,9 @@ def test_same_command_again_does_nothing_and_says_so(done, capsys):
     assert moments(done) == before and snapshot(done) == contents
 
 
-def test_jobs_that_fail_or_lack_a_file_stop_no_other(done, capsys):
-    """Twelve seconds: a training that fails, twice, and a certification between."""
+def test_jobs_that_fail_or_lack_a_file_stop_no_other(done, capsys, warm, monkeypatch):
+    """A training that fails, twice, and a certification between."""
+    patch_stages(warm, monkeypatch)
     undo_certification(FOLDERS[1])
     before = moments(done / "models") | moments(done / "logs/grid/gaussian")
     hopeless = {"noise": 0.25, "lr": [1e9], "group": "Hopeless"}
@@ -189,92 +192,44 @@ def test_report_on_nothing_is_refused(workplace, capsys):
     assert [path.name for path in workplace.iterdir()] == ["grid.toml"]
 
 
-# Long enough to be interrupted in each of its phases.
-LONG = {"fixed": {**{key: FIXED[key] for key in ("dataset", "arch")}, "epochs": 8}, "certify": [{"skip": 6, "N": 1000}]}
-RUN = script("sweep", "run", "grid.toml", *CPU)
-
-
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory) -> Path:
-    """A folder in which a longer sweep was run without an interruption."""
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        the_grid(**LONG)
-    assert run_process(RUN, folder).returncode == 0
-    return folder
+def reference(tmp_path_factory) -> Path:
+    return sweep_runs.undisturbed(tmp_path_factory.mktemp("reference"))
 
 
-def check_audit(folder: Path, whole: Path) -> None:
-    """Both have identical weights, and identical logs except for times."""
-    for name in FOLDERS:
-        model, log = Path("models/grid", name), log_of(name)
-        assert same_state(folder / model, whole / model)
-        assert timeless(folder / model / "log.txt") == timeless(whole / model / "log.txt")
-        assert timeless(folder / log) == timeless(whole / log) and len(rows(folder / log)) == 60
-        manifests = [json.loads((one / f"{log}.manifest.json").read_text())["settings"] for one in (folder, whole)]
-        # The checkpoint file also contains times.
-        assert [manifest.pop("checkpoint_sha256") for manifest in manifests] and manifests[0] == manifests[1]
-    names = [set(map(str, (path.relative_to(one) for path in one.rglob("*")))) for one in (folder, whole)]
-    assert names[0] == names[1], "nothing is left behind"
-
-
-def lines_in(path: Path) -> int:
-    return path.read_bytes().count(b"\n") - 1 if path.exists() else 0
-
-
-def in_training(number: int) -> Callable[[Path], bool]:
-    return lambda folder: lines_in(folder / "models/grid" / FOLDERS[number] / "log.txt") >= 2
-
-
-def in_certifying(number: int) -> Callable[[Path], bool]:
-    return lambda folder: lines_in(folder / log_of(FOLDERS[number])) >= 5
+def begun_certifying(folder: Path, name: str) -> bool:
+    logs = [*(folder / "logs/tiny" / name).rglob("*.tsv")]
+    return bool(logs) and len(rows(logs[0])) >= 5
 
 
 @pytest.mark.slow
-def test_sweep_killed_in_all_of_its_phases_is_completed_by_the_same_command(workplace, uninterrupted):
+def test_sweep_killed_in_all_of_its_phases_is_completed_by_the_same_command(workplace, reference):
     """A minute."""
-    the_grid(**LONG)
-    for phase in (in_training(0), in_certifying(0), in_training(1), in_certifying(1)):
-        process = start_process(RUN, workplace)
-        wait_until(lambda phase=phase: phase(workplace), process)
-        process.kill()
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
-    done = run_process(RUN, workplace)
-    assert done.returncode == 0, done.stderr
-    check_audit(workplace, uninterrupted)
+    sweep_runs.lay_out(workplace)
+    for name in sweep_runs.NAMES[:2]:
+        for in_phase in (sweep_runs.trained_epochs, begun_certifying):
+            with sweep_runs.started(workplace, "run", *CPU, environment=ENVIRONMENT) as running:
+                running.wait_until(lambda phase=in_phase, name=name: phase(workplace, name))
+                running.process.kill()
+                assert running.wait() == -signal.SIGKILL
+    done = sweep_runs.ran(workplace, "run", *CPU)
+    assert done.process.returncode == 0, done.err
+    sweep_runs.audit(workplace, reference)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code", "jobs"), [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2)])
-def test_interrupted_sweep_saves_reports_and_continues(workplace, uninterrupted, number, code, jobs):
+def test_interrupted_sweep_saves_reports_and_continues(workplace, reference, number, code, jobs):
     """Half a minute each."""
-    the_grid(**LONG)
-    command = [*RUN, "--jobs", str(jobs)]
-    process = start_process(command, workplace)
-    wait_until(lambda: in_training(0)(workplace), process)
-    os.kill(process.pid, number)
-    out, err = process.communicate(timeout=HANG_SECONDS)
-    assert process.returncode == code and "run the same command again" in err and "Traceback" not in err
-    assert processes_in(workplace) == [os.getpid()], "nothing goes on behind one's back"
-    done = run_process(command, workplace)
-    assert done.returncode == 0, done.stderr
-    check_audit(workplace, uninterrupted)
-    assert sum(line.split()[-2] == "done" for line in done.stdout.splitlines() if "/2 " in line) == 2
-
-
-def processes_in(folder: Path) -> list[int]:
-    """The processes that work in a folder, as far as that can be found out; this process is one of them."""
-    links = [path for path in Path("/proc").glob("[0-9]*/cwd") if is_link_to(path, folder)]
-    return [int(link.parent.name) for link in links] or [os.getpid()]
-
-
-def is_link_to(link: Path, folder: Path) -> bool:
-    try:
-        return link.resolve() == folder.resolve()
-    except OSError:
-        return False
+    command = ["run", *CPU, "--jobs", jobs]
+    with sweep_runs.started(sweep_runs.lay_out(workplace), *command, environment=ENVIRONMENT) as running:
+        running.wait_until(lambda: sweep_runs.trained_epochs(workplace, sweep_runs.NAMES[0]))
+        os.kill(running.process.pid, number)
+        assert running.wait() == code and "run the same command again" in running.err
+    assert "Traceback" not in running.err and sweep_runs.stages(workplace) == [], "nothing goes on behind one's back"
+    done = sweep_runs.ran(workplace, *command)
+    assert done.process.returncode == 0, done.err
+    sweep_runs.audit(workplace, reference)
 
 
 @pytest.mark.parametrize(

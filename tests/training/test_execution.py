@@ -1,7 +1,5 @@
 """However training is executed - compiled, in bfloat16, channels last - it trains the same up to rounding."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 This file is also the program of those processes, which are launched once for all checks.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 import time

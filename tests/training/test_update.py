@@ -1,7 +1,5 @@
 """An update is the same in micro-batches, and counts what evaluating the model counts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
