@@ -61,7 +61,7 @@ def test_a_log_is_continued_and_another_k_refused(run, workplace):
 
 
 @pytest.mark.parametrize("attack", [[], ["--attack", "PGD", "--epsilon", 1.5, "--num-steps", 4]])
-def test_a_prediction_is_a_set_of_classes(run, workplace, attack):
+def test_a_prediction_is_a_set_of_classes(run, workplace, attack, capsys):
     assert run("predict", "one.tsv", *attack).code == run("predict", "two.tsv", "--top-k", 2, *attack).code == 0
     assert header(workplace / "two.tsv") == [*header(workplace / "one.tsv"), "class_1", "class_2"]
     one, two = rows(workplace / "one.tsv"), rows(workplace / "two.tsv")
@@ -76,6 +76,10 @@ def test_a_prediction_is_a_set_of_classes(run, workplace, attack):
     hits = [{row["idx"] for row in table if row["correct"] == "1"} for table in (one, two)]
     if attack:
         assert len(hits[1]) > len(hits[0]), "among two is easier, even where abstentions are more frequent"
+        outcome = call(capsys, "analyze", "empirical", "one.tsv", "two.tsv", "--format", "json")
+        best = {record["group"]: record["empirical_accuracy"] for record in json.loads(outcome.out)}
+        assert best == {f"top-{k}": len(found) / EXAMPLES for k, found in zip((1, 2), hits)}, "neither hides the other"
+        assert "kept apart by the number of classes that may hold the label (top-1; top-2)" in outcome.err
     assert "top_k" not in json.loads((workplace / "one.tsv.manifest.json").read_text())["settings"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,9 @@ from smoothadv.certification.two_sided import TwoSided
 from smoothadv.records import COUNT_COLUMNS
 from smoothadv.settings import positive_int, setting
 
-_RIVAL, _LARGEST = "rival_", 100_000
+RIVALS = "rival_"
+"""The columns rival_1, rival_2, ... of a log: the largest counts of other classes among the estimation draws."""
+_LARGEST = 100_000
 
 
 @PROCEDURES.register("top-k")
@@ -71,12 +73,7 @@ def leading_classes(votes: np.ndarray, k: int) -> list[int]:
     return np.argsort(-votes, kind="stable")[:k].tolist()
 
 
-def rivals_of_set(columns: Iterable[str]) -> int:
-    """The k of the top-k log that has these columns; 0 if it is no such log."""
-    return len({name for name in columns if name.startswith(_RIVAL)})
-
-
 def _rival_columns(k: int) -> tuple[str, ...]:
     if type(k) is not int or not 1 <= k <= _LARGEST:
         raise ValueError(f"top_k must be a whole number from 1 to {_LARGEST:,}, got {k!r}")
-    return tuple(f"{_RIVAL}{number}" for number in range(1, k + 1))
+    return tuple(f"{RIVALS}{number}" for number in range(1, k + 1))
