@@ -1,6 +1,7 @@
 """Top-k certificates and predictions from end to end: logs, attacks on them, what is refused."""
 
 import json
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -93,6 +94,22 @@ def test_attacks_on_top_k_certificates_look_for_the_class_in_the_set(run, workpl
     found = [row for row in table if row["predict"] != "-1"]
     assert all(row["certified"] in (row["class_1"], row["class_2"]) for row in found)
     assert any(row["certified"] != row["class_1"] for row in found), "a single class would call these false"
+    manifest = workplace / "log.tsv.manifest.json"
+    content = json.loads(manifest.read_text())
+    manifest.unlink()
+    kept = timeless(workplace / "out" / "against.tsv")
+    lost = ["attack", "digits", checkpoint, SIGMA, "lost", "--against", "log.tsv", "--N", 300, *attack, "--max", 12]
+    assert call(capsys, *lost).code == 0 and timeless(workplace / "lost" / "against.tsv")[0] == kept[0]
+    forged = [line.split("\t") for line in (workplace / "log.tsv").read_text().splitlines()]
+    forged = [[*line[:3], "1.7" if line[2].isdigit() else line[3], *line[4:]] for line in forged]
+    (workplace / "forged.tsv").write_text("".join("\t".join(line) + "\n" for line in forged))
+    false = call(capsys, *[{"log.tsv": "forged.tsv", "lost": "false"}.get(word, word) for word in lost])
+    assert re.search(r"flipped: .* certified as (\d) within 1.695, is predicted as (?!\1)\d, (?!\1)\d at", false.out)
+    for k, said in ((12, "'rival_3'"), ("2", "top_k"), (None, "top_k")):
+        content["settings"]["top_k"] = k
+        manifest.write_text(json.dumps(content))
+        outcome = call(capsys, *lost)
+        assert outcome.code == 1 and "log.tsv" in outcome.err.splitlines()[-1] and said in outcome.err
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,11 @@ def radii_follow_from_counts(table: pd.DataFrame, parameters: Parameters) -> boo
     if procedure is None or not procedure.fixed_sample or is_on_grid(table, parameters):
         return False
     try:
-        return set(procedure.counts(parameters.settings)) <= set(table.columns)
+        counts = procedure.counts(parameters.settings)
     except (KeyError, TypeError, ValueError):
         return True  # who computes them will see which setting is missing
+    # Of a set with some of its columns, who computes them will see which are missing.
+    return set(counts) <= set(table.columns) or (RIVALS + "1" in counts and RIVALS + "1" in table)
 
 
 def is_label_aware(table: pd.DataFrame) -> bool:
