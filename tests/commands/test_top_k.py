@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 import smoothadv
 from smoothadv.bounds import top_k_radius
@@ -134,5 +135,18 @@ def test_from_python(checkpoint):
     predicted = smoothadv.predict(model, "digits", top_k=2, **common)
     assert {"rival_1", "rival_2"} <= {*certified.columns} and {"class_1", "class_2"} <= {*predicted.columns}
     assert np.array_equal(predicted.correct, (predicted[["class_1", "class_2"]].T == predicted.label).any())
-    with pytest.raises(UserError, match="top_k: found 0, expected a whole number of at least 1"):
-        smoothadv.predict(model, "digits", top_k=0, **common)
+    for top_k in (0, None):
+        with pytest.raises(UserError, match=f"top_k: found {top_k}, expected a whole number of at least 1"):
+            smoothadv.predict(model, "digits", top_k=top_k, **common)
+    for bad in ("3", None, 2.5):
+        with pytest.raises(UserError, match=f"top_k must be a whole number from 1 to 100,000, got {bad!r}"):
+            smoothadv.certify(model, "digits", method="top-k", settings={"top_k": bad}, **common)
+    with pytest.raises(UserError, match="--top-k 1000000000000000000: give a number below"):
+        smoothadv.predict(model, "digits", top_k=10**18, **common)
+
+
+def test_the_usual_k_is_compared_with_the_number_of_classes():
+    images, labels = torch.rand(3, 1, 2, 2), torch.arange(3)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+    with pytest.raises(UserError, match="--top-k 3: give a number below that of the classes, 3"):
+        smoothadv.certify(model, images, labels, sigma=SIGMA, n=N, method="top-k", device="cpu")

@@ -20,7 +20,7 @@ def least_draws(alpha: float, top_k: int = 1) -> int:
     if top_k == 1:
         return minimum_trials_to_predict(alpha)
     votes = top_k * next(votes for votes in count(1) if lead_is_significant(votes, 0, alpha))
-    return next(n for n in count(votes) if n - _selecting(n) >= votes)
+    return votes + max(1, (votes - 1) // (SELECTION_SHARE - 1))  # then n - _selecting(n) is votes
 
 
 def _selecting(n: int) -> int:
