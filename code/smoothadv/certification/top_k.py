@@ -10,7 +10,7 @@ import numpy as np
 
 from smoothadv.bounds import top_k_radius
 from smoothadv.certification import PROCEDURES
-from smoothadv.certification.two_sided import TwoSided
+from smoothadv.certification.two_sided import TwoSided, check_share
 from smoothadv.records import COUNT_COLUMNS
 from smoothadv.settings import positive_int, setting
 
@@ -38,8 +38,8 @@ class TopK(TwoSided):
     top_k: int = setting(3, help="k: certify that a class stays among the k most probable", parse=positive_int)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         _rival_columns(self.top_k)  # raises on an impossible k
+        check_share(self.alpha_share, self.smoothing.alpha / self.top_k)
 
     @property
     def columns(self) -> tuple[str, ...]:
