@@ -10,8 +10,8 @@ Or it is true if p_A > Phi(z) and all other classes have less than Phi(-y), z + 
   two-sided   as exact, at the level alpha_share * alpha; or the successes reject "p_A <= Phi(z)" at this level, and the
               draws that were not for the strongest `rival` reject "1 - p_rival <= Phi(y)" at the rest of alpha
   sequential  as adaptive, with z = r / sigma or a multiple of 1/50 from -2, and y a multiple of 1/50 above 0
-Or c is among the k most probable classes (Jia et al., 2020, Theorem 1) if the t smallest of k bounds on rivals have a sum
-S for which t Phi(z - R / sigma) > Phi(Phi^-1(S) + R / sigma), or all k have, with S at most 1 - Phi(z):
+Or c is among the k most probable classes (Jia et al., 2020, Theorem 1) if the t smallest of k bounds on rivals have a
+sum S for which t Phi(z - R / sigma) > Phi(Phi^-1(S) + R / sigma), or all k have, with S at most 1 - Phi(z):
   top-k     as two-sided, for one z, and for the rival_1 to rival_k each at the rest of alpha, divided by k
   --sound   t = Phi(R / sigma + z) + d, d the distance of the noise from a Gaussian, Phi(z) >= 1/2 + d; and the
             `squared_radius`, in squared grey levels, is below (255 R)^2, or 0 where R is 0; of two hypotheses, each
@@ -123,6 +123,8 @@ class Procedure:
         self.both = settings["method"] in ("two-sided", "sequential", "top-k")
         self.rivals = ["rival"] * self.both
         if settings["method"] == "top-k":
+            if not 1 <= settings["top_k"] <= 100_000:
+                raise ValueError(f"its manifest has top_k {settings['top_k']}, not 1 to 100000")
             self.rivals = [f"rival_{number}" for number in range(1, settings["top_k"] + 1)]
         self.share = Fraction(settings["alpha_share"]) if self.both else Fraction(1)
         in_range = 0 < self.sigma <= 10 and 0 < self.alpha < 1 and 0 < self.n <= 4 * 10**9 and 0 < dimension <= 10**9
@@ -131,7 +133,8 @@ class Procedure:
         self.distance = noise_distance(self.sigma, dimension) if self.sound else 0
         # Phi(z) - 1/2 >= z phi(z) >= z (1 - z^2 / 2) / sqrt(2 pi) >= z / 2.52 = d for z far below 0.1.
         self.loss = Fraction(252, 100) * self.distance / ONE
-        self.boundaries, self.edges, self.columns = {}, {}, "idx label predict radius correct time successes trials".split()
+        self.boundaries, self.edges = {}, {}
+        self.columns = "idx label predict radius correct time successes trials".split()
         self.looks = [self.n]
         if self.adaptive:
             self.radii, self.n0 = sorted(map(float, settings["radii"])), settings["N0"]
@@ -222,17 +225,17 @@ class Procedure:
         lacking, r = f"radius {float(radius)} is more than {successes} of {n} draws show", radius / self.sigma
         if not successes:
             return lacking
-        z, sets, total = self.just_rejected(successes, n), [], 0
-        for count in reversed(rivals):
-            y = self.just_rejected(n - count, n, 1)
-            total += normal_cdf(-y) - self.distance
-            sets.append(total if n - count >= self.needed(y, n, 1) else ONE)
+        z, sets = self.just_rejected(successes, n), [0]
+        for others in (n - rival for rival in reversed(rivals)):
+            y = self.just_rejected(others, n, 1)
+            most = normal_cdf(-y) - self.distance if others >= self.needed(y, n, 1) else ONE
+            sets.append(sets[-1] + most)
         sets[-1] = min(sets[-1], normal_cdf(-z) - self.distance)
         least = ONE - normal_cdf(r - z) - self.distance
-        for size, most in enumerate(sets, start=1):
+        for size, most in enumerate(sets[1:], start=1):
             if most + self.distance < ONE and successes >= self.needed(z, n):
-                w = Fraction(int(mp.ceil(mp.sqrt(2) * mp.erfinv(2 * mp.mpf(most + self.distance) / ONE - 1) * ONE)), ONE)
-                w += Fraction(1, 10**15)
+                quantile = mp.sqrt(2) * mp.erfinv(2 * mp.mpf(most + self.distance) / ONE - 1)
+                w = Fraction(int(mp.ceil(quantile * ONE)), ONE) + Fraction(1, 10**15)
                 is_above = ONE - normal_cdf(-w) >= most + self.distance
                 if is_above and size * least > normal_cdf(w + r) + self.distance:
                     return ""

@@ -195,6 +195,16 @@ def test_honest_logs_are_accepted(script, logs, name, capsys):
     assert len(claims) >= 3 and len(rows(logs[name])) > len(claims), "radii and abstentions, for this to say anything"
 
 
+def test_a_bound_that_is_not_shown_is_in_no_sum(script, logs, monkeypatch):
+    """Whatever hypothesis on a rival is tried first: only if it is rejected does its bound count, alone or in sums."""
+    manifest = json.loads(manifest_path(logs["top-k"]).read_text())
+    procedure = script.Procedure({**manifest["settings"], "N": 300}, manifest["runs"][-1])
+    counts, found = (script.Fraction(1, 100), 300, 80, 60, 5), procedure.just_rejected
+    assert procedure.lacks_of_set(*counts) == ""
+    monkeypatch.setattr(procedure, "just_rejected", lambda s, *which: 4 if s == 295 else found(s, *which))
+    assert procedure.lacks_of_set(*counts) != ""
+
+
 def test_shards_are_accepted_one_by_one_and_unfinished_logs_are_not(script, logs, tmp_path, capsys):
     shards = [Shard(number, 3).path(logs["shards"]) for number in range(3)]
     assert all(verdict(script, shard, capsys)[0] for shard in shards)
@@ -249,7 +259,12 @@ def test_what_cannot_be_verified_is_one_line(tmp_path, logs):
         return subprocess.run([sys.executable, SCRIPT, str(argument)], capture_output=True, text=True)
 
     lacking = tampered(logs["exact"], tmp_path / "x.tsv", lambda table, manifest: manifest["settings"].pop("N"))
-    for log, word in ((lacking, "lacks 'N'"), (tmp_path / "released.tsv", "released.tsv.manifest.json")):
+    huge = tampered(logs["top-k"], tmp_path / "y.tsv", lambda _, manifest: manifest["settings"].update(top_k=10**12))
+    for log, word in (
+        (lacking, "lacks 'N'"),
+        (huge, "has top_k 1000000000000, not 1 to"),
+        (tmp_path / "released.tsv", "released.tsv.manifest.json"),
+    ):
         answer = run(log)
         assert (answer.returncode, answer.stdout, answer.stderr.count("\n")) == (1, "", 1) and word in answer.stderr
     assert run(logs["exact"]).returncode == 0

@@ -149,12 +149,13 @@ def top_k_radius(
     for one rival it is that of ``two_sided_radius``. With a ``noise_distance`` d, all probabilities may be off by d.
 
     Formal guarantee: with probability at least 1 - alpha over the draws, c is among the k most probable classes in the
-    whole closed l2 ball of this radius, if c does not depend on these draws. Proof: if it is not, some image of the
-    ball has a set B of k other classes, none less probable there than c. B does not depend on the draws. With at least
-    that probability, p and the bounds from the counts of all k classes of B hold. Let T be the t classes of B whose
-    bounds are the smallest. The sum of their bounds is at most S_t, and none is less probable there than c: so c's
-    probability there, above Phi(Phi^-1(p) - r / sigma), is at most that of T divided by t, which is below
-    Phi(Phi^-1(S_t) + r / sigma) / t. As B is fixed, alpha is divided among k classes, not among all.
+    whole closed l2 ball of this radius, if c does not depend on these draws. Proof: take the nearest image for which a
+    set B of k other classes exists, none less probable there than c. The statement is false only if this image is in
+    the ball. B does not depend on the draws, nor on the radius that they give. With at least that probability, p and
+    the bounds from the counts of all k classes of B hold. Let T be the t classes of B whose bounds are the smallest.
+    The sum of their bounds is at most S_t, and none is less probable there than c: so c's probability there, above
+    Phi(Phi^-1(p) - r / sigma), is at most that of T divided by t, which is below Phi(Phi^-1(S_t) + r / sigma) / t. As B
+    is fixed, alpha is divided among k classes, not among all.
     ValueError on impossible counts, levels, shares or sigma.
     """
     k = len(rivals)
@@ -168,7 +169,7 @@ def top_k_radius(
     level = (1 - share) * alpha / k
     sums = list(accumulate(sorted(failure_upper_bound(trials - count, trials, level) for count in rivals)))
     sums[-1] = min(sums[-1], failure)
-    safe = 1 + 1e-12  # far more than the rounding of SciPy's functions and of the sums
+    safe = 1 + 1e-12 + k * 1e-15  # more than the rounding of SciPy's functions and of the sums
     z = -float(special.ndtri(min(1.0, (failure + noise_distance) * safe)))
     z_sets = special.ndtri(np.minimum(1.0, (np.array(sums) + noise_distance) * safe))
     sizes = np.arange(1, k + 1)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from decimal import ROUND_DOWN, Context, Decimal
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,17 @@ CERTIFICATION_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time",
 PREDICTION_COLUMNS = ("idx", "label", "predict", "basePredict", "correct", "time")
 
 
+CLASS = "class_"
+
+
 def class_columns(top_k: int) -> tuple[str, ...]:
     """The columns of a prediction log for the k classes of a top-k prediction: none where there is one class."""
-    return tuple(f"class_{number}" for number in range(1, top_k + 1)) if top_k > 1 else ()
+    return tuple(f"{CLASS}{number}" for number in range(1, top_k + 1)) if top_k > 1 else ()
+
+
+def numbered(columns: Collection[str], prefix: str) -> list[str]:
+    """Those of the ``columns`` that are named ``prefix`` and 1, 2, and so on, without a gap."""
+    return list(takewhile(lambda name: name in columns, (f"{prefix}{number}" for number in count(1))))
 
 
 ATTACK_COLUMNS = (*PREDICTION_COLUMNS, "attack_norm", "epsilon", "abstain")

@@ -133,6 +133,24 @@ def test_contradictions_reach_as_far_as_the_norm_or_else_epsilon():
     assert contradictions(pairs.assign(attack_norm=[0.2, 0.3, 0.0]), 0.5) == 2
 
 
+def test_top_k_certificates_are_set_beside_attacks_on_the_same_number_of_classes():
+    """Classes (label first, else the most frequent one) of the attacked images: only the last lost its certified 2."""
+    sets = attacked([(0, 1, 1), (1, 1, 1), (2, 1, 2), (3, 1, -1), (4, 1, 1)], 0.5, settings={**SETTINGS, "top_k": 2})
+    sets.table[["class_1", "class_2"]] = [(1, 0), (2, 1), (2, 0), (-1, -1), (0, 1)]
+    claims = [(0, 1, 1, 1.0), (1, 1, 2, 1.0), (2, 1, 2, 1.0), (3, 1, 1, 1.0), (4, 1, 2, 1.0)]
+    of_two = certified(claims, "of two", {**SETTINGS, "top_k": 2})
+    of_one = certified([(4, 1, 2, 0.1)], "of one")
+    (row,) = rows_of([of_one, of_two], [sets])
+    assert (row["examples"], row["contradictions"]) == (5, 1)
+    assert rows_of([of_one, of_two], [attacked([(4, 1, 1)], 0.5)])[0]["examples"] == 1
+    lost = replace(of_two, table=of_two.table.assign(rival_1=9, rival_2=5), parameters=parameters(None))
+    lone = attacked([(4, 1, 1)], 0.5, settings=None, alpha=0.001)
+    assert rows_of([replace(lost, parameters=parameters(None, alpha=0.001))], [sets])[0]["contradictions"] == 1
+    for certificates in (of_two, lost):
+        with pytest.raises(UserError, match="attacked: one top-1 certification log of the model .* found none"):
+            rows_of([certificates], [lone])
+
+
 def test_alphas_of_both_logs_count_towards_what_is_tolerated():
     rows = [(idx, 1, 1, 1.0) for idx in range(200)]
     log = certified(rows, settings={**SETTINGS, "alpha": 0.01})

@@ -13,7 +13,7 @@ from scipy import stats
 
 from smoothadv.bounds import lead_is_significant
 from smoothadv.certification import ABSTAIN
-from smoothadv.certification.prediction import predict, predict_from_votes
+from smoothadv.certification.prediction import least_draws, predict, predict_from_votes
 from support.statistical_checks import too_many
 
 many = settings(deadline=None, derandomize=True, max_examples=100)
@@ -82,3 +82,17 @@ def test_a_lead_is_that_of_the_one_sided_binomial_test(ahead, behind, alpha):
     assert lead_is_significant(ahead, behind, alpha) == expected
     if expected:
         assert lead_is_significant(ahead + 1, behind, alpha) and lead_is_significant(ahead, max(0, behind - 1), alpha)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.05, 1e-3, 1e-300])
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+def test_from_the_least_number_of_draws_on_something_can_be_returned(alpha, top_k):
+    least = least_draws(alpha, top_k)
+
+    def best(n: int) -> list[int]:
+        """What is returned where each of the first ``top_k`` classes gets an equal part of all votes."""
+        requests = [n] if top_k == 1 else [max(1, n // 10), n - max(1, n // 10)]
+        votes = [np.array([*((wanted + place) // top_k for place in range(top_k)), 0, 0, 0]) for wanted in requests]
+        return predicted(votes, n, alpha, top_k)
+
+    assert not best(least - 1) and set(best(least)) == set(range(top_k)) and best(least + 1)

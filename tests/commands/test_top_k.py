@@ -1,10 +1,12 @@
 """Top-k certificates and predictions from end to end: logs, attacks on them, what is refused."""
 
 import json
+import re
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 import smoothadv
 from smoothadv.bounds import top_k_radius
@@ -61,7 +63,7 @@ def test_a_log_is_continued_and_another_k_refused(run, workplace):
 
 
 @pytest.mark.parametrize("attack", [[], ["--attack", "PGD", "--epsilon", 1.5, "--num-steps", 4]])
-def test_a_prediction_is_a_set_of_classes(run, workplace, attack):
+def test_a_prediction_is_a_set_of_classes(run, workplace, attack, capsys):
     assert run("predict", "one.tsv", *attack).code == run("predict", "two.tsv", "--top-k", 2, *attack).code == 0
     assert header(workplace / "two.tsv") == [*header(workplace / "one.tsv"), "class_1", "class_2"]
     one, two = rows(workplace / "one.tsv"), rows(workplace / "two.tsv")
@@ -76,6 +78,10 @@ def test_a_prediction_is_a_set_of_classes(run, workplace, attack):
     hits = [{row["idx"] for row in table if row["correct"] == "1"} for table in (one, two)]
     if attack:
         assert len(hits[1]) > len(hits[0]), "among two is easier, even where abstentions are more frequent"
+        outcome = call(capsys, "analyze", "empirical", "one.tsv", "two.tsv", "--format", "json")
+        best = {record["group"]: record["empirical_accuracy"] for record in json.loads(outcome.out)}
+        assert best == {f"top-{k}": len(found) / EXAMPLES for k, found in zip((1, 2), hits)}, "neither hides the other"
+        assert "kept apart by the number of classes that may hold the label (top-1; top-2)" in outcome.err
     assert "top_k" not in json.loads((workplace / "one.tsv.manifest.json").read_text())["settings"]
 
 
@@ -89,6 +95,22 @@ def test_attacks_on_top_k_certificates_look_for_the_class_in_the_set(run, workpl
     found = [row for row in table if row["predict"] != "-1"]
     assert all(row["certified"] in (row["class_1"], row["class_2"]) for row in found)
     assert any(row["certified"] != row["class_1"] for row in found), "a single class would call these false"
+    manifest = workplace / "log.tsv.manifest.json"
+    content = json.loads(manifest.read_text())
+    manifest.unlink()
+    kept = timeless(workplace / "out" / "against.tsv")
+    lost = ["attack", "digits", checkpoint, SIGMA, "lost", "--against", "log.tsv", "--N", 300, *attack, "--max", 12]
+    assert call(capsys, *lost).code == 0 and timeless(workplace / "lost" / "against.tsv")[0] == kept[0]
+    forged = [line.split("\t") for line in (workplace / "log.tsv").read_text().splitlines()]
+    forged = [[*line[:3], "1.7" if line[2].isdigit() else line[3], *line[4:]] for line in forged]
+    (workplace / "forged.tsv").write_text("".join("\t".join(line) + "\n" for line in forged))
+    false = call(capsys, *[{"log.tsv": "forged.tsv", "lost": "false"}.get(word, word) for word in lost])
+    assert re.search(r"flipped: .* certified as (\d) within 1.695, is predicted as (?!\1)\d, (?!\1)\d at", false.out)
+    for k, said in ((12, "'rival_3'"), ("2", "top_k"), (None, "top_k")):
+        content["settings"]["top_k"] = k
+        manifest.write_text(json.dumps(content))
+        outcome = call(capsys, *lost)
+        assert outcome.code == 1 and "log.tsv" in outcome.err.splitlines()[-1] and said in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -113,5 +135,18 @@ def test_from_python(checkpoint):
     predicted = smoothadv.predict(model, "digits", top_k=2, **common)
     assert {"rival_1", "rival_2"} <= {*certified.columns} and {"class_1", "class_2"} <= {*predicted.columns}
     assert np.array_equal(predicted.correct, (predicted[["class_1", "class_2"]].T == predicted.label).any())
-    with pytest.raises(UserError, match="top_k: found 0, expected a whole number of at least 1"):
-        smoothadv.predict(model, "digits", top_k=0, **common)
+    for top_k in (0, None):
+        with pytest.raises(UserError, match=f"top_k: found {top_k}, expected a whole number of at least 1"):
+            smoothadv.predict(model, "digits", top_k=top_k, **common)
+    for bad in ("3", None, 2.5):
+        with pytest.raises(UserError, match=f"top_k must be a whole number from 1 to 100,000, got {bad!r}"):
+            smoothadv.certify(model, "digits", method="top-k", settings={"top_k": bad}, **common)
+    with pytest.raises(UserError, match="--top-k 1000000000000000000: give a number below"):
+        smoothadv.predict(model, "digits", top_k=10**18, **common)
+
+
+def test_the_usual_k_is_compared_with_the_number_of_classes():
+    images, labels = torch.rand(3, 1, 2, 2), torch.arange(3)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+    with pytest.raises(UserError, match="--top-k 3: give a number below that of the classes, 3"):
+        smoothadv.certify(model, images, labels, sigma=SIGMA, n=N, method="top-k", device="cpu")

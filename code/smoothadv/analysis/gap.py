@@ -8,10 +8,12 @@ from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.compare import pair_up
 from smoothadv.analysis.empirical import attack_radius, model_of
 from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.procedure import top_k_of
 from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table
 from smoothadv.bounds import binomial_interval, tolerated_false_statements
 from smoothadv.errors import UserError
 from smoothadv.readers import DataFrame
+from smoothadv.records import CLASS, numbered
 from smoothadv.settings import probability, setting
 
 _FALSE_ALARM = 0.001
@@ -66,14 +68,16 @@ class Gap(Analysis):
 def contradictions(pairs: DataFrame, epsilon: float) -> int:
     """The number of attacked images that PREDICT gave another class although they lie within their certified radius.
 
-    ``pairs`` holds predict_first and radius of the certificates, predict_second of the attacked images and, where it is
-    known, their attack_norm. Such an image has a false certificate or a wrong prediction. The probability of that is at
-    most the sum of the two alphas per image; if there are more such images than ``bounds.tolerated_false_statements``
-    allows, one of the logs must be wrong.
+    ``pairs`` holds predict_first and radius of the certificates, predict_second of the attacked images, class_1 to
+    class_k where PREDICT gave k classes, none of which is the certified one then, and attack_norm where it is known.
+    Such an image has a false certificate or a wrong prediction. The probability of that is at most the sum of the two
+    alphas per image; if there are more such images than ``bounds.tolerated_false_statements`` allows, one of the logs
+    must be wrong.
     """
     norm = pairs.attack_norm if "attack_norm" in pairs else epsilon
     claimed = pairs.predict_first.ge(0) & pairs.radius.gt(norm * (1 + _ROUNDING))
-    contradicted = claimed & pairs.predict_second.ge(0) & pairs.predict_second.ne(pairs.predict_first)
+    found = pairs[numbered(pairs.columns, CLASS) or ["predict_second"]]
+    contradicted = claimed & pairs.predict_second.ge(0) & found.ne(pairs.predict_first, axis=0).all(axis=1)
     return int(contradicted.sum())
 
 
@@ -84,13 +88,23 @@ def certificates_for(attacked: Log, certified: Sequence[Log]) -> Log:
         same = [log for log in certified if not _differ(attacked, log)]
     if len(same) != 1:
         found = "none" if not same else ", ".join(str(log.path) for log in same)
-        raise UserError(f"{attacked.path}: one certification log of the model attacked is needed, found {found}")
+        what = (
+            f"top-{_k(attacked)} certification log"
+            if {*map(_k, [attacked, *certified])} != {1}
+            else "certification log"
+        )
+        raise UserError(f"{attacked.path}: one {what} of the model attacked is needed, found {found}")
     return same[0]
 
 
+def _k(log: Log) -> int:
+    """Among how many of the most probable classes a log certifies or predicts."""
+    return max(1, top_k_of(log.table, log.parameters))
+
+
 def _differ(first: Log, second: Log) -> bool:
-    """Whether two logs are known to be of different images, or computed in different precision."""
+    """Whether two logs are known to be of different images or numbers of classes, or computed in another precision."""
     settings = first.parameters.settings, second.parameters.settings
-    pairs = [(first.parameters.get(name), second.parameters.get(name)) for name in _SHARED]
+    pairs = [(first.parameters.get(name), second.parameters.get(name)) for name in _SHARED] + [(_k(first), _k(second))]
     pairs += [(settings[0].get(name), settings[1].get(name)) for name in ("dataset_fingerprint", "precision")]
     return any(None not in pair and pair[0] != pair[1] for pair in pairs)

@@ -24,7 +24,7 @@ ABSTAIN = -1
 
 @dataclass(frozen=True)
 class Draws:
-    """A request for the votes of ``count`` >= 1 fresh draws; the answer is int64 [K], the votes for each class.
+    """A request for the votes of ``count`` >= 0 fresh draws; the answer is int64 [K], the votes for each class.
 
     With ``is_settled``, counting stops at the first draw with whose vote ``is_settled(counts)`` is true of the counts
     so far, and the answer holds fewer than ``count`` votes; once true, it must stay so whatever the further votes.

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from itertools import count
 
 import numpy as np
 
-from smoothadv.bounds import lead_is_significant, vote_is_significant
+from smoothadv.bounds import lead_is_significant, minimum_trials_to_predict, vote_is_significant
 from smoothadv.certification import ABSTAIN, Draws
 from smoothadv.certification.top_k import leading_classes
 
 SELECTION_SHARE = 10
 """Of n draws, n // 10 (at least one) select the k classes of a top-k prediction."""
+
+
+def least_draws(alpha: float, top_k: int = 1) -> int:
+    """The smallest n from which ``predict`` can return anything."""
+    if top_k == 1:
+        return minimum_trials_to_predict(alpha)
+    votes = top_k * next(votes for votes in count(1) if lead_is_significant(votes, 0, alpha))
+    return votes + max(1, (votes - 1) // (SELECTION_SHARE - 1))  # then n - _selecting(n) is votes
+
+
+def _selecting(n: int) -> int:
+    """How many of n draws select the classes."""
+    return max(1, n // SELECTION_SHARE)
 
 
 def predict(n: int, alpha: float, top_k: int = 1) -> Generator[Draws, np.ndarray, list[int]]:
@@ -30,10 +44,10 @@ def predict(n: int, alpha: float, top_k: int = 1) -> Generator[Draws, np.ndarray
         votes = yield Draws(n)
         prediction = predict_from_votes(votes, alpha)
         return [] if prediction == ABSTAIN else [prediction]
-    selection = yield Draws(max(1, n // SELECTION_SHARE))
+    selection = yield Draws(_selecting(n))
     if not 1 < top_k < len(selection):
         raise ValueError(f"top_k must be at least 1 and below the number of classes, {len(selection)}, got {top_k}")
-    votes = yield Draws(n - int(selection.sum()))
+    votes = yield Draws(n - _selecting(n))
     leading = leading_classes(selection, top_k)
     least, rival = int(votes[leading].min()), int(np.delete(votes, leading).max())
     return leading if lead_is_significant(least, rival, alpha) else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,13 @@ import numpy as np
 
 from smoothadv.bounds import top_k_radius
 from smoothadv.certification import PROCEDURES
-from smoothadv.certification.two_sided import TwoSided
+from smoothadv.certification.two_sided import TwoSided, check_share
 from smoothadv.records import COUNT_COLUMNS
 from smoothadv.settings import positive_int, setting
 
-_RIVAL, _LARGEST = "rival_", 100_000
+RIVALS = "rival_"
+"""The columns rival_1, rival_2, ... of a log: the largest counts of other classes among the estimation draws."""
+_LARGEST = 100_000
 
 
 @PROCEDURES.register("top-k")
@@ -36,8 +38,8 @@ class TopK(TwoSided):
     top_k: int = setting(3, help="k: certify that a class stays among the k most probable", parse=positive_int)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         _rival_columns(self.top_k)  # raises on an impossible k
+        check_share(self.alpha_share, self.smoothing.alpha / self.top_k)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -71,12 +73,7 @@ def leading_classes(votes: np.ndarray, k: int) -> list[int]:
     return np.argsort(-votes, kind="stable")[:k].tolist()
 
 
-def rivals_of_set(columns: Iterable[str]) -> int:
-    """The k of the top-k log that has these columns; 0 if it is no such log."""
-    return len({name for name in columns if name.startswith(_RIVAL)})
-
-
 def _rival_columns(k: int) -> tuple[str, ...]:
     if type(k) is not int or not 1 <= k <= _LARGEST:
         raise ValueError(f"top_k must be a whole number from 1 to {_LARGEST:,}, got {k!r}")
-    return tuple(f"{_RIVAL}{number}" for number in range(1, k + 1))
+    return tuple(f"{RIVALS}{number}" for number in range(1, k + 1))

@@ -28,7 +28,7 @@ from smoothadv.evaluation.requests import (
 )
 from smoothadv.evaluation.saved_examples import write_pictures
 from smoothadv.readers import read_prediction_log
-from smoothadv.records import examples_path, pictures_folder
+from smoothadv.records import CLASS, examples_path, numbered, pictures_folder
 from smoothadv.settings import Setting, non_negative_int, number, positive_int, probability
 
 if TYPE_CHECKING:
@@ -180,10 +180,12 @@ def _repeating_command(parser: Parser, options: argparse.Namespace, log: Attacke
 
 def _print_verdict(verdict: Verdict, request: FalsifyRequest, repeat: Callable[[str, int], str]) -> None:
     """Print each flip with the command that repeats its attack; UserError if the log holds false certificates."""
+    columns = numbered(verdict.flips.columns, CLASS) or ["predict"]
     for row in verdict.flips.itertuples():
+        found = ", ".join(str(getattr(row, name)) for name in columns)
         print(
             f"flipped: image {row.idx} (class {row.label}), certified as {row.certified} within {row.radius:.6g}, is "
-            f"predicted as {row.predict} at a distance of {row.attack_norm:.6g}; again with\n"
+            f"predicted as {found} at a distance of {row.attack_norm:.6g}; again with\n"
             f"  {repeat(f'{request.outdir}_{row.idx}', row.idx)}"
         )
     if verdict.refutes:

@@ -73,12 +73,13 @@ def make_procedure(request: CertifyRequest, description: DatasetDescription, noi
     chosen, given = request.procedure, dict(request.procedure_settings)
     if "radii" in {field.name for field in dataclasses.fields(chosen)}:
         given.setdefault("radii", description.radii)
-    check_top_k(given.get("top_k", 1), description)
     try:
         smoothing = Smoothing(request.sigma, request.n0, request.n, request.alpha, noise_distance)
-        return chosen(smoothing, **given)
+        procedure = chosen(smoothing, **given)
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from error
+    check_top_k(getattr(procedure, "top_k", 1), description)
+    return procedure
 
 
 def procedure_record(request: CertifyRequest, procedure: Procedure) -> dict[str, Any]:

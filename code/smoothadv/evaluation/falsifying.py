@@ -21,6 +21,7 @@ import numpy as np
 from smoothadv import plugins
 from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.analysis.shared.plausibility import rounded_by
+from smoothadv.analysis.shared.procedure import top_k_of
 from smoothadv.bounds import tolerated_false_statements
 from smoothadv.certification import ABSTAIN
 from smoothadv.checkpoints import file_digest
@@ -65,7 +66,8 @@ class Certificates:
     """The certificates of a log, ``claims``, by index; ``images`` are the indices of all its rows, also of abstentions.
 
     Each image got a false certificate with probability at most ``alpha``. Attacks stay within ``fraction`` of each
-    radius. ``settings`` are those in the log's manifest, None without one.
+    radius. ``settings`` are those in the log's manifest, None without one. Each class is certified to stay among the
+    ``top_k`` most probable ones.
     """
 
     path: Path
@@ -74,6 +76,7 @@ class Certificates:
     alpha: float
     fraction: float
     settings: dict[str, Any] | None
+    top_k: int = 1
 
     def restricted_to(self, skip: int, most: int | None) -> Certificates:
         """Only the certificates of the first ``most`` images whose index ``skip`` divides; UserError if there are none.
@@ -102,14 +105,6 @@ class Certificates:
         return batch if isinstance(batch, int) and batch >= 1 else None
 
     @property
-    def top_k(self) -> int:
-        """Among how many of the most probable classes the certified class stays."""
-        k = (self.settings or {}).get("top_k", 1)
-        if not isinstance(k, int) or k < 1:
-            raise UserError(f"{self.path} is left in doubt: its manifest has top_k {k!r}, not a whole number above 0")
-        return k
-
-    @property
     def record(self) -> dict[str, Any]:
         """What the manifest of a falsification log records about the certificates that were attacked."""
         return {"sha256": file_digest(self.path), "fraction": self.fraction, "alpha": self.alpha}
@@ -118,9 +113,10 @@ class Certificates:
         """UserError unless the certificates were made for the classifier and the images that are to be attacked."""
         last, classes = max(self.claims), job.dataset.description.num_classes
         largest = max(claim.certified for claim in self.claims.values())
-        if last >= len(job.dataset) or largest >= classes:
+        if last >= len(job.dataset) or largest >= classes or self.top_k >= max(2, classes):
+            sets = f" among the {self.top_k} most probable" * (self.top_k > 1)
             raise UserError(
-                f"{self.path} certifies something else: it has image {last} and class {largest}, "
+                f"{self.path} certifies something else: it has image {last} and class {largest}{sets}, "
                 f"{job.settings['dataset']} has {len(job.dataset)} images of {classes} classes"
             )
         if self.settings is None:
@@ -169,6 +165,7 @@ def read_certificates(request: FalsifyRequest) -> Certificates:
         log.parameters.alpha,
         request.fraction,
         None if manifest is None else manifest["settings"],
+        max(1, top_k_of(log.table, log.parameters)),
     )
 
 
@@ -214,10 +211,10 @@ def falsify(request: FalsifyRequest) -> tuple[AttackedLog, Certificates]:
     ``verdict`` judges a whole log. UserError where the request cannot be carried out, possibly after some rows; the log
     keeps the rows written so far.
     """
-    warn_of_few_draws(request)
     refuse_file_as_folder(request.outdir)
     path = falsification_log(request.outdir)
     certificates = read_certificates(request)
+    warn_of_few_draws(request, certificates.top_k)
     if certificates.sound:  # votes in batches of another shape might be those of another function
         batch = request.batch or recorded_number(request, path, "batch") or certificates.batch
         if certificates.batch not in (None, batch):

@@ -30,9 +30,9 @@ def predict(request: PredictRequest) -> bool:
 
     UserError where the request cannot be carried out, possibly after some rows; the log keeps the rows written so far.
     """
-    warn_of_few_draws(request)
     job = prepare(request, request.outfile)
     check_top_k(request.top_k, job.dataset.description)
+    warn_of_few_draws(request, request.top_k)
     attack = None if request.attack is None else fit_to_job(request.attack, job, request, request.outfile)
     attacked = None if attack is None else AttackedPolls(job, attack, request.n, request.alpha, request.top_k)
 

@@ -234,7 +234,7 @@ class PredictRequest(EvaluationRequest):
     def __post_init__(self) -> None:
         super().__post_init__()
         _convert(self, int, "top_k")
-        _require(self.top_k >= 1, "top_k", self.top_k, "a whole number of at least 1")
+        _require(self.top_k is not None and self.top_k >= 1, "top_k", self.top_k, "a whole number of at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from smoothadv.bounds import minimum_trials_to_predict
+from smoothadv.certification.prediction import least_draws
 from smoothadv.datasets import get_dataset
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import ImageDataset
@@ -117,9 +117,9 @@ class SmoothingJob:
         return self.noise.distance(math.prod(self.dataset.description.image_shape))
 
 
-def warn_of_few_draws(request: EvaluationRequest) -> None:
+def warn_of_few_draws(request: EvaluationRequest, top_k: int = 1) -> None:
     """Warn where the draws are so few that PREDICT always abstains."""
-    least = minimum_trials_to_predict(request.alpha)
+    least = least_draws(request.alpha, top_k)
     if request.n < least:
         warn(
             f"--N {request.n} can decide nothing at --alpha {request.alpha:g}, every image will abstain: "

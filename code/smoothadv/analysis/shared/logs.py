@@ -18,7 +18,7 @@ from smoothadv.analysis.shared.hyper_parameters import (
 )
 from smoothadv.analysis.shared.image_sets import image_set_names
 from smoothadv.analysis.shared.plausibility import check_certificates
-from smoothadv.analysis.shared.procedure import is_on_grid, procedure_names, with_method
+from smoothadv.analysis.shared.procedure import is_on_grid, prediction_names, procedure_names, with_method
 from smoothadv.analysis.shared.table_formats import Label
 from smoothadv.errors import UserError
 from smoothadv.readers import (
@@ -41,7 +41,7 @@ class Log:
     ``group`` is the name given on the command line (NAME=LOG), else the folder or glob in which the log was found,
     "" for a log that was named itself. ``notes`` are sentences that a reader of its numbers should know. ``images`` is
     what people call the images that it is about, "" where all logs that were read are about the same ones; likewise
-    ``procedure``, of a certification log.
+    ``procedure``, of a prediction log only whether it is of the k most probable classes.
     """
 
     name: str
@@ -140,9 +140,10 @@ def read_logs(
     images = image_set_names([(log.table, log.parameters) for log in both])
     named = [replace(log, images=name) for log, name in zip(both, images)]
     count = len(logs.certification)
-    procedures = procedure_names([(log.table, log.parameters) for log in named[:count]])
-    certification = [replace(log, procedure=name) for log, name in zip(named, procedures)]
-    return Logs(certification, named[count:], _with_names(logs.training), [*left_out, *logs.left_out])
+    facts = [(log.table, log.parameters) for log in named]
+    procedures = [*procedure_names(facts[:count]), *prediction_names(facts[count:], facts[:count])]
+    named = [replace(log, procedure=name) for log, name in zip(named, procedures)]
+    return Logs(named[:count], named[count:], _with_names(logs.training), [*left_out, *logs.left_out])
 
 
 def _nothing_left(arguments: Sequence[str], kinds: Iterable[str], left_out: list[str], warn: Warn) -> UserError:

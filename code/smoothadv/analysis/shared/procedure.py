@@ -6,9 +6,10 @@ from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.certification import PROCEDURES, Procedure
 from smoothadv.certification.exact import Exact
 from smoothadv.certification.on_grid import GRID_COLUMNS, LABEL_AWARE
-from smoothadv.certification.top_k import rivals_of_set
+from smoothadv.certification.top_k import RIVALS
 from smoothadv.certification.two_sided import RIVAL
 from smoothadv.readers import DataFrame
+from smoothadv.records import CLASS, numbered
 
 
 def procedure_of(table: DataFrame, parameters: Parameters) -> type[Procedure] | None:
@@ -18,7 +19,7 @@ def procedure_of(table: DataFrame, parameters: Parameters) -> type[Procedure] | 
     """
     method = parameters.settings.get("method")
     if method is None:
-        return None if RIVAL in table or rivals_of_set(table.columns) else Exact
+        return None if RIVAL in table or numbered(table.columns, RIVALS) else Exact
     return PROCEDURES[method] if isinstance(method, str) and method in PROCEDURES else None
 
 
@@ -42,14 +43,22 @@ def radii_follow_from_counts(table: DataFrame, parameters: Parameters) -> bool:
     if procedure is None or not procedure.fixed_sample or is_on_grid(table, parameters):
         return False
     try:
-        return set(procedure.counts(parameters.settings)) <= set(table.columns)
+        counts = procedure.counts(parameters.settings)
     except (KeyError, TypeError, ValueError):
         return True  # who computes them will see which setting is missing
+    # Of a set with some of its columns, who computes them will see which are missing.
+    return set(counts) <= set(table.columns) or (RIVALS + "1" in counts and RIVALS + "1" in table)
 
 
 def is_label_aware(table: DataFrame) -> bool:
     """Whether images were skipped because the class selected was not the true one: benchmarks only."""
     return LABEL_AWARE in table
+
+
+def top_k_of(table: DataFrame, parameters: Parameters) -> int:
+    """The k of a log of top-k certificates or predictions, by its manifest or else its columns; 0 of other logs."""
+    k = parameters.settings.get("top_k")
+    return k if type(k) is int and k > 0 else len(numbered(table.columns, RIVALS) or numbered(table.columns, CLASS))
 
 
 def procedure_names(logs: Sequence[tuple[DataFrame, Parameters]]) -> list[str]:
@@ -63,11 +72,18 @@ def procedure_names(logs: Sequence[tuple[DataFrame, Parameters]]) -> list[str]:
     return names if len(set(names)) > 1 else [""] * len(names)
 
 
+def prediction_names(
+    predictions: Sequence[tuple[DataFrame, Parameters]], certificates: Sequence[tuple[DataFrame, Parameters]]
+) -> list[str]:
+    """ "top-3" or the like for each prediction log; "" if one k is that of all of them and of the certificates."""
+    sizes = [max(1, top_k_of(*log)) for log in [*predictions, *certificates]]
+    return [f"top-{k}" if len(set(sizes)) > 1 else "" for k in sizes[: len(predictions)]]
+
+
 def _name(table: DataFrame, parameters: Parameters) -> str:
     procedure, settings = procedure_of(table, parameters), parameters.settings
     is_one_sided = procedure is not None and procedure.one_sided
-    k = settings.get("top_k", rivals_of_set(table.columns))
-    if k:
+    if k := top_k_of(table, parameters):
         return f"top-{k}"
     words = ["one-sided" if is_one_sided else "two-sided" if RIVAL in table else str(settings.get("method"))]
     if is_label_aware(table):

@@ -84,6 +84,9 @@ def doubts(logs: Logs) -> list[str]:
     if not are_alike(logs.certification, "procedure"):
         names = "; ".join(dict.fromkeys(log.procedure for log in logs.certification))
         sentences.append(f"logs of several procedures are kept apart ({names}): some certify more from the same votes")
+    if not are_alike(logs.prediction, "procedure"):
+        names = "; ".join(dict.fromkeys(log.procedure for log in logs.prediction))
+        sentences.append(f"predictions are kept apart by the number of classes that may hold the label ({names})")
     for name in ("dataset", "N", "alpha", "method"):
         values = {log.parameters.get(name) for log in logs.certification} - {None}
         if len(values) > 1:
