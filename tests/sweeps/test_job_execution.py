@@ -32,6 +32,7 @@ from support.sweeping import (
     watcher,
     write_grid,
 )
+from support.warm import patch_stages
 from support.weights import read, same_state
 
 pytestmark = pytest.mark.usefixtures("workplace")
@@ -313,8 +314,10 @@ def test_too_few_gpus_are_an_error_before_anything_runs(locally):
     assert locally(jobs, gpus=("0",), wants_gpus=False) == [("0", DONE)], "on the CPU none are needed"
 
 
-def test_stopped_training_is_saved_within_its_epoch_and_ends_with_the_weights_of_one_that_was_not(one_thread):
-    """Ten seconds, mostly for starting two processes."""
+def test_stopped_training_is_saved_within_its_epoch_and_ends_with_the_weights_of_one_that_was_not(
+    one_thread, warm, monkeypatch
+):
+    patch_stages(warm, monkeypatch)
     sweep = {"noise": 0.25, "epochs": EPOCHS}
     (job,) = jobs_of(write_grid(Path("grid.toml"), sweep))
     job = replace(job, threads=1)
