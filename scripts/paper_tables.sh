@@ -98,8 +98,8 @@ groups_cifar=("Cohen=$best/cifar10/cohen" "SmoothAdv=$best/cifar10/ours" "+ pre-
 table table1_imagenet envelope "${cohen_imagenet[@]}" "${best_imagenet[@]}" --radii "${radii_imagenet[@]}"
 table table2_cifar10 envelope "${groups_cifar[@]}" --radii "${radii_cifar[@]}"
 table table3_cifar10_linf envelope "${groups_cifar[@]}" --norm linf --radii 2/255
-table table4_imagenet_linf envelope "${cohen_imagenet[@]}" "${best_imagenet[@]}" --norm linf --radii 1/255
-table abstention_cifar10 envelope "${groups_cifar[@]}" --radii "${radii_cifar[@]}" --show abstention_rate
+table table4_cifar10_abstention envelope "${groups_cifar[@]}" --radii "${radii_cifar[@]}" --show abstention_rate
+table table5_imagenet_linf envelope "${cohen_imagenet[@]}" "${best_imagenet[@]}" --norm linf --radii 1/255
 table abstention_imagenet envelope "${cohen_imagenet[@]}" "${best_imagenet[@]}" --radii "${radii_imagenet[@]}" \
     --show abstention_rate
 table selected_cifar10 envelope "${groups_cifar[@]}" --radii "${radii_cifar[@]}" --show model
@@ -121,26 +121,26 @@ figure figure3_left_attacked_cohen plot_empirical "${cohen_cifar[@]}" Cohen=data
     --group-by num_noise_vec
 figure figure3_right_attacked_smoothadv plot_empirical "${one_sample[@]}" "${more_samples[@]}" \
     SmoothAdv=data/predict/predict_cifar_ours/N100000 --group-by num_noise_vec
-figure figure4_number_of_samples plot_envelope "${cohen_cifar[@]}" \
-    SmoothAdv=$grid/{DDN_10steps,DDN_4steps,PGD_2steps,PGD_10steps} \
-    SmoothAdv=$grid/{DDN_10,DDN_4,PGD_2,PGD_10}steps_multiNoiseSamples/{2,4,8}-multitrain/eps_{64,127,255,512} \
-    --group-by num_noise_vec --baseline Cohen
-figure figure5_epsilon plot_envelope "${cohen_cifar[@]}" SmoothAdv=$grid/PGD_{2,4,6,8,10}steps \
-    SmoothAdv=$grid/PGD_{2,10}steps_multiNoiseSamples/{2,4,8}-multitrain/eps_{64,127,255,512} \
-    --group-by epsilon --baseline Cohen
-figure figure6_vanilla_pgd plot_envelope "${cohen_cifar[@]}" \
+figure figure4_vanilla_pgd plot_envelope "${cohen_cifar[@]}" \
     "SmoothAdv=$grid/PGD_2steps_baseAttackExp/with_noise" \
     "Vanilla PGD=$grid/PGD_2steps_baseAttackExp/without_noise/*/cifar10/resnet110/noise_0.00" \
     "Vanilla PGD + noise=$grid/PGD_2steps_baseAttackExp/without_noise/*/cifar10/resnet110/noise_[!0]*" \
     "Vanilla PGD + noise=$grid/PGD_2steps_baseAttackExp/without_noise/*/cifar10/resnet110/noise_0.[!0]*" \
     --baseline Cohen
-figure appendix_gradient_free plot_empirical "${cohen_cifar[@]}" \
+figure figure5_number_of_samples plot_envelope "${cohen_cifar[@]}" \
+    SmoothAdv=$grid/{DDN_10steps,DDN_4steps,PGD_2steps,PGD_10steps} \
+    SmoothAdv=$grid/{DDN_10,DDN_4,PGD_2,PGD_10}steps_multiNoiseSamples/{2,4,8}-multitrain/eps_{64,127,255,512} \
+    --group-by num_noise_vec --baseline Cohen
+figure figure6_epsilon plot_envelope "${cohen_cifar[@]}" SmoothAdv=$grid/PGD_{2,4,6,8,10}steps \
+    SmoothAdv=$grid/PGD_{2,10}steps_multiNoiseSamples/{2,4,8}-multitrain/eps_{64,127,255,512} \
+    --group-by epsilon --baseline Cohen
+figure figure8_predict_draws_cohen plot_empirical "Cohen=data/predict/predict_cifar_cohen/N1*[05]/*/num_128" \
+    --group-by N
+figure figure8_predict_draws_smoothadv plot_empirical "SmoothAdv=data/predict/predict_cifar_ours/N1*/*/num_128" \
+    --group-by N
+figure figure9_gradient_free plot_empirical "${cohen_cifar[@]}" \
     "plug-in=data/predict/predict_cifar_cohen/N10000/*/num_128" \
     "gradient-free=data/predict/predict_cifar_cohen/N10000_nogradtrick" --group-by num_noise_vec
-figure appendix_predict_draws_cohen plot_empirical "Cohen=data/predict/predict_cifar_cohen/N1*[05]/*/num_128" \
-    --group-by N
-figure appendix_predict_draws_smoothadv plot_empirical "SmoothAdv=data/predict/predict_cifar_ours/N1*/*/num_128" \
-    --group-by N
 
 [ -s "$out/warnings.txt" ] && sort -u -o "$out/warnings.txt" "$out/warnings.txt"
 [ "$made" -gt 0 ] || fail "$logs holds none of the released logs"

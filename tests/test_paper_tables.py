@@ -56,7 +56,7 @@ def test_tables_of_what_is_there_are_made_and_the_rest_is_named(clone, released,
     assert {row["models"] for row in rows.values()} == {"2"} and {row["abstention_rate"] for row in rows.values()} == {
         "0.25"
     }
-    for name in ("table2_cifar10", "table3_cifar10_linf", "abstention_cifar10", "selected_cifar10"):
+    for name in ("table2_cifar10", "table3_cifar10_linf", "table4_cifar10_abstention", "selected_cifar10"):
         assert all((tmp_path / f"paper/{name}.{ending}").stat().st_size for ending in ("md", "tex", "csv"))
     assert "not there: data/certify/best_models/cifar10/ours_pretraining" in done.stdout
     assert "== table1_imagenet" in done.stdout and not (tmp_path / "paper/table1_imagenet.md").exists()

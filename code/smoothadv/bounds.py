@@ -350,7 +350,7 @@ def lead_is_significant(ahead: int, behind: int, alpha: float) -> bool:
 def linf_radius(l2_radius: float, dimension: int) -> float:
     """The l_inf radius that an l2 radius implies in ``dimension`` coordinates: the largest float64 up to r / sqrt(d).
 
-    Holds because ||v||_2 <= sqrt(d) ||v||_inf (SmoothAdv, section 4.2). Same unit as ``l2_radius`` >= 0.
+    Holds because ||v||_2 <= sqrt(d) ||v||_inf (SmoothAdv, section 4.1). Same unit as ``l2_radius`` >= 0.
     """
     numerator, denominator = l2_radius.as_integer_ratio()
     return _root_below(l2_radius / math.sqrt(dimension), numerator**2, denominator**2 * dimension)

@@ -131,7 +131,7 @@ PAPER = [
 
 @pytest.mark.parametrize(("name", "values", "warmup"), PAPER, ids=[case[0] for case in PAPER])
 def test_paper_recipes_have_the_values_of_the_paper(compose, name, values, warmup):
-    """Appendix A and section 4.2: epochs, batch, learning rate, epochs between its divisions, factor."""
+    """Appendices D and E.1: epochs, batch, learning rate, epochs between its divisions, factor."""
     for kind in COMMANDS:
         composed = compose(kind, "--recipe", name)
         schedule = composed.schedule

@@ -1,6 +1,6 @@
 """PGD, estimators and target rules one example and one copy at a time: what the package's must equal.
 
-SmoothAdv, section 2.2 and appendix B.1. Nothing of the package under test is used but the noise of an example.
+SmoothAdv, sections 2.2 and 3.1. Nothing of the package under test is used but the noise of an example.
 """
 
 from collections.abc import Callable

@@ -96,7 +96,7 @@ def test_smoke_grid_is_small(plans):
 
 @pytest.mark.parametrize("name", [name for name in GRIDS if name.startswith("paper-cifar10")])
 def test_grids_of_the_paper_have_its_values(plans, name):
-    """Salman et al. (2019), appendix A: 150 epochs, and the values of sigma, epsilon, T and m."""
+    """Salman et al. (2019), appendix D: 150 epochs, and the values of sigma, epsilon, T and m."""
     for recipe in recipes(plans[name]):
         assert recipe["learning_rate"] == 0.1 and recipe["batch"] == 256 and recipe["weight_decay"] == 1e-4
         assert (recipe["learning_rate_step"], recipe["learning_rate_factor"]) == (50, 0.1)

@@ -78,7 +78,7 @@ def log_true_probability(logits: torch.Tensor, labels: torch.Tensor) -> torch.Te
 
 
 def smoothed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """J = -log of the mean over copies of softmax(logits)[label]: [B, m, K] and [B] give [B] (SmoothAdv eq. 6).
+    """J = -log of the mean over copies of softmax(logits)[label]: [B, m, K] and [B] give [B] (SmoothAdv, eq. 6).
 
     In log-sum-exp form, so that its gradient does not vanish however improbable the label is.
     """
@@ -121,7 +121,7 @@ def _gradient(
 
 @dataclass(frozen=True)
 class Stein:
-    """The gradient-free estimator (SmoothAdv, appendix B.1): by Stein's lemma grad G_y = E[F_y(x + d) d] / sigma^2.
+    """The gradient-free estimator (SmoothAdv, section 3.1): by Stein's lemma grad G_y = E[F_y(x + d) d] / sigma^2.
 
     Ascends -G_y: minus (1 / (m sigma^2)) sum_i F(x + d_i)_y d_i. ``sigma`` > 0 is the noise's standard
     deviation. F is the softmax, or with ``hard`` the indicator that the base classifier answers y.
@@ -159,6 +159,6 @@ ESTIMATORS: dict[str, EstimatorKind] = {
     "expected-loss": EstimatorKind(
         lambda sigma: expected_loss, "of the average of the losses (Cohen et al., 2019, appendix G.3)"
     ),
-    "stein": EstimatorKind(Stein, "estimated from probabilities, without gradients (SmoothAdv, appendix B.1)"),
+    "stein": EstimatorKind(Stein, "estimated from probabilities, without gradients (SmoothAdv, section 3.1)"),
     "hard-stein": EstimatorKind(lambda sigma: Stein(sigma, hard=True), "the same from decisions alone"),
 }

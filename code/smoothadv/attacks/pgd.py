@@ -1,4 +1,4 @@
-"""SmoothAdv-PGD: projected gradient descent on the smoothed classifier (SmoothAdv, section 2.2)."""
+"""SmoothAdv-PGD: projected gradient descent on the smoothed classifier (SmoothAdv, section 3)."""
 
 from dataclasses import dataclass
 
@@ -55,5 +55,5 @@ class PGD(GradientAttack):
         return torch.zeros_like(problem.inputs)
 
     def _step_length(self, epsilon: torch.Tensor) -> torch.Tensor:
-        """2 epsilon / T (SmoothAdv, section 4) unless stated: float64 [B]."""
+        """2 epsilon / T (SmoothAdv, appendix D) unless stated: float64 [B]."""
         return 2 * epsilon / self.num_steps if self.step_size is None else torch.full_like(epsilon, self.step_size)

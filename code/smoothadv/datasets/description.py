@@ -17,7 +17,7 @@ class TrainingDefaults:
 
 
 CIFAR_TRAINING = TrainingDefaults(batch=256, epochs=150, learning_rate=0.1, learning_rate_step=50)
-"""SmoothAdv, appendix A: CIFAR-10."""
+"""SmoothAdv, appendix D: CIFAR-10."""
 CIFAR_RADII = tuple(0.25 * step for step in range(10))
 """SmoothAdv, table 2: CIFAR-10; and 0."""
 IMAGENET_RADII = tuple(0.5 * step for step in range(8))

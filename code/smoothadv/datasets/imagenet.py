@@ -18,7 +18,7 @@ _DESCRIPTION = DatasetDescription(
     image_shape=(3, _CROP, _CROP),
     mean=(0.485, 0.456, 0.406),
     std=(0.229, 0.224, 0.225),
-    # SmoothAdv, appendix A: ImageNet.
+    # SmoothAdv, appendix D: ImageNet.
     defaults=TrainingDefaults(batch=400, epochs=90, learning_rate=0.1, learning_rate_step=30),
     radii=IMAGENET_RADII,
 )

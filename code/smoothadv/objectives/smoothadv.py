@@ -55,7 +55,7 @@ class SmoothAdv(Objective):
         return self.attack.epsilon
 
     def epsilon(self, epoch: int) -> float:
-        """epsilon * min(1, epoch / warmup), epochs counted from 0 (SmoothAdv, appendix A)."""
+        """epsilon * min(1, epoch / warmup), epochs counted from 0 (SmoothAdv, appendix D)."""
         if not self.warmup:
             return self.attack.epsilon
         return self.attack.epsilon * min(1.0, (epoch + self.warmup_from_first_epoch) / self.warmup)

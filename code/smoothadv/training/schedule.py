@@ -18,7 +18,7 @@ class Schedule:
     ``batch`` is the number of images of an update in all processes together, each trained on with all of its noisy
     copies; ``micro_batch`` is the number of images whose gradients a process computes at a time (None: all of its
     share). ``steps_per_epoch`` ends every epoch after so many updates. With the shape "step" epoch e, from 0, uses
-    learning_rate * learning_rate_factor^floor(e / learning_rate_step) (SmoothAdv, appendix A); with "one-cycle" the
+    learning_rate * learning_rate_factor^floor(e / learning_rate_step) (SmoothAdv, appendix D); with "one-cycle" the
     rate rises from 0 to learning_rate over the first fifth of the updates and falls back to 0, linearly (Smith and
     Topin, 2018).
     """

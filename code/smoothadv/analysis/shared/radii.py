@@ -69,7 +69,7 @@ class Norm:
     norm: str = setting(
         "l2",
         parse=one_of(NORMS),
-        help="norm of the radii, l2 or linf: an l2 radius r certifies r / sqrt(d) in d pixels (SmoothAdv, section 4.2)",
+        help="norm of the radii, l2 or linf: an l2 radius r certifies r / sqrt(d) in d pixels (SmoothAdv, section 4.1)",
     )
     high_probability: float | None = setting(
         None,

@@ -54,7 +54,7 @@ class _Examples:
 
 
 class SmoothedAttack:
-    """Attacks the classifier that ``model`` becomes under Gaussian smoothing (SmoothAdv, section 2.2 and appendix B).
+    """Attacks the classifier that ``model`` becomes under Gaussian smoothing (SmoothAdv, sections 2.2 and 3).
 
         attack = SmoothedAttack(PGD(epsilon=0.5, num_steps=20), sigma=0.25, num_noise_vec=64)
         adversarial = attack(model, inputs, labels)

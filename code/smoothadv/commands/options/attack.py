@@ -16,7 +16,7 @@ from smoothadv.settings import Setting, batch_size, perturbation_size_in_256ths,
 
 BASE = "base"
 _NO_GRADIENT = {
-    "--no-grad-attack": "estimate gradients from probabilities, without backpropagation (SmoothAdv, appendix B.1)",
+    "--no-grad-attack": "estimate gradients from probabilities, without backpropagation (SmoothAdv, section 3.1)",
     "--hard-no-grad-attack": "as --no-grad-attack, but from the base classifier's decisions only",
 }
 
