@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from smoothadv import plugins
+from smoothadv.commands.released_options import translated
 from smoothadv.errors import DoubtfulWarning, Terminated, UsageError, UserError, shown
 from smoothadv.registry import PLUGIN_HINT, did_you_mean
 from smoothadv.version import __version__
@@ -63,6 +64,8 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
         words = sys.argv[1:] if args is None else list(args)
+        if command := translated(self.prog, words):
+            self.error(f"options of the released code: here, the command is {command} , as docs/released.md explains")
         self._refuse_unknown_options(words)
         return super().parse_known_args(words, namespace)
 
