@@ -43,7 +43,7 @@ FIRST_STEPS = {
     "train_pgd": ["training.job.get_dataset"],
     "certify": ["evaluation.certifying.prepare"],
     "predict": ["evaluation.predicting.prepare"],
-    "attack": ["evaluation.attacking.warn_of_few_draws", "evaluation.falsifying.warn_of_few_draws"],
+    "attack": ["evaluation.attacking.warn_of_few_draws", "evaluation.falsifying.read_certificates"],
     "analyze": ["commands.analyze.read_logs"],
     "sweep": ["commands.sweep.command.read_grid"],
 }
