@@ -84,6 +84,20 @@ def test_summary_of_the_oracle(analyze):
     assert record["average_certified_radius"] == pytest.approx(0.35)
 
 
+@pytest.mark.parametrize(
+    ("dataset", "largest", "ends"),
+    [("cifar10", 3.8, [0.25, 3.75]), ("imagenet", 3.8, [0.5, 3.5]), ("imagenet", 0.9, [0.25, 0.75]),
+     ("cifar10", 30.0, [2.5, 30.0])],
+)  # fmt: skip
+def test_radii_that_nobody_names_have_the_steps_of_the_paper_for_the_dataset(analyze, dataset, largest, ends):
+    log = f"steps/{dataset}/noise_1.00/test/sigma_{largest / 3:.2f}"
+    certification(log, [("R", largest), ("R", 0.1)])
+    for analysis in ("summary", "table"):
+        found = [float(name) for name in columns(analyze(analysis, log, "--format", "csv")) if name[0].isdigit()]
+        found = [radius for radius in found if radius]
+        assert [found[0], found[-1]] == ends and found == [found[0] * (k + 1) for k in range(len(found))]
+
+
 def test_envelope_has_the_columns_of_the_contract_and_the_best_of_each_group(analyze):
     outcome = analyze("envelope", *GROUPS, "--radii", 0.25, 1, "--format", "csv")
     header = "group,radius,certified_accuracy,abstention_rate,clean_accuracy,model,models,examples"
