@@ -114,7 +114,7 @@ def _analyze(parser: Parser, options: argparse.Namespace, words: Sequence[str]) 
     stated = {name: getattr(options, name) for name in ("sigma", "N", "alpha", "dimension")}
     logs = read_logs(options.logs, component.kinds, stated, warn)
     logs = restrict(logs, options.where)
-    for note in doubts(logs):
+    for note in doubts(logs, component.pairs_examples):
         warn(note)
     writers: dict[str, Callable[[Any, argparse.Namespace], None]]
     writers = {"table": _write_table, "figure": _write_figure, "page": _write_page}

@@ -71,14 +71,14 @@ def restrict(logs: Logs, conditions: Sequence[tuple[str, str]]) -> Logs:
     return result
 
 
-def doubts(logs: Logs) -> list[str]:
-    """Reasons to hesitate before comparing the logs: sentences for people."""
+def doubts(logs: Logs, paired: bool = False) -> list[str]:
+    """Reasons to hesitate before comparing the logs, if ``paired`` on common examples: sentences for people."""
     sentences = []
-    if len(logs.certification) > 1 and different_examples(logs.certification):
+    if len(logs.certification) > 1 and different_examples(logs.certification, paired):
         sizes = sorted({len(log.table) for log in logs.certification})
         counts = f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}"
         sentences.append(f"the logs are not all on the same test images ({counts} examples): they differ by chance too")
-    if len(logs.prediction) > 1 and different_examples(logs.prediction):
+    if len(logs.prediction) > 1 and different_examples(logs.prediction, paired):
         sentences.append("the prediction logs are not all on the same test images: they differ by chance too")
     sentences += _copies(logs.certification)
     if not are_alike(logs.certification, "procedure"):
@@ -219,7 +219,13 @@ def upper_envelope(logs: Sequence[Log], accuracies: np.ndarray) -> list[Selected
     return selected
 
 
-def different_examples(logs: Sequence[Log]) -> bool:
-    """Whether the logs are of different examples, so that their accuracies also differ by chance."""
+def different_examples(logs: Sequence[Log], paired: bool = False) -> bool:
+    """Whether the logs are of different examples, so that their accuracies also differ by chance.
+
+    If they are ``paired`` on those in both: whether manifests state another split or fingerprint.
+    """
+    if paired:
+        stated = [log.parameters for log in logs if log.parameters.manifest]
+        return len({(some.get("split"), str(some.settings.get("dataset_fingerprint"))) for some in stated}) > 1
     first = logs[0].table.idx.to_numpy()
     return not are_alike(logs, "images") or any(not np.array_equal(first, log.table.idx.to_numpy()) for log in logs[1:])
