@@ -224,6 +224,13 @@ def test_attacks_alone_can_be_drawn_by_hyper_parameter():
     assert entries(figure) == ["m = 1", "m = 4"] and dashed(figure) == {"m = 1", "m = 4"}
 
 
+def test_markers_of_neighbouring_curves_are_at_different_attack_radii():
+    logs = [prediction(f"{m} {eps}", 5, eps / 8, num_noise_vec=m) for m in range(1, 8) for eps in range(19)]
+    lines = lines_of(EmpiricalPlot(group_by=["num_noise_vec"])(Logs(prediction=logs))).values()
+    marked = [set(range(19)[slice(line.get_markevery()[0], None, line.get_markevery()[1])]) for line in lines]
+    assert all(map(set.isdisjoint, marked, marked[1:])) and min(map(len, marked)) > 3
+
+
 def test_attacks_are_needed_to_draw_them():
     with pytest.raises(UserError, match="needs prediction logs"):
         EmpiricalPlot()(Logs([ONE]))

@@ -6,7 +6,7 @@ from typing import ClassVar
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.empirical import empirical_curve, model_of
 from smoothadv.analysis.plot_envelope import EnvelopePlot
-from smoothadv.analysis.shared.figure_style import Figure, draw_steps, finished, looks, new_figure
+from smoothadv.analysis.shared.figure_style import Figure, draw_steps, finished, looks, mark_every, new_figure
 from smoothadv.analysis.shared.log_statistics import empirical_accuracy
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.selection import Choosing, grouping, groups_of, refuse_several
@@ -59,7 +59,8 @@ class EmpiricalPlot(Choosing, Analysis):
             look = {**look, "color": colours.get(name, look["color"]), "linewidth": 1.2}
             shares = [100 * empirical_accuracy(best.log.table) for best in curve.values()]
             label = "under attack" if name == "all" else f"{name}, under attack" if not self.group_by else name
-            drawn += axes.plot(list(curve), shares, label=label, linestyle="--", **look)
+            marks = mark_every(len(curve), position, len(curves))
+            drawn += axes.plot(list(curve), shares, label=label, linestyle="--", markevery=marks, **look)
             if self.confidence is not None:
                 ends = [best.interval(self.confidence) for best in curve.values()]
                 # Side by side, where one curve's bars would cover another's.
