@@ -157,7 +157,14 @@ def test_hyper_parameters_split_the_groups(analyze):
         ("Ours, sigma = 0.50", 1, 0.6),
     ]
     by_epsilon = records(analyze("envelope", "ours", "--group-by", "epsilon", "--radii", 1, "--format", "json"))
-    assert [row["group"] for row in by_epsilon] == ["epsilon = 0.25", "epsilon = 0.9961"]
+    assert [row["group"] for row in by_epsilon] == ["epsilon = 0.25", "epsilon = 1"]
+
+
+def test_released_epsilons_have_the_names_of_the_paper_unless_another_one_has(analyze):
+    for epsilon in ("127", "0.5", "255"):
+        certification(f"three/PGD_2steps/eps_{epsilon}/noise_0.50/test/sigma_0.50", ORACLE)
+    found = records(analyze("envelope", "three", "--group-by", "epsilon", "--radii", 1, "--format", "json"))
+    assert [row["group"] for row in found] == ["epsilon = 0.4961", "epsilon = 0.5", "epsilon = 1"]
 
 
 def test_every_group_of_the_command_line_is_there(analyze):

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 _CERTIFIED, _CLEAN, _AVERAGE = MEASURES = ("certified_accuracy", "clean_accuracy", "average_certified_radius")
 _COLOURS = "cividis"  # perceptually uniform, of rising lightness: legible also when printed grey
 # In inches; texts are of _POINTS points.
-_CELL_WIDTH, _CELL_HEIGHT = 0.5, 0.36
-_SMALLEST_PANEL = 1.5, 1.2
-_CHARACTER, _LINE = 0.07, 0.16
+_CELL_WIDTH, _CELL_HEIGHT = 0.6, 0.44
+_SMALLEST_PANEL = 1.7, 1.3
+_CHARACTER, _LINE = 0.09, 0.2
 _BAR = 0.18
 _BESIDE_PANELS, _AROUND_PANEL, _BELOW_PANELS = 1.6, 0.5, 0.5
 _NARROWEST, _WIDEST = 4.0, 8.6
-_POINTS = 8
+_POINTS = 10
 _MOST_PANELS_BESIDE = 3
 
 
@@ -99,8 +99,8 @@ class HeatMap(Choosing, AtRadii, Analysis):
         return np.max([self.accuracies(log, radii, models=len(group)) for log in group], axis=0)
 
     def _draw(self, cells: Cells, values: np.ndarray, radii: Sequence[float]) -> Figure:
-        rows = [display(self.rows, value) for value in cells.rows]
-        columns = [display(self.columns, value) for value in cells.columns]
+        rows = [display(self.rows, value, cells.rows) for value in cells.rows]
+        columns = [display(self.columns, value, cells.columns) for value in cells.columns]
         figure, panels, beside = _panels(rows, columns, len(radii))
         largest = float(np.nanmax(values)) or 1.0
         for position, (panel, of_panel, radius) in enumerate(zip(panels, values, radii)):

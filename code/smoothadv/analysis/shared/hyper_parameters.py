@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,8 @@ _NUMBERS = {"sigma", "N", "alpha", "noise", "epsilon", "num_steps", "num_noise_v
 _GRADIENTS = {"plug_in": "plug-in", "expected_loss": "expected loss", "Stein": "gradient-free"}
 _PUBLISHED_N, _PUBLISHED_ALPHA = 100_000, 0.001
 _PUBLISHED: dict[str, ParameterValue] = {"N": _PUBLISHED_N, "alpha": _PUBLISHED_ALPHA}
+_NOMINAL: dict[ParameterValue, ParameterValue] = {127 / 256: 0.5, 255 / 256: 1.0}
+"""What the paper calls the epsilons of released models."""
 # Only for logs whose manifest does not state the shape of the images: the released ones, and older ones of ours.
 _DIMENSIONS = {"cifar10": 3 * 32 * 32, "imagenet32": 3 * 32 * 32, "imagenet": 3 * 224 * 224, "digits": 8 * 8}
 
@@ -314,11 +316,13 @@ def _training(values: dict[str, ParameterValue], sources: dict[str, str]) -> dic
     return {"training": " + ".join([training, *extras])} if training else {}
 
 
-def display(name: str, value: ParameterValue) -> str:
-    """A hyper-parameter's value as tables and legends show it."""
+def display(name: str, value: ParameterValue, others: Container[ParameterValue] = ()) -> str:
+    """A hyper-parameter's value as tables and legends show it; ``others`` are values from which it must differ."""
     if value is None:
         return "–"
+    if name == "epsilon":
+        value = value if (nominal := _NOMINAL.get(value, value)) in others else nominal
+        return f"{value:.4g}"
     if isinstance(value, float):
-        # The released code made 0.49609375 of 127; four digits distinguish it from 0.5.
         return f"{value:.4g}" if not math.isclose(value, round(value, 2)) else f"{value:.2f}"
     return f"{value:,}" if isinstance(value, int) and name == "N" else str(value)

@@ -174,20 +174,22 @@ def groups_of(logs: Sequence[Log], by: Sequence[str], name_group: bool = False) 
     """
     keyed = sorted(logs, key=lambda log: [_sortable(log.parameters.get(name)) for name in by]) if by else logs
     several = name_group or not by or len({log.group for log in logs}) > 1
+    values = {name: {log.parameters.get(name) for log in logs} for name in by}
     groups: dict[str, list[Log]] = {}
     for log in keyed:
-        words = [log.group if several else "", *(_equation(name, log) for name in by), log.images, log.procedure]
+        equations = (_equation(name, log, values[name]) for name in by)
+        words = [log.group if several else "", *equations, log.images, log.procedure]
         groups.setdefault(", ".join(filter(None, words)) or "all", []).append(log)
     order = {name: position for position, name in enumerate(dict.fromkeys(log.group for log in logs))}
     return dict(sorted(groups.items(), key=lambda item: order[item[1][0].group]))
 
 
-def _equation(name: str, log: Log) -> str:
+def _equation(name: str, log: Log, values: set[ParameterValue]) -> str:
     """ "sigma = 0.50"."""
     value = log.parameters.get(name)
     if value is None and name == "num_noise_vec" and log.parameters.get("gradient") == "base classifier":
         return "vanilla PGD (base classifier)"
-    return f"{FIELDS[name]} = {display(name, value)}"
+    return f"{FIELDS[name]} = {display(name, value, values)}"
 
 
 def _sortable(value: ParameterValue) -> tuple[bool, float, str]:
