@@ -272,6 +272,7 @@ _CERTIFICATION_PARTS = [
     (r"^self_training", lambda m: {"unlabelled": "self-training"}),
     (r"^finetune_cifar_from_imagenet", lambda m: {"pretraining": "ImageNet32"}),
 ]
+_PARTS, _DRAWS = r"(\d+(?:\.\d+)?)", r"_noise_[\d.]+_mtest_(\d+)"
 _PREDICTION_PARTS = [
     *_SHARED_PARTS,
     (r"(?:^|_)noise_(\d+(?:\.\d+)?)", _one("sigma", float)),
@@ -281,14 +282,9 @@ _PREDICTION_PARTS = [
     (r"^base$", lambda m: {"gradient": "base classifier"}),
     (r"^(PGD|DDN)_(\d+\.\d+)$", lambda m: {"attack": m[1], "epsilon": float(m[2])}),
     # What the released predict.py itself writes counts in 1/256.
-    (
-        r"^(PGD|DDN)_(\d+(?:\.\d+)?)_base$",
-        lambda m: {"attack": m[1], "epsilon": float(m[2]) / 256, "gradient": "base classifier"},
-    ),
-    (
-        r"^(PGD|DDN)_(\d+(?:\.\d+)?)_noise_[\d.]+_mtest_(\d+)$",
-        lambda m: {"attack": m[1], "epsilon": float(m[2]) / 256, "num_noise_vec": int(m[3])},
-    ),
+    (rf"^(PGD|DDN)_{_PARTS}(?:_base|{_DRAWS})$", lambda m: {"attack": m[1], "epsilon": float(m[2]) / 256}),
+    (rf"^(?:PGD|DDN)_{_PARTS}_base$", lambda m: {"gradient": "base classifier"}),
+    (rf"^(?:PGD|DDN)_{_PARTS}{_DRAWS}$", lambda m: {"num_noise_vec": int(m[2])}),
 ]
 
 
