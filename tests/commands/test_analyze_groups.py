@@ -344,8 +344,11 @@ def test_usage_error_is_one_line_and_writes_nothing(analyze, workplace, argument
 FAILURES = [
     (["summary", "nowhere"], "nowhere is no file, no folder and matches nothing"),
     (["summary", "A=nowhere"], "nowhere is no file, no folder and matches nothing"),
-    (["summary", "trained"], "trained: holds no certification log, but others: 1 training; training logs are for "),
-    (["summary", "attacked"], "attacked: holds no certification log, but others: 3 prediction; prediction logs are "),
+    (["summary", "trained"], "trained: holds no certification log, but others: 1 training; for training plot_training"),
+    (
+        ["summary", "attacked"],
+        "attacked: holds no certification log, but others: 3 prediction; for predictions there are",
+    ),
     (["summary", "attacked/N100/PGD_0.250/num_1/predictions"], "is a prediction log; what is needed here is a cert"),
     (["empirical", COHEN.format("0.25")], "is a certification log; what is needed here is a prediction log"),
     (["compare", "cohen", "ours"], "compare takes two certification logs or two prediction logs, got 4 and 0"),

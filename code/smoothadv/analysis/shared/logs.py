@@ -33,8 +33,8 @@ from smoothadv.records import images_selected, is_manifest, is_shard_folder
 
 Warn = Callable[[str], None]
 _READ_BY = {
-    "prediction": "; prediction logs are for empirical, plot_empirical, gap and compare",
-    "training": "; training logs are for plot_training",
+    "prediction": "; for predictions there are empirical and compare",
+    "training": "; for training plot_training",
 }
 
 
