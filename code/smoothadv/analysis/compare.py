@@ -94,16 +94,8 @@ class Comparison(AtRadii, Analysis):
         """The columns after the number of examples; bool [examples] say which ones count for each log."""
         only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
         low, high = paired_difference_interval(only_first, only_second, len(first), self.confidence)
-        return [
-            float(first.mean()),
-            float(second.mean()),
-            (only_second - only_first) / len(first),
-            low,
-            high,
-            only_first,
-            only_second,
-            mcnemar_p_value(only_first, only_second),
-        ]
+        difference, p_value = (only_second - only_first) / len(first), mcnemar_p_value(only_first, only_second)
+        return [float(first.mean()), float(second.mean()), difference, low, high, only_first, only_second, p_value]
 
     def _average_radius(self, pairs: DataFrame) -> list[float]:
         """Means of R * [correct] and a percentile bootstrap interval of their paired difference; no test."""

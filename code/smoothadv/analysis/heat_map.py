@@ -54,9 +54,7 @@ class HeatMap(Choosing, AtRadii, Analysis):
     rows: str = setting("sigma", parse=hyper_parameter, help="hyper-parameter of the rows")
     columns: str = setting("epsilon", parse=hyper_parameter, help="hyper-parameter of the columns")
     measure: str = setting(
-        _CERTIFIED,
-        parse=one_of(MEASURES),
-        help=f"what a cell shows of its best log, one of {', '.join(MEASURES)}",
+        _CERTIFIED, parse=one_of(MEASURES), help=f"what a cell shows of its best log, one of {', '.join(MEASURES)}"
     )
     title: str | None = setting(None, parse=str, help="title of the figure (default: none)")
 

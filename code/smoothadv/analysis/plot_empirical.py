@@ -41,8 +41,7 @@ class EmpiricalPlot(Choosing, Analysis):
             warn(f"not drawn, since they are not about the images that were attacked: {', '.join(others)}")
         certified = groups_of([log for log in certification if log.images in sets], [])
         if unrelated := _unrelated(certified, predictions):
-            among = ", ".join(unrelated)
-            warn(f"no attack is known on models certified in {among}: NAME=LOG names certificates and attacks alike")
+            warn(f"no attack is known on models certified in {', '.join(unrelated)}: NAME=LOG names both kinds alike")
         named = len(certified) > 1 or bool(unrelated)
         attacked = groups_of(predictions, self.group_by or [], name_group=named)
         figure, (axes,) = new_figure()
