@@ -356,3 +356,8 @@ def test_what_cannot_be_read_would_be_noticed():
     panel.set_ylabel("certified accuracy of the smoothed classifier on the test images " * 2)
     faults = " ".join(unreadable(figure))
     assert all(fault in faults for fault in ("is cut off", "touches", "is wider than its cell"))
+
+
+def test_default_panels_are_few_where_a_table_has_quarters():
+    far = log("far", [3.8], sigma=1.0, epsilon=1.0, dataset="cifar10")
+    assert len(panels_of(HeatMap()(Logs([far])))) == 7 and len(HeatMap().chosen_radii([far])) == 15

@@ -33,7 +33,7 @@ _BAR = 0.18
 _BESIDE_PANELS, _AROUND_PANEL, _BELOW_PANELS = 1.6, 0.5, 0.5
 _NARROWEST, _WIDEST = 4.0, 8.6
 _POINTS = 10
-_MOST_PANELS_BESIDE = 3
+_MOST_PANELS_BESIDE, _MOST_PANELS = 3, 12
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class HeatMap(Choosing, AtRadii, Analysis):
         part = self.taking_part(logs.certification)
         refuse_several(part, "a heat map", "images", "procedure")
         # A panel per radius; clean accuracy is that at 0, and an average has one panel, too.
-        cells, radii = self.cells(part), self.chosen_radii(part) if self.measure == _CERTIFIED else [0.0]
+        cells, radii = self.cells(part), self.chosen_radii(part, _MOST_PANELS) if self.measure == _CERTIFIED else [0.0]
         values = np.full((len(radii), len(cells.rows), len(cells.columns)), np.nan)
         for (row, column), group in cells.logs.items():
             values[:, cells.rows.index(row), cells.columns.index(column)] = self.best(group, radii)

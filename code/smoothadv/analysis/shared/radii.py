@@ -132,15 +132,15 @@ class AtRadii(Norm):
         "larger steps where there are too many; 1/255 to 8/255 with --norm linf)",
     )
 
-    def chosen_radii(self, logs: Sequence[Log]) -> list[float]:
-        """The radii that the user named, or the default ones."""
+    def chosen_radii(self, logs: Sequence[Log], most: int = _QUARTERS) -> list[float]:
+        """The radii that the user named, or the default ones, at ``most`` so many."""
         if self.radii:
             return self.radii
         if self.norm == "linf":
             return [Radius(text) for text in _LINF_RADII]
         tables = [log.table for log in logs]
         is_cifar = {log.parameters.get("dataset") for log in logs} <= {"cifar10", "imagenet32"}
-        return default_radii(tables, _QUARTERS) if is_cifar else default_radii(tables)
+        return default_radii(tables, most) if is_cifar else default_radii(tables)
 
 
 @dataclass(frozen=True)
