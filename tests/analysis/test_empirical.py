@@ -14,7 +14,7 @@ from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.table_formats import FORMATS
 from smoothadv.errors import UserError
 
-KEYS = ["group", "radius", "empirical_accuracy", "model", "models", "attacks", "examples"]
+KEYS = ["group", "radius", "empirical_accuracy", "model", "models", "attacks", "examples", "abstention_rate"]
 
 
 def log(name: str, predictions: str, group: str = "", **values) -> Log:
@@ -37,7 +37,9 @@ FAR = attacked("far", "RAWA", 1.0)
 def rows_of(logs: list[Log], **options) -> list[list]:
     table = Empirical(**options)(Logs(prediction=logs))
     assert [column.key for column in table.columns] == KEYS
-    return list(table.rows)
+    rates = {each.name: each.table.predict.eq(-1).mean() for each in logs}
+    assert [row[7] for row in table.rows] == [rates[row[3]] for row in table.rows]
+    return [row[:7] for row in table.rows]
 
 
 def test_best_model_at_each_attack_radius_with_abstentions_wrong():
@@ -119,6 +121,14 @@ def test_people_see_a_row_per_group_and_a_dash_where_nothing_attacked():
         "| A                  |     – | 66.7 |\n"
         "| B                  |  33.3 |    – |\n"
     )
+
+
+def test_people_see_the_abstentions_of_the_same_logs_when_told():
+    logs = [WEAK, STRONG, FAR]
+    for options in ({}, {"confidence": 0.9}):
+        text = FORMATS["markdown"](Empirical(show="abstention_rate", **options)(Logs(prediction=logs)))
+        title, _, row = ([cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines())
+        assert (title, row) == (["attack radius (l2), abstention rate", "0.25", "1.00"], ["all", "0.0", "50.0"])
 
 
 models = st.tuples(st.sampled_from([None, 0.0, 0.25, 0.5]), st.text("RWA", min_size=1, max_size=6))

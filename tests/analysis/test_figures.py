@@ -1,6 +1,7 @@
 """Figures, as matplotlib objects: every line shows its quantity, is named, and nothing is cut off."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -185,10 +186,11 @@ def test_baseline_that_is_not_there_or_all_there_is_is_refused():
 
 
 ATTACKED = [prediction("weak", 8, 0.25, "p"), prediction("strong", 9, 0.25, "p"), prediction("far", 3, 1.0, "p")]
+MANY_DRAWS = [prediction(f"{m}", 9, 0.25, "p", num_noise_vec=m) for m in (1, 8)]
 
 
 def test_accuracy_under_attack_is_dashed_against_the_certified_envelope():
-    certified = [spread("a", 0.5, "c"), spread("b", 1.0, "c")]
+    certified = [spread("a", 0.5, "p"), spread("b", 1.0, "p")]
     figure = EmpiricalPlot()(Logs(certified, ATTACKED))
     assert axis_titles(figure) == (L2, "accuracy (%)")
     assert dashed(figure) == {"p, under attack"} and entries(figure) == ["certified", "p, under attack"]
@@ -198,10 +200,35 @@ def test_accuracy_under_attack_is_dashed_against_the_certified_envelope():
     assert np.array_equal(envelope.get_xdata(), radii) and np.allclose(envelope.get_ydata(), 100 * best)
 
 
+@pytest.mark.parametrize(
+    ("groups", "attacked", "shown", "unrelated"),
+    [
+        ("p", MANY_DRAWS, ["certified", "m = 1", "m = 8"], []),
+        ("c", MANY_DRAWS, ["c, certified", "p, m = 1", "p, m = 8"], ["c"]),
+        ("cp", MANY_DRAWS, ["c, certified", "p, certified", "p, m = 1", "p, m = 8"], ["c"]),
+        ("c", ATTACKED, ["c, certified", "p, under attack"], ["c"]),
+        ("", [prediction("q", 9, 0.25)], ["certified", "under attack"], []),
+    ],
+)
+def test_certificates_of_another_method_are_called_so(recwarn, groups, attacked, shown, unrelated):
+    """A solid line of theirs beside dashed ones without names would be taken for that of the attacked models."""
+    certified = [spread(name, 1.0, name) for name in groups] or [replace(spread("q", 1.0), path=attacked[0].path)]
+    by = ["num_noise_vec"] if attacked is MANY_DRAWS else None
+    assert entries(EmpiricalPlot(group_by=by)(Logs(certified, attacked))) == shown
+    assert [re.search("certified in (.*): NAME=LOG", str(each.message))[1] for each in recwarn] == unrelated
+
+
 def test_attacks_alone_can_be_drawn_by_hyper_parameter():
     logs = [prediction(f"{m} {eps}", 9 - m, eps, num_noise_vec=m) for m in (4, 1) for eps in (0.25, 0.5)]
     figure = EmpiricalPlot(group_by=["num_noise_vec"])(Logs(prediction=logs))
     assert entries(figure) == ["m = 1", "m = 4"] and dashed(figure) == {"m = 1", "m = 4"}
+
+
+def test_markers_of_neighbouring_curves_are_at_different_attack_radii():
+    logs = [prediction(f"{m} {eps}", 5, eps / 8, num_noise_vec=m) for m in range(1, 8) for eps in range(19)]
+    lines = lines_of(EmpiricalPlot(group_by=["num_noise_vec"])(Logs(prediction=logs))).values()
+    marked = [set(range(19)[slice(line.get_markevery()[0], None, line.get_markevery()[1])]) for line in lines]
+    assert all(map(set.isdisjoint, marked, marked[1:])) and min(map(len, marked)) > 3
 
 
 def test_attacks_are_needed_to_draw_them():
@@ -289,7 +316,8 @@ def test_nothing_is_cut_off(kind, curves, naming):
         "plot_envelope": lambda: EnvelopePlot()(Logs([spread(name, 1.0, name) for name in names])),
         "plot_empirical": lambda: EmpiricalPlot()(
             Logs(
-                [spread("c", 1.0, "c")], [prediction(f"{name}{eps}", 5, eps, name) for name in names for eps in (0, 1)]
+                [spread("c", 1.0, names[0])],
+                [prediction(f"{name}{eps}", 5, eps, name) for name in names for eps in (0, 1)],
             )
         ),
         "plot_training": lambda: TrainingPlot()(Logs(training=[training(f"{name}/log.txt") for name in names])),

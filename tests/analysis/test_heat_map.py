@@ -81,7 +81,7 @@ def test_cells_are_those_of_the_oracle():
     assert cells_of(first) == [["75.0", None, "50.0"], [None, "25.0", "100.0"]]
     assert cells_of(second) == [["25.0", None, "25.0"], [None, "25.0", "75.0"]]
     assert [panel.get_title() for panel in (first, second)] == [r"$\ell_2$ radius 0.20", r"$\ell_2$ radius 0.50"]
-    assert labels(first.get_xticklabels()) == labels(second.get_xticklabels()) == ["–", "0.25", "1.00"]
+    assert labels(first.get_xticklabels()) == labels(second.get_xticklabels()) == ["–", "0.25", "1"]
     assert labels(first.get_yticklabels()) == ["0.25", "0.50"] and labels(second.get_yticklabels()) == ["", ""]
     assert (first.get_ylabel(), first.get_xlabel(), second.get_xlabel()) == ("σ", "ε", "ε")
     assert bar_of(figure).get_ylabel() == "certified accuracy (%)"
@@ -356,3 +356,8 @@ def test_what_cannot_be_read_would_be_noticed():
     panel.set_ylabel("certified accuracy of the smoothed classifier on the test images " * 2)
     faults = " ".join(unreadable(figure))
     assert all(fault in faults for fault in ("is cut off", "touches", "is wider than its cell"))
+
+
+def test_default_panels_are_few_where_a_table_has_quarters():
+    far = log("far", [3.8], sigma=1.0, epsilon=1.0, dataset="cifar10")
+    assert len(panels_of(HeatMap()(Logs([far])))) == 7 and len(HeatMap().chosen_radii([far])) == 15

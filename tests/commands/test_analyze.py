@@ -8,6 +8,7 @@ import math
 import shlex
 import subprocess
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -199,6 +200,18 @@ def test_plot_writes_png_and_pdf(analyze, logs, output):
     assert width >= 1000 and height >= 600
     document = (logs / "plots/curves.pdf").read_bytes()
     assert document.startswith(b"%PDF-") and document.rstrip().endswith(b"%%EOF") and len(document) > 5000
+
+
+def test_svg_is_written_as_named_and_replaces_no_other_file(analyze, logs):
+    drawings = []
+    for _ in range(2):
+        assert analyze("plot", "results", "-o", "plots/curves.svg").out == "wrote plots/curves.svg\n"
+        assert [path.name for path in (logs / "plots").iterdir()] == ["curves.svg"]
+        drawings.append((logs / "plots/curves.svg").read_text())
+    assert drawings[0] == drawings[1] and ElementTree.fromstring(drawings[0]).tag.endswith("}svg")
+    (logs / "plots/curves.svg").write_text("mine")
+    assert analyze("plot", "results", "-o", "plots/curves.svg").code == 1
+    assert (logs / "plots/curves.svg").read_text() == "mine"
 
 
 @pytest.mark.parametrize(("arguments", "curves"), [(["results/ours.tsv"], 1), (["results"], 2)])

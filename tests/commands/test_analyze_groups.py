@@ -84,6 +84,20 @@ def test_summary_of_the_oracle(analyze):
     assert record["average_certified_radius"] == pytest.approx(0.35)
 
 
+@pytest.mark.parametrize(
+    ("dataset", "largest", "ends"),
+    [("cifar10", 3.8, [0.25, 3.75]), ("imagenet", 3.8, [0.5, 3.5]), ("imagenet", 0.9, [0.25, 0.75]),
+     ("cifar10", 30.0, [2.5, 30.0])],
+)  # fmt: skip
+def test_radii_that_nobody_names_have_the_steps_of_the_paper_for_the_dataset(analyze, dataset, largest, ends):
+    log = f"steps/{dataset}/noise_1.00/test/sigma_{largest / 3:.2f}"
+    certification(log, [("R", largest), ("R", 0.1)])
+    for analysis in ("summary", "table"):
+        found = [float(name) for name in columns(analyze(analysis, log, "--format", "csv")) if name[0].isdigit()]
+        found = [radius for radius in found if radius]
+        assert [found[0], found[-1]] == ends and found == [found[0] * (k + 1) for k in range(len(found))]
+
+
 def test_envelope_has_the_columns_of_the_contract_and_the_best_of_each_group(analyze):
     outcome = analyze("envelope", *GROUPS, "--radii", 0.25, 1, "--format", "csv")
     header = "group,radius,certified_accuracy,abstention_rate,clean_accuracy,model,models,examples"
@@ -143,7 +157,14 @@ def test_hyper_parameters_split_the_groups(analyze):
         ("Ours, sigma = 0.50", 1, 0.6),
     ]
     by_epsilon = records(analyze("envelope", "ours", "--group-by", "epsilon", "--radii", 1, "--format", "json"))
-    assert [row["group"] for row in by_epsilon] == ["epsilon = 0.25", "epsilon = 0.9961"]
+    assert [row["group"] for row in by_epsilon] == ["epsilon = 0.25", "epsilon = 1"]
+
+
+def test_released_epsilons_have_the_names_of_the_paper_unless_another_one_has(analyze):
+    for epsilon in ("127", "0.5", "255"):
+        certification(f"three/PGD_2steps/eps_{epsilon}/noise_0.50/test/sigma_0.50", ORACLE)
+    found = records(analyze("envelope", "three", "--group-by", "epsilon", "--radii", 1, "--format", "json"))
+    assert [row["group"] for row in found] == ["epsilon = 0.4961", "epsilon = 0.5", "epsilon = 1"]
 
 
 def test_every_group_of_the_command_line_is_there(analyze):
@@ -323,7 +344,11 @@ def test_usage_error_is_one_line_and_writes_nothing(analyze, workplace, argument
 FAILURES = [
     (["summary", "nowhere"], "nowhere is no file, no folder and matches nothing"),
     (["summary", "A=nowhere"], "nowhere is no file, no folder and matches nothing"),
-    (["summary", "trained"], "trained: holds no certification log"),
+    (["summary", "trained"], "trained: holds no certification log, but others: 1 training; for training plot_training"),
+    (
+        ["summary", "attacked"],
+        "attacked: holds no certification log, but others: 3 prediction; for predictions there are",
+    ),
     (["summary", "attacked/N100/PGD_0.250/num_1/predictions"], "is a prediction log; what is needed here is a cert"),
     (["empirical", COHEN.format("0.25")], "is a certification log; what is needed here is a prediction log"),
     (["compare", "cohen", "ours"], "compare takes two certification logs or two prediction logs, got 4 and 0"),

@@ -163,6 +163,20 @@ def test_sets_that_look_alike_are_numbered(workplace, analyze, changed):
     assert "not all on the same test images" in outcome.err
 
 
+@pytest.mark.parametrize("changed", [{}, {"dataset_fingerprint": "cd"}, {"split": "validation"}])
+def test_compare_says_how_many_examples_both_logs_hold(workplace, analyze, changed):
+    """That others are of other images does not matter then, unless it is the data that differ."""
+    log("ten.tsv", [0.5] * 7 + [0.0] * 3)
+    log("five.tsv", [0.5] * 5, run=FIVE, **changed)
+    outcome = analyze("compare", "ten.tsv", "five.tsv", "--format", "json")
+    common, *others = outcome.err.splitlines()[::-1]
+    assert common == "warning: only the 5 examples that both logs hold, of 10 and 5, are compared"
+    assert ["not all on the same test images" in line for line in others] == [True] * len(changed)
+    assert {row["examples"] for row in records(outcome)} == {5}
+    log("another_ten.tsv", [0.4] * 10)
+    assert "examples" not in analyze("compare", "ten.tsv", "another_ten.tsv").err
+
+
 def test_different_n_and_alpha_are_told_and_pooled(workplace, analyze):
     log("logs/one.tsv", [0.5] * 7 + [0.0] * 3)
     log("logs/two.tsv", [0.5] * 10, N=10000, alpha=0.01)

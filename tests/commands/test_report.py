@@ -330,7 +330,7 @@ def test_selected_logs_are_shown_with_what_tells_them_apart(report, workplace):
     assert heading[3:-1] == named, "no data set, no n, and no noise of training, which is sigma in all"
     assert [row[:3] + row[5:7] + row[8:9] for row in rows] == [
         ["Ours", "0.25", "100.0", "0.25", "2", "0.25"],
-        ["Ours", "0.50", "75.0", "2.00", "10", "0.50"],
+        ["Ours", "0.50", "75.0", "2", "10", "0.50"],
         ["Cohen", "0.25", "50.0", "–", "–", "0.50"],
         ["Cohen", "0.50", "0.0", "–", "–", "–"],
     ]

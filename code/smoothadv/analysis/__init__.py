@@ -22,6 +22,8 @@ class Analysis(ABC):
     """What a call returns: "table" for a ``Table``, "figure" for a matplotlib Figure, "page" for the text of HTML."""
     kinds: ClassVar[tuple[str, ...]] = ("certification",)
     """The kinds of logs that it reads: "certification", "prediction", "training"."""
+    pairs_examples: ClassVar[bool] = False
+    """Whether it compares logs on the examples that are in both, so that others do not matter."""
 
     @abstractmethod
     def __call__(self, logs: Logs) -> Table | Figure | str:

@@ -11,7 +11,7 @@ from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.procedure import is_label_aware
 from smoothadv.analysis.shared.radii import AtRadii, radius_text
 from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table
-from smoothadv.errors import UserError
+from smoothadv.errors import UserError, warn
 from smoothadv.readers import DataFrame
 from smoothadv.settings import non_negative_int, probability, setting
 
@@ -25,19 +25,25 @@ class Comparison(AtRadii, Analysis):
     abstentions and radii, as of two procedures, or of the accuracy of predictions, as under two attacks"""
 
     kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
+    pairs_examples: ClassVar[bool] = True
     confidence: float = setting(0.95, parse=probability, help="LEVEL of the intervals")
     seed: int = setting(0, parse=non_negative_int, help="seed of the resampling behind the radius's interval")
 
     def __call__(self, logs: Logs) -> Table:
         if self.high_probability is not None:
             raise UserError("compare takes no --high-probability: the deduction is the same for both logs")
-        if (len(logs.certification), len(logs.prediction)) == (0, 2):
-            return self._of_predictions(*logs.prediction)
-        if len(logs.certification) != 2:
+        both = logs.certification or logs.prediction
+        if len(both) != 2:
             found = f"{len(logs.certification)} and {len(logs.prediction)}"
             raise UserError(f"compare takes two certification logs or two prediction logs, got {found}")
-        first, second = logs.certification
-        pairs = pair_up(first, second)
+        first, second = both
+        pairs, sizes = pair_up(first, second), (len(first.table), len(second.table))
+        if max(sizes) > len(pairs):
+            warn(
+                f"only the {len(pairs):,} examples that both logs hold, of {sizes[0]:,} and {sizes[1]:,}, are compared"
+            )
+        if not logs.certification:
+            return self._of_predictions(first, second, pairs)
         radii = self.radii or [0.0, *self.chosen_radii(logs.certification)]
         columns = self._columns(f"certified accuracy at {self.heading}", first, second)
         lengths = zip(self.l2_lengths(first, radii), self.l2_lengths(second, radii))
@@ -72,10 +78,9 @@ class Comparison(AtRadii, Analysis):
             Column("p_value", "p (McNemar, exact)", "probability"),
         ]
 
-    def _of_predictions(self, first: Log, second: Log) -> Table:
+    def _of_predictions(self, first: Log, second: Log, pairs: DataFrame) -> Table:
         if self.radii:
             raise UserError("compare reads no --radii where predictions are compared: each log is of one attack")
-        pairs = pair_up(first, second)
         shares = self._shares(pairs.correct_first.eq(1).to_numpy(), pairs.correct_second.eq(1).to_numpy())
         return Table(self._columns("predictions", first, second), [["accuracy", len(pairs), *shares]])
 
@@ -89,16 +94,8 @@ class Comparison(AtRadii, Analysis):
         """The columns after the number of examples; bool [examples] say which ones count for each log."""
         only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
         low, high = paired_difference_interval(only_first, only_second, len(first), self.confidence)
-        return [
-            float(first.mean()),
-            float(second.mean()),
-            (only_second - only_first) / len(first),
-            low,
-            high,
-            only_first,
-            only_second,
-            mcnemar_p_value(only_first, only_second),
-        ]
+        difference, p_value = (only_second - only_first) / len(first), mcnemar_p_value(only_first, only_second)
+        return [float(first.mean()), float(second.mean()), difference, low, high, only_first, only_second, p_value]
 
     def _average_radius(self, pairs: DataFrame) -> list[float]:
         """Means of R * [correct] and a percentile bootstrap interval of their paired difference; no test."""

@@ -1,19 +1,23 @@
 """empirical: accuracy under attack, from prediction logs: the strongest attack on each model, the best model."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.hyper_parameters import path_without_attack
-from smoothadv.analysis.shared.log_statistics import empirical_accuracy
+from smoothadv.analysis.shared.log_statistics import abstention_rate, empirical_accuracy
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import radius_column
-from smoothadv.analysis.shared.selection import Choosing, grouping, groups_of
+from smoothadv.analysis.shared.selection import Choosing, grouping, groups_of, one_of
 from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table
 from smoothadv.bounds import binomial_interval
 from smoothadv.errors import UserError
 from smoothadv.settings import probability, setting
+
+_ACCURACY, _ABSTENTION = _SHOWN = ("empirical_accuracy", "abstention_rate")
 
 
 @ANALYSES.register("empirical")
@@ -29,6 +33,9 @@ class Empirical(Choosing, Analysis):
         help="LEVEL of intervals (Clopper-Pearson) over the choice of images, like 0.95; they are those of the log "
         "shown and do not allow for its selection from several (default: none)",
     )
+    show: str = setting(
+        _ACCURACY, parse=one_of(_SHOWN), help=f"what markdown and latex show of the logs, {' or '.join(_SHOWN)}"
+    )
 
     def __call__(self, logs: Logs) -> Table:
         groups = groups_of(self.taking_part(logs.prediction), self.group_by or [])
@@ -36,16 +43,17 @@ class Empirical(Choosing, Analysis):
         columns = [
             Column("group", "group", "text"),
             Column("radius", "attack radius (l2)", "number"),
-            Column("empirical_accuracy", "empirical accuracy", "fraction"),
+            Column(_ACCURACY, "empirical accuracy", "fraction"),
             Column("model", "model", "text"),
             Column("models", "models", "count"),
             Column("attacks", "attacks on it", "count"),
             Column("examples", "examples", "count"),
+            Column(_ABSTENTION, "abstention rate", "fraction"),
         ]
         rows: list[list[Cell]] = [
             [
                 *(name, radius, empirical_accuracy(best.log.table), best.log.label, best.models, best.attacks),
-                len(best.log.table),
+                *(len(best.log.table), abstention_rate(best.log.table)),
                 *(() if self.confidence is None else best.interval(self.confidence)),
             ]
             for name, curve in curves.items()
@@ -53,7 +61,20 @@ class Empirical(Choosing, Analysis):
         ]
         if self.confidence is not None:
             columns += [Column(end, f"{100 * self.confidence:g}% {end}", "fraction") for end in ("low", "high")]
-        return Table(columns, rows, _for_people(curves, self.confidence))
+        return Table(columns, rows, self._for_people(curves))
+
+    def _for_people(self, curves: dict[str, dict[float, Attacked]]) -> Table:
+        radii = sorted({radius for curve in curves.values() for radius in curve})
+        title = "attack radius (l2)" + ("" if self.show == _ACCURACY else ", abstention rate")
+        columns = [Column("group", title, "text"), *(radius_column(radius, compared=False) for radius in radii)]
+        rows = [[name, *(self._shown(curve.get(radius)) for radius in radii)] for name, curve in curves.items()]
+        return Table(columns, rows)
+
+    def _shown(self, attacked: Attacked | None) -> Cell:
+        if attacked is None or self.show == _ABSTENTION:
+            return None if attacked is None else abstention_rate(attacked.log.table)
+        accuracy = empirical_accuracy(attacked.log.table)
+        return accuracy if self.confidence is None else Annotated(accuracy, interval=attacked.interval(self.confidence))
 
 
 @dataclass(frozen=True)
@@ -103,19 +124,3 @@ def _most_accurate(models: list[list[Log]]) -> Attacked:
         attacked = min(precise, key=lambda log: empirical_accuracy(log.table))
         strongest.append(Attacked(attacked, len(models), len(precise)))
     return max(strongest, key=lambda attacked: empirical_accuracy(attacked.log.table))
-
-
-def _for_people(curves: dict[str, dict[float, Attacked]], confidence: float | None) -> Table:
-    radii = sorted({radius for curve in curves.values() for radius in curve})
-    columns = [Column("group", "attack radius (l2)", "text")]
-    for radius in radii:
-        column = radius_column(radius)
-        columns.append(Column(column.key, column.title, "percent"))
-    rows = [[name, *(_shown(curve.get(radius), confidence) for radius in radii)] for name, curve in curves.items()]
-    return Table(columns, rows)
-
-
-def _shown(attacked: Attacked | None, confidence: float | None) -> Cell:
-    if attacked is None or confidence is None:
-        return None if attacked is None else empirical_accuracy(attacked.log.table)
-    return Annotated(empirical_accuracy(attacked.log.table), interval=attacked.interval(confidence))

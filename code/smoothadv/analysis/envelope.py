@@ -33,9 +33,7 @@ class Envelope(Choosing, AtRadii, Analysis):
         "the groups, like sigma or epsilon (default: the groups of the command line: NAME=LOG, or each folder)"
     )
     show: str = setting(
-        "certified_accuracy",
-        parse=one_of(_SHOWN),
-        help=f"what markdown and latex show of the selected logs, one of {', '.join(_SHOWN)}",
+        _SHOWN[0], parse=one_of(_SHOWN), help=f"what markdown and latex show of the logs, one of {', '.join(_SHOWN)}"
     )
 
     def __call__(self, logs: Logs) -> Table:

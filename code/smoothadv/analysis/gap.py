@@ -88,12 +88,8 @@ def certificates_for(attacked: Log, certified: Sequence[Log]) -> Log:
         same = [log for log in certified if not _differ(attacked, log)]
     if len(same) != 1:
         found = "none" if not same else ", ".join(str(log.path) for log in same)
-        what = (
-            f"top-{_k(attacked)} certification log"
-            if {*map(_k, [attacked, *certified])} != {1}
-            else "certification log"
-        )
-        raise UserError(f"{attacked.path}: one {what} of the model attacked is needed, found {found}")
+        top = f"top-{_k(attacked)} " if {*map(_k, [attacked, *certified])} != {1} else ""
+        raise UserError(f"{attacked.path}: one {top}certification log of the model attacked is needed, found {found}")
     return same[0]
 
 

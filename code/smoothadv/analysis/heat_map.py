@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 _CERTIFIED, _CLEAN, _AVERAGE = MEASURES = ("certified_accuracy", "clean_accuracy", "average_certified_radius")
 _COLOURS = "cividis"  # perceptually uniform, of rising lightness: legible also when printed grey
 # In inches; texts are of _POINTS points.
-_CELL_WIDTH, _CELL_HEIGHT = 0.5, 0.36
-_SMALLEST_PANEL = 1.5, 1.2
-_CHARACTER, _LINE = 0.07, 0.16
+_CELL_WIDTH, _CELL_HEIGHT = 0.6, 0.44
+_SMALLEST_PANEL = 1.7, 1.3
+_CHARACTER, _LINE = 0.09, 0.2
 _BAR = 0.18
 _BESIDE_PANELS, _AROUND_PANEL, _BELOW_PANELS = 1.6, 0.5, 0.5
 _NARROWEST, _WIDEST = 4.0, 8.6
-_POINTS = 8
-_MOST_PANELS_BESIDE = 3
+_POINTS = 10
+_MOST_PANELS_BESIDE, _MOST_PANELS = 3, 12
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,7 @@ class HeatMap(Choosing, AtRadii, Analysis):
     rows: str = setting("sigma", parse=hyper_parameter, help="hyper-parameter of the rows")
     columns: str = setting("epsilon", parse=hyper_parameter, help="hyper-parameter of the columns")
     measure: str = setting(
-        _CERTIFIED,
-        parse=one_of(MEASURES),
-        help=f"what a cell shows of its best log, one of {', '.join(MEASURES)}",
+        _CERTIFIED, parse=one_of(MEASURES), help=f"what a cell shows of its best log, one of {', '.join(MEASURES)}"
     )
     title: str | None = setting(None, parse=str, help="title of the figure (default: none)")
 
@@ -74,7 +72,7 @@ class HeatMap(Choosing, AtRadii, Analysis):
         part = self.taking_part(logs.certification)
         refuse_several(part, "a heat map", "images", "procedure")
         # A panel per radius; clean accuracy is that at 0, and an average has one panel, too.
-        cells, radii = self.cells(part), self.chosen_radii(part) if self.measure == _CERTIFIED else [0.0]
+        cells, radii = self.cells(part), self.chosen_radii(part, _MOST_PANELS) if self.measure == _CERTIFIED else [0.0]
         values = np.full((len(radii), len(cells.rows), len(cells.columns)), np.nan)
         for (row, column), group in cells.logs.items():
             values[:, cells.rows.index(row), cells.columns.index(column)] = self.best(group, radii)
@@ -99,8 +97,8 @@ class HeatMap(Choosing, AtRadii, Analysis):
         return np.max([self.accuracies(log, radii, models=len(group)) for log in group], axis=0)
 
     def _draw(self, cells: Cells, values: np.ndarray, radii: Sequence[float]) -> Figure:
-        rows = [display(self.rows, value) for value in cells.rows]
-        columns = [display(self.columns, value) for value in cells.columns]
+        rows = [display(self.rows, value, cells.rows) for value in cells.rows]
+        columns = [display(self.columns, value, cells.columns) for value in cells.columns]
         figure, panels, beside = _panels(rows, columns, len(radii))
         largest = float(np.nanmax(values)) or 1.0
         for position, (panel, of_panel, radius) in enumerate(zip(panels, values, radii)):

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.empirical import empirical_curve
+from smoothadv.analysis.empirical import empirical_curve, model_of
 from smoothadv.analysis.plot_envelope import EnvelopePlot
-from smoothadv.analysis.shared.figure_style import Figure, draw_steps, finished, looks, new_figure
+from smoothadv.analysis.shared.figure_style import Figure, draw_steps, finished, looks, mark_every, new_figure
 from smoothadv.analysis.shared.log_statistics import empirical_accuracy
-from smoothadv.analysis.shared.logs import Logs
+from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.selection import Choosing, grouping, groups_of, refuse_several
 from smoothadv.errors import UserError, warn
 from smoothadv.settings import probability, setting
@@ -39,8 +39,11 @@ class EmpiricalPlot(Choosing, Analysis):
             refuse_several(predictions, "accuracy under attack beside certified accuracy", "images")
         if others := [str(log.path) for log in certification if log.images not in sets]:
             warn(f"not drawn, since they are not about the images that were attacked: {', '.join(others)}")
-        attacked = groups_of(predictions, self.group_by or [])
         certified = groups_of([log for log in certification if log.images in sets], [])
+        if unrelated := _unrelated(certified, predictions):
+            warn(f"no attack is known on models certified in {', '.join(unrelated)}: NAME=LOG names both kinds alike")
+        named = len(certified) > 1 or bool(unrelated)
+        attacked = groups_of(predictions, self.group_by or [], name_group=named)
         figure, (axes,) = new_figure()
         lines = looks(len(certified) + len(attacked))
         curves = {name: empirical_curve(group) for name, group in attacked.items()}
@@ -48,14 +51,15 @@ class EmpiricalPlot(Choosing, Analysis):
         drawn = []
         for (name, group), look in zip(certified.items(), lines):
             radii, accuracies = EnvelopePlot().envelope_curve(group)
-            label = "certified" if len(certified) == 1 else f"{name}, certified"
+            label = f"{name}, certified" if named else "certified"
             drawn.append(draw_steps(axes, radii, accuracies, label=label, **{**look, "marker": "", "linewidth": 2.2}))
         colours = {name: look["color"] for name, look in zip(certified, lines)} if len(certified) > 1 else {}
         for position, ((name, curve), look) in enumerate(zip(curves.items(), lines[len(certified) :])):
             look = {**look, "color": colours.get(name, look["color"]), "linewidth": 1.2}
             shares = [100 * empirical_accuracy(best.log.table) for best in curve.values()]
             label = "under attack" if name == "all" else f"{name}, under attack" if not self.group_by else name
-            drawn += axes.plot(list(curve), shares, label=label, linestyle="--", **look)
+            marks = mark_every(len(curve), position, len(curves))
+            drawn += axes.plot(list(curve), shares, label=label, linestyle="--", markevery=marks, **look)
             if self.confidence is not None:
                 ends = [best.interval(self.confidence) for best in curve.values()]
                 # Side by side, where one curve's bars would cover another's.
@@ -64,3 +68,13 @@ class EmpiricalPlot(Choosing, Analysis):
                 axes.vlines(beside, lower, upper, color=look["color"])
         labels = (r"$\ell_2$ radius (images in [0, 1])", "accuracy (%)")
         return finished(figure, drawn, labels, 1.02 * largest, self.title)
+
+
+def _unrelated(certified: dict[str, list[Log]], predictions: list[Log]) -> list[str]:
+    """The groups of certificates, or their first logs, that share neither name nor model with an attack."""
+    groups, models = ({of(log) for log in predictions} - {""} for of in (lambda log: log.group, model_of))
+    return [
+        logs[0].group or str(logs[0].path)
+        for logs in certified.values()
+        if not any(log.group in groups or model_of(log) in models for log in logs)
+    ]

@@ -21,7 +21,7 @@ from smoothadv.analysis.plot_empirical import EmpiricalPlot
 from smoothadv.analysis.plot_envelope import EnvelopePlot
 from smoothadv.analysis.plot_training import TrainingPlot
 from smoothadv.analysis.probabilities import Probabilities
-from smoothadv.analysis.shared.figure_style import Figure
+from smoothadv.analysis.shared.figure_style import Figure, save
 from smoothadv.analysis.shared.hyper_parameters import FIELDS, display
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.plausibility import coarse_digits
@@ -300,11 +300,8 @@ def _sortable(value: object) -> str:
 
 
 def _figure(caption: str, figure: Figure) -> Part:
-    """A figure as a picture inside the page. With the salt, equal figures give equal files."""
-    import matplotlib
-
+    """A figure as a picture inside the page."""
     content = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "smoothadv"}):
-        figure.savefig(content, format="svg", metadata={"Date": None})
+    save(figure, content, "svg")
     encoded = base64.b64encode(content.getvalue()).decode()
     return {"caption": caption, "image": f"data:image/svg+xml;base64,{encoded}", "rows": [], "headings": []}

@@ -18,10 +18,7 @@ class CertifiedAccuracyTable(Bands, AtRadii, Analysis):
         radii = self.radii or [0.0, *self.chosen_radii(logs.certification)]
         accuracies = {log.label: self.accuracies(log, radii) for log in logs.certification}
         first = Column("log", self.heading + self.band_note, "text")
-        columns = [
-            first,
-            *(radius_column(radius, are_alike(logs.certification)) for radius in radii),
-        ]
+        columns = [first, *(radius_column(radius, are_alike(logs.certification)) for radius in radii)]
         rows = [[name, *values.tolist()] for name, values in accuracies.items()]
         if self.confidence is None:
             return with_selected(Table(columns, rows), logs.certification)

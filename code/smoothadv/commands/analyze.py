@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.analysis import ANALYSES
-from smoothadv.analysis.shared.figure_style import Figure
+from smoothadv.analysis.shared.figure_style import Figure, save
 from smoothadv.analysis.shared.hyper_parameters import FIELDS
 from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.analysis.shared.selection import doubts, restrict
@@ -45,7 +45,7 @@ _STATED = {
 }
 # What may be replaced, and how it begins; a table also by its first column.
 _TABLE = ("table", b"| ", b"\\begin{tabular}")
-_FIGURES = {"png": ("PNG picture", b"\x89PNG\r\n"), "pdf": ("PDF document", b"%PDF-")}
+_FIGURES = {"png": ("PNG picture", b"\x89PNG\r\n"), "pdf": ("PDF document", b"%PDF-"), "svg": ("SVG drawing", b"<?xml")}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -114,7 +114,7 @@ def _analyze(parser: Parser, options: argparse.Namespace, words: Sequence[str]) 
     stated = {name: getattr(options, name) for name in ("sigma", "N", "alpha", "dimension")}
     logs = read_logs(options.logs, component.kinds, stated, warn)
     logs = restrict(logs, options.where)
-    for note in doubts(logs):
+    for note in doubts(logs, component.pairs_examples):
         warn(note)
     writers: dict[str, Callable[[Any, argparse.Namespace], None]]
     writers = {"table": _write_table, "figure": _write_figure, "page": _write_page}
@@ -131,7 +131,7 @@ def _check_output(parser: Parser, options: argparse.Namespace, makes: str) -> No
     if len(options.output) > 1:
         parser.error(f"-o takes one FILE here, got {len(options.output)}")
     if makes == "figure" and not options.output:
-        parser.error(f"{options.analysis} needs -o FILE: it writes FILE.png and FILE.pdf")
+        parser.error(f"{options.analysis} needs -o FILE: it writes FILE.png and FILE.pdf, or FILE.svg")
     if makes == "page":
         refuse_to_replace(_page_path(options), *PAGE)
     else:
@@ -152,17 +152,17 @@ def _write_table(table: Table, options: argparse.Namespace) -> None:
 
 
 def _figure_paths(options: argparse.Namespace) -> list[tuple[str, Path]]:
-    """FILE.png and FILE.pdf, whichever of the two FILE names."""
+    """FILE if it is called .svg, else FILE.png and FILE.pdf, whichever of the two FILE names."""
     (output,) = options.output
+    if output.suffix == ".svg":
+        return [("svg", output)]
     stem = output.with_suffix("") if output.suffix in (".png", ".pdf") else output
-    return [(kind, stem.with_name(f"{stem.name}.{kind}")) for kind in _FIGURES]
+    return [(kind, stem.with_name(f"{stem.name}.{kind}")) for kind in ("png", "pdf")]
 
 
 def _write_figure(figure: Figure, options: argparse.Namespace) -> None:
     for kind, path in _figure_paths(options):
-        # No date in the file: the same logs give the same bytes.
-        metadata = {"CreationDate": None} if kind == "pdf" else None
-        write_atomically(path, partial(figure.savefig, format=kind, dpi=200, metadata=metadata))
+        write_atomically(path, partial(save, figure, kind=kind))
         print(f"wrote {path}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import numpy as np
 
@@ -25,7 +25,7 @@ SYMBOLS = {"sigma": "σ", "epsilon": "ε"}
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A5C00")
 # One fewer than colours, so that the pairs differ for 56 curves.
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_MARKS_PER_CURVE = 7
+_MARKS_PER_CURVE = 5
 _ENTRIES_INSIDE = 6
 _CHARACTERS_INSIDE = 28
 _CHARACTERS_BESIDE_ANOTHER = 32
@@ -49,7 +49,16 @@ def looks(count: int) -> list[dict[str, Any]]:
 def mark_every(corners: int, position: int, curves: int) -> tuple[int, int]:
     """Which corners of a curve get markers, as (first, step); shifted by curve so that markers do not overlap."""
     step = max(1, corners // _MARKS_PER_CURVE)
-    return (position * step // max(1, curves), step)
+    return (position * max(1, step // curves) % step, step)
+
+
+def save(figure: Figure, file: BinaryIO, kind: str) -> None:
+    """Write a figure as "png", "pdf" or "svg". Equal figures give equal bytes: without dates, with salted names."""
+    import matplotlib
+
+    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    with matplotlib.rc_context({"svg.hashsalt": "smoothadv"}):
+        figure.savefig(file, format=kind, dpi=200, metadata=undated.get(kind))
 
 
 def finished(figure: Figure, lines: list[Line2D], labels: tuple[str, str], largest: float, title: str | None) -> Figure:

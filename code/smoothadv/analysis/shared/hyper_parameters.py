@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,8 @@ _NUMBERS = {"sigma", "N", "alpha", "noise", "epsilon", "num_steps", "num_noise_v
 _GRADIENTS = {"plug_in": "plug-in", "expected_loss": "expected loss", "Stein": "gradient-free"}
 _PUBLISHED_N, _PUBLISHED_ALPHA = 100_000, 0.001
 _PUBLISHED: dict[str, ParameterValue] = {"N": _PUBLISHED_N, "alpha": _PUBLISHED_ALPHA}
+_NOMINAL: dict[ParameterValue, ParameterValue] = {127 / 256: 0.5, 255 / 256: 1.0}
+"""What the paper calls the epsilons of released models."""
 # Only for logs whose manifest does not state the shape of the images: the released ones, and older ones of ours.
 _DIMENSIONS = {"cifar10": 3 * 32 * 32, "imagenet32": 3 * 32 * 32, "imagenet": 3 * 224 * 224, "digits": 8 * 8}
 
@@ -270,6 +272,7 @@ _CERTIFICATION_PARTS = [
     (r"^self_training", lambda m: {"unlabelled": "self-training"}),
     (r"^finetune_cifar_from_imagenet", lambda m: {"pretraining": "ImageNet32"}),
 ]
+_PARTS, _DRAWS = r"(\d+(?:\.\d+)?)", r"_noise_[\d.]+_mtest_(\d+)"
 _PREDICTION_PARTS = [
     *_SHARED_PARTS,
     (r"(?:^|_)noise_(\d+(?:\.\d+)?)", _one("sigma", float)),
@@ -279,14 +282,9 @@ _PREDICTION_PARTS = [
     (r"^base$", lambda m: {"gradient": "base classifier"}),
     (r"^(PGD|DDN)_(\d+\.\d+)$", lambda m: {"attack": m[1], "epsilon": float(m[2])}),
     # What the released predict.py itself writes counts in 1/256.
-    (
-        r"^(PGD|DDN)_(\d+(?:\.\d+)?)_base$",
-        lambda m: {"attack": m[1], "epsilon": float(m[2]) / 256, "gradient": "base classifier"},
-    ),
-    (
-        r"^(PGD|DDN)_(\d+(?:\.\d+)?)_noise_[\d.]+_mtest_(\d+)$",
-        lambda m: {"attack": m[1], "epsilon": float(m[2]) / 256, "num_noise_vec": int(m[3])},
-    ),
+    (rf"^(PGD|DDN)_{_PARTS}(?:_base|{_DRAWS})$", lambda m: {"attack": m[1], "epsilon": float(m[2]) / 256}),
+    (rf"^(?:PGD|DDN)_{_PARTS}_base$", lambda m: {"gradient": "base classifier"}),
+    (rf"^(?:PGD|DDN)_{_PARTS}{_DRAWS}$", lambda m: {"num_noise_vec": int(m[2])}),
 ]
 
 
@@ -314,11 +312,13 @@ def _training(values: dict[str, ParameterValue], sources: dict[str, str]) -> dic
     return {"training": " + ".join([training, *extras])} if training else {}
 
 
-def display(name: str, value: ParameterValue) -> str:
-    """A hyper-parameter's value as tables and legends show it."""
+def display(name: str, value: ParameterValue, others: Container[ParameterValue] = ()) -> str:
+    """A hyper-parameter's value as tables and legends show it; ``others`` are values from which it must differ."""
     if value is None:
         return "–"
+    if name == "epsilon":
+        value = value if (nominal := _NOMINAL.get(value, value)) in others else nominal
+        return f"{value:.4g}"
     if isinstance(value, float):
-        # The released code made 0.49609375 of 127; four digits distinguish it from 0.5.
         return f"{value:.4g}" if not math.isclose(value, round(value, 2)) else f"{value:.2f}"
     return f"{value:,}" if isinstance(value, int) and name == "N" else str(value)

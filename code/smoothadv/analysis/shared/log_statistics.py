@@ -102,14 +102,14 @@ def clopper_pearson_band(accuracies: np.ndarray, examples: int, confidence: floa
     return low, high
 
 
-def default_radii(tables: Iterable[DataFrame]) -> list[float]:
-    """Multiples of 0.25, as in the paper's tables, up to the largest certified radius; larger steps if more than 12."""
+def default_radii(tables: Iterable[DataFrame], most: int = _MOST_COLUMNS) -> list[float]:
+    """Multiples of 0.25 up to the largest certified radius; larger steps if there are more than ``most``."""
     largest = max((float(table.radius.max()) for table in tables), default=0.0)
     for step in _STEPS:
         count = max(1, int(largest / step))
-        if count <= _MOST_COLUMNS:
+        if count <= most:
             break
-    return [round(step * (k + 1), 2) for k in range(min(count, _MOST_COLUMNS))]
+    return [round(step * (k + 1), 2) for k in range(min(count, most))]
 
 
 def accuracy_curve(table: DataFrame) -> tuple[np.ndarray, np.ndarray]:

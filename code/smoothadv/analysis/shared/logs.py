@@ -32,6 +32,10 @@ from smoothadv.readers import (
 from smoothadv.records import images_selected, is_manifest, is_shard_folder
 
 Warn = Callable[[str], None]
+_READ_BY = {
+    "prediction": "; for predictions there are empirical and compare",
+    "training": "; for training plot_training",
+}
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,14 @@ class Log:
 
 @dataclass(frozen=True)
 class Logs:
-    """The logs of each kind, in the order in which they were named, and the reasons why others were ``left_out``."""
+    """The logs of each kind, in the order in which they were named, the reasons why some were ``left_out``, and the
+    kinds of all ``others``."""
 
     certification: list[Log] = field(default_factory=list)
     prediction: list[Log] = field(default_factory=list)
     training: list[Log] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
 
     def by_images(self) -> dict[str, Logs]:
         """The certification and prediction logs of each image set, by its name."""
@@ -132,7 +138,7 @@ def read_logs(
         except UserError as error:
             left_out.append(str(error))
     if not (logs.certification or logs.prediction or logs.training):
-        raise _nothing_left(arguments, kinds, left_out, warn)
+        raise _nothing_left(" ".join(arguments), kinds, left_out, logs.others, warn)
     for reason in left_out:
         warn(f"{reason}; it is left out")
     logs = _without_training_images(logs, warn)
@@ -146,15 +152,16 @@ def read_logs(
     return Logs(named[:count], named[count:], _with_names(logs.training), [*left_out, *logs.left_out])
 
 
-def _nothing_left(arguments: Sequence[str], kinds: Iterable[str], left_out: list[str], warn: Warn) -> UserError:
+def _nothing_left(where: str, kinds: Iterable[str], left_out: list[str], others: list[str], warn: Warn) -> UserError:
     if len(left_out) == 1:
         return UserError(left_out[0])
     for reason in left_out:
         warn(reason)
-    where = " ".join(arguments)
     if left_out:
         return UserError(f"{where}: none of {len(left_out)} logs can be used")
-    return UserError(f"{where}: holds no {' or '.join(kinds)} log (a file that starts with idx, label, predict, ...)")
+    counts = [f"{others.count(kind):,} {kind}{_READ_BY.get(kind, '')}" for kind in sorted({*others})]
+    found = ", but others: " + ", ".join(counts) if counts else " (a file that starts with idx, label, predict, ...)"
+    return UserError(f"{where}: holds no {' or '.join(kinds)} log{found}")
 
 
 def _find(argument: str, left_out: list[str]) -> list[_Found]:
@@ -214,7 +221,9 @@ def _read_one(entry: _Found, kinds: set[str], stated: Mapping[str, ParameterValu
         return
     if kind is not None and kind not in kinds:
         if entry.named:
-            raise UserError(f"{entry.path} is a {kind} log; what is needed here is a {' or '.join(sorted(kinds))} log")
+            needed = f"what is needed here is a {' or '.join(sorted(kinds))} log"
+            raise UserError(f"{entry.path} is a {kind} log; {needed}{_READ_BY.get(kind, '')}")
+        logs.others.append(kind)
         return
     if kind == "prediction":
         parameters = prediction_parameters(entry.path, stated)

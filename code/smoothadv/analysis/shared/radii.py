@@ -26,6 +26,8 @@ from smoothadv.errors import UserError
 from smoothadv.settings import SettingError, probability, setting
 
 NORMS = ("l2", "linf")
+# So many that all radii at sigma = 1 and n = 100,000 have them: the steps of the paper's Table 2. Table 1 has halves.
+_QUARTERS = 15
 _LINF_RADII = ("1/255", "2/255", "4/255", "8/255")
 _BANDS = {"bootstrap": bootstrap_interval, "dkw": dkw_band, "clopper-pearson": clopper_pearson_band}
 
@@ -126,17 +128,19 @@ class AtRadii(Norm):
         None,
         many=True,
         parse=Radius,
-        help="radii of the columns, like 0.25 or 2/255 (default: 0.25, 0.5, ... as far as anything is certified; "
-        "1/255 to 8/255 with --norm linf)",
+        help="radii of the columns, like 0.25 or 2/255 (default: 0.25, 0.5, ... as far as anything is certified, in "
+        "larger steps where there are too many; 1/255 to 8/255 with --norm linf)",
     )
 
-    def chosen_radii(self, logs: Sequence[Log]) -> list[float]:
-        """The radii that the user named, or the default ones."""
+    def chosen_radii(self, logs: Sequence[Log], most: int = _QUARTERS) -> list[float]:
+        """The radii that the user named, or the default ones, at ``most`` so many."""
         if self.radii:
             return self.radii
         if self.norm == "linf":
             return [Radius(text) for text in _LINF_RADII]
-        return default_radii(log.table for log in logs)
+        tables = [log.table for log in logs]
+        is_cifar = {log.parameters.get("dataset") for log in logs} <= {"cifar10", "imagenet32"}
+        return default_radii(tables, most) if is_cifar else default_radii(tables)
 
 
 @dataclass(frozen=True)

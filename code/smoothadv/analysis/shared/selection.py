@@ -71,14 +71,14 @@ def restrict(logs: Logs, conditions: Sequence[tuple[str, str]]) -> Logs:
     return result
 
 
-def doubts(logs: Logs) -> list[str]:
-    """Reasons to hesitate before comparing the logs: sentences for people."""
+def doubts(logs: Logs, paired: bool = False) -> list[str]:
+    """Reasons to hesitate before comparing the logs, if ``paired`` on common examples: sentences for people."""
     sentences = []
-    if len(logs.certification) > 1 and different_examples(logs.certification):
+    if len(logs.certification) > 1 and different_examples(logs.certification, paired):
         sizes = sorted({len(log.table) for log in logs.certification})
         counts = f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}"
         sentences.append(f"the logs are not all on the same test images ({counts} examples): they differ by chance too")
-    if len(logs.prediction) > 1 and different_examples(logs.prediction):
+    if len(logs.prediction) > 1 and different_examples(logs.prediction, paired):
         sentences.append("the prediction logs are not all on the same test images: they differ by chance too")
     sentences += _copies(logs.certification)
     if not are_alike(logs.certification, "procedure"):
@@ -174,20 +174,22 @@ def groups_of(logs: Sequence[Log], by: Sequence[str], name_group: bool = False) 
     """
     keyed = sorted(logs, key=lambda log: [_sortable(log.parameters.get(name)) for name in by]) if by else logs
     several = name_group or not by or len({log.group for log in logs}) > 1
+    values = {name: {log.parameters.get(name) for log in logs} for name in by}
     groups: dict[str, list[Log]] = {}
     for log in keyed:
-        words = [log.group if several else "", *(_equation(name, log) for name in by), log.images, log.procedure]
+        equations = (_equation(name, log, values[name]) for name in by)
+        words = [log.group if several else "", *equations, log.images, log.procedure]
         groups.setdefault(", ".join(filter(None, words)) or "all", []).append(log)
     order = {name: position for position, name in enumerate(dict.fromkeys(log.group for log in logs))}
     return dict(sorted(groups.items(), key=lambda item: order[item[1][0].group]))
 
 
-def _equation(name: str, log: Log) -> str:
+def _equation(name: str, log: Log, values: set[ParameterValue]) -> str:
     """ "sigma = 0.50"."""
     value = log.parameters.get(name)
     if value is None and name == "num_noise_vec" and log.parameters.get("gradient") == "base classifier":
         return "vanilla PGD (base classifier)"
-    return f"{FIELDS[name]} = {display(name, value)}"
+    return f"{FIELDS[name]} = {display(name, value, values)}"
 
 
 def _sortable(value: ParameterValue) -> tuple[bool, float, str]:
@@ -219,7 +221,9 @@ def upper_envelope(logs: Sequence[Log], accuracies: np.ndarray) -> list[Selected
     return selected
 
 
-def different_examples(logs: Sequence[Log]) -> bool:
-    """Whether the logs are of different examples, so that their accuracies also differ by chance."""
-    first = logs[0].table.idx.to_numpy()
-    return not are_alike(logs, "images") or any(not np.array_equal(first, log.table.idx.to_numpy()) for log in logs[1:])
+def different_examples(logs: Sequence[Log], paired: bool = False) -> bool:
+    """Whether the logs are of different examples; if ``paired`` on those in both, by manifests, of other data."""
+    if paired:
+        stated = [log.parameters for log in logs if log.parameters.manifest]
+        return len({(some.get("split"), str(some.settings.get("dataset_fingerprint"))) for some in stated}) > 1
+    return not are_alike(logs, "images") or len({log.table.idx.to_numpy().tobytes() for log in logs}) > 1

@@ -162,14 +162,9 @@ def latex(table: Table, decimals: int = 1) -> str:
 
 
 def _latex_escape(text: str) -> str:
-    special = {
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-        **{character: "\\" + character for character in "&%$#_{}"},
-    }
+    words = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater"}
+    special = {character: rf"\text{word}{{}}" for character, word in words.items()}
+    special |= {character: "\\" + character for character in "&%$#_{}"}
     return "".join(special.get(character, character) for character in text)
 
 
