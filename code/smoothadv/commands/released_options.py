@@ -1,7 +1,6 @@
 """Options of the released SmoothAdv and Cohen et al. commands that are called otherwise here, or are not needed."""
 
 import shlex
-from collections.abc import Sequence
 
 _RELEASED = {
     "--gpu": (1, []),
@@ -18,14 +17,14 @@ _RELEASED = {
 """Of each option the number of its values, and the option that takes them here; [] where there is none."""
 
 
-def translated(program: str, words: Sequence[str]) -> str | None:
+def translated(program: str, words: list[str]) -> str | None:
     """The command line that here does what ``words`` do in the released code; None if they are none of its options.
 
     --gpu becomes an environment variable. An --epsilon above 3 is counted in 1/256.
     """
     equated = [f"--{word}" if word.startswith("alpha=") else word for word in words]  # as the released README has it
     left = [part for word in equated for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    if equated == list(words) and not any(word in _RELEASED for word in left):
+    if equated == words and not any(word in _RELEASED for word in left):
         return None
     gpus, found = "", shlex.split(program)
     while left:
