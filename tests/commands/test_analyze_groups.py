@@ -1,4 +1,4 @@
-"""analyze from end to end on groups of logs: names, conditions, norms, and each analysis on whatever it is given."""
+"""analyze from end to end on groups of logs: names, conditions, norms, usage and refusals."""
 
 import csv
 import io
@@ -7,50 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.analysis import ANALYSES
+from support.analyzed_folder import COHEN, ORACLE, OURS, certification, fill_folder, refusal
 from support.commands import Outcome, call, snapshot
-
-TRAINING = "epoch\ttime\tlr\ttrain loss\ttrain acc\ttestloss\ttest acc\n"
-TRAINING += "0\t9.1\t0.1\t1.5\t40.0\t1.4\t45.0\n1\t9\t0.1\t1\t60\t1.1\t55\n"
-FIGURES = ["plot", "plot_envelope", "plot_empirical", "plot_training", "heat_map"]
-TABLES = ["summary", "table", "envelope", "compare", "examples", "parameters", "empirical", "gap", "probabilities"]
-
-
-def certification(path: str, outcomes: list[tuple[str, float]], start: int = 0) -> None:
-    """A released log: R for right, W for wrong, A for an abstention, each with its radius; label 1."""
-    rows = [
-        f"{start + 20 * number}\t1\t{ {'R': 1, 'W': 0, 'A': -1}[letter] }\t{radius}\t{int(letter == 'R')}\t0:00:15\n"
-        for number, (letter, radius) in enumerate(outcomes)
-    ]
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n" + "".join(rows))
-
-
-def predictions(path: str, outcomes: str) -> None:
-    rows = [
-        f"{20 * number}\t1\t{ {'R': 1, 'W': 0, 'A': -1}[letter] }\t1\t{int(letter == 'R')}\t0:00:15\n"
-        for number, letter in enumerate(outcomes)
-    ]
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text("idx\tlabel\tpredict\tbasePredict\tcorrect\ttime\n" + "".join(rows))
-
-
-COHEN = "cohen/cifar10/resnet110/noise_{0}/test/sigma_{0}"
-OURS = "ours/PGD_2steps/eps_{1}/cifar10/resnet110/noise_{0}/test/sigma_{0}"
-ORACLE = [("R", 0.5), ("R", 0.25), ("A", 0.0), ("W", 0.8), ("R", 1.0)]
 
 
 @pytest.fixture
 def analyze(workplace, capsys):
-    """The command, in a folder with two certification logs of each of two groups, attacks, and a training log."""
-    certification(COHEN.format("0.25"), [("R", 0.5), ("R", 0.25), ("R", 0.3), ("W", 0.8), ("W", 0.1)])
-    certification(COHEN.format("0.50"), ORACLE)
-    certification(OURS.format("0.25", 64), [("R", 0.5), ("R", 0.75), ("R", 0.75), ("R", 0.25), ("A", 0.0)])
-    certification(OURS.format("0.50", 255), [("R", 1.5), ("R", 0.5), ("A", 0.0), ("A", 0.0), ("R", 1.0)])
-    for epsilon, m, outcomes in [("0.250", 1, "RRRAW"), ("0.250", 8, "RRWAW"), ("0.500", 1, "RWWAW")]:
-        predictions(f"attacked/N100/PGD_{epsilon}/num_{m}/predictions", outcomes)
-    Path("trained").mkdir()
-    Path("trained/log.txt").write_text(TRAINING)
+    """The command, in a folder with logs of every kind."""
+    fill_folder()
     return lambda *arguments: call(capsys, "analyze", *arguments)
 
 
@@ -62,14 +26,6 @@ def records(outcome: Outcome) -> list[dict]:
 def columns(outcome: Outcome) -> list[str]:
     assert outcome.code == 0, outcome.err
     return next(csv.reader(io.StringIO(outcome.out)))
-
-
-def refusal(outcome: Outcome, code: int) -> str:
-    """The one line, after any warnings, with which the command ends."""
-    *warnings, line = outcome.err.splitlines()
-    assert (outcome.code, outcome.out) == (code, ""), outcome
-    assert all(warning.startswith("warning: ") for warning in warnings) and line.startswith("error: ")
-    return line.removeprefix("error: ")
 
 
 GROUPS = ["Cohen=cohen", "Ours=ours"]
@@ -369,53 +325,3 @@ def test_unsuitable_logs_are_answered_in_one_line(analyze, workplace, arguments,
     before = snapshot(workplace)
     assert text in refusal(analyze(*arguments), 1)
     assert snapshot(workplace) == before
-
-
-def test_every_analysis_is_tested_here():
-    assert sorted(ANALYSES) == sorted([*FIGURES, *TABLES, "report"])
-
-
-def ends_well_or_in_one_line(outcome: Outcome) -> bool:
-    """Whether the analysis succeeded; a refusal must be one line."""
-    if outcome.code == 0:
-        return True
-    assert refusal(outcome, 1)
-    return False
-
-
-@pytest.mark.parametrize("analysis", ANALYSES)
-def test_analysis_takes_a_folder_with_all_kinds_of_logs(analyze, workplace, analysis):
-    logs_of = {
-        "compare": [COHEN.format("0.25"), COHEN.format("0.50")],
-        "gap": [COHEN.format("0.25"), "attacked", "trained"],
-    }
-    logs = logs_of.get(analysis, ["."])
-    outcome = analyze(analysis, *logs, *([] if analysis in TABLES else ["-o", "new/result"]))
-    assert ends_well_or_in_one_line(outcome), outcome.err
-    files = {"report": ["report.html"], **dict.fromkeys(FIGURES, ["result.pdf", "result.png"])}.get(analysis)
-    if files is None:
-        assert len(outcome.out.splitlines()) >= 3
-    else:
-        assert sorted(path.name for path in (workplace / "new").rglob("*") if path.is_file()) == files
-
-
-@pytest.mark.parametrize("analysis", ANALYSES)
-def test_analysis_takes_one_log_of_its_kind(analyze, analysis):
-    kinds = ANALYSES[analysis].kinds
-    for kind, log in [("certification", COHEN.format("0.25")), ("training", "trained/log.txt"),
-                      ("prediction", "attacked/N100/PGD_0.250/num_1/predictions")]:  # fmt: skip
-        outcome = analyze(analysis, log, *([] if analysis in TABLES else ["-o", "result"]))
-        needed = {"compare": (), "gap": (), "plot_empirical": ("prediction",)}.get(analysis, kinds)
-        assert ends_well_or_in_one_line(outcome) == (kind in needed), (kind, outcome)
-
-
-@pytest.mark.parametrize("analysis", ANALYSES)
-@pytest.mark.parametrize("rows", [[("A", 0.0)], [("W", 0.3), ("A", 0.0)], [("R", 0.0)]], ids=str)
-def test_analysis_takes_logs_in_which_nothing_is_certified(analyze, analysis, rows):
-    for name in "ab":
-        certification(f"poor/{name}/sigma_0.50", rows)
-    outcome = analyze(analysis, "poor", *([] if analysis in TABLES else ["-o", "result"]))
-    kinds = ANALYSES[analysis].kinds
-    assert ends_well_or_in_one_line(outcome) == (
-        "certification" in kinds and analysis not in ("plot_empirical", "gap")
-    ), "those need attacks as well"
