@@ -189,8 +189,12 @@ def _work(parser: Parser, options: argparse.Namespace, *kinds: StateKind) -> Non
     to_do = [job for job in wanted if job.key not in queued]
     if not to_do:
         print("nothing to do")
-    else:
+    blocked = [job for job, state in zip(jobs, states) if state.kind is StateKind.BLOCKED]
+    while to_do:
         _hand_over(engine, to_do, _site(sweeps, options))
+        # What these jobs made may be what others wait for, like the members of an ensemble.
+        to_do = [job for job in blocked if state_of(job).kind in kinds]
+        blocked = [job for job in blocked if job not in to_do]
     _conclude(sweeps, options, is_detached=getattr(engine, "detach", False))
 
 
