@@ -74,9 +74,8 @@ def make_parser() -> Parser:
 
 def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> CertifyRequest:
     """The request that the options describe; a usage error for options of another procedure than --method's."""
-    everything, chosen = [PROCEDURES[name] for name in PROCEDURES], PROCEDURES[options.method]
-    name = f"--method {options.method}"
-    refuse_foreign_settings(parser, options, everything, [chosen], name)
+    refuse_foreign_settings(parser, options, PROCEDURES, "--method")
+    chosen, name = PROCEDURES[options.method], f"--method {options.method}"
     return CertifyRequest(
         **request_fields(options, command),
         outfile=options.outfile,

@@ -65,7 +65,7 @@ def compose_attack(parser: Parser, options: argparse.Namespace, noise_sd: float,
             f"an attack is needed: --attack NAME --epsilon E --num-steps T, where NAME is {', '.join(ATTACKS)}"
         )
     chosen, name = ATTACKS[options.attack], f"--attack {options.attack}"
-    refuse_foreign_settings(parser, options, [ATTACKS[other] for other in ATTACKS], [chosen], name)
+    refuse_foreign_settings(parser, options, ATTACKS, "--attack")
     return compose(parser, chosen, options, name, estimator=_estimator(parser, options, noise_sd), **given)
 
 

@@ -116,14 +116,19 @@ def given_settings(
 
 
 def refuse_foreign_settings(
-    parser: Parser, options: argparse.Namespace, declared: Iterable[type], chosen: Iterable[type], names: str
+    parser: Parser, options: argparse.Namespace, registry: Registry, chooser: str, also: Iterable[type] = ()
 ) -> None:
-    """A usage error if an option was given that only components other than the ``chosen`` ones read."""
-    readable = {setting.flag for component in chosen for setting in settings_of(component)}
-    for component in declared:
-        for setting in settings_of(component):
+    """A usage error if an option was given that another component of ``registry`` reads, but not the chosen one.
+
+    The option ``chooser``, like --method, chose it; the components ``also`` are in use as well.
+    """
+    chosen = getattr(options, chooser.removeprefix("--"))
+    readable = {setting.flag for component in (registry[chosen], *also) for setting in settings_of(component)}
+    for name in registry:
+        for setting in settings_of(registry[name]):
             if setting.flag in options and setting.flag not in readable:
-                parser.error(f"{setting.flag} is not read by {names}: leave it out")
+                other = f"{setting.flag} is not read by {chooser} {chosen}, but by {chooser} {name}"
+                parser.error(f"{other}: leave it out, or change {chooser}")
 
 
 def command_line_of(

@@ -165,22 +165,19 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
 def _objective(parser: Parser, options: argparse.Namespace) -> Objective:
     """The objective that the options describe; a usage error where something is missing or contradictory."""
     component = OBJECTIVES[options.objective]
-    everything = [OBJECTIVES[name] for name in OBJECTIVES]
     given: dict[str, Any] = {}
     if _makes_attack(component):
         if "--noise" not in options:
             parser.error("--noise is required: the noise's standard deviation on images in [0, 1], like 0.25")
         noise_sd = 0.0 if "--base-attack" in options else getattr(options, "--noise")
         given["attack"] = compose_attack(parser, options, noise_sd)
-        chosen = [component, *(ATTACKS[name] for name in ATTACKS)]
-    else:
-        chosen = [component]
-        if given_attack_flags(options):
-            parser.error(
-                f"{given_attack_flags(options)[0]} is not read by --objective {options.objective}, which makes no "
-                "attack: leave it out, or use train_pgd"
-            )
-    refuse_foreign_settings(parser, options, everything, chosen, f"--objective {options.objective}")
+    elif given_attack_flags(options):
+        parser.error(
+            f"{given_attack_flags(options)[0]} is not read by --objective {options.objective}, which makes no "
+            "attack: leave it out, or use train_pgd"
+        )
+    attacks = [ATTACKS[name] for name in ATTACKS] if given else []
+    refuse_foreign_settings(parser, options, OBJECTIVES, "--objective", attacks)
     return compose(parser, component, options, f"--objective {options.objective}", **given)
 
 

@@ -199,9 +199,8 @@ def _work(parser: Parser, options: argparse.Namespace, *kinds: StateKind) -> Non
 
 
 def _engine(parser: Parser, options: argparse.Namespace) -> Engine:
-    everything, chosen = [ENGINES[name] for name in ENGINES], ENGINES[options.engine]
-    refuse_foreign_settings(parser, options, everything, [chosen], f"--engine {options.engine}")
-    return compose(parser, chosen, options, f"--engine {options.engine}")
+    refuse_foreign_settings(parser, options, ENGINES, "--engine")
+    return compose(parser, ENGINES[options.engine], options, f"--engine {options.engine}")
 
 
 def _site(sweeps: Sequence[Sweep], options: argparse.Namespace) -> Site:
