@@ -19,8 +19,8 @@ import torch
 from tqdm import tqdm
 
 from smoothadv.checkpoints import load_classifier
-from smoothadv.evaluation.saved_examples import read_examples
 from smoothadv.noise import GaussianNoise
+from smoothadv.readers import read_examples
 from smoothadv.smoothing.classifier import Arrangement, arrange
 
 _SEED = 20_190_604

@@ -16,8 +16,8 @@ import smoothadv
 from smoothadv.architectures import get_architecture
 from smoothadv.checkpoints import load_classifier
 from smoothadv.errors import UserError
-from smoothadv.evaluation.saved_examples import read_examples
 from smoothadv.objectives.gaussian import Gaussian
+from smoothadv.readers import read_examples
 from support import refusals
 from support.read_elsewhere import messages
 

@@ -1,13 +1,15 @@
-"""Reads logs: ours, the released ones of Salman et al. and Cohen et al., and their descendants'. No torch.
+"""Reads logs: ours, the released ones of Salman et al. and Cohen et al., and their descendants'; examples beside them.
 
-Each reader returns a pandas DataFrame or raises one UserError that names the file and the first fault in it;
+No torch. A reader of logs returns a pandas DataFrame or raises one UserError that names the file and the first fault;
 ``frame.attrs["notes"]`` is a list of sentences on the faults that were tolerated. A field is read as the number that is
 printed there, or not at all: a general parser of tables would guess at what is damaged.
 """
 
 from __future__ import annotations
 
+import math
 import re
+import zipfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from smoothadv.errors import UserError, shown
-from smoothadv.files import read_regular
+from smoothadv.files import read_array_header, read_regular, refuse_to_inflate
 from smoothadv.records import (
     ATTACK_COLUMNS,
     CERTIFICATION_COLUMNS,
@@ -43,6 +45,7 @@ _OF_FALSIFICATION = FALSIFICATION_COLUMNS[len(ATTACK_COLUMNS) :]
 # Nothing is computed from these released columns, and a time may be of any form.
 _UNREAD = {"time", "basePredict"}
 _NUMERIC = {*CERTIFICATION_COLUMNS, *FALSIFICATION_COLUMNS, TARGET_COLUMN} - _UNREAD
+_LARGE = ("image.npy", "adversarial.npy")
 _NOT_OF_LOGS = {".png", ".pdf", ".svg", ".html", ".tex", ".md", ".csv", ".json"}
 # The released training logs spell these in several ways and orders; a suffix says what the released unit is.
 _TRAINING_NAMES = {
@@ -296,3 +299,44 @@ def _brief(text: str) -> str:
 def _refuse(path: Path, idx: np.ndarray, fault: str, rows: np.ndarray) -> None:
     if rows.any():
         raise UserError(f"{path} holds {fault}, first at idx {idx[rows][0]}")
+
+
+def read_examples(path: Path, rows: Sequence[int] | None = None) -> dict[str, np.ndarray]:
+    """The arrays of an archive of adversarial examples, of images only those in these ``rows``, ascending (None: all).
+
+    Rows that it lacks are left out. UserError where it is missing, damaged or something else.
+    """
+    refuse_to_inflate(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            arrays, counts = {}, set()
+            for name in archive.namelist():
+                array, count = _read_array(archive, name, rows if name in _LARGE else None)
+                arrays[name.removesuffix(".npy")] = array
+                counts.add(count)
+    except Exception as error:  # a damaged file can raise nearly anything
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path} cannot be read as adversarial examples: {reason}") from error
+    idx, image, adversarial = (arrays.get(name, np.empty(())) for name in ("idx", "image", "adversarial"))
+    is_whole = idx.ndim == 1 and idx.dtype.kind == "i" and image.ndim == 4 and image.shape == adversarial.shape
+    if not is_whole or image.dtype != np.float32 or adversarial.dtype != np.float32 or counts != {len(idx)}:
+        raise UserError(
+            f"{path} holds no adversarial examples: idx [N], image and adversarial [N, C, H, W] are missing"
+        )
+    return arrays
+
+
+def _read_array(archive: zipfile.ZipFile, name: str, rows: Sequence[int] | None) -> tuple[np.ndarray, int]:
+    """The array in a member, or these ``rows`` of it; and how many rows the member has."""
+    with archive.open(name) as member:
+        shape, is_fortran, dtype = read_array_header(archive, member, name)
+        if is_fortran or not shape:
+            raise ValueError("an array of another kind")
+        size, start, count = dtype.itemsize * math.prod(shape[1:]), member.tell(), shape[0]
+        if rows is None:
+            return np.frombuffer(member.read(count * size), dtype).reshape(shape), count
+        parts = []
+        for row in (row for row in rows if row < count):
+            member.seek(start + row * size)
+            parts.append(member.read(size))
+    return np.frombuffer(b"".join(parts), dtype).reshape(len(parts), *shape[1:]), count

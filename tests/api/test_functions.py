@@ -16,9 +16,9 @@ import smoothadv
 from smoothadv.attacks.pgd import PGD
 from smoothadv.core import Smooth
 from smoothadv.errors import DoubtfulWarning, UserError
-from smoothadv.evaluation.saved_examples import read_examples
 from smoothadv.noise import GaussianNoise
 from smoothadv.objectives.smoothadv import SmoothAdv
+from smoothadv.readers import read_examples
 from support.commands import CODE, call, rows, run_process, wait_until
 from support.private_noise import key_of_log
 

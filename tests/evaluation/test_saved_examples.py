@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from smoothadv.errors import UserError
-from smoothadv.evaluation.saved_examples import Spool, pack, read_examples, write_pictures
+from smoothadv.evaluation.saved_examples import Spool, pack, write_pictures
+from smoothadv.readers import read_examples
 from smoothadv.records import examples_path, pictures_folder, spool_path
 
 SHAPE = (1, 2, 3)

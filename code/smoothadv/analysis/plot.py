@@ -50,8 +50,8 @@ class CertifiedAccuracyPlot(Bands, Norm, Analysis):
             if self.confidence is not None:
                 # To the right end: where no image counts, a band may have a width too.
                 low, high = self.ends(np.append(shares, 0.0), len(log.table))
-                whole, colour = np.append(corners, end or 1.0), look["color"]
-                axes.fill_between(whole, 100 * low, 100 * high, step="pre", color=colour, alpha=0.18, linewidth=0)
+                whole, band = np.append(corners, end or 1.0), {"color": look["color"], "alpha": 0.18, "linewidth": 0}
+                axes.fill_between(whole, 100 * low, 100 * high, step="pre", label=log.label.shown, **band)
         return finished(figure, lines, labels, end, self.title)
 
     def _curves(self, logs: Sequence[Log]) -> list[tuple[Log, np.ndarray, np.ndarray]]:

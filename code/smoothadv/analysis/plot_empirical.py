@@ -65,7 +65,7 @@ class EmpiricalPlot(Choosing, Analysis):
                 # Side by side, where one curve's bars would cover another's.
                 beside = [radius + _BESIDE * largest * (position - (len(curves) - 1) / 2) for radius in curve]
                 lower, upper = ([100 * end for end in side] for side in zip(*ends))
-                axes.vlines(beside, lower, upper, color=look["color"])
+                axes.vlines(beside, lower, upper, color=look["color"], label=label)
         labels = (r"$\ell_2$ radius (images in [0, 1])", "accuracy (%)")
         return finished(figure, drawn, labels, 1.02 * largest, self.title)
 

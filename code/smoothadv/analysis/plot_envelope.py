@@ -9,7 +9,7 @@ import numpy as np
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.figure_style import Figure, draw_steps, finished, looks, mark_every, new_figure
 from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.radii import Norm
+from smoothadv.analysis.shared.radii import Norm, round_numbers
 from smoothadv.analysis.shared.selection import Choosing, grouping, groups_of
 from smoothadv.errors import UserError
 from smoothadv.settings import setting
@@ -71,9 +71,11 @@ class EnvelopePlot(Choosing, Norm, Analysis):
         return finished(figure, drawn, (self.axis_title, "certified accuracy (%)"), 1.04 * largest, self.title)
 
     def envelope_curve(self, group: Sequence[Log]) -> tuple[np.ndarray, np.ndarray]:
-        """A fine grid of radii, with the largest one of each log, and the largest accuracy of the logs there."""
+        """A fine grid of radii, with round ones and the largest one of each log, and the largest accuracy of the logs
+        there."""
         ends = np.concatenate([self.certified_by(log, [log.table.radius.max()]) for log in group])
-        grid = np.unique(np.concatenate([np.linspace(0, ends.max(), _POINTS), ends, np.nextafter(ends, np.inf)]))
+        fine = [np.linspace(0, ends.max(), _POINTS), round_numbers(ends.max())]
+        grid = np.unique(np.concatenate([*fine, ends, np.nextafter(ends, np.inf)]))
         best = np.max([self.accuracies(log, grid, models=len(group)) for log in group], axis=0)
         return grid, best
 

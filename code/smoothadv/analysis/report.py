@@ -1,16 +1,20 @@
 """report: one self-contained HTML page with the tables, the figures and the sources of their logs."""
 
 import base64
+import dataclasses
 import html
 import io
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any, ClassVar
 
+import numpy as np
+
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.compare import Comparison
-from smoothadv.analysis.empirical import Empirical
+from smoothadv.analysis.empirical import Empirical, attack_radius
 from smoothadv.analysis.envelope import Envelope
 from smoothadv.analysis.examples import Examples
 from smoothadv.analysis.gap import Gap
@@ -21,7 +25,7 @@ from smoothadv.analysis.plot_empirical import EmpiricalPlot
 from smoothadv.analysis.plot_envelope import EnvelopePlot
 from smoothadv.analysis.plot_training import TrainingPlot
 from smoothadv.analysis.probabilities import Probabilities
-from smoothadv.analysis.shared.figure_style import Figure, save
+from smoothadv.analysis.shared.figure_style import SYMBOLS, Figure, as_element, readings
 from smoothadv.analysis.shared.hyper_parameters import FIELDS, display
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.plausibility import coarse_digits
@@ -29,14 +33,21 @@ from smoothadv.analysis.shared.radii import AtRadii, radius_text
 from smoothadv.analysis.shared.selection import Choosing, Selected, doubts, groups_of
 from smoothadv.analysis.shared.table_formats import Column, Markup, Table, display_cells, titles
 from smoothadv.analysis.summary import Summary
-from smoothadv.errors import UserError
+from smoothadv.certification import ABSTAIN
+from smoothadv.errors import UserError, warn
 from smoothadv.provenance import without_secrets
+from smoothadv.readers import read_examples
+from smoothadv.records import examples_path
 from smoothadv.settings import setting
 from smoothadv.version import __version__
 
 _MOST_CURVES = 8
 _EXAMPLES_SHOWN = 15
 _MOST_MAPS = 6
+_MOST_PICTURES = 12
+_TALLEST_PICTURE = 96
+_LONGEST_NAME = 28
+_SYMBOLS = {name: f"{SYMBOLS.get(name, title)} " for name, title in FIELDS.items()}
 _KINDS = {"packages": dict, "command": list}
 
 Part = dict[str, Any]
@@ -45,11 +56,13 @@ Part = dict[str, Any]
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: its heading, a sentence on how to read it, and tables or figures in order."""
+    """A part of the page: its heading, a sentence on how to read it, tables or figures in order, and the name of the
+    image set that it is about."""
 
     title: str
     text: str
-    parts: list[Part] = field(default_factory=list)
+    parts: list[Part]
+    images: str = ""
 
 
 @ANALYSES.register("report")
@@ -66,60 +79,75 @@ class Report(Choosing, AtRadii, Analysis):
 
         template = resources.files(__package__).joinpath("report.html.jinja").read_text(encoding="utf-8")
         environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+        environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+        sets = logs.by_images().values()
+        certification = [log for those in sets for log in _with_short_names(those.certification)]
+        prediction = [log for those in sets for log in _with_short_names(those.prediction)]
+        logs = Logs(certification, prediction, logs.training, logs.left_out)
         return environment.from_string(template).render(
             title=self.title,
             version=__version__,
             facts=_facts(logs),
             warnings=[*doubts(logs), *(f"left out: {reason}" for reason in logs.left_out)],
             sections=list(self._sections(logs)),
+            as_element=as_element,
+            readings=readings,
         )
 
     def _sections(self, logs: Logs) -> Iterator[Section]:
-        certification, prediction = ([*filter(self.takes, some)] for some in (logs.certification, logs.prediction))
-        if logs.certification:
-            yield self._certified_accuracy(logs)
-        for name, those in Logs(certification, prediction).by_images().items():
-            if those.certification:
-                yield self._best_of_groups(those, name)
-            if those.prediction:
-                beside = Logs(certification, those.prediction)
-                yield Section(
-                    f"Accuracy under attack{_of(name)}",
-                    "The share of attacked images that PREDICT classifies correctly. It bounds the true robust "
-                    "accuracy from above, certified accuracy from below: the closer the two, the stronger the attack.",
-                    [
-                        _figure("Accuracy under attack", EmpiricalPlot(self.unfinished)(those)),
-                        _table("By attack radius", Empirical(self.unfinished, confidence=0.95)(those)),
-                        *_if_possible("Certified and attacked, on the same images", Gap(), beside),
-                    ],
-                )
+        for name, those in logs.by_images().items():
+            beside = Logs([*filter(self.takes, logs.certification)], [*filter(self.takes, those.prediction)])
+            # Its sections are below the name of the set, which their labels need not repeat.
+            here = [
+                [dataclasses.replace(log, images="") for log in some]
+                for some in (those.certification, those.prediction)
+            ]
+            for section in self._about(Logs(*here), beside):
+                yield dataclasses.replace(section, images=name)
         if logs.training:
             few = Logs(training=logs.training[:_MOST_CURVES])
             more = f" (the first {_MOST_CURVES} of {len(logs.training)})" if len(logs.training) > _MOST_CURVES else ""
             yield Section(
                 "Training", "Loss and accuracy by epoch" + more + ".", [_figure("Training", TrainingPlot()(few))]
             )
-        if logs.certification:
-            yield _examples(Logs(logs.certification))
         yield _provenance(logs)
+
+    def _about(self, logs: Logs, beside: Logs) -> Iterator[Section]:
+        """What the logs of one image set say; ``beside`` holds the predictions, and all certificates to set beside them."""
+        certification, prediction = ([*filter(self.takes, some)] for some in (logs.certification, logs.prediction))
+        if logs.certification:
+            yield self._certified_accuracy(logs)
+        if certification:
+            yield self._best_of_groups(Logs(certification))
+        if prediction:
+            yield Section(
+                "Accuracy under attack",
+                "The share of attacked images that PREDICT classifies correctly. It bounds the true robust "
+                "accuracy from above, certified accuracy from below: the closer the two, the stronger the attack.",
+                [
+                    _figure("Accuracy under attack", EmpiricalPlot(self.unfinished)(Logs(certification, prediction))),
+                    _table("By attack radius", Empirical(self.unfinished, confidence=0.95)(Logs([], prediction))),
+                    *_if_possible("Certified and attacked, on the same images", Gap(), beside),
+                ],
+            )
+            yield from _never_right(prediction)
+        if logs.certification:
+            yield _examples(logs)
 
     def _certified_accuracy(self, logs: Logs) -> Section:
         parts = []
-        for name, those in Logs(logs.certification).by_images().items():
-            count = len(those.certification)
-            if count <= _MOST_CURVES:
-                confidence = 0.95 if count <= 4 and self.high_probability is None else None
-                kind = "dkw" if confidence else "bootstrap"
-                plot = CertifiedAccuracyPlot(self.norm, self.high_probability, confidence, kind)
-                bands = "; bands: 95 %, for all radii at once, over the choice of images" if confidence else ""
-                parts.append(_figure(f"Certified accuracy of each log{_of(name)}{bands}", plot(those)))
-                shares = CertifiedAccuracyPlot(confidence=confidence, bands=kind, of="p_A")
-                parts += _if_possible(f"Images by their lower bound of p_A{_of(name)}", shares, those)
+        if len(logs.certification) <= _MOST_CURVES:
+            confidence = 0.95 if len(logs.certification) <= 4 and self.high_probability is None else None
+            kind = "dkw" if confidence else "bootstrap"
+            plot = CertifiedAccuracyPlot(self.norm, self.high_probability, confidence, kind)
+            bands = "; bands: 95 %, for all radii at once, over the choice of images" if confidence else ""
+            parts.append(_figure(f"Certified accuracy of each log{bands}", plot(logs)))
+            shares = CertifiedAccuracyPlot(confidence=confidence, bands=kind, of="p_A")
+            parts += _if_possible("Images by their lower bound of p_A", shares, logs)
         parts.append(_table("All logs", Summary(self.norm, self.high_probability, self.radii)(logs)))
         parts += _if_possible("Lower bounds of p_A, 0 if wrong, beside the average radius", Probabilities(), logs)
         if len(logs.certification) == 2 and self.high_probability is None:
-            comparison = Comparison(radii=self.radii, norm=self.norm)
-            parts += _if_possible("The two on the same images", comparison, Logs(logs.certification))
+            parts += _if_possible("The two on the same images", Comparison(radii=self.radii, norm=self.norm), logs)
         return Section(
             "Certified accuracy",
             "The share of images classified correctly whose class provably cannot change within the radius. Every "
@@ -127,7 +155,7 @@ class Report(Choosing, AtRadii, Analysis):
             parts,
         )
 
-    def _best_of_groups(self, logs: Logs, name: str) -> Section:
+    def _best_of_groups(self, logs: Logs) -> Section:
         settings = (self.norm, self.high_probability, self.radii, self.unfinished)
         envelope, abstention = Envelope(*settings), Envelope(*settings, show="abstention_rate")
         parts = [
@@ -146,7 +174,7 @@ class Report(Choosing, AtRadii, Analysis):
         for those in logs.by_procedure().values():
             parts += self._heat_maps(those.certification)
         return Section(
-            f"Best log by radius{_of(name)}",
+            "Best log by radius",
             "At each radius the best log of its group. The logs are selected on the same images that measure their "
             "accuracy: the more logs there are to select from, the more optimistic it is.",
             parts,
@@ -154,9 +182,7 @@ class Report(Choosing, AtRadii, Analysis):
 
     def _selected(self, logs: list[Log]) -> list[Part]:
         """A table of the logs selected from groups of several logs, with the hyper-parameters that differ."""
-        differing = [name for name in FIELDS if len({log.parameters.get(name) for log in logs}) > 1]
-        if "noise" in differing and all(log.parameters.get("noise") == log.parameters.get("sigma") for log in logs):
-            differing.remove("noise")
+        differing = _differing(logs)
         columns = [
             Column("group", "group", "text"),
             Column("radius", self.heading, "text"),
@@ -182,13 +208,38 @@ class Report(Choosing, AtRadii, Analysis):
         # Without the largest radii, at which little is certified.
         some = radii[:: max(1, len(radii) // _MOST_MAPS)][:_MOST_MAPS]
         figure = HeatMap(self.norm, self.high_probability, some, self.unfinished)(Logs(logs))
-        name = _of(logs[0].images) + _of(logs[0].procedure)
-        return [_figure(f"Best certified accuracy by sigma and epsilon, of all logs{name}", figure)]
+        return [_figure(f"Best certified accuracy by sigma and epsilon, of all logs{_of(logs[0].procedure)}", figure)]
 
 
 def _of(name: str) -> str:
-    """What a heading adds where a page has several image sets or procedures."""
+    """What a caption adds where a page has several procedures."""
     return f", {name}" if name else ""
+
+
+def _differing(logs: Sequence[Log]) -> list[str]:
+    """The hyper-parameters that differ among the logs, without the noise of training where it is sigma in all."""
+    differing = [name for name in FIELDS if len({log.parameters.get(name) for log in logs}) > 1]
+    is_sigma = all(log.parameters.get("noise") == log.parameters.get("sigma") for log in logs)
+    return [name for name in differing if name != "noise" or not is_sigma]
+
+
+def _with_short_names(logs: list[Log]) -> list[Log]:
+    """Logs of one image set; if a name is long, each is called by what differs, like "Ours: PGD, ε 1, T 10, σ 0.25"."""
+    if all(len(log.name) <= _LONGEST_NAME for log in logs):
+        return logs
+    fields = [name for name in _differing(logs) if name not in ("split", "method")]
+    several, times, renamed = len({log.group for log in logs}) > 1, Counter[str](), []
+    for log in logs:
+        known = {name: value for name in fields if (value := log.parameters.get(name)) is not None}
+        if "attack" in known:
+            known.pop("training", None)
+        words = [
+            f"{'' if type(value) is str else _SYMBOLS[name]}{display(name, value)}" for name, value in known.items()
+        ]
+        name = ": ".join(filter(None, (log.group * several, ", ".join(words)))) or log.name
+        times[name] += 1
+        renamed.append(dataclasses.replace(log, name=name + f" ({times[name]})" * (times[name] > 1)))
+    return renamed
 
 
 def _described(best: Selected, names: list[str]) -> list[str | None]:
@@ -227,13 +278,55 @@ def _if_possible(caption: str, analysis: Analysis, logs: Logs) -> list[Part]:
 
 def _examples(logs: Logs) -> Section:
     parts = []
-    for images, of_set in logs.by_images().items():
-        for procedure, those in of_set.by_procedure().items():
-            name = _of(images) + _of(procedure)
-            parts += _if_possible(f"Worst{name}", Examples(worst=_EXAMPLES_SHOWN), those)
-            parts += _if_possible(f"Best{name}", Examples(best=_EXAMPLES_SHOWN), those)
+    for procedure, those in logs.by_procedure().items():
+        parts += _if_possible(f"Worst{_of(procedure)}", Examples(worst=_EXAMPLES_SHOWN), those)
+        parts += _if_possible(f"Best{_of(procedure)}", Examples(best=_EXAMPLES_SHOWN), those)
     text = "Over all logs: an image's radius counts as 0 in a log that gets it wrong or abstains."
     return Section("Examples", text if parts else "Not shown: the logs are not on the same images.", parts)
+
+
+def _never_right(logs: list[Log]) -> Iterator[Section]:
+    """Images that are right in no log under attack, if adversarial examples of some are saved."""
+    attacked = sorted((log for log in logs if log.parameters.get("attack") is not None), key=attack_radius)
+    right = {idx for log in attacked for idx in log.table.idx[log.table.correct == 1]}
+    wrong = {idx for log in attacked for idx in log.table.idx} - right
+    cards: dict[int, dict[str, str]] = {}
+    for log in attacked:
+        try:
+            cards = {**(_cards(log, wrong) if examples_path(log.path).exists() else {}), **cards}
+        except UserError as error:
+            warn(f"{error}; its images are not shown")
+    if cards:
+        some = [cards[idx] for idx in sorted(cards)[:_MOST_PICTURES]]
+        text = f"{len(some)} of {len(wrong)} images, each under the weakest attack whose examples are saved."
+        yield Section("Images that no model gets right under attack", text, [{"kind": "pictures", "cards": some}])
+
+
+def _cards(log: Log, wrong: set[int]) -> dict[int, dict[str, str]]:
+    """By index, pictures of the first images among ``wrong`` of which a log's adversarial examples are saved."""
+    path, table = examples_path(log.path), log.table.set_index("idx")
+    rows = [row for row, idx in enumerate(read_examples(path, ())["idx"]) if idx in wrong][:_MOST_PICTURES]
+    saved, cards = read_examples(path, rows), {}
+    for idx, image, adversarial in zip(saved["idx"][rows].tolist(), saved["image"], saved["adversarial"]):
+        told = "abstention" if table.predict[idx] == ABSTAIN else f"taken for {table.predict[idx]}"
+        text = (
+            f"Image {idx}, class {table.label[idx]}: {told} within l2 radius {attack_radius(log):g}, {log.label.shown}"
+        )
+        cards[idx] = {"text": text, "image": _picture(image, adversarial)}
+    return cards
+
+
+def _picture(image: np.ndarray, adversarial: np.ndarray) -> str:
+    """An address that holds a picture: two images float32 [C, H, W], and 10 times their difference on grey."""
+    from PIL import Image
+
+    panels = np.concatenate([image, adversarial, 0.5 + 10 * (adversarial - image)], axis=2)
+    grey_levels = np.round(np.clip(np.nan_to_num(panels), 0, 1) * 255).astype(np.uint8)
+    picture = Image.fromarray(grey_levels[0] if len(grey_levels) != 3 else grey_levels.transpose(1, 2, 0))
+    picture.thumbnail((picture.width, _TALLEST_PICTURE))
+    content = io.BytesIO()
+    picture.save(content, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
 
 
 def _provenance(logs: Logs) -> Section:
@@ -274,19 +367,18 @@ def _made_by(log: Log) -> str | None:
 
 
 def _table(caption: str, table: Table) -> Part:
-    """A table for the template: every cell as HTML, with the value by which it is sorted."""
+    """A table for the template: every cell as HTML, with the value to sort it by and the whole name of a log."""
     shown = table.shown or table
     markup = Markup(lambda text: f"<b>{text}</b>", lambda text: f"<sup>({text})</sup>", _escape)
-    cells = display_cells(shown, 1, markup)
     rows = [
         [
-            {"html": text, "value": _sortable(value), "kind": column.kind}
+            {"html": text, "value": _sortable(value), "kind": column.kind, "full": getattr(value, "full", None)}
             for text, value, column in zip(texts, values, shown.columns)
         ]
-        for texts, values in zip(cells, shown.rows)
+        for texts, values in zip(display_cells(shown, 1, markup), shown.rows)
     ]
     headings = [{"title": title, "kind": column.kind} for title, column in zip(titles(shown), shown.columns)]
-    return {"caption": caption, "headings": headings, "rows": rows, "image": None}
+    return {"kind": "table", "caption": caption, "headings": headings, "rows": rows}
 
 
 def _escape(text: str) -> str:
@@ -300,8 +392,4 @@ def _sortable(value: object) -> str:
 
 
 def _figure(caption: str, figure: Figure) -> Part:
-    """A figure as a picture inside the page."""
-    content = io.BytesIO()
-    save(figure, content, "svg")
-    encoded = base64.b64encode(content.getvalue()).decode()
-    return {"caption": caption, "image": f"data:image/svg+xml;base64,{encoded}", "rows": [], "headings": []}
+    return {"kind": "figure", "caption": caption, "figure": figure}

@@ -180,7 +180,7 @@ def attack(
         rows.groupby("epsilon").correct.mean()  # empirical robust accuracy
 
     ``attack`` and what follows it as in ``predict``. ``folder`` is where a log for each epsilon is written or
-    continued, with the adversarial images beside it (``evaluation.saved_examples.read_examples``); None: no files.
+    continued, with the adversarial images beside it (``readers.read_examples``); None: no files.
     ``options``: see ``CommonOptions``.
 
     Returns the rows of all logs, one epsilon after the other, with columns idx, label, predict, correct, attack_norm,

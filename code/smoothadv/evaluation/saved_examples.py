@@ -20,15 +20,14 @@ import numpy as np
 from numpy.lib import format as npy
 
 from smoothadv.errors import UserError
-from smoothadv.files import read_array_header, refuse_to_inflate, write_atomically
-from smoothadv.readers import read_prediction_log
+from smoothadv.files import read_array_header, write_atomically
+from smoothadv.readers import read_examples, read_prediction_log
 from smoothadv.records import examples_path, pictures_folder, spool_path
 
 if TYPE_CHECKING:
     from PIL import Image
 
 _LONGEST_HEADER = 1000
-_LARGE = ("image.npy", "adversarial.npy")
 _SMALLEST_SIDE = 128
 _MARGIN = 6
 _CAPTION = 30
@@ -141,7 +140,7 @@ def pack(log: Path, parts: Sequence[Path]) -> Path | None:
 def _is_complete(archive: Path, rows: dict[str, np.ndarray]) -> bool:
     """Whether an archive exists, can be read and has the same columns as the log's ``rows``."""
     try:
-        found = read_examples(archive, 0) if archive.exists() else {}
+        found = read_examples(archive, ()) if archive.exists() else {}
     except UserError:
         return False
     return all(name in found and np.array_equal(found[name], column) for name, column in rows.items())
@@ -162,51 +161,9 @@ def _write_archive(
                     member.write(records[name][row].tobytes())
 
 
-def read_examples(path: Path, most: int | None = None) -> dict[str, np.ndarray]:
-    """The arrays of an archive of adversarial examples, of images only the first ``most`` (None: all).
-
-    UserError where it is missing, damaged or something else.
-    """
-    refuse_to_inflate(path)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            arrays, counts = {}, set()
-            for name in archive.namelist():
-                array, count = _read_array(archive, name, most if name in _LARGE else None)
-                arrays[name.removesuffix(".npy")] = array
-                counts.add(count)
-    except Exception as error:  # a damaged file can raise nearly anything
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path} cannot be read as adversarial examples: {reason}") from error
-    idx, image, adversarial = (arrays.get(name, np.empty(())) for name in ("idx", "image", "adversarial"))
-    is_whole = idx.ndim == 1 and idx.dtype.kind == "i" and image.ndim == 4 and image.shape == adversarial.shape
-    if not is_whole or image.dtype != np.float32 or adversarial.dtype != np.float32 or counts != {len(idx)}:
-        raise UserError(
-            f"{path} holds no adversarial examples: idx [N], image and adversarial [N, C, H, W] are missing"
-        )
-    return arrays
-
-
-def _read_header(archive: zipfile.ZipFile, member: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and type of the array in a member, read up to its data; ValueError for what ``pack`` never writes."""
-    shape, is_fortran, dtype = read_array_header(archive, member, name)
-    if is_fortran or not shape:
-        raise ValueError("an array of another kind")
-    return shape, dtype
-
-
-def _read_array(archive: zipfile.ZipFile, name: str, most: int | None) -> tuple[np.ndarray, int]:
-    """The array in a member, or its first ``most`` rows; and how many rows the member has."""
-    with archive.open(name) as member:
-        shape, dtype = _read_header(archive, member, name)
-        rows = shape[0] if most is None else min(most, shape[0])
-        content = member.read(rows * dtype.itemsize * math.prod(shape[1:]))
-    return np.frombuffer(content, dtype).reshape(rows, *shape[1:]), shape[0]
-
-
 def _archived_records(path: Path, dtype: np.dtype) -> Iterator[bytes]:
     """The records in the archive of a finished log, to which further examples will be added."""
-    arrays = read_examples(path, 0)
+    arrays = read_examples(path, ())
     if arrays["image"].shape[1:] != dtype["image"].shape:
         raise UserError(f"{path} holds images of another shape: remove it and use --overwrite")
     size = 4 * math.prod(dtype["image"].shape)
@@ -215,14 +172,14 @@ def _archived_records(path: Path, dtype: np.dtype) -> Iterator[bytes]:
         archive.open("image.npy") as images,
         archive.open("adversarial.npy") as adversarial,
     ):
-        _read_header(archive, images, "image.npy"), _read_header(archive, adversarial, "adversarial.npy")
+        read_array_header(archive, images, "image.npy"), read_array_header(archive, adversarial, "adversarial.npy")
         for index in arrays["idx"].astype("<i8"):
             yield index.tobytes() + images.read(size) + adversarial.read(size)
 
 
 def write_pictures(log: Path, count: int) -> list[Path]:
     """PNGs of the first ``count`` examples of a finished log: image, adversarial image, perturbation magnified."""
-    arrays = read_examples(examples_path(log), count)
+    arrays = read_examples(examples_path(log), range(count))
     if not {"label", "predict"} <= arrays.keys():
         raise UserError(f"{examples_path(log)} lacks label or predict: no pictures can be made of it")
     written = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable
 from itertools import cycle
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from smoothadv.errors import UserError
+from smoothadv.analysis.shared.radii import round_numbers
+from smoothadv.errors import UserError, shown
 
 if TYPE_CHECKING:
     from matplotlib import axes, figure, lines
@@ -52,13 +54,70 @@ def mark_every(corners: int, position: int, curves: int) -> tuple[int, int]:
     return (position * max(1, step // curves) % step, step)
 
 
-def save(figure: Figure, file: BinaryIO, kind: str) -> None:
-    """Write a figure as "png", "pdf" or "svg". Equal figures give equal bytes: without dates, with salted names."""
+def save(figure: Figure, file: BinaryIO, kind: str, salt: str = "smoothadv") -> None:
+    """Write a figure as "png", "pdf" or "svg". Equal figures give equal bytes: without dates, names by ``salt``."""
     import matplotlib
 
     undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
-    with matplotlib.rc_context({"svg.hashsalt": "smoothadv"}):
+    with matplotlib.rc_context({"svg.hashsalt": salt}):
         figure.savefig(file, format=kind, dpi=200, metadata=undated.get(kind))
+
+
+def as_element(figure: Figure, salt: str) -> str:
+    """The figure as an SVG element of an HTML page, in which data-curve and data-entry number its curves and the
+    entries of its legend. ``salt`` makes the names in it differ from those in other figures."""
+    from matplotlib import rc_context
+
+    for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
+        patch.set_visible(False)  # the page is the paper
+    content = io.BytesIO()
+    with rc_context({"svg.fonttype": "none"}):
+        save(figure, content, "svg", salt)
+    # In text, matplotlib writes &lt; for < and &gt; for >.
+    inside = content.getvalue().decode().partition("<svg")[2].partition(">")[2]
+    inside = re.sub("<(metadata|style).*?</(metadata|style)>|<!--.*?-->", "", inside, flags=re.DOTALL)
+    inside = re.sub(r'<g id="(curve|entry)-(\d+)-\d+"', r'<g data-\1="\2"', inside)
+    width, height = 72 * figure.get_size_inches()
+    return f'<svg viewBox="0 0 {width:g} {height:g}">' + re.sub(r'<g id="[^"]*"', "<g", inside)
+
+
+def readings(figure: Figure) -> list[dict[str, Any]]:
+    """What a figure that was drawn says at which place, for each panel with curves.
+
+    ``box`` is the panel's left and upper end, width and height, as parts of the figure's; ``ends`` are those of its two
+    axes; ``title`` is of the horizontal one, ``x`` are places on it: the points of curves, or round numbers if all are
+    steps. ``curves`` are numbers, labels and values of four digits at these places, None where a curve has no point.
+    """
+    panels = []
+    for axes in figure.axes:
+        lines = [line for line in axes.get_lines() if line.get_gid()]
+        points = {float(x) for line in lines if not _has_steps(line) for x in line.get_xdata()}
+        places = np.array(sorted(points)) if points else round_numbers(axes.get_xlim()[1])
+        left, bottom, width, height = axes.get_position().bounds
+        panel = {
+            "box": [left, 1 - bottom - height, width, height],
+            "ends": [*axes.get_xlim(), *axes.get_ylim()],
+            "title": axes.get_xlabel().replace("$", "").replace("\\ell_", "l").replace("\\infty", "_inf"),
+            "x": [_of_digits(6, place) for place in places],
+            "curves": [[int(line.get_gid().split("-")[1]), line.get_label(), _values(line, places)] for line in lines],
+        }
+        panels += [panel] if lines else []
+    return panels
+
+
+def _values(line: Line2D, places: np.ndarray) -> list[float | None]:
+    x, y = (np.asarray(values, dtype=float) for values in line.get_data())
+    corners = np.minimum(np.searchsorted(x, places), len(x) - 1)
+    known = (x[corners] == places) | _has_steps(line)
+    return [_of_digits(4, value) if there else None for value, there in zip(y[corners], known)]
+
+
+def _has_steps(line: Line2D) -> bool:
+    return str(line.get_drawstyle()).startswith("steps")
+
+
+def _of_digits(digits: int, value: float) -> float:
+    return float(f"{value:.{digits}g}")
 
 
 def finished(figure: Figure, lines: list[Line2D], labels: tuple[str, str], largest: float, title: str | None) -> Figure:
@@ -101,9 +160,10 @@ def add_title(put: Callable[[str], object], title: str | None) -> None:
 def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool = True) -> None:
     """A legend at the upper right, which falling curves leave free, or below the axes if it would cover curves there.
 
-    A label may be any text: nothing in it is parsed as mathematics.
+    A label may be any text: nothing in it is parsed as mathematics. In SVG, the groups entry-2-0 and entry-2-1 are the
+    parts of entry 2, and curve-2-0, curve-2-1 ... what was drawn under its label.
     """
-    labels = [_wrapped(_in_symbols(str(handle.get_label()))) for handle in handles]
+    labels = [_wrapped(_in_symbols(shown(str(handle.get_label()), None))) for handle in handles]
     blanks = ["-"] * len(labels)  # matplotlib leaves out labels that start with an underscore
     longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
     if inside and len(labels) <= _ENTRIES_INSIDE and longest <= _CHARACTERS_INSIDE:
@@ -122,9 +182,14 @@ def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool =
         lines = sum(label.count("\n") + 1 for label in labels)
         width, height = figure.get_size_inches()
         figure.set_size_inches(width, height + 0.19 * -(-lines // columns))
-    for text, label in zip(legend.get_texts(), labels):
-        text.set_text(label)
+    drawn = [artist for axes in figure.axes for artist in axes.get_children()]
+    for number, (handle, key, text) in enumerate(zip(handles, legend.get_lines(), legend.get_texts())):
+        text.set_text(labels[number])
         text.set_parse_math(False)
+        curve = [artist for artist in drawn if artist.get_label() == handle.get_label()]
+        for name, artists in (("curve", curve), ("entry", [key, text])):
+            for place, artist in enumerate(artists):
+                artist.set_gid(f"{name}-{number}-{place}")
 
 
 def _in_symbols(label: str) -> str:

@@ -77,6 +77,7 @@ class Log:
     def label(self) -> Label:
         """Its name; people also see its progress, its images and its procedure."""
         label = Label(self.name)
+        label.full = str(self.path)
         name = self.name + f" ({self.progress})" * bool(self.progress)
         label.shown = ", ".join(filter(None, (name, self.images, self.procedure)))
         return label

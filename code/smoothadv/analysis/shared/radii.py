@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -28,8 +29,15 @@ from smoothadv.settings import SettingError, probability, setting
 NORMS = ("l2", "linf")
 # So many that all radii at sigma = 1 and n = 100,000 have them: the steps of the paper's Table 2. Table 1 has halves.
 _QUARTERS = 15
+_MOST_ROUND_NUMBERS = 1500
 _LINF_RADII = ("1/255", "2/255", "4/255", "8/255")
 _BANDS = {"bootstrap": bootstrap_interval, "dkw": dkw_band, "clopper-pearson": clopper_pearson_band}
+
+
+def round_numbers(largest: float) -> np.ndarray:
+    """0 and the multiples of a power of ten up to ``largest``, of them at most 1,500, at least 150 unless it is 0."""
+    per_unit = 10.0 ** -math.ceil(math.log10((largest or 1.0) / _MOST_ROUND_NUMBERS))
+    return np.arange(math.floor(largest * per_unit) + 1) / per_unit
 
 
 class Radius(float):

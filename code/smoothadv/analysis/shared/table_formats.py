@@ -28,9 +28,10 @@ Cell = CellValue | Annotated
 
 
 class Label(str):
-    """The name of a log, which CSV and JSON have; people see ``shown``."""
+    """The name of a log, which CSV and JSON have; people see ``shown``, and on a page ``full`` as well."""
 
     shown: str
+    full: str
 
 
 @dataclass(frozen=True)
