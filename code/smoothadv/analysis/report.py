@@ -113,7 +113,7 @@ class Report(Choosing, AtRadii, Analysis):
         yield _provenance(logs)
 
     def _about(self, logs: Logs, beside: Logs) -> Iterator[Section]:
-        """What the logs of one image set say; ``beside`` holds the predictions, and all certificates to set beside them."""
+        """What the logs of one image set say; ``beside`` has the predictions, and certificates to set beside them."""
         certification, prediction = ([*filter(self.takes, some)] for some in (logs.certification, logs.prediction))
         if logs.certification:
             yield self._certified_accuracy(logs)

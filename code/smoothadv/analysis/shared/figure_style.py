@@ -78,7 +78,9 @@ def as_element(figure: Figure, salt: str) -> str:
     inside = re.sub("<(metadata|style).*?</(metadata|style)>|<!--.*?-->", "", inside, flags=re.DOTALL)
     inside = re.sub(r'<g id="(curve|entry)-(\d+)-\d+"', r'<g data-\1="\2"', inside)
     width, height = 72 * figure.get_size_inches()
-    return f'<svg viewBox="0 0 {width:g} {height:g}">' + re.sub(r'<g id="[^"]*"', "<g", inside)
+    return f'<svg viewBox="0 0 {width:g} {height:g}" style="min-width: {0.8 * width:g}px">' + re.sub(
+        r'<g id="[^"]*"', "<g", inside
+    )
 
 
 def readings(figure: Figure) -> list[dict[str, Any]]:
