@@ -112,7 +112,8 @@ def test_markdown_as_a_whole():
 def test_latex_as_a_whole():
     assert FORMATS["latex"](TABLE) == (
         "\\begin{tabular}{lrr}\n\\toprule\nlog & examples & accuracy \\\\\n\\midrule\n"
-        "a & 10,000 & \\textbf{75.0} \\\\\nb\\textbar{}c & 20 & 50.0 \\\\\nd & 3 & -- \\\\\n\\bottomrule\n\\end{tabular}\n"
+        "a & 10,000 & \\textbf{75.0} \\\\\nb\\textbar{}c & 20 & 50.0 \\\\\nd & 3 & -- \\\\\n"
+        "\\bottomrule\n\\end{tabular}\n"
     )
 
 
