@@ -171,8 +171,7 @@ def test_baseline_is_one_dashed_curve_in_a_colour_of_its_own():
 @pytest.mark.parametrize("plot", [CertifiedAccuracyPlot(), EnvelopePlot(group_by=["sigma"])])
 def test_markers_do_not_crowd_at_small_radii_where_some_curves_end(plot):
     logs = [spread(f"{k}", largest, sigma=k) for k, largest in enumerate([4.0, *[0.4 + k / 50 for k in range(7)]])]
-    lines = lines_of(plot(Logs(logs))).values()
-    radii = [line.get_xdata()[line.get_markevery()] for line in lines]
+    radii = [line.get_xdata()[line.get_markevery()] for line in lines_of(plot(Logs(logs))).values()]
     assert all(len({int(radius / 0.8) for radius in marked}) == len(marked) > 0 for marked in radii), "one in a fifth"
     assert len({round(marked[0], 2) for marked in radii}) == len(radii), "none on another"
 

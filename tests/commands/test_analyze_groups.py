@@ -151,11 +151,7 @@ def test_rows_are_labelled_and_ordered_by_hyper_parameters(analyze):
     found = records(analyze(*arguments, "--format", "json"))
     assert [(row["epsilon"], row["sigma"]) for row in found[1:4]] == [(127 / 256, 0.5), (255 / 256, 0.5), (None, 0.25)]
     assert "eps_127" in found[1]["log"] and found[1]["0.25"] == 0.6, "the row of this log"
-
-
-def test_rows_of_equal_hyper_parameters_also_have_their_names(analyze):
-    lines = analyze("table", "cohen", "ours", "--label-by", "split", "--radii", 0.25).out.splitlines()[2:]
-    assert [line.startswith("| split = test: ") for line in lines] == [True] * 4 and len(set(lines)) == 4
+    assert analyze("table", "cohen", "--label-by", "split").out.count("| split = test: noise_0.") == 2, "also names"
 
 
 def test_one_log_by_two_paths_is_one_log(analyze):
