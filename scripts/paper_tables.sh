@@ -41,7 +41,7 @@ analyze() {
     shift 2
     for argument in "$@"; do
         if [[ $argument == *=data* ]] && ! holds_file "${argument#*=}"; then
-            echo "   not there: ${argument#*=}" >&3
+            [[ " ${missing[*]} " == *" ${argument#*=} "* ]] || echo "   not there: ${argument#*=}" >&3
             missing+=("${argument#*=}")
             continue
         fi
@@ -56,7 +56,7 @@ analyze() {
     done
     if [[ -z $present || ($name == plot_envelope && -z ${present//<Cohen>/}) ]] \
         || [[ $name == plot_empirical && $attacks = 0 ]]; then
-        echo "   left out" >&3
+        echo "   left out: its logs are not there" >&3
         return 1
     fi
     local messages status=0
