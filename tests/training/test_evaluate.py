@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from smoothadv.attacks import ATTACKS
 from smoothadv.datasets import describe_dataset
@@ -95,12 +94,6 @@ def test_everything_is_that_of_a_slow_obvious_loop(objective, form):
     if objective.full_epsilon:
         assert expected["test_adversarial_accuracy"] < expected["test_accuracy"]
     assert ours["test_images"] == 11
-
-
-def test_without_an_attack_there_is_no_accuracy_under_attack():
-    ours = looked_at(network(), None, Gaussian(SIGMA), random_digits(), torch.arange(23))
-    assert tuple(ours) == COLUMNS
-    assert {name for name, value in ours.items() if math.isnan(value)} == {"test_adversarial_accuracy"}
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 40])
@@ -191,13 +184,3 @@ def test_chosen_images_are_evenly_spaced(images, available):
 
 def test_the_usual_thousand_are_every_tenth_of_cifar10():
     assert EvaluationSchedule().chosen(10_000).tolist() == list(range(0, 10_000, 10))
-
-
-def test_the_loss_is_the_mean_cross_entropy():
-    """By torch's own function, on all images in one batch."""
-    model, images = network(), random_digits()
-    ours = looked_at(model, model, Gaussian(SIGMA), images, torch.arange(23), batch=100)
-    generator = derive_generator("cpu", 3, 2, 17, 0, Purpose.EVALUATION)
-    noisy = images.images.float() / 255 + torch.empty(23, 1, 8, 8).normal_(0, SIGMA, generator=generator)
-    with torch.no_grad():
-        assert ours["test_loss"] == pytest.approx(float(F.cross_entropy(model.eval()(noisy), images.labels)), abs=2e-6)
