@@ -60,13 +60,11 @@ def test_counts_are_cut_at_the_first_miss_too_many(run):
     votes = ListedVotes(classes)
     certificate = certify(Exact(smoothing), votes)
     candidate = np.bincount(classes[: smoothing.n0], minlength=4).argmax()
-    missed = np.flatnonzero(classes[smoothing.n0 :] != candidate)
+    missed = np.cumsum(classes[smoothing.n0 :] != candidate)
     level, distance = smoothing.alpha, smoothing.noise_distance
-    radii = [certified_radius(k, smoothing.n, 1.0, level, distance) for k in range(smoothing.n + 1)]
-    allowed = max(0, sum(radius is not None for radius in radii) - 1)
-    expected = smoothing.n if len(missed) <= allowed else missed[allowed] + 1
-    assert certificate.trials == expected
-    assert certificate.successes == expected - min(len(missed), allowed + 1)
+    radii = [certified_radius(smoothing.n - misses, smoothing.n, 1.0, level, distance) for misses in missed]
+    expected = next((number for number, radius in enumerate(radii, 1) if radius is None), smoothing.n)
+    assert (certificate.trials, certificate.successes) == (expected, expected - missed[expected - 1])
 
 
 @pytest.mark.parametrize("alpha", [0.4, 0.05, 1e-3])

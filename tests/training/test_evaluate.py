@@ -1,8 +1,8 @@
 """Evaluation during training agrees with a slow loop, is on evenly spaced images, and changes nothing."""
 
-import contextlib
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training.attacked import attacked_form
 from smoothadv.training.evaluate import COLUMNS, NOT_EVALUATED, EvaluationSchedule, evaluate
+from smoothadv.training.execution import Execution
 from smoothadv.training.processes import Processes
 from smoothadv.training.update import Address
 from support.models import Recorder
@@ -50,9 +51,14 @@ def answers_of(model: nn.Module, images: InMemoryImages, indices: torch.Tensor) 
     images.labels = torch.where(torch.arange(len(images)) % 5 == 0, images.labels, labels)
 
 
-def looked_at(model, attacked, objective, images, indices, batch=8, address=ADDRESS) -> dict[str, float]:
-    arguments = indices, batch, address, Processes(), CPU, contextlib.nullcontext()
-    return evaluate(model, attacked, objective, images, *arguments)
+def looked_at(model, attacked, objective, images, indices, address=ADDRESS, execution=None) -> dict[str, float]:
+    parts = {
+        "model": model,
+        "attacked_uncompiled": attacked,
+        "objective": objective,
+        "execution": execution or Execution(),
+    }
+    return evaluate(SimpleNamespace(**parts, processes=Processes(), device=CPU), images, indices, 8, address)
 
 
 def obvious(model, objective, images, indices, batch=8) -> dict[str, float]:
@@ -148,10 +154,10 @@ class CountedAutocast(torch.autocast):
 def test_precision_is_used_throughout():
     """In the context logits are computed in bfloat16, but the loss in float32."""
     model, images = network(), random_digits()
-    arguments = torch.arange(23), 8, ADDRESS, Processes(), CPU
+    arguments = model, model, OBJECTIVES["smoothadv"], images, torch.arange(23)
     coarsely = CountedAutocast("cpu", dtype=torch.bfloat16)
-    coarse = evaluate(model, model, OBJECTIVES["smoothadv"], images, *arguments, coarsely)
-    fine = evaluate(model, model, OBJECTIVES["smoothadv"], images, *arguments, contextlib.nullcontext())
+    coarse = looked_at(*arguments, execution=SimpleNamespace(autocast=lambda device: coarsely))
+    fine = looked_at(*arguments)
     assert 1e-6 < abs(coarse["test_loss"] - fine["test_loss"]) < 0.05
     assert coarsely.entered == 3, "once for each batch"
 
