@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
+from bisect import bisect_left
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate
@@ -282,14 +283,11 @@ def minimum_successes_to_certify(trials: int, alpha: float, noise_distance: floa
 
     50,490 of 100,000 at alpha = 0.001 (Cohen et al., section 3.2.2).
     """
-    low, high = 0, trials + 1
-    while low < high:
-        middle = (low + high) // 2
-        if certified_radius(middle, trials, 1.0, alpha, noise_distance) is None:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+
+    def certifies(successes: int) -> bool:
+        return certified_radius(successes, trials, 1.0, alpha, noise_distance) is not None
+
+    return bisect_left(range(trials + 1), True, key=certifies)
 
 
 def squared_grey_radius(radius: float) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from smoothadv.attacks import ATTACKS, GradientAttack
 from smoothadv.attacks.estimators import ESTIMATORS, GradientEstimator, Stein, plug_in
 from smoothadv.attacks.target_rules import EVERY, KNOWN_TARGETS, TARGET_RULES
-from smoothadv.commands.options.components import add_options, add_settings, compose, name_in, refuse_foreign_settings
+from smoothadv.commands.options.components import add_components, add_options, compose_chosen
 from smoothadv.commands.runner import Parser
 from smoothadv.evaluation.requests import AttackPlan
 from smoothadv.settings import Setting, batch_size, perturbation_size_in_256ths, positive_int, settings_of
@@ -38,17 +38,12 @@ def add_attack(
     """
     group = parser.add_argument_group("attack")
     names = f"one of {', '.join(ATTACKS)} (default: {default or 'none'})"
-    add_options(group, {"--attack NAME": (name_in(ATTACKS), names, default)})
-    add_settings(group, map(adapt, _attack_settings()))
+    add_components(group, "--attack", ATTACKS, names, default, adapt)
     for flag, what in _NO_GRADIENT.items():
         group.add_argument(
             flag, dest=flag, action="store_true", default=argparse.SUPPRESS, help=same_as.get(flag, what)
         )
     return group
-
-
-def _attack_settings() -> list[Setting]:
-    return [setting for name in ATTACKS for setting in settings_of(ATTACKS[name])]
 
 
 def in_256ths(setting: Setting) -> Setting:
@@ -64,9 +59,8 @@ def compose_attack(parser: Parser, options: argparse.Namespace, noise_sd: float,
         parser.error(
             f"an attack is needed: --attack NAME --epsilon E --num-steps T, where NAME is {', '.join(ATTACKS)}"
         )
-    chosen, name = ATTACKS[options.attack], f"--attack {options.attack}"
-    refuse_foreign_settings(parser, options, [ATTACKS[other] for other in ATTACKS], [chosen], name)
-    return compose(parser, chosen, options, name, estimator=_estimator(parser, options, noise_sd), **given)
+    estimator = _estimator(parser, options, noise_sd)
+    return compose_chosen(parser, ATTACKS, options, "--attack", options.attack, estimator=estimator, **given)
 
 
 def _estimator(parser: Parser, options: argparse.Namespace, noise_sd: float) -> GradientEstimator:
@@ -86,9 +80,8 @@ def _estimator(parser: Parser, options: argparse.Namespace, noise_sd: float) -> 
 def given_attack_flags(options: argparse.Namespace) -> list[str]:
     """The attack options on the command line: a command that makes no attack must refuse them."""
     flags = ["--attack"] * (options.attack is not None)
-    return flags + [
-        flag for flag in (*(setting.flag for setting in _attack_settings()), *_NO_GRADIENT) if flag in options
-    ]
+    declared = [setting.flag for attack in ATTACKS.values() for setting in settings_of(attack)]
+    return flags + [flag for flag in (*declared, *_NO_GRADIENT) if flag in options]
 
 
 def _target(text: str) -> int | str:
@@ -131,7 +124,7 @@ def add_evaluation_attack(
         "--hard-no-grad-attack": "the same as --gradient hard-stein",
     }
     group = add_attack(parser, adapt, default, same_as)
-    kinds = {name: ESTIMATORS[name].description for name in ESTIMATORS}
+    kinds = {name: estimator.description for name, estimator in ESTIMATORS.items()}
     kinds[BASE] = "of the base classifier, without noise"
     text = "; ".join(f"{name}: {what}" for name, what in kinds.items())
     draws = f"noise draws that the attack averages over (default: {default_draws}; paper: up to 512)"

@@ -6,27 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from smoothadv.commands.runner import Parser
-from smoothadv.errors import UserError
 from smoothadv.registry import Registry
 from smoothadv.settings import Setting, settings_of
-
-
-def name_in(registry: Registry) -> Callable[[str], str]:
-    """An argparse type: a name that ``registry`` knows."""
-    return name_that(registry.require)
-
-
-def name_that(check: Callable[[str], object]) -> Callable[[str], str]:
-    """An argparse type: a name for which ``check`` raises no UserError."""
-
-    def parse(text: str) -> str:
-        try:
-            check(text)
-        except UserError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-        return text
-
-    return parse
 
 
 def add_options(parser: argparse._ActionsContainer, table: Mapping[str, tuple[Any, ...]]) -> None:
@@ -86,6 +67,27 @@ def add_settings(parser: argparse._ActionsContainer, settings: Iterable[Setting]
         )
 
 
+def add_components(
+    parser: argparse._ActionsContainer,
+    flag: str,
+    registry: Registry[type[Any]],
+    text: str,
+    default: str | None = None,
+    adapt: Callable[[Setting], Setting] = lambda setting: setting,
+) -> None:
+    """``flag`` NAME, which chooses a component, and the settings of all of ``registry``, each changed by ``adapt``."""
+    add_options(parser, {f"{flag} NAME": (registry.require, text, default)})
+    add_settings(parser, [adapt(setting) for component in registry.values() for setting in settings_of(component)])
+
+
+def compose_chosen(
+    parser: Parser, registry: Registry[type[Any]], options: argparse.Namespace, flag: str, name: str, **given: Any
+) -> Any:
+    """``compose`` the component called ``name``; a usage error for settings that only others of ``registry`` read."""
+    refuse_foreign_settings(parser, options, registry, [registry[name]], f"{flag} {name}")
+    return compose(parser, registry[name], options, f"{flag} {name}", **given)
+
+
 def compose(parser: Parser, component: type, options: argparse.Namespace, name: str, **given: Any) -> Any:
     """Build ``component`` from the values ``given`` and the options that its other settings declare.
 
@@ -116,11 +118,11 @@ def given_settings(
 
 
 def refuse_foreign_settings(
-    parser: Parser, options: argparse.Namespace, declared: Iterable[type], chosen: Iterable[type], names: str
+    parser: Parser, options: argparse.Namespace, registry: Registry[type[Any]], chosen: Iterable[type], names: str
 ) -> None:
-    """A usage error if an option was given that only components other than the ``chosen`` ones read."""
+    """A usage error if an option was given that only components of ``registry`` other than the ``chosen`` ones read."""
     readable = {setting.flag for component in chosen for setting in settings_of(component)}
-    for component in declared:
+    for component in registry.values():
         for setting in settings_of(component):
             if setting.flag in options and setting.flag not in readable:
                 parser.error(f"{setting.flag} is not read by {names}: leave it out")

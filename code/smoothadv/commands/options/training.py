@@ -10,11 +10,10 @@ from smoothadv.attacks import ATTACKS
 from smoothadv.choices import INPUT_LAYER_NAMES
 from smoothadv.commands.options.attack import add_attack, compose_attack, given_attack_flags
 from smoothadv.commands.options.components import (
+    add_components,
     add_options,
-    add_settings,
     compose,
     fields_given,
-    name_in,
     refuse_foreign_settings,
 )
 from smoothadv.commands.options.recipes import RELEASED, recipe_names, with_recipe
@@ -105,9 +104,8 @@ def add_training(parser: Parser, objective: str, adapt: Callable[[Setting], Sett
     add_options(parser.add_argument_group("recipes (options on the command line override them)"), _RECIPES)
     group = parser.add_argument_group("objective")
     names = f"one of {', '.join(OBJECTIVES)} (default: {objective})"
-    add_options(group, {"--objective NAME": (name_in(OBJECTIVES), names)})
     parser.set_defaults(default_objective=objective)
-    add_settings(group, [setting for name in OBJECTIVES for setting in settings_of(OBJECTIVES[name])])
+    add_components(group, "--objective", OBJECTIVES, names)
     add_attack(parser, adapt)
     add_options(parser.add_argument_group("schedule (defaults: the paper's for the dataset)"), _SCHEDULE)
     add_options(parser.add_argument_group("data and start"), _DATA)
@@ -165,22 +163,20 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
 def _objective(parser: Parser, options: argparse.Namespace) -> Objective:
     """The objective that the options describe; a usage error where something is missing or contradictory."""
     component = OBJECTIVES[options.objective]
-    everything = [OBJECTIVES[name] for name in OBJECTIVES]
+    chosen: list[type] = [component]
     given: dict[str, Any] = {}
     if _makes_attack(component):
         if "--noise" not in options:
             parser.error("--noise is required: the noise's standard deviation on images in [0, 1], like 0.25")
         noise_sd = 0.0 if "--base-attack" in options else getattr(options, "--noise")
         given["attack"] = compose_attack(parser, options, noise_sd)
-        chosen = [component, *(ATTACKS[name] for name in ATTACKS)]
-    else:
-        chosen = [component]
-        if given_attack_flags(options):
-            parser.error(
-                f"{given_attack_flags(options)[0]} is not read by --objective {options.objective}, which makes no "
-                "attack: leave it out, or use train_pgd"
-            )
-    refuse_foreign_settings(parser, options, everything, chosen, f"--objective {options.objective}")
+        chosen += ATTACKS.values()
+    elif flags := given_attack_flags(options):
+        parser.error(
+            f"{flags[0]} is not read by --objective {options.objective}, which makes no attack: leave it out, or use "
+            "train_pgd"
+        )
+    refuse_foreign_settings(parser, options, OBJECTIVES, chosen, f"--objective {options.objective}")
     return compose(parser, component, options, f"--objective {options.objective}", **given)
 
 

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from smoothadv.analysis.report import Report
 from smoothadv.analysis.shared.table_formats import FORMATS, Column, Table
-from smoothadv.commands.options.components import add_options, add_settings, compose, name_in, refuse_foreign_settings
+from smoothadv.commands.options.components import add_components, add_options, add_settings, compose, compose_chosen
 from smoothadv.commands.runner import Parser, run, terminable
 from smoothadv.commands.sweep.report import write_report
 from smoothadv.errors import UserError, warn
@@ -88,9 +88,8 @@ def _make_parser() -> Parser:
 
 def _add_engine(parser: Parser) -> None:
     group = parser.add_argument_group("engine")
-    engines = "; ".join(f"{name}: {ENGINES[name].__doc__}" for name in ENGINES)
-    add_options(group, {"--engine NAME": (name_in(ENGINES), f"what runs the jobs: {engines}", "local")})
-    add_settings(group, [setting for name in ENGINES for setting in settings_of(ENGINES[name])])
+    engines = "; ".join(f"{name}: {engine.__doc__}" for name, engine in ENGINES.items())
+    add_components(group, "--engine", ENGINES, f"what runs the jobs: {engines}", "local")
 
 
 def _add_report(parser: Parser) -> None:
@@ -177,7 +176,7 @@ def _work(parser: Parser, options: argparse.Namespace, *kinds: StateKind) -> Non
     """Run the jobs that are in one of these states; UserError if a job is not done in the end."""
     if os.name == "nt":
         raise UserError(f"sweep {options.action} needs the locks and signals of Linux or macOS; plan and report do not")
-    engine = _engine(parser, options)
+    engine = compose_chosen(parser, ENGINES, options, "--engine", options.engine)
     sweeps = _read(options)
     jobs = _jobs(sweeps)
     states = _states(jobs)
@@ -192,12 +191,6 @@ def _work(parser: Parser, options: argparse.Namespace, *kinds: StateKind) -> Non
     else:
         _hand_over(engine, to_do, _site(sweeps, options))
     _conclude(sweeps, options, is_detached=getattr(engine, "detach", False))
-
-
-def _engine(parser: Parser, options: argparse.Namespace) -> Engine:
-    everything, chosen = [ENGINES[name] for name in ENGINES], ENGINES[options.engine]
-    refuse_foreign_settings(parser, options, everything, [chosen], f"--engine {options.engine}")
-    return compose(parser, chosen, options, f"--engine {options.engine}")
 
 
 def _site(sweeps: Sequence[Sweep], options: argparse.Namespace) -> Site:
