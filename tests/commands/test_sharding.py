@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import call, rows, snapshot, succeed, timeless
-from support.sharding import EXAMPLES, METHODS, assert_same, manifest_of, refused
+from support.commands import call, refused, rows, snapshot, succeed, timeless
+from support.sharding import EXAMPLES, METHODS, assert_same, manifest_of
 
 
 @pytest.fixture(scope="module")

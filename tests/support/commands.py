@@ -68,6 +68,12 @@ class Outcome:
     err: str
 
 
+def refused(outcome: Outcome, *words: object, code: int = 1) -> bool:
+    """Whether a command failed with this exit code and one line that has these words."""
+    is_line = outcome.err.startswith("error: ") and outcome.err.count("\n") == 1
+    return outcome.code == code and is_line and all(str(word) in outcome.err for word in words)
+
+
 def call(capsys, name: str, *arguments: object) -> Outcome:
     """Run a command in this process, as ``smoothadv NAME ARGUMENTS``."""
     capsys.readouterr()
