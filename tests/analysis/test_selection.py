@@ -2,15 +2,12 @@
 
 import argparse
 import math
-from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.log_statistics import certified_accuracies, clean_accuracy
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import AtRadii, ErrorProbability, Radius
@@ -24,15 +21,7 @@ from smoothadv.analysis.shared.selection import (
     upper_envelope,
 )
 from smoothadv.errors import UserError
-
-
-def log(name: str, radii: list[float | None] = (0.5,), group: str = "", notes: tuple = (), **values) -> Log:
-    """A log that is right with each of the ``radii`` and abstains where there is None."""
-    correct = [radius is not None for radius in radii]
-    table = pd.DataFrame({"idx": range(len(radii)), "label": 1, "predict": np.where(correct, 1, -1)})
-    table["radius"] = [radius or 0.0 for radius in radii]
-    table["correct"] = np.array(correct, dtype=int)
-    return Log(name, Path(name), group, table, Parameters(values), notes)
+from support.certified_logs import log
 
 
 def names(groups: dict[str, list[Log]]) -> dict[str, list[str]]:

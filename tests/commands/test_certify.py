@@ -154,13 +154,6 @@ def test_resuming_on_fewer_images_than_there_are_is_refused(certify, workplace):
     assert snapshot(workplace) == before
 
 
-def test_resuming_without_manifest_is_refused(certify, workplace):
-    certify("out.tsv", "--max", 2)
-    (workplace / "out.tsv.manifest.json").unlink()
-    outcome = certify("out.tsv", "--max", 3, "--resume")
-    assert outcome.code == 1 and "manifest" in outcome.err and len(rows(workplace / "out.tsv")) == 2
-
-
 @pytest.fixture
 def released(checkpoint, workplace) -> Path:
     """The shared classifier as the released code would have saved it: four keys."""
