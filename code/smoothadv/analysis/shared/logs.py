@@ -93,18 +93,13 @@ class Logs:
     left_out: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
 
-    def by_images(self) -> dict[str, Logs]:
-        """The certification and prediction logs of each image set, by its name."""
-        sets = {log.images: Logs() for log in [*self.certification, *self.prediction]}
-        for name, of_set in sets.items():
-            of_set.certification.extend(log for log in self.certification if log.images == name)
-            of_set.prediction.extend(log for log in self.prediction if log.images == name)
-        return sets
-
-    def by_procedure(self) -> dict[str, Logs]:
-        """The certification logs of each procedure, by its name."""
-        names = dict.fromkeys(log.procedure for log in self.certification)
-        return {name: Logs([log for log in self.certification if log.procedure == name]) for name in names}
+    def by(self, fact: str) -> dict[str, Logs]:
+        """The certification and prediction logs of the same ``images``, or the same ``procedure``, by its name."""
+        parts: dict[str, Logs] = {}
+        for kind in ("certification", "prediction"):
+            for log in getattr(self, kind):
+                getattr(parts.setdefault(getattr(log, fact), Logs()), kind).append(log)
+        return parts
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from smoothadv.attacks.target_rules import EVERY, KNOWN_TARGETS, TARGET_RULES
 from smoothadv.commands.options.components import add_components, add_options, compose_chosen
 from smoothadv.commands.runner import Parser
 from smoothadv.evaluation.requests import AttackPlan
-from smoothadv.settings import Setting, batch_size, perturbation_size_in_256ths, positive_int, settings_of
+from smoothadv.settings import Setting, batch_size, perturbation_size_in_256ths, positive_int
 
 BASE = "base"
+_GROUP = "attack"
 _NO_GRADIENT = {
     "--no-grad-attack": "estimate gradients from probabilities, without backpropagation (SmoothAdv, section 3.1)",
     "--hard-no-grad-attack": "as --no-grad-attack, but from the base classifier's decisions only",
@@ -36,7 +37,7 @@ def add_attack(
 
     ``same_as`` replaces the help texts of flags for which a command has another name too.
     """
-    group = parser.add_argument_group("attack")
+    group = parser.add_argument_group(_GROUP)
     names = f"one of {', '.join(ATTACKS)} (default: {default or 'none'})"
     add_components(group, "--attack", ATTACKS, names, default, adapt)
     for flag, what in _NO_GRADIENT.items():
@@ -77,11 +78,11 @@ def _estimator(parser: Parser, options: argparse.Namespace, noise_sd: float) -> 
     return Stein(noise_sd, hard="--hard-no-grad-attack" in given)
 
 
-def given_attack_flags(options: argparse.Namespace) -> list[str]:
-    """The attack options on the command line: a command that makes no attack must refuse them."""
-    flags = ["--attack"] * (options.attack is not None)
-    declared = [setting.flag for attack in ATTACKS.values() for setting in settings_of(attack)]
-    return flags + [flag for flag in (*declared, *_NO_GRADIENT) if flag in options]
+def given_attack_flags(parser: Parser, options: argparse.Namespace) -> list[str]:
+    """The options of an attack that are on the command line: a command that makes no attack must refuse them."""
+    (group,) = (group for group in parser._action_groups if group.title == _GROUP)
+    actions = group._group_actions
+    return [one.option_strings[0] for one in actions if getattr(options, one.dest, one.default) != one.default]
 
 
 def _target(text: str) -> int | str:
@@ -137,15 +138,6 @@ def add_evaluation_attack(
             **_EVALUATION,
         },
     )
-
-
-def given_evaluation_flags(options: argparse.Namespace) -> list[str]:
-    """Those of these options that are on the command line: a command that makes no attack must refuse them."""
-    flags = ("--num-noise-vec", "--gradient", "--base-attack", "--restarts", "--target", "--attack-batch")
-    values = (getattr(options, flag[2:].replace("-", "_")) for flag in flags)
-    return given_attack_flags(options) + [
-        flag for flag, value in zip(flags, values) if value is not None and value is not False
-    ]
 
 
 def attack_plan_of(parser: Parser, options: argparse.Namespace, default_draws: int = 1, **given: Any) -> AttackPlan:

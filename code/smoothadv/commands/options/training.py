@@ -171,7 +171,7 @@ def _objective(parser: Parser, options: argparse.Namespace) -> Objective:
         noise_sd = 0.0 if "--base-attack" in options else getattr(options, "--noise")
         given["attack"] = compose_attack(parser, options, noise_sd)
         chosen += ATTACKS.values()
-    elif flags := given_attack_flags(options):
+    elif flags := given_attack_flags(parser, options):
         parser.error(
             f"{flags[0]} is not read by --objective {options.objective}, which makes no attack: leave it out, or use "
             "train_pgd"
