@@ -59,7 +59,7 @@ ALLOWED = {
     "checkpoint_fields": FOUNDATION,
     "ensembles": FOUNDATION,
     "checkpoints": FOUNDATION | {"architectures", "checkpoint_fields", "datasets", "ensembles"},
-    "sweeps": FOUNDATION,
+    "sweeps": FOUNDATION | {"ensembles"},
     "scripts": {"commands"},
     "__main__": {"commands"},
 }

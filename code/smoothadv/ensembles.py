@@ -7,6 +7,7 @@ An ensemble is named ``A.pth.tar+B.pth.tar``, which takes the mean of the logits
     input_layer = "center"                 # of the members that do not record theirs
 """
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,11 @@ class Members:
     mean: str | None = None
     input_layer: str | None = None
     contents: tuple[dict[str, Any], ...] = ()
+
+    def described(self) -> str:
+        """The text of the TOML file ``name`` that stands for this ensemble."""
+        members = [os.path.relpath(path, self.name.parent) for path in self.paths]
+        return f"members = {json.dumps(members)}\nmean = {json.dumps(self.mean)}\n"
 
     def input_layers(self, asked: str | None) -> list[str | None]:
         """The input layer to ask of each member, where the user asked for ``asked``.

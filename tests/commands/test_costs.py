@@ -33,7 +33,8 @@ def plans(text: str) -> list:
 
 def obvious_training_seconds(plan) -> float:
     """Epoch by epoch and batch by batch: trained and attacked copies, then the test images of the epoch."""
-    training, objective, seconds = plan.training, plan.training.request.objective, 0.0
+    (training,), seconds = plan.trainings, 0.0
+    objective = training.request.objective
     images = len(get_dataset("digits", "train"))
     for epoch in range(training.schedule.epochs):
         left = images
@@ -109,11 +110,11 @@ def test_step_of_an_attack_is_measured(workplace):
     """With real measurements: an update takes time, and so does a step of its attack."""
     (plan,) = plans('attack = "PGD"\nepsilon = 0.5\nnum-steps = 4\nbatch = 64\n[[sweep]]\nseed = 0\n')
     machine = costs._CostMeter(torch.device("cpu"))
-    update, step = machine._measure_update(plan.training)
+    update, step = machine._measure_update(plan.trainings[0])
     assert update > 0 and update >= step >= 0
     (plan,) = plans("[[sweep]]\nseed = 0\n[[attack]]\nmax = 1\nepsilon = 0.5\n")
     (attacked,) = plan.evaluations
-    assert all(machine._measure_pass(plan.training, attacked, with_gradient) > 0 for with_gradient in (False, True))
+    assert all(machine._measure_pass(plan.trainings[0], attacked, with_gradient) > 0 for with_gradient in (False, True))
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,16 @@ Table = Mapping[str, Any]
 
 
 def grid_text(
-    *sweeps: Table, fixed: Table = FIXED, certify: Sequence[Table] = (), attack: Sequence[Table] = (), **top: Any
+    *sweeps: Table,
+    fixed: Table = FIXED,
+    ensemble: Sequence[Table] = (),
+    certify: Sequence[Table] = (),
+    attack: Sequence[Table] = (),
+    **top: Any,
 ) -> str:
-    """A grid as TOML: its ``sweeps``, ``fixed`` options, evaluations, and keys of the ``top``."""
+    """A grid as TOML: its ``sweeps``, ``fixed`` options, ensembles, evaluations, and keys of the ``top``."""
     tables = [("", top), ("[fixed]", fixed)]
-    tables_by_name = {"sweep": sweeps, "certify": certify, "attack": attack}
+    tables_by_name = {"sweep": sweeps, "ensemble": ensemble, "certify": certify, "attack": attack}
     tables += [(f"[[{name}]]", table) for name, several in tables_by_name.items() for table in several]
     # JSON writes texts, numbers, true, false and lists of them as TOML does.
     return "\n".join(

@@ -51,7 +51,7 @@ def test_no_two_grids_write_to_one_place(plans):
 @pytest.mark.parametrize("name", GRIDS)
 def test_no_two_models_of_a_grid_are_identical(plans, name):
     made = [(str(plan.job.training.recipe), plan.job.training.needs) for plan in plans[name]]
-    weights = [plan.training.request.unlabelled_weight for plan in plans[name]]
+    weights = [plan.trainings[0].request.unlabelled_weight for plan in plans[name]]
     assert len(set(zip(made, weights))) == len(made)
 
 
@@ -88,7 +88,7 @@ def test_nothing_is_there_yet_and_others_make_what_is_needed(plans, name):
 
 def test_smoke_grid_is_small(plans):
     of_grid = plans["digits-smoke"]
-    assert len(of_grid) >= 8 and {plan.training.request.dataset for plan in of_grid} == {"digits"}
+    assert len(of_grid) >= 8 and {plan.trainings[0].request.dataset for plan in of_grid} == {"digits"}
     assert all(plan.job.evaluations and plan.job.training.epochs <= 15 for plan in of_grid)
     groups = {plan.job.group for plan in of_grid}
     assert {"Gaussian", "SmoothAdv"} <= groups

@@ -72,8 +72,8 @@ def make_parser() -> Parser:
 
 def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> CertifyRequest:
     """The request that the options describe; a usage error for options of another procedure than --method's."""
+    refuse_foreign_settings(parser, options, PROCEDURES, "--method")
     chosen, name = PROCEDURES[options.method], f"--method {options.method}"
-    refuse_foreign_settings(parser, options, PROCEDURES, [chosen], name)
     return CertifyRequest(
         **request_fields(options, command),
         outfile=options.outfile,

@@ -17,6 +17,12 @@
     noise = [0.25, 0.5]
     epsilon = ["127/255", "255/255"]
 
+    [[ensemble]]                                 # models that differ in nothing but 'over', as one classifier
+    of = "SmoothAdv"                             # of this group
+    over = "seed"                                # a swept option, or a list of them (default: seed)
+    group = "three seeds"                        # its name in the report (default: "SmoothAdv ensemble")
+    mean = "probabilities"                       # or "logits" (default)
+
     [[certify]]                                  # a log of every model, at its noise; another table makes another log
     skip = 20
 
@@ -39,10 +45,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from smoothadv.ensembles import MEANS
 from smoothadv.errors import UserError
 from smoothadv.files import read_toml
 from smoothadv.plugins import is_file_name
-from smoothadv.sweeps.folders import fill_placeholders
+from smoothadv.sweeps.folders import NAMED_OPTIONS, fill_placeholders
 
 Options = dict[str, Any]
 MOST_MODELS = 10_000
@@ -56,6 +63,7 @@ _KEYS = {
     "plugins": "list of texts",
     "fixed": "table",
     "sweep": "list of tables",
+    "ensemble": "list of tables",
     "certify": "list of tables",
     "attack": "list of tables",
 }
@@ -76,6 +84,20 @@ class Model:
 
     options: Options
     swept: tuple[str, ...]
+    group: str
+    source: str
+
+
+@dataclass(frozen=True)
+class EnsembleTable:
+    """An [[ensemble]] table: the models of the group ``of`` that differ in nothing but options in ``over`` are members.
+
+    ``mean`` is one of smoothadv.ensembles.MEANS. ``group`` and ``source`` as in ``Model``.
+    """
+
+    of: str
+    over: tuple[str, ...]
+    mean: str
     group: str
     source: str
 
@@ -111,6 +133,7 @@ class Grid:
     trained: list[Model]
     certify: list[EvaluationTable] = field(default_factory=list)
     attack: list[EvaluationTable] = field(default_factory=list)
+    ensembles: list[EnsembleTable] = field(default_factory=list)
     plugins: tuple[str, ...] = ()
 
     @property
@@ -134,6 +157,8 @@ def read_grid(path: Path, most_models: int = MOST_MODELS) -> Grid:
     _check_keys(path, content)
     trained = list(_models(path, content, most_models))
     groups = tuple(dict.fromkeys(model.group for model in trained))
+    ensembles = list(_ensemble_tables(path, content, groups))
+    groups = tuple(dict.fromkeys([*groups, *(ensemble.group for ensemble in ensembles)]))
     return Grid(
         path=path,
         about=content.get("about", path.stem),
@@ -144,6 +169,7 @@ def read_grid(path: Path, most_models: int = MOST_MODELS) -> Grid:
         trained=trained,
         certify=list(_evaluation_tables(path, content, "certify", groups)),
         attack=list(_evaluation_tables(path, content, "attack", groups)),
+        ensembles=ensembles,
         plugins=tuple(str(path.parent / name) if is_file_name(name) else name for name in content.get("plugins", [])),
     )
 
@@ -173,9 +199,7 @@ def _models(path: Path, content: Options, most: int) -> Iterator[Model]:
     _check_options(f"grid {path}, [fixed]", fixed, _NEVER)
     for number, table in enumerate(content["sweep"], start=1):
         source = f"grid {path}, [[sweep]] {number}"
-        group = table.get("group", path.stem.replace("=", "-"))
-        if not isinstance(group, str) or not group or "=" in group:
-            raise UserError(f"{source}: 'group' is to be a text without '=', found {group!r}")
+        group = _group(table, path.stem.replace("=", "-"), source)
         swept_here = {key: value for key, value in table.items() if key != "group"}
         _check_options(source, swept_here, _NEVER)
         combined = {**fixed, **swept_here}
@@ -193,6 +217,36 @@ def _models(path: Path, content: Options, most: int) -> Iterator[Model]:
             yield Model(fill_placeholders(model, model, source), swept, group, source)
 
 
+def _group(table: Options, default: str, source: str) -> str:
+    group = table.get("group", default)
+    if not isinstance(group, str) or not group or "=" in group:
+        raise UserError(f"{source}: 'group' is to be a text without '=', found {group!r}")
+    return group
+
+
+def _known_group(named: Any, groups: tuple[str, ...], source: str) -> str:
+    if named not in groups:
+        raise UserError(f"{source}: there is no group {named!r}; there are {', '.join(groups)}")
+    return named
+
+
+def _ensemble_tables(path: Path, content: Options, groups: tuple[str, ...]) -> Iterator[EnsembleTable]:
+    for number, table in enumerate(content.get("ensemble", []), start=1):
+        source = f"grid {path}, [[ensemble]] {number}"
+        if unknown := [key for key in table if key not in ("of", "over", "group", "mean")]:
+            raise UserError(f"{source}: {unknown[0]!r} is no part of an ensemble; known: of, over, group, mean")
+        of, mean = _known_group(table.get("of"), groups, source), table.get("mean", MEANS[0])
+        group = _group(table, f"{of} ensemble", source)
+        if group in groups:
+            raise UserError(f"{source}: the group {group!r} is that of single models: name another")
+        over = tuple(map(str, _listed(table.get("over", "seed"))))
+        if named := [option for option in over if option in NAMED_OPTIONS - {"arch"}]:
+            raise UserError(f"{source}: members cannot differ in {', '.join(named)}, which is in the name of a folder")
+        if mean not in MEANS:
+            raise UserError(f"{source}: 'mean' is to be one of {', '.join(MEANS)}, found {mean!r}")
+        yield EnsembleTable(of, over, mean, group, source)
+
+
 def _evaluation_tables(
     path: Path, content: Options, command: str, groups: tuple[str, ...]
 ) -> Iterator[EvaluationTable]:
@@ -200,10 +254,7 @@ def _evaluation_tables(
         source = f"grid {path}, [[{command}]] {number}"
         _check_options(source, table, (*_NEVER, *_NEVER_IN_EVALUATIONS))
         options = {key: value for key, value in table.items() if key not in ("sigma", "name", "group")}
-        chosen = tuple(_listed(table.get("group", list(groups))))
-        unknown = [group for group in chosen if group not in groups]
-        if unknown:
-            raise UserError(f"{source}: there is no group {unknown[0]!r}; there are {', '.join(groups)}")
+        chosen = tuple(_known_group(group, groups, source) for group in _listed(table.get("group", list(groups))))
         sigmas = tuple(_listed(table.get("sigma", [None])))
         yield EvaluationTable(options, sigmas, str(table.get("name", "")), chosen, source)
 

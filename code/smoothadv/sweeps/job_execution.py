@@ -15,7 +15,7 @@ from typing import Any
 from smoothadv.provenance import without_secrets
 from smoothadv.sweeps.job_record import BusyError, JobRecord
 from smoothadv.sweeps.jobs import Job
-from smoothadv.sweeps.stages import Stage, unmet_need
+from smoothadv.sweeps.stages import EvaluationStage, Stage, unmet_need
 
 PACKAGE_ROOT = Path(__file__).parents[2]
 _POLL_SECONDS = 0.1
@@ -52,6 +52,8 @@ def execute(
             if stop.is_set():
                 return _end(record, STOPPED, stage, "", facts)
             record.write("running", stage=stage.title, **facts)
+            if isinstance(stage, EvaluationStage):
+                stage.prepare()
             code = _run(job, stage, environment, stop, lock)
             if code != 0:
                 line = last_line(record.log)

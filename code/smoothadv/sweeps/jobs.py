@@ -30,7 +30,7 @@ class JobState:
 
 @dataclass(frozen=True)
 class Job:
-    """One model of a sweep: its training and its evaluations.
+    """One model of a sweep: its training, None for an ensemble of models of other jobs, and its evaluations.
 
     ``name`` is its folder within the sweep's models and logs. All paths are relative to ``cwd``. The job's own log and
     record are in the folder ``logs``. Each stage runs in ``processes`` processes of ``threads`` threads (None:
@@ -41,7 +41,7 @@ class Job:
     group: str
     cwd: Path
     logs: Path
-    training: TrainingStage
+    training: TrainingStage | None
     evaluations: tuple[EvaluationStage, ...]
     processes: int = 1
     threads: int | None = None
@@ -53,7 +53,7 @@ class Job:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        return (self.training, *self.evaluations)
+        return (*([self.training] if self.training else []), *self.evaluations)
 
     @property
     def record(self) -> JobRecord:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from smoothadv.ensembles import Members
 from smoothadv.errors import UserError
-from smoothadv.files import read_json, read_regular
+from smoothadv.files import read_json, read_regular, write_text
 from smoothadv.records import (
     ARGUMENTS,
     CHECKPOINT,
@@ -86,7 +87,7 @@ class TrainingStage:
 
 @dataclass(frozen=True)
 class EvaluationStage:
-    """Writes ``logs`` about the model in ``checkpoint``; ``words``, ``title`` and ``needs`` as in ``TrainingStage``.
+    """Writes ``logs`` about ``classifier``; ``words``, ``title`` and ``needs`` as in ``TrainingStage``.
 
     ``settings`` has, for each log, those settings of its manifest that are known before it is written. ``selection``
     says which images are evaluated: the values of the options ``skip`` and ``max``.
@@ -94,11 +95,17 @@ class EvaluationStage:
 
     words: tuple[str, ...]
     title: str
-    checkpoint: Path
+    classifier: Members
     logs: tuple[Path, ...]
     settings: tuple[Mapping[str, Any], ...]
     selection: Mapping[str, Any]
     needs: tuple[Path, ...] = ()
+
+    def prepare(self) -> None:
+        """Write the file that describes the classifier if it is an ensemble."""
+        if self.classifier.mean:
+            self.classifier.name.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self.classifier.name, self.classifier.described())
 
     def progress(self) -> StageProgress:
         parts = [self._one(log, settings) for log, settings in zip(self.logs, self.settings)]
@@ -119,11 +126,14 @@ class EvaluationStage:
         difference = _difference(manifest["settings"], settings)
         if difference:
             return replace(nothing, conflict=f"{log} was made with other settings: {difference}")
-        if not self.checkpoint.exists():
-            conflict = f"{self.checkpoint}, from which {log} was made, is gone: put it back, or remove the log"
+        members = self.classifier.paths
+        if gone := [path for path in members if not path.exists()]:
+            conflict = f"{gone[0]}, from which {log} was made, is gone: put it back, or remove the log"
             return replace(nothing, conflict=conflict)
-        if manifest["settings"].get("checkpoint_sha256") != digest(self.checkpoint):
-            return replace(nothing, conflict=f"{log} was made from another model than {self.checkpoint} holds now")
+        digests, mean = [digest(path) for path in members], self.classifier.mean
+        if manifest["settings"].get("checkpoint_sha256") != ({mean: digests} if mean else digests[0]):
+            now = " or ".join(map(str, members))
+            return replace(nothing, conflict=f"{log} was made from another model than {now} holds now")
         indices = (int(first) for row in rows or () if (first := row.partition(b"\t")[0]).isdigit())
         if (foreign := next((index for index in indices if not self._selects(index)), None)) is not None:
             return replace(nothing, conflict=f"{log} has image {foreign}, which is not selected here")

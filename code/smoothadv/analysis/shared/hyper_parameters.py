@@ -187,11 +187,16 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
 
 
 def _from_certification_manifest(settings: dict[str, Any]) -> dict[str, ParameterValue]:
-    recipe = _mapping(settings.get("training"))
+    recipes = settings.get("training")  # one, or of an ensemble those of all members
+    members = [_from_recipe(_mapping(one)) for one in (recipes if recipes and isinstance(recipes, list) else [recipes])]
+    common = {name: value for name, value in members[0].items() if all(other[name] == value for other in members)}
+    return {**_shared_settings(settings), **common}
+
+
+def _from_recipe(recipe: dict[str, Any]) -> dict[str, ParameterValue]:
     objective = _mapping(recipe.get("objective"))
     attack = _mapping(objective.get("attack"))
     return {
-        **_shared_settings(settings),
         "training": _training_of_recipe(recipe, objective, attack),
         "noise": objective.get("noise_sd"),
         "attack": attack.get("name"),

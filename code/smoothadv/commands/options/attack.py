@@ -61,7 +61,7 @@ def compose_attack(parser: Parser, options: argparse.Namespace, noise_sd: float,
             f"an attack is needed: --attack NAME --epsilon E --num-steps T, where NAME is {', '.join(ATTACKS)}"
         )
     estimator = _estimator(parser, options, noise_sd)
-    return compose_chosen(parser, ATTACKS, options, "--attack", options.attack, estimator=estimator, **given)
+    return compose_chosen(parser, ATTACKS, options, "--attack", estimator=estimator, **given)
 
 
 def _estimator(parser: Parser, options: argparse.Namespace, noise_sd: float) -> GradientEstimator:

@@ -81,11 +81,17 @@ def add_components(
 
 
 def compose_chosen(
-    parser: Parser, registry: Registry[type[Any]], options: argparse.Namespace, flag: str, name: str, **given: Any
+    parser: Parser,
+    registry: Registry[type[Any]],
+    options: argparse.Namespace,
+    chooser: str,
+    also: Iterable[type] = (),
+    **given: Any,
 ) -> Any:
-    """``compose`` the component called ``name``; a usage error for settings that only others of ``registry`` read."""
-    refuse_foreign_settings(parser, options, registry, [registry[name]], f"{flag} {name}")
-    return compose(parser, registry[name], options, f"{flag} {name}", **given)
+    """``compose`` what the option ``chooser``, like --attack, names; refuses foreign settings."""
+    refuse_foreign_settings(parser, options, registry, chooser, also)
+    name = getattr(options, chooser.removeprefix("--"))
+    return compose(parser, registry[name], options, f"{chooser} {name}", **given)
 
 
 def compose(parser: Parser, component: type, options: argparse.Namespace, name: str, **given: Any) -> Any:
@@ -118,14 +124,19 @@ def given_settings(
 
 
 def refuse_foreign_settings(
-    parser: Parser, options: argparse.Namespace, registry: Registry[type[Any]], chosen: Iterable[type], names: str
+    parser: Parser, options: argparse.Namespace, registry: Registry, chooser: str, also: Iterable[type] = ()
 ) -> None:
-    """A usage error if an option was given that only components of ``registry`` other than the ``chosen`` ones read."""
-    readable = {setting.flag for component in chosen for setting in settings_of(component)}
-    for component in registry.values():
+    """A usage error if an option was given that another component of ``registry`` reads, but not the chosen one.
+
+    The option ``chooser``, like --method, chose it; the components ``also`` are in use as well.
+    """
+    chosen = getattr(options, chooser.removeprefix("--"))
+    readable = {setting.flag for component in (registry[chosen], *also) for setting in settings_of(component)}
+    for name, component in registry.items():
         for setting in settings_of(component):
             if setting.flag in options and setting.flag not in readable:
-                parser.error(f"{setting.flag} is not read by {names}: leave it out")
+                other = f"{setting.flag} is not read by {chooser} {chosen}, but by {chooser} {name}"
+                parser.error(f"{other}: leave it out, or change {chooser}")
 
 
 def command_line_of(

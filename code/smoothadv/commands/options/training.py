@@ -9,13 +9,7 @@ from typing import Any
 from smoothadv.attacks import ATTACKS
 from smoothadv.choices import INPUT_LAYER_NAMES
 from smoothadv.commands.options.attack import add_attack, compose_attack, given_attack_flags
-from smoothadv.commands.options.components import (
-    add_components,
-    add_options,
-    compose,
-    fields_given,
-    refuse_foreign_settings,
-)
+from smoothadv.commands.options.components import add_components, add_options, compose_chosen, fields_given
 from smoothadv.commands.options.recipes import RELEASED, recipe_names, with_recipe
 from smoothadv.commands.runner import Parser
 from smoothadv.objectives import OBJECTIVES, Objective
@@ -163,21 +157,18 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
 def _objective(parser: Parser, options: argparse.Namespace) -> Objective:
     """The objective that the options describe; a usage error where something is missing or contradictory."""
     component = OBJECTIVES[options.objective]
-    chosen: list[type] = [component]
     given: dict[str, Any] = {}
     if _makes_attack(component):
         if "--noise" not in options:
             parser.error("--noise is required: the noise's standard deviation on images in [0, 1], like 0.25")
         noise_sd = 0.0 if "--base-attack" in options else getattr(options, "--noise")
         given["attack"] = compose_attack(parser, options, noise_sd)
-        chosen += ATTACKS.values()
     elif flags := given_attack_flags(parser, options):
         parser.error(
             f"{flags[0]} is not read by --objective {options.objective}, which makes no attack: leave it out, or use "
             "train_pgd"
         )
-    refuse_foreign_settings(parser, options, OBJECTIVES, chosen, f"--objective {options.objective}")
-    return compose(parser, component, options, f"--objective {options.objective}", **given)
+    return compose_chosen(parser, OBJECTIVES, options, "--objective", also=ATTACKS.values() if given else (), **given)
 
 
 def _refuse_contradictions(parser: Parser, options: argparse.Namespace) -> None:

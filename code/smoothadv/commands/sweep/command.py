@@ -176,7 +176,7 @@ def _work(parser: Parser, options: argparse.Namespace, *kinds: StateKind) -> Non
     """Run the jobs that are in one of these states; UserError if a job is not done in the end."""
     if os.name == "nt":
         raise UserError(f"sweep {options.action} needs the locks and signals of Linux or macOS; plan and report do not")
-    engine = compose_chosen(parser, ENGINES, options, "--engine", options.engine)
+    engine = compose_chosen(parser, ENGINES, options, "--engine")
     sweeps = _read(options)
     jobs = _jobs(sweeps)
     states = _states(jobs)
@@ -188,8 +188,12 @@ def _work(parser: Parser, options: argparse.Namespace, *kinds: StateKind) -> Non
     to_do = [job for job in wanted if job.key not in queued]
     if not to_do:
         print("nothing to do")
-    else:
+    blocked = [job for job, state in zip(jobs, states) if state.kind is StateKind.BLOCKED]
+    while to_do:
         _hand_over(engine, to_do, _site(sweeps, options))
+        # What these jobs made may be what others wait for, like the members of an ensemble.
+        to_do = [job for job in blocked if state_of(job).kind in kinds]
+        blocked = [job for job in blocked if job not in to_do]
     _conclude(sweeps, options, is_detached=getattr(engine, "detach", False))
 
 

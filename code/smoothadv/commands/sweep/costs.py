@@ -1,6 +1,7 @@
 """What a sweep will cost: the time of updates and votes, measured on this machine, times their numbers."""
 
 import dataclasses
+import itertools
 import math
 import os
 import statistics
@@ -101,13 +102,15 @@ class _CostMeter:
 
     def cost(self, plan: Plan) -> Seconds:
         """The time of a whole job."""
-        training = plan.training
         start = self._once("start", lambda: _starting_seconds(plan))
         self.processes = plan.job.processes
-        update, step = self._once((_kind(training), self.processes), lambda: self._measure_update(training))
-        cost = Seconds({_TRAINING: self._training(training, update, step), _STARTING: start * len(plan.job.stages)})
-        for evaluation in plan.evaluations:
-            cost += self._evaluation(training, evaluation)
+        cost = Seconds({_STARTING: start * len(plan.job.stages)})
+        if plan.job.training:
+            training = plan.trainings[0]
+            update, step = self._once((_kind(training), self.processes), lambda: self._measure_update(training))
+            cost += Seconds({_TRAINING: self._training(training, update, step)})
+        for member, evaluation in itertools.product(plan.trainings, plan.evaluations):
+            cost += self._evaluation(member, evaluation)
         return cost
 
     def _evaluation(self, training: TrainingPlan, evaluation: EvaluationPlan) -> Seconds:

@@ -2,27 +2,32 @@
 
 import dataclasses
 import os
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from smoothadv import plugins
 from smoothadv.commands.sweep.reading import CommandReader, EvaluationPlan, TrainingPlan
+from smoothadv.ensembles import MEANS, Members
 from smoothadv.errors import UserError
 from smoothadv.objectives import Objective
 from smoothadv.sweeps.folders import NAMED_OPTIONS, TrainingFacts, evaluation_name, fill_placeholders, model_folder
-from smoothadv.sweeps.grid import EvaluationTable, Grid, Model, Options
+from smoothadv.sweeps.grid import EnsembleTable, EvaluationTable, Grid, Model, Options
 from smoothadv.sweeps.jobs import Job
 from smoothadv.sweeps.stages import EvaluationStage, TrainingStage
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A job, the plans of its training and its evaluations, and the model of the grid that it is for."""
+    """A job, the plans of its evaluations, and the ``model`` of the grid that it is for.
+
+    ``trainings`` has the plan of the job's training or, for an ensemble, of those of all members, done by other jobs.
+    """
 
     job: Job
-    training: TrainingPlan
+    trainings: tuple[TrainingPlan, ...]
     evaluations: tuple[EvaluationPlan, ...]
     model: Model
 
@@ -51,6 +56,7 @@ def plan_sweep(grid: Grid, shared: SharedOptions) -> list[Plan]:
     shared = dataclasses.replace(shared, plugins=tuple(dict.fromkeys([*shared.plugins, *grid.plugins])))
     planner = _Planner(grid, shared)
     plans = [planner.plan(model) for model in grid.trained]
+    plans += [plan for table in grid.ensembles for plan in planner.ensembles(table, plans)]
     first_by_name: dict[str, Plan] = {}
     for plan in plans:
         other = first_by_name.setdefault(plan.job.name, plan)
@@ -99,6 +105,11 @@ def _sigma(table: EvaluationTable, sigma: Any, model: Model, objective: Objectiv
     return model.options.get("noise", objective.noise_sd)
 
 
+def _unnamed(model: Model) -> list[tuple[str, Any]]:
+    """The swept options that the released names of folders do not hold."""
+    return [(key, model.options[key]) for key in model.swept if key not in NAMED_OPTIONS]
+
+
 class _Planner:
     """Plans the models of one grid."""
 
@@ -117,8 +128,44 @@ class _Planner:
             started_from=request.pretrained_model and self.cwd / request.pretrained_model,
             needs=tuple(self.cwd / path for path in (request.pretrained_model, request.use_unlabelled) if path),
         )
+        return self._job(model, name, Members(training.checkpoint, (training.checkpoint,)), (plan,), training)
+
+    def ensembles(self, table: EnsembleTable, plans: Sequence[Plan]) -> Iterator[Plan]:
+        """The ensembles, in the order of their first members, of models whose ``plans`` these are."""
+        members_by_rest: dict[str, list[Plan]] = defaultdict(list)
+        for plan in plans:
+            if plan.model.group == table.of:
+                rest = {option: value for option, value in plan.model.options.items() if option not in table.over}
+                members_by_rest[repr(sorted(rest.items()))].append(plan)
+        for members in members_by_rest.values():
+            first = members[0].model
+            if len(members) == 1:
+                raise UserError(
+                    f"{table.source}: {members[0].job.name} would be alone: no other model of {first.group!r} differs "
+                    f"from it in nothing but {' and '.join(table.over)}"
+                )
+            trainings = tuple(training for plan in members for training in plan.trainings)
+            archs = "+".join(dict.fromkeys(training.request.arch for training in trainings))
+            facts = dataclasses.replace(_training_facts(trainings[0]), arch=archs)
+            rest = {option: value for option, value in first.options.items() if option not in table.over}
+            model = Model(rest, tuple(option for option in first.swept if option in rest), table.group, table.source)
+            kind = f"{len(members)}{'' if table.mean == MEANS[0] else f'_{table.mean}'}"
+            name = model_folder(facts, [("ensemble_of", kind), *_unnamed(model)])
+            checkpoints = tuple(plan.job.training.checkpoint for plan in members if plan.job.training)
+            file = self.cwd / self.grid.models / name / "ensemble.toml"
+            yield self._job(model, name, Members(file, checkpoints, table.mean), trainings)
+
+    def _job(
+        self,
+        model: Model,
+        name: Path,
+        classifier: Members,
+        trainings: tuple[TrainingPlan, ...],
+        training: TrainingStage | None = None,
+    ) -> Plan:
+        objective = trainings[0].request.objective
         evaluations = [
-            self._evaluation(command, table, _sigma(table, sigma, model, request.objective), model, name, training)
+            self._evaluation(command, table, _sigma(table, sigma, model, objective), model, name, classifier, trainings)
             for command, tables in (("certify", self.grid.certify), ("attack", self.grid.attack))
             for table in tables
             if model.group in table.groups
@@ -140,7 +187,7 @@ class _Planner:
             processes=self.grid.processes,
             threads=self.grid.threads,
         )
-        return Plan(job, plan, tuple(evaluation for _, evaluation in evaluations), model)
+        return Plan(job, trainings, tuple(evaluation for _, evaluation in evaluations), model)
 
     def _training(self, model: Model) -> tuple[list[str], TrainingPlan, Path]:
         """The words of the training command, its plan, and the model's folder within the sweep."""
@@ -150,30 +197,36 @@ class _Planner:
         start = [str(model.options["dataset"]), str(model.options["arch"])]
         # The name of the folder depends on the plan, so the command is read with another word in its place.
         plan = self._reader.read_training(command, [*start, "OUTDIR", *further], options, model.source)
-        # The swept options that the released names of folders do not hold.
-        unnamed = [(key, model.options[key]) for key in model.swept if key not in NAMED_OPTIONS]
-        name = model_folder(_training_facts(plan), unnamed)
+        name = model_folder(_training_facts(plan), _unnamed(model))
         return [command, *start, str(self.grid.models / name), *further], plan, name
 
     def _evaluation(
-        self, command: str, table: EvaluationTable, sigma: Any, model: Model, name: Path, training: TrainingStage
+        self,
+        command: str,
+        table: EvaluationTable,
+        sigma: Any,
+        model: Model,
+        name: Path,
+        classifier: Members,
+        trainings: tuple[TrainingPlan, ...],
     ) -> tuple[EvaluationStage, EvaluationPlan]:
         """An evaluation, by certify or attack, that a ``table`` asks for; ``name`` is the model's folder."""
         place = evaluation_name(str(table.options.get("split", "test")), sigma, table.name)
-        is_attack, folder, arch = command == "attack", self.grid.logs / name, str(model.options["arch"])
+        is_attack, folder = command == "attack", self.grid.logs / name
         output = folder / "attacked" / place if is_attack else folder / place.with_name(f"{place.name}.tsv")
         options = fill_placeholders(table.options, model.options, table.source)
-        checkpoint = os.path.relpath(training.checkpoint, self.cwd)
+        checkpoint = os.path.relpath(classifier.name, self.cwd)
         words = [str(model.options["dataset"]), checkpoint, str(sigma), str(output)]
         words += [*self._reader.option_words(command, options, table.source), *self.shared.words]
         read = self._reader.read_attack if is_attack else self._reader.read_certification
-        plan = read(words, arch, table.source)
+        plan = read(words, [training.request.arch for training in trainings], table.source)
         stage = EvaluationStage(
             words=(command, *words),
             title=f"{command} {place.name}",
-            checkpoint=training.checkpoint,
+            classifier=classifier,
             logs=tuple(self.cwd / log for log in plan.attacks or (output,)),
             settings=plan.settings,
             selection=plan.selection,
+            needs=classifier.paths if classifier.mean else (),
         )
         return stage, plan

@@ -103,12 +103,12 @@ class CommandReader:
             recipe["input_layer"] = request.input_layer or "normalize"
         return TrainingPlan(request, chosen.attack, description, schedule, recipe)
 
-    def read_certification(self, words: Sequence[str], arch: str, source: str) -> EvaluationPlan:
-        """The plan of a certification from the words of certify; ``arch`` is the architecture in the checkpoint."""
+    def read_certification(self, words: Sequence[str], archs: Sequence[str], source: str) -> EvaluationPlan:
+        """The plan of a certification from the words of certify; ``archs`` are those of the classifier's members."""
         parser = self._parser("certify")
         with parser.reading(source):
             request = certify.request_of(parser, parser.parse_args(words), [])
-            settings = {**request.stated_settings(arch), **self._procedure_settings(request)}
+            settings = {**request.stated_settings(*archs), **self._procedure_settings(request)}
         return EvaluationPlan(request, (settings,), {})
 
     def _procedure_settings(self, request: CertifyRequest) -> dict[str, Any]:
@@ -122,8 +122,8 @@ class CommandReader:
             self._procedures[key] = procedure_record(request, make_procedure(request, description, distance))
         return self._procedures[key]
 
-    def read_attack(self, words: Sequence[str], arch: str, source: str) -> EvaluationPlan:
-        """The plan of an attack from the words of attack; ``arch`` is the architecture in the checkpoint."""
+    def read_attack(self, words: Sequence[str], archs: Sequence[str], source: str) -> EvaluationPlan:
+        """The plan of an attack from the words of attack; ``archs`` are those of the classifier's members."""
         parser = self._parser("attack")
         with parser.reading(source):
             request = attack.request_of(parser, parser.parse_args(words), [])
@@ -134,7 +134,7 @@ class CommandReader:
             record = attack_record(plan.smoothed(request.sigma, request.seed))
             record["attack_batch"] = plan.batch
             known = {key: value for key, value in record.items() if key != "attack_batch" or value is not None}
-            settings.append({**request.stated_settings(arch), "N": request.n, **known})
+            settings.append({**request.stated_settings(*archs), "N": request.n, **known})
         return EvaluationPlan(request, tuple(settings), attacks)
 
     def _parser(self, command: str, released: bool = False) -> Parser:

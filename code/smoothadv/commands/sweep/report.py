@@ -25,7 +25,7 @@ def write_report(grids: Sequence[Grid], jobs: Sequence[Job], report: Report, out
         taken = [logs for logs, it in come if it.is_complete or (report.unfinished and it.done and not it.conflict)]
         paths = [log for logs in taken for log in logs if log.exists()]
         unfinished += len(taken) < len(come)
-        if job.training.progress().is_complete:
+        if job.training and job.training.progress().is_complete:
             paths.append(job.training.folder / TRAINING_LOG)
         arguments += [
             f"{job.group}={path.relative_to(job.cwd) if path.is_relative_to(job.cwd) else path}" for path in paths
