@@ -2,12 +2,11 @@
 
 import csv
 import io
-import json
 from pathlib import Path
 
 import pytest
 
-from support.analyzed_folder import COHEN, ORACLE, certification, fill_folder, refusal
+from support.analyzed_folder import COHEN, ORACLE, certification, fill_folder, records, refusal
 from support.commands import Outcome, call, snapshot
 
 
@@ -16,11 +15,6 @@ def analyze(workplace, capsys):
     """The command, in a folder with logs of every kind."""
     fill_folder()
     return lambda *arguments: call(capsys, "analyze", *arguments)
-
-
-def records(outcome: Outcome) -> list[dict]:
-    assert outcome.code == 0, outcome.err
-    return json.loads(outcome.out)
 
 
 def columns(outcome: Outcome) -> list[str]:
