@@ -21,9 +21,9 @@ from smoothadv.analysis.shared.log_statistics import (
     accuracy_curve,
     bootstrap_interval,
     certified_accuracies,
-    high_probability_accuracies,
 )
 from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.radii import AtRadii
 from smoothadv.errors import UserError
 from support import certified_logs
 from support.certified_logs import log, texts_around
@@ -145,7 +145,7 @@ def test_envelope_is_the_maximum_over_its_group_at_every_radius():
 def test_envelope_of_high_probability_divides_rho_among_the_models():
     group = [log(str(number), [1.0] * 500, "G", alpha=0.001) for number in range(4)]
     (line,) = lines_of(EnvelopePlot(high_probability=0.001)(Logs(group))).values()
-    expected = high_probability_accuracies(group[0].table, [0], 0.001, 0.001, models=4)[0]
+    expected = AtRadii(high_probability=0.001).accuracies(group[0], [0], models=4)[0]
     assert line.get_ydata()[0] == pytest.approx(100 * expected)
 
 

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from smoothadv.analysis.heat_map import MEASURES, HeatMap
-from smoothadv.analysis.shared.log_statistics import high_probability_accuracies
 from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.radii import AtRadii
 from smoothadv.certification.on_grid import GRID_COLUMNS
 from smoothadv.errors import UserError
 from support import certified_logs
@@ -172,7 +172,7 @@ def test_high_probability_divides_rho_among_the_logs_of_a_cell():
     certain = [log(str(number), [1.0] * 500, 500, sigma=0.5, epsilon=1.0, alpha=0.001) for number in range(4)]
     alone = log("alone", [1.0] * 500, 500, sigma=0.25, epsilon=1.0, alpha=0.001)
     figure = HeatMap(radii=[0.5], high_probability=0.001)(Logs([*certain, alone]))
-    expected = [high_probability_accuracies(alone.table, [0.5], 0.001, 0.001, models)[0] for models in (1, 4)]
+    expected = [AtRadii(high_probability=0.001).accuracies(alone, [0.5], models)[0] for models in (1, 4)]
     assert cells_of(panels_of(figure)[0]) == [[f"{100 * value:.1f}"] for value in expected] == [["98.9"], ["98.8"]]
     assert note_of(figure) == "best of up to 4 logs per cell; with probability 0.999"
 

@@ -20,7 +20,6 @@ from smoothadv.analysis.shared.log_statistics import (
     default_radii,
     dkw_band,
     empirical_accuracy,
-    high_probability_accuracies,
 )
 from support.statistical_checks import too_many
 
@@ -57,20 +56,6 @@ def test_curve_has_the_accuracies_at_its_corners_and_encloses_the_average_radius
 def test_under_attack_abstentions_are_wrong():
     predictions = pd.DataFrame({"predict": [1, -1, 2, 1], "correct": [1, 0, 0, 1]})
     assert empirical_accuracy(predictions) == 0.5
-
-
-def test_high_probability_accuracy_is_never_negative():
-    assert high_probability_accuracies(LOG, [0.5, 2], 0.001, 0.001).tolist() == [0, 0], "5 examples prove little"
-
-
-@given(st.integers(1, 10**5), st.floats(1e-6, 0.1), st.floats(1e-6, 0.1), st.integers(1, 500))
-def test_best_of_many_models_divides_rho_among_them(examples, alpha, rho, models):
-    table = pd.DataFrame({"predict": [1], "correct": [1], "radius": [1.0]})
-    certain = table.loc[table.index.repeat(examples)]
-    log_term = math.log(models / rho)
-    deduction = alpha + math.sqrt(2 * alpha * (1 - alpha) * log_term / examples) + log_term / (3 * examples)
-    found = high_probability_accuracies(certain, [1.0], alpha, rho, models)[0]
-    assert found == pytest.approx(max(0.0, 1 - deduction), abs=1e-12)
 
 
 def test_resampled_shares_have_the_quantiles_counted_by_hand():

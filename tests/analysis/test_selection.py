@@ -2,10 +2,11 @@
 
 import argparse
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from smoothadv.analysis.shared.log_statistics import certified_accuracies, clean_accuracy
@@ -193,6 +194,17 @@ def test_linf_accuracy_counts_radii_of_at_least_the_exact_length(radius, counts)
     for text in ("0.05", "5/100", "1/20"):
         assert AtRadii(norm="linf").accuracies(one, [Radius(text)]).tolist() == [counts]
     assert AtRadii(norm="linf").accuracies(one, [0.05]).tolist() == [radius > 0.5]
+
+
+@given(st.integers(1, 10**5), st.floats(1e-6, 0.1), st.floats(1e-6, 0.1), st.integers(1, 500))
+@example(5, 0.001, 0.001, 1)  # which prove little
+def test_best_of_many_models_divides_rho_among_them(examples, alpha, rho, models):
+    few = log("certain", [1.0], alpha=alpha)
+    certain = replace(few, table=few.table.loc[few.table.index.repeat(examples)])
+    log_term = math.log(models / rho)
+    deduction = alpha + math.sqrt(2 * alpha * (1 - alpha) * log_term / examples) + log_term / (3 * examples)
+    found = AtRadii(high_probability=rho).accuracies(certain, [1.0, 2.0], models)
+    assert found == pytest.approx([max(0.0, 1 - deduction), 0.0], abs=1e-12)
 
 
 def test_exact_deduction_is_a_quantile_of_the_number_of_false_rows():

@@ -22,7 +22,7 @@ def add_dataset(parser: Parser, check: Callable[[str], object] = check_dataset_n
         return text
 
     names = ", ".join(f"{name}:PATH" if DATASETS[name].takes_location else name for name in DATASETS)
-    parser.add_argument("dataset", metavar="DATASET", type=parse, help=f"one of {names}")
+    add_options(parser, {"dataset DATASET": (parse, f"one of {names}")})
 
 
 def add_running(parser: Parser, existing: str = "refuse") -> None:

@@ -64,11 +64,7 @@ class Sweep:
 def main(arguments: list[str] | None = None) -> int:
     """The command ``sweep``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     hint = "all progress is on the disk; run the same command again to continue"
-    return run("sweep", _make_parser, _carry_out, arguments, interrupted=hint)
-
-
-def _carry_out(parser: Parser, options: argparse.Namespace, words: Sequence[str]) -> None:
-    _ACTIONS[options.action][2](options.parser, options)
+    return run("sweep", _make_parser, lambda _, options, words: options.act(options.parser, options), arguments, hint)
 
 
 def _make_parser() -> Parser:
@@ -78,11 +74,11 @@ def _make_parser() -> Parser:
         description="Train, certify and attack a grid of models that a file describes, and report on it.",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, (what, add, _) in _ACTIONS.items():
+    for name, (what, add, act) in _ACTIONS.items():
         action = actions.add_parser(name, prog=f"sweep {name}", help=what, description=f"{what[0].upper()}{what[1:]}.")
         add_options(action, _SHARED)
         add(action)
-        action.set_defaults(parser=action)
+        action.set_defaults(parser=action, act=act)
     return parser
 
 
