@@ -14,7 +14,8 @@ from smoothadv.sweeps.job_record import BusyError
 from smoothadv.sweeps.jobs import Job, StateKind, state_of
 from smoothadv.sweeps.stages import StageProgress
 from support.commands import call, rows, snapshot, succeed, timeless
-from support.sweeping import CERTIFY, FIXED, do, finish, held_by_another, is_locked, jobs_of, wait_for, write_grid
+from support.patience import wait_for
+from support.sweeping import CERTIFY, FIXED, do, finish, held_by_another, is_locked, jobs_of, write_grid
 
 pytestmark = pytest.mark.usefixtures("one_thread", "workplace")
 NOISE = {"noise": 0.25}

@@ -138,12 +138,10 @@ def read_logs(
         warn(f"{reason}; it is left out")
     logs = _without_training_images(logs, warn)
     both = [*_with_names(logs.certification), *_with_names(logs.prediction)]
-    images = image_set_names([(log.table, log.parameters) for log in both])
-    named = [replace(log, images=name) for log, name in zip(both, images)]
-    count = len(logs.certification)
-    facts = [(log.table, log.parameters) for log in named]
+    count, facts = len(logs.certification), [(log.table, log.parameters) for log in both]
     procedures = [*procedure_names(facts[:count]), *prediction_names(facts[count:], facts[:count])]
-    named = [replace(log, procedure=name) for log, name in zip(named, procedures)]
+    names = zip(both, image_set_names(facts), procedures)
+    named = [replace(log, images=images, procedure=procedure) for log, images, procedure in names]
     return Logs(named[:count], named[count:], _with_names(logs.training), [*left_out, *logs.left_out])
 
 

@@ -40,10 +40,7 @@ def add_attack(
     group = parser.add_argument_group(_GROUP)
     names = f"one of {', '.join(ATTACKS)} (default: {default or 'none'})"
     add_components(group, "--attack", ATTACKS, names, default, adapt)
-    for flag, what in _NO_GRADIENT.items():
-        group.add_argument(
-            flag, dest=flag, action="store_true", default=argparse.SUPPRESS, help=same_as.get(flag, what)
-        )
+    add_options(group, {flag: (None, same_as.get(flag, what)) for flag, what in _NO_GRADIENT.items()})
     return group
 
 
@@ -65,7 +62,7 @@ def compose_attack(parser: Parser, options: argparse.Namespace, noise_sd: float,
 
 
 def _estimator(parser: Parser, options: argparse.Namespace, noise_sd: float) -> GradientEstimator:
-    given = [flag for flag in _NO_GRADIENT if flag in options]
+    given = [flag for flag in _NO_GRADIENT if getattr(options, flag[2:].replace("-", "_"))]
     named = getattr(options, "gradient", None)
     if named is not None and given:
         parser.error(f"{given[0]} and --gradient say the same thing: leave one of them out")
