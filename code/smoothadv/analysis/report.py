@@ -87,7 +87,7 @@ class Report(Choosing, AtRadii, Analysis):
                     "of images that had no part in the choice: these are the numbers to report.",
                     parts,
                 )
-        for name, those in Logs(certification, prediction).by_images().items():
+        for name, those in Logs(certification, prediction).by("images").items():
             if those.certification:
                 yield self._best_of_groups(those, name)
             if those.prediction:
@@ -114,7 +114,7 @@ class Report(Choosing, AtRadii, Analysis):
 
     def _certified_accuracy(self, logs: Logs) -> Section:
         parts = []
-        for name, those in Logs(logs.certification).by_images().items():
+        for name, those in Logs(logs.certification).by("images").items():
             count = len(those.certification)
             if count <= _MOST_CURVES:
                 confidence = 0.95 if count <= 4 and self.high_probability is None else None
@@ -152,7 +152,7 @@ class Report(Choosing, AtRadii, Analysis):
                 figure = EnvelopePlot(self.norm, self.high_probability, self.unfinished, by)(logs)
                 parts.append(_figure("Upper envelopes" + (" by sigma" if by else " by group"), figure))
         parts += self._selected(logs.certification)
-        for those in logs.by_procedure().values():
+        for those in logs.by("procedure").values():
             parts += self._heat_maps(those.certification)
         return Section(
             f"Best log by radius{_of(name)}",
@@ -236,8 +236,8 @@ def _if_possible(caption: str, analysis: Analysis, logs: Logs) -> list[Part]:
 
 def _examples(logs: Logs) -> Section:
     parts = []
-    for images, of_set in logs.by_images().items():
-        for procedure, those in of_set.by_procedure().items():
+    for images, of_set in logs.by("images").items():
+        for procedure, those in of_set.by("procedure").items():
             name = _of(images) + _of(procedure)
             parts += _if_possible(f"Worst{name}", Examples(worst=_EXAMPLES_SHOWN), those)
             parts += _if_possible(f"Best{name}", Examples(best=_EXAMPLES_SHOWN), those)

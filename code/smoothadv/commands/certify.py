@@ -9,17 +9,16 @@ from pathlib import Path
 from smoothadv.certification import PROCEDURES, Procedure
 from smoothadv.commands.merging import evaluation_main, finished_shard_message
 from smoothadv.commands.options.components import (
+    add_components,
     add_options,
-    add_settings,
     given_settings,
-    name_in,
     refuse_foreign_settings,
 )
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser
 from smoothadv.evaluation.requests import CertifyRequest
 from smoothadv.readers import read_certification_log
-from smoothadv.settings import positive_int, settings_of
+from smoothadv.settings import positive_int
 
 _EXAMPLES = """examples:
   python code/certify.py digits models/digits_gaussian/checkpoint.pth.tar 0.25 logs/digits.tsv --N 10000
@@ -53,14 +52,13 @@ def make_parser() -> Parser:
         parser,
         outfile="log to write (TSV)",
         n_help="draws that estimate the class's probability; for adaptive, at most that many (default: "
-        + ", ".join(f"{PROCEDURES[name].default_n:,} for {name}" for name in PROCEDURES)
+        + ", ".join(f"{procedure.default_n:,} for {name}" for name, procedure in PROCEDURES.items())
         + ")",
     )
     add_options(parser, {"--N0": (positive_int, "draws that select the class (default: 100)", 100)})
     group = parser.add_argument_group("procedure")
     names = f"certification procedure, one of {', '.join(sorted(PROCEDURES))} (default: exact)"
-    add_options(group, {"--method NAME": (name_in(PROCEDURES), names, "exact")})
-    add_settings(group, [setting for name in PROCEDURES for setting in settings_of(PROCEDURES[name])])
+    add_components(group, "--method", PROCEDURES, names, "exact")
     sound = (
         "noise in whole grey levels and deterministic kernels: certificates that hold for the executed arithmetic, on "
         "8-bit images"

@@ -98,18 +98,13 @@ class Logs:
     left_out: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
 
-    def by_images(self) -> dict[str, Logs]:
-        """The certification and prediction logs of each image set, by its name."""
-        sets = {log.images: Logs() for log in [*self.certification, *self.prediction]}
-        for name, of_set in sets.items():
-            of_set.certification.extend(log for log in self.certification if log.images == name)
-            of_set.prediction.extend(log for log in self.prediction if log.images == name)
-        return sets
-
-    def by_procedure(self) -> dict[str, Logs]:
-        """The certification logs of each procedure, by its name."""
-        names = dict.fromkeys(log.procedure for log in self.certification)
-        return {name: Logs([log for log in self.certification if log.procedure == name]) for name in names}
+    def by(self, fact: str) -> dict[str, Logs]:
+        """The certification and prediction logs of the same ``images``, or the same ``procedure``, by its name."""
+        parts: dict[str, Logs] = {}
+        for kind in ("certification", "prediction"):
+            for log in getattr(self, kind):
+                getattr(parts.setdefault(getattr(log, fact), Logs()), kind).append(log)
+        return parts
 
 
 @dataclass(frozen=True)
@@ -148,12 +143,10 @@ def read_logs(
         warn(f"{reason}; it is left out")
     logs = _without_training_images(logs, warn)
     both = [*_with_names(logs.certification), *_with_names(logs.prediction)]
-    images = image_set_names([(log.table, log.parameters) for log in both])
-    named = [replace(log, images=name) for log, name in zip(both, images)]
-    count = len(logs.certification)
-    facts = [(log.table, log.parameters) for log in named]
+    count, facts = len(logs.certification), [(log.table, log.parameters) for log in both]
     procedures = [*procedure_names(facts[:count]), *prediction_names(facts[count:], facts[:count])]
-    named = [replace(log, procedure=name) for log, name in zip(named, procedures)]
+    names = zip(both, image_set_names(facts), procedures)
+    named = [replace(log, images=images, procedure=procedure) for log, images, procedure in names]
     return Logs(named[:count], named[count:], _with_names(logs.training), [*left_out, *logs.left_out])
 
 

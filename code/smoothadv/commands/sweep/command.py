@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from smoothadv.analysis.report import Report
 from smoothadv.analysis.shared.table_formats import FORMATS, Column, Table
-from smoothadv.commands.options.components import add_options, add_settings, compose, name_in, refuse_foreign_settings
+from smoothadv.commands.options.components import add_components, add_options, add_settings, compose, compose_chosen
 from smoothadv.commands.runner import Parser, run, terminable
 from smoothadv.commands.sweep.report import write_report
 from smoothadv.errors import UserError, warn
@@ -64,11 +64,7 @@ class Sweep:
 def main(arguments: list[str] | None = None) -> int:
     """The command ``sweep``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     hint = "all progress is on the disk; run the same command again to continue"
-    return run("sweep", _make_parser, _carry_out, arguments, interrupted=hint)
-
-
-def _carry_out(parser: Parser, options: argparse.Namespace, words: Sequence[str]) -> None:
-    _ACTIONS[options.action][2](options.parser, options)
+    return run("sweep", _make_parser, lambda _, options, words: options.act(options.parser, options), arguments, hint)
 
 
 def _make_parser() -> Parser:
@@ -78,19 +74,18 @@ def _make_parser() -> Parser:
         description="Train, certify and attack a grid of models that a file describes, and report on it.",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, (what, add, _) in _ACTIONS.items():
+    for name, (what, add, act) in _ACTIONS.items():
         action = actions.add_parser(name, prog=f"sweep {name}", help=what, description=f"{what[0].upper()}{what[1:]}.")
         add_options(action, _SHARED)
         add(action)
-        action.set_defaults(parser=action)
+        action.set_defaults(parser=action, act=act)
     return parser
 
 
 def _add_engine(parser: Parser) -> None:
     group = parser.add_argument_group("engine")
-    engines = "; ".join(f"{name}: {ENGINES[name].__doc__}" for name in ENGINES)
-    add_options(group, {"--engine NAME": (name_in(ENGINES), f"what runs the jobs: {engines}", "local")})
-    add_settings(group, [setting for name in ENGINES for setting in settings_of(ENGINES[name])])
+    engines = "; ".join(f"{name}: {engine.__doc__}" for name, engine in ENGINES.items())
+    add_components(group, "--engine", ENGINES, f"what runs the jobs: {engines}", "local")
 
 
 def _add_report(parser: Parser) -> None:
@@ -186,7 +181,7 @@ def _work(parser: Parser, options: argparse.Namespace, *kinds: StateKind) -> Non
     """Run the jobs that are in one of these states; UserError if a job is not done in the end."""
     if os.name == "nt":
         raise UserError(f"sweep {options.action} needs the locks and signals of Linux or macOS; plan and report do not")
-    engine = _engine(parser, options)
+    engine = compose_chosen(parser, ENGINES, options, "--engine")
     grids = [read_grid(path, options.max_models) for path in options.grids]
     sweeps = _planned(grids, options)
     jobs = _jobs(sweeps)
@@ -208,11 +203,6 @@ def _work(parser: Parser, options: argparse.Namespace, *kinds: StateKind) -> Non
         to_do = [job for job in jobs if (job.key, len(job.stages)) not in taken and state_of(job).kind in kinds]
         taken |= {(job.key, len(job.stages)) for job in to_do}
     _conclude(sweeps, options, is_detached=getattr(engine, "detach", False))
-
-
-def _engine(parser: Parser, options: argparse.Namespace) -> Engine:
-    refuse_foreign_settings(parser, options, ENGINES, "--engine")
-    return compose(parser, ENGINES[options.engine], options, f"--engine {options.engine}")
 
 
 def _site(sweeps: Sequence[Sweep], options: argparse.Namespace) -> Site:
