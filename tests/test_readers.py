@@ -130,27 +130,44 @@ CERTIFICATION_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("row, words", CERTIFICATION_FAULTS.values(), ids=CERTIFICATION_FAULTS)
-def test_faulty_certification_log_is_refused_with_its_name_and_fault(tmp_path, row, words):
-    good = write(tmp_path / "good", f"{RELEASED_HEADER}\n{GOOD}")
-    assert len(read_certification_log(good)) == 1
-    path = write(tmp_path / "faulty", f"{RELEASED_HEADER}\n{GOOD}\n{row}")
+PREDICTION_FAULTS = {
+    "correct without being it": ("40 1 2 1 1 0:00:01", "correct.*idx 40"),
+    "one example twice": ("20 7 7 7 1 0:00:01", "twice.*idx 20"),
+    "prediction that is text": ("40 1 two 1 0 0:00:01", "not a number.*two"),
+    "torn row before another": ("40 1\n60 1 1 1 1 0:00:01", "lacks fields.*idx 40"),
+}
+FAULTS = [(read_certification_log, RELEASED_HEADER, GOOD, *fault) for fault in CERTIFICATION_FAULTS.values()]
+FAULTS += [
+    (read_prediction_log, PREDICTION_HEADER, "20 7 7 7 1 0:00:01", *fault) for fault in PREDICTION_FAULTS.values()
+]
+
+
+@pytest.mark.parametrize("read, header, good, row, words", FAULTS, ids=[*CERTIFICATION_FAULTS, *PREDICTION_FAULTS])
+def test_faulty_log_is_refused_with_its_name_and_fault(tmp_path, read, header, good, row, words):
+    assert len(read(write(tmp_path / "good", f"{header}\n{good}"))) == 1
+    path = write(tmp_path / "faulty", f"{header}\n{good}\n{row}")
     with pytest.raises(UserError, match=f"faulty.*{words}") as error:
-        read_certification_log(path)
+        read(path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "read, header, column",
+    [
+        *((read_certification_log, RELEASED_HEADER, name) for name in ("idx", "label", "predict", "radius", "correct")),
+        *((read_prediction_log, PREDICTION_HEADER, name) for name in ("idx", "label", "predict", "correct")),
+    ],
+)
+def test_missing_column_is_named(tmp_path, read, header, column):
+    names = "\t".join("other" if name == column else name for name in header.split("\t"))
+    with pytest.raises(UserError, match=f"log.*lacks the column {column}"):
+        read(write(tmp_path / "log", f"{names}\n20 7 7 7 1 0:00:01"))
 
 
 def test_the_first_faulty_example_is_named(tmp_path):
     rows = "\n".join(f"{idx} 1 1 {radius} 1 0" for idx, radius in [(5, 0.1), (3, -1), (9, -2), (1, 0.2)])
     with pytest.raises(UserError, match="idx 3"):
         read_certification_log(write(tmp_path / "log", f"{RELEASED_HEADER}\n{rows}"))
-
-
-@pytest.mark.parametrize("column", ["idx", "label", "predict", "radius", "correct"])
-def test_missing_column_of_a_certification_log_is_named(tmp_path, column):
-    path = write(tmp_path / "log", f"{RELEASED_HEADER}\n{GOOD}".replace(column, "other"))
-    with pytest.raises(UserError, match=f"log.*lacks the column {column}"):
-        read_certification_log(path)
 
 
 @pytest.mark.parametrize(
@@ -195,29 +212,6 @@ def test_prediction_log_is_read_exactly_and_sorted(tmp_path, text):
     table = read_prediction_log(write(tmp_path / "log", text))
     assert columns_of(table) == {"idx": [0, 20, 40], "label": [3, 7, 1], "predict": [3, -1, 2], "correct": [1, 0, 0]}
     assert {str(dtype) for dtype in table.dtypes} == {"int64"}
-
-
-@pytest.mark.parametrize(
-    "row, words",
-    [
-        ("40 1 2 1 1 0:00:01", "correct.*idx 40"),
-        ("20 7 7 7 1 0:00:01", "twice.*idx 20"),
-        ("40 1 two 1 0 0:00:01", "not a number.*two"),
-        ("40 1\n60 1 1 1 1 0:00:01", "lacks fields.*idx 40"),
-    ],
-)
-def test_faulty_prediction_log_is_refused_with_its_name_and_fault(tmp_path, row, words):
-    path = write(tmp_path / "faulty", f"{PREDICTION_HEADER}\n20 7 7 7 1 0:00:01\n{row}")
-    with pytest.raises(UserError, match=f"faulty.*{words}") as error:
-        read_prediction_log(path)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("column", ["idx", "label", "predict", "correct"])
-def test_missing_column_of_a_prediction_log_is_named(tmp_path, column):
-    header = "\t".join("other" if name == column else name for name in PREDICTION_HEADER.split("\t"))
-    with pytest.raises(UserError, match=f"lacks the column {column}"):
-        read_prediction_log(write(tmp_path / "log", f"{header}\n20 7 7 7 1 0:00:01"))
 
 
 @pytest.mark.parametrize(

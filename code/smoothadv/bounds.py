@@ -277,21 +277,6 @@ def radius_probability(radius: float, sigma: float, noise_distance: float = 0.0)
     return min(1.0, math.nextafter(1.0 - max(0.0, q), 2.0))
 
 
-def minimum_successes_to_certify(trials: int, alpha: float, noise_distance: float = 0.0) -> int:
-    """The fewest successes among ``trials`` that certify anything; ``trials`` + 1 if none do.
-
-    50,490 of 100,000 at alpha = 0.001 (Cohen et al., section 3.2.2).
-    """
-    low, high = 0, trials + 1
-    while low < high:
-        middle = (low + high) // 2
-        if certified_radius(middle, trials, 1.0, alpha, noise_distance) is None:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
 def squared_grey_radius(radius: float) -> int:
     """The largest integer m that is certain to lie below (255 * radius)^2; 0, the image itself, at radius 0.
 

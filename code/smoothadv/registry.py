@@ -4,10 +4,10 @@ import difflib
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from smoothadv.errors import UserError
 
@@ -27,7 +27,7 @@ def did_you_mean(name: str, known: Iterable[str], shown: str = "'{}'") -> str:
     return f" (did you mean {shown.format(close[0])}?)" if close else ""
 
 
-class Registry(Generic[Component]):
+class Registry(Mapping[str, Component]):
     """A mapping from name to component that refuses duplicates.
 
     ``kind`` is the word that error messages use ("attack", "dataset", ...).
@@ -68,9 +68,6 @@ class Registry(Generic[Component]):
         """Return ``name`` if it is registered; UnknownNameError otherwise."""
         self[name]
         return name
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._components
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._components)

@@ -21,22 +21,15 @@ from smoothadv.analysis.shared.log_statistics import (
     accuracy_curve,
     bootstrap_interval,
     certified_accuracies,
-    high_probability_accuracies,
 )
 from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.radii import AtRadii
 from smoothadv.errors import UserError
+from support import certified_logs
+from support.certified_logs import log, texts_around
 
 L2, LINF = r"$\ell_2$ radius (images in [0, 1])", r"$\ell_\infty$ radius (images in [0, 1])"
 LONG = "PGD_2steps_multiNoiseSamples/8-multitrain/eps_255/cifar10/resnet110/noise_0.25/test/sigma_0.25"
-
-
-def log(name: str, radii: list[float | None], group: str = "", **values) -> Log:
-    """A certification log: right with each of the ``radii``, an abstention where there is None."""
-    predict = [-1 if radius is None else 1 for radius in radii]
-    table = pd.DataFrame({"idx": range(len(radii)), "label": 1, "predict": predict})
-    table["radius"] = [radius or 0.0 for radius in radii]
-    table["correct"] = (table.predict == 1).astype(int)
-    return Log(name, Path(name), group, table, Parameters(values))
 
 
 def spread(name: str, largest: float, group: str = "", **values) -> Log:
@@ -152,7 +145,7 @@ def test_envelope_is_the_maximum_over_its_group_at_every_radius():
 def test_envelope_of_high_probability_divides_rho_among_the_models():
     group = [log(str(number), [1.0] * 500, "G", alpha=0.001) for number in range(4)]
     (line,) = lines_of(EnvelopePlot(high_probability=0.001)(Logs(group))).values()
-    expected = high_probability_accuracies(group[0].table, [0], 0.001, 0.001, models=4)[0]
+    expected = AtRadii(high_probability=0.001).accuracies(group[0], [0], models=4)[0]
     assert line.get_ydata()[0] == pytest.approx(100 * expected)
 
 
@@ -166,6 +159,14 @@ def test_baseline_is_one_dashed_curve_in_a_colour_of_its_own():
     assert entries(figure) == ["Ours, σ = 0.25", "Ours, σ = 0.50", "Cohen"]
     assert dashed(figure) == {"Cohen"}
     assert len({line.get_color() for line in figure.axes[0].lines}) == 3
+
+
+@pytest.mark.parametrize("plot", [CertifiedAccuracyPlot(), EnvelopePlot(group_by=["sigma"])])
+def test_markers_do_not_crowd_at_small_radii_where_some_curves_end(plot):
+    logs = [spread(f"{k}", largest, sigma=k) for k, largest in enumerate([4.0, *[0.4 + k / 50 for k in range(7)]])]
+    radii = [line.get_xdata()[line.get_markevery()] for line in lines_of(plot(Logs(logs))).values()]
+    assert all(len({int(radius / 0.8) for radius in marked}) == len(marked) > 0 for marked in radii), "one in a fifth"
+    assert len({round(marked[0], 2) for marked in radii}) == len(radii), "none on another"
 
 
 def test_split_baseline_has_the_colours_of_the_curves_beside_it():
@@ -273,21 +274,9 @@ def test_legend_has_any_name_as_it_is(name):
 def cut_off(figure: Figure) -> list[str]:
     """Texts that are not wholly within the picture, and axes squeezed to nothing."""
     figure.draw_without_rendering()
-    width, height = figure.bbox.size
-    texts = [*legend_of(figure).get_texts()]
-    for axes in figure.axes:
-        texts += [axes.xaxis.label, axes.yaxis.label, axes.title]
-        for axis in (axes.xaxis, axes.yaxis):
-            low, high = axis.get_view_interval()  # beyond it ticks exist, but are not drawn
-            texts += [label for at, label in zip(axis.get_ticklocs(), axis.get_ticklabels()) if low <= at <= high]
-    boxes = {text.get_text(): text.get_window_extent() for text in texts if text.get_text() and text.get_visible()}
-    outside = [
-        text
-        for text, box in boxes.items()
-        if box.x0 < -0.5 or box.y0 < -0.5 or box.x1 > width + 0.5 or box.y1 > height + 0.5
-    ]
+    texts = [*legend_of(figure).get_texts(), *(text for axes in figure.axes for text in texts_around(axes))]
     small = [f"axes {axes.bbox.size}" for axes in figure.axes if min(axes.bbox.size / figure.dpi) < 1.5]
-    return outside + small
+    return certified_logs.cut_off(figure, texts) + small
 
 
 def overlapping(figure: Figure) -> bool:

@@ -3,10 +3,8 @@
 import math
 import re
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -14,19 +12,16 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from smoothadv.analysis.heat_map import MEASURES, HeatMap
-from smoothadv.analysis.shared.hyper_parameters import Parameters
-from smoothadv.analysis.shared.log_statistics import high_probability_accuracies
 from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.radii import AtRadii
 from smoothadv.certification.on_grid import GRID_COLUMNS
 from smoothadv.errors import UserError
+from support import certified_logs
 
 
-def log(name: str, radii: list[float], examples: int = 4, group: str = "", **values) -> Log:
+def log(name: str, radii: list[float], examples: int = 4, **values) -> Log:
     """A certification log: right with each of the ``radii``, abstentions otherwise."""
-    table = pd.DataFrame({"idx": range(examples), "label": 1, "predict": -1, "radius": 0.0, "correct": 0})
-    table.loc[: len(radii) - 1, ["predict", "correct"]] = 1
-    table.loc[: len(radii) - 1, "radius"] = radii
-    return Log(name, Path(name), group, table, Parameters(values))
+    return certified_logs.log(name, [*radii, *[None] * (examples - len(radii))], **values)
 
 
 ORACLE = Logs(
@@ -177,7 +172,7 @@ def test_high_probability_divides_rho_among_the_logs_of_a_cell():
     certain = [log(str(number), [1.0] * 500, 500, sigma=0.5, epsilon=1.0, alpha=0.001) for number in range(4)]
     alone = log("alone", [1.0] * 500, 500, sigma=0.25, epsilon=1.0, alpha=0.001)
     figure = HeatMap(radii=[0.5], high_probability=0.001)(Logs([*certain, alone]))
-    expected = [high_probability_accuracies(alone.table, [0.5], 0.001, 0.001, models)[0] for models in (1, 4)]
+    expected = [AtRadii(high_probability=0.001).accuracies(alone, [0.5], models)[0] for models in (1, 4)]
     assert cells_of(panels_of(figure)[0]) == [[f"{100 * value:.1f}"] for value in expected] == [["98.9"], ["98.8"]]
     assert note_of(figure) == "best of up to 4 logs per cell; with probability 0.999"
 
@@ -268,10 +263,7 @@ def texts_of(figure: Figure) -> list[Text]:
     """Every text that the figure shows."""
     texts = [*figure.texts, figure._supxlabel, *([figure._suptitle] if figure._suptitle else [])]
     for axes in figure.axes:
-        texts += [*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label]
-        for axis in (axes.xaxis, axes.yaxis):
-            low, high = sorted(axis.get_view_interval())
-            texts += [label for at, label in zip(axis.get_ticklocs(), axis.get_ticklabels()) if low <= at <= high]
+        texts += [*axes.texts, *certified_logs.texts_around(axes)]
     unique = {id(text): text for text in texts}.values()
     return [text for text in unique if text.get_text() and text.get_visible()]
 
@@ -279,13 +271,8 @@ def texts_of(figure: Figure) -> list[Text]:
 def unreadable(figure: Figure) -> list[str]:
     """Texts that leave the picture or touch each other, and numbers wider than their cells."""
     figure.draw_without_rendering()
-    width, height = figure.bbox.size
     boxes = [(text.get_text(), text.get_window_extent()) for text in texts_of(figure)]
-    faults = [
-        f"{text} is cut off"
-        for text, box in boxes
-        if box.x0 < -0.5 or box.y0 < -0.5 or box.x1 > width + 0.5 or box.y1 > height + 0.5
-    ]
+    faults = [f"{text} is cut off" for text in certified_logs.cut_off(figure, texts_of(figure))]
     for (one, first), (other, second) in combinations(boxes, 2):
         if min(first.x1, second.x1) - max(first.x0, second.x0) > 0.5:
             if min(first.y1, second.y1) - max(first.y0, second.y0) > 0.5:

@@ -5,8 +5,6 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from smoothadv.analysis.shared.hyper_parameters import certification_parameters, prediction_parameters
 from smoothadv.errors import UserError
@@ -41,14 +39,6 @@ CERTIFICATION_PATHS = {
     f"cifar10/finetune_cifar_from_imagenetPGD2steps/PGD_6steps_30epochs_multinoise/4-multitrain/eps_255/{CIFAR}": {
         **{**CIFAR_VALUES, "training": "SmoothAdv-PGD + pre-training", "attack": "PGD"},
         **{"num_steps": 6, "num_noise_vec": 4, "epsilon": 255 / 256},
-    },
-    f"cifar10/finetune_cifar_from_imagenetPGD2steps/DDN_4steps_30epochs/eps_64/{CIFAR}": {
-        **{**CIFAR_VALUES, "training": "SmoothAdv-DDN + pre-training", "attack": "DDN"},
-        **{"num_steps": 4, "num_noise_vec": 1, "epsilon": 0.25},
-    },
-    f"finetune_cifar_from_imagenetPGD2steps/self_training_PGD_8steps/weight_1.0/eps_512/{CIFAR}": {
-        **{**CIFAR_VALUES, "training": "SmoothAdv-PGD + pre-training + self-training", "attack": "PGD"},
-        **{"num_steps": 8, "num_noise_vec": 1, "epsilon": 2.0},
     },
     f"data/certify/cifar10/PGD_2steps_baseAttackExp/without_noise/eps_64/{CIFAR}": {
         **{**CIFAR_VALUES, "training": "vanilla PGD + noise", "attack": "PGD"},
@@ -281,64 +271,6 @@ def test_broken_manifest_leaves_the_log_in_doubt(tmp_path, read, text):
         read(log, {})
     assert str(log) in str(error.value) and "manifest" in str(error.value) and "\n" not in str(error.value)
     assert len(str(error.value)) < 2000
-
-
-def summary_beside_a_good_log(folder: Path, capsys, text: str):
-    """What the command says of a log with such a manifest, and of a good one."""
-    for name in ("doubtful", "good"):
-        (folder / name).write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n7\t3\t3\t0.125\t1\t0\n")
-    manifest_path(folder / "good").write_text(json.dumps({"settings": SETTINGS}))
-    manifest_path(folder / "doubtful").write_text(text)
-    return call(capsys, "analyze", "summary", folder / "good", folder / "doubtful", "--format", "csv")
-
-
-@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
-def test_log_with_a_broken_manifest_is_left_out_with_a_warning(tmp_path, capsys, text):
-    outcome = summary_beside_a_good_log(tmp_path, capsys, text)
-    assert outcome.code == 0 and len(outcome.out.splitlines()) == 2
-    (warning,) = outcome.err.splitlines()
-    assert warning.startswith(f"warning: {tmp_path / 'doubtful'} ") and warning.endswith("left out")
-
-
-@pytest.mark.parametrize(
-    "training", ["SmoothAdv", [1], {"objective": "SmoothAdv"}, {"objective": {"name": "SmoothAdv", "attack": "PGD"}}]
-)
-def test_training_that_a_manifest_tells_in_another_form_breaks_nothing(tmp_path, capsys, training):
-    text = json.dumps({"settings": {**SETTINGS, "training": training}})
-    outcome = summary_beside_a_good_log(tmp_path, capsys, text)
-    assert outcome.code == 0
-    assert len(outcome.out.splitlines()) + len(outcome.err.splitlines()) == 3, "it is used, or left out with a warning"
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=2)
-        | st.dictionaries(st.sampled_from(["objective", "attack", "name", "noise_sd", "epsilon"]), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-
-
-def test_any_json_in_a_manifest_gives_a_number_or_one_line(tmp_path, capsys):
-    kept = []
-
-    @settings(
-        deadline=None,
-        derandomize=True,
-        database=None,
-        max_examples=60,
-        suppress_health_check=[HealthCheck.function_scoped_fixture],
-    )
-    @given(st.dictionaries(st.sampled_from([*SETTINGS, "method", "attack", "num_noise_vec"]), json_values, max_size=2))
-    def fuzz(values):
-        outcome = summary_beside_a_good_log(tmp_path, capsys, json.dumps({"settings": {**SETTINGS, **values}}))
-        assert outcome.code == 0
-        assert all(line.startswith("warning: ") for line in outcome.err.splitlines())
-        kept.append(len(outcome.out.splitlines()) == 3)
-
-    fuzz()
-    assert {True, False} == set(kept)
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,11 @@ from smoothadv.analysis.shared.log_statistics import (
     average_certified_radius,
     bootstrap_interval,
     certified_accuracies,
-    certified_accuracy,
     clean_accuracy,
     clopper_pearson_band,
     default_radii,
     dkw_band,
     empirical_accuracy,
-    high_probability_accuracies,
 )
 from support.statistical_checks import too_many
 
@@ -41,13 +39,6 @@ radii = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75]) | st.floats(0, 4)
 tables = st.lists(st.tuples(st.integers(-1, 2), radii), min_size=1, max_size=30).map(table_of)
 
 
-@pytest.mark.parametrize(
-    "radius, accuracy", [(0, 0.6), (0.25, 0.6), (0.26, 0.4), (0.5, 0.4), (0.8, 0.2), (1, 0.2), (1.01, 0)]
-)
-def test_certified_accuracy_counts_correct_examples_of_at_least_the_radius(radius, accuracy):
-    assert certified_accuracy(LOG, radius) == pytest.approx(accuracy, abs=1e-15)
-
-
 def test_averages():
     assert clean_accuracy(LOG) == pytest.approx(0.6)
     assert average_certified_radius(LOG) == pytest.approx(0.35)
@@ -62,36 +53,9 @@ def test_curve_has_the_accuracies_at_its_corners_and_encloses_the_average_radius
     assert np.sum(np.diff(radii) * accuracies[1:]) == pytest.approx(0.35)
 
 
-def test_a_log_without_a_correct_example_has_a_flat_curve():
-    wrong = LOG.assign(correct=0)
-    assert certified_accuracy(wrong, 0) == average_certified_radius(wrong) == 0
-    assert set(accuracy_curve(wrong)[1]) == {0}
-
-
 def test_under_attack_abstentions_are_wrong():
     predictions = pd.DataFrame({"predict": [1, -1, 2, 1], "correct": [1, 0, 0, 1]})
     assert empirical_accuracy(predictions) == 0.5
-
-
-@pytest.mark.parametrize(("examples", "deduction"), [(500, 0.010859), (10_000, 0.002405)])
-def test_high_probability_accuracy_is_lower_by_the_deduction_worked_out_by_hand(examples, deduction):
-    """At alpha = rho = 0.001: 0.001 + sqrt(2 * 0.000999 * 6.907755 / N) + 6.907755 / 3N."""
-    certain = pd.DataFrame({"predict": 1, "correct": 1, "radius": 1.0}, index=range(examples))
-    assert 1 - high_probability_accuracies(certain, [0.5], 0.001, 0.001)[0] == pytest.approx(deduction, abs=5e-7)
-
-
-def test_high_probability_accuracy_is_never_negative():
-    assert high_probability_accuracies(LOG, [0.5, 2], 0.001, 0.001).tolist() == [0, 0], "5 examples prove little"
-
-
-@given(st.integers(1, 10**5), st.floats(1e-6, 0.1), st.floats(1e-6, 0.1), st.integers(1, 500))
-def test_best_of_many_models_divides_rho_among_them(examples, alpha, rho, models):
-    table = pd.DataFrame({"predict": [1], "correct": [1], "radius": [1.0]})
-    certain = table.loc[table.index.repeat(examples)]
-    log_term = math.log(models / rho)
-    deduction = alpha + math.sqrt(2 * alpha * (1 - alpha) * log_term / examples) + log_term / (3 * examples)
-    found = high_probability_accuracies(certain, [1.0], alpha, rho, models)[0]
-    assert found == pytest.approx(max(0.0, 1 - deduction), abs=1e-12)
 
 
 def test_resampled_shares_have_the_quantiles_counted_by_hand():

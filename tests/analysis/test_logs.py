@@ -25,13 +25,6 @@ KINDS = ("certification", "prediction", "training")
 MANIFEST = json.dumps({"settings": {"sigma": 0.25, "N": 1000, "alpha": 0.001}, "runs": []})
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, which is the working folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def put(name: str, content: str | bytes = CERTIFICATION) -> Path:
     path = Path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +56,7 @@ def names(*arguments: str) -> list[str]:
 
 
 @pytest.fixture
-def tree(place) -> None:
+def tree(workplace) -> None:
     for name in ("a/sigma_0.25", "a/deep/sigma_0.50", "b/sigma_0.25"):
         put(name)
     put("a/stdout.txt", "Files already downloaded and verified\n")
@@ -106,7 +99,7 @@ def test_files_folders_globs_and_groups(tree, arguments, expected):
         ("=/sigma_0.25", "G==/sigma_0.25", "G"),
     ],
 )
-def test_equals_signs_in_file_names_are_no_groups(place, file, argument, group):
+def test_equals_signs_in_file_names_are_no_groups(workplace, file, argument, group):
     put(file)
     logs, _ = read(argument, sigma=0.25)
     assert [(log.group, str(log.path)) for log in logs.certification] == [(group, file)]
@@ -124,7 +117,7 @@ def test_what_matches_nothing_is_an_error(tree, argument):
     assert argument.split("=")[-1] in message
 
 
-def test_folder_without_logs_is_an_error_that_says_what_a_log_is(place):
+def test_folder_without_logs_is_an_error_that_says_what_a_log_is(workplace):
     put("a/stdout.txt", "verified\n")
     assert refusal("a")[0].startswith("a: holds no certification log")
     Path("empty").mkdir()
@@ -160,14 +153,14 @@ def test_untrusted_log_is_left_out_with_its_reason(tree):
     assert warnings == [f"{reason}; it is left out"]
 
 
-def test_single_untrusted_log_is_an_error(place):
+def test_single_untrusted_log_is_an_error(workplace):
     put("sigma_0.12", IMPOSSIBLE)
     for argument in ("sigma_0.12", ".", "sigma_*", "G=sigma_0.12"):
         message, warnings = refusal(argument)
         assert message.startswith("sigma_0.12 holds a radius that cannot be certified") and warnings == []
 
 
-def test_several_untrusted_logs_are_an_error_after_all_their_reasons(place):
+def test_several_untrusted_logs_are_an_error_after_all_their_reasons(workplace):
     put("a/sigma_0.12", IMPOSSIBLE)
     put("a/sigma_0.25", HEADER + "\n")
     message, warnings = refusal("a")
@@ -195,7 +188,7 @@ LOOK_ALIKES = {
 
 @pytest.mark.parametrize("argument", [".", "**/*", "a", "a/*"])
 @pytest.mark.parametrize("case", LOOK_ALIKES)
-def test_file_that_merely_looks_like_a_log_is_not_passed_over(place, case, argument):
+def test_file_that_merely_looks_like_a_log_is_not_passed_over(workplace, case, argument):
     file, content = LOOK_ALIKES[case]
     put("good/sigma_0.50")
     path = put(file, content)
@@ -209,7 +202,7 @@ def test_file_that_merely_looks_like_a_log_is_not_passed_over(place, case, argum
 
 @pytest.mark.parametrize("name", ["stdout.txt", "README.md", "checkpoint.pth.tar", "curves.png", "log.txt", "x.json"])
 @pytest.mark.parametrize("content", [b"", b"\x89PNG\0\r\n", b"Epoch 1\n", b"[]", b"\xff\xfe"])
-def test_files_that_are_no_logs_are_passed_over_in_folders_but_not_when_named(place, name, content):
+def test_files_that_are_no_logs_are_passed_over_in_folders_but_not_when_named(workplace, name, content):
     put("a/sigma_0.25")
     put(f"a/{name}", content)
     assert found("a") == [("a", "a/sigma_0.25")] and len(found("a/*")) == 1
@@ -257,7 +250,7 @@ def test_folder_that_cannot_be_listed_is_named(tree, monkeypatch):
     assert refusal("a/deep") == ("a/deep cannot be listed: Permission denied", [])
 
 
-def test_every_unreadable_log_of_a_glob_is_told(place):
+def test_every_unreadable_log_of_a_glob_is_told(workplace):
     put("good/sigma_0.50")
     put("bad/sigma_0.25", b"")
     put("bad/sigma_0.50", b"\0\1")
@@ -265,7 +258,7 @@ def test_every_unreadable_log_of_a_glob_is_told(place):
     assert [warning.split(" ")[0] for warning in warnings] == ["bad/sigma_0.25", "bad/sigma_0.50"]
 
 
-def test_manifests_are_neither_logs_nor_obstacles(place):
+def test_manifests_are_neither_logs_nor_obstacles(workplace):
     log = put("a/ours.tsv", CERTIFICATION.replace("0.5", "0.25"))
     manifest_path(log).write_text(MANIFEST)
     for arguments in (["a"], ["a/*"], glob.glob("a/*"), ["a/ours.tsv"]):
@@ -288,7 +281,7 @@ def test_stated_values_win_for_every_log(tree):
         read("a", sigma=0.1)  # at which no radius of 0.5 can be certified
 
 
-def test_training_images_are_left_out_beside_test_images(place):
+def test_training_images_are_left_out_beside_test_images(workplace):
     put("noise_0.50/test/sigma_0.50")
     put("noise_0.50/train/sigma_0.50")
     logs, (warning,) = read(".")
@@ -298,7 +291,7 @@ def test_training_images_are_left_out_beside_test_images(place):
     assert found("noise_0.50/train") == [("noise_0.50/train", "noise_0.50/train/sigma_0.50")], "alone, it is used"
 
 
-def test_manifest_tells_training_images_too(place):
+def test_manifest_tells_training_images_too(workplace):
     content = {"settings": {"sigma": 0.25, "N": 1000, "alpha": 0.001, "split": "train"}}
     manifest_path(put("ours.tsv", CERTIFICATION.replace("0.5", "0.25"))).write_text(json.dumps(content))
     put("sigma_0.25")
@@ -306,7 +299,7 @@ def test_manifest_tells_training_images_too(place):
     assert "ours.tsv certifies training images" in warning and len(logs.certification) == 1
 
 
-def test_notes_of_a_log_are_kept(place):
+def test_notes_of_a_log_are_kept(workplace):
     put("sigma_0.25", CERTIFICATION + "40\t1\t1\t0.2")
     (log,) = read("sigma_0.25")[0].certification
     assert any("cut off" in note for note in log.notes) and len(log.table) == 2
@@ -329,7 +322,7 @@ def test_notes_of_a_log_are_kept(place):
         (["a: x.tsv", "a/x.tsv"], None),
     ],
 )
-def test_names_are_short_unique_and_never_empty(place, files, expected):
+def test_names_are_short_unique_and_never_empty(workplace, files, expected):
     for file in files:
         put(file)
     given_names = names(*files)
@@ -337,9 +330,9 @@ def test_names_are_short_unique_and_never_empty(place, files, expected):
     assert expected is None or given_names == expected
 
 
-def test_a_log_named_by_its_relative_and_its_absolute_path_is_one_log(place):
+def test_a_log_named_by_its_relative_and_its_absolute_path_is_one_log(workplace):
     put("sigma_0.25")
-    assert names("sigma_0.25", place / "sigma_0.25", "./sigma_0.25") == ["sigma_0.25"]
+    assert names("sigma_0.25", workplace / "sigma_0.25", "./sigma_0.25") == ["sigma_0.25"]
 
 
 @settings(

@@ -2,15 +2,13 @@
 
 import argparse
 import math
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.log_statistics import certified_accuracies, clean_accuracy
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import AtRadii, ErrorProbability, Radius
@@ -24,15 +22,7 @@ from smoothadv.analysis.shared.selection import (
     upper_envelope,
 )
 from smoothadv.errors import UserError
-
-
-def log(name: str, radii: list[float | None] = (0.5,), group: str = "", notes: tuple = (), **values) -> Log:
-    """A log that is right with each of the ``radii`` and abstains where there is None."""
-    correct = [radius is not None for radius in radii]
-    table = pd.DataFrame({"idx": range(len(radii)), "label": 1, "predict": np.where(correct, 1, -1)})
-    table["radius"] = [radius or 0.0 for radius in radii]
-    table["correct"] = np.array(correct, dtype=int)
-    return Log(name, Path(name), group, table, Parameters(values), notes)
+from support.certified_logs import log
 
 
 def names(groups: dict[str, list[Log]]) -> dict[str, list[str]]:
@@ -103,11 +93,6 @@ def test_conditions_choose_among_predictions_too_and_keep_what_was_left_out():
     assert kept.left_out == ["other.tsv is torn"]
 
 
-def test_no_condition_leaves_everything():
-    logs = Logs([log("a")], [log("p")], [log("t")])
-    assert restrict(logs, []) is logs
-
-
 def test_condition_that_nothing_meets_is_refused_with_the_values_there_are():
     logs = Logs([log("a", sigma=0.25), log("b", sigma=0.5), log("c")])
     with pytest.raises(UserError) as error:
@@ -161,20 +146,11 @@ def chosen(logs: list[Log], radii: list[float]) -> list[tuple[str, float]]:
     return [(best.log.name, best.certified_accuracy) for best in upper_envelope(logs, accuracies)]
 
 
-def test_envelope_takes_the_best_log_at_each_radius():
-    low, high = log("low", [0.5, 0.5, 0.5, None]), log("high", [1.0, 1.0, None, None])
-    assert chosen([low, high], [0, 0.5, 0.75, 1]) == [("low", 0.75), ("low", 0.75), ("high", 0.5), ("high", 0.5)]
-
-
 @pytest.mark.parametrize("order", [1, -1])
 def test_tie_goes_to_the_larger_clean_accuracy(order):
     plain, clean = log("plain", [1.0, None, None]), log("clean", [1.0, 0.1, None])
     assert chosen([plain, clean][::order], [0.5]) == [("clean", 1 / 3)]
     assert chosen([plain, clean][::order], [2.0]) == [("clean", 0.0)], "also where nothing is certified"
-
-
-def test_full_tie_goes_to_the_first_log():
-    assert chosen([log("one", [1.0, 0.3]), log("two", [1.0, 0.2])], [0.5, 2]) == [("one", 0.5), ("one", 0)]
 
 
 radius_lists = st.lists(st.sampled_from([None, 0.1, 0.25, 0.5, 1.0]), min_size=4, max_size=4)
@@ -218,6 +194,17 @@ def test_linf_accuracy_counts_radii_of_at_least_the_exact_length(radius, counts)
     for text in ("0.05", "5/100", "1/20"):
         assert AtRadii(norm="linf").accuracies(one, [Radius(text)]).tolist() == [counts]
     assert AtRadii(norm="linf").accuracies(one, [0.05]).tolist() == [radius > 0.5]
+
+
+@given(st.integers(1, 10**5), st.floats(1e-6, 0.1), st.floats(1e-6, 0.1), st.integers(1, 500))
+@example(5, 0.001, 0.001, 1)  # which prove little
+def test_best_of_many_models_divides_rho_among_them(examples, alpha, rho, models):
+    few = log("certain", [1.0], alpha=alpha)
+    certain = replace(few, table=few.table.loc[few.table.index.repeat(examples)])
+    log_term = math.log(models / rho)
+    deduction = alpha + math.sqrt(2 * alpha * (1 - alpha) * log_term / examples) + log_term / (3 * examples)
+    found = AtRadii(high_probability=rho).accuracies(certain, [1.0, 2.0], models)
+    assert found == pytest.approx([max(0.0, 1 - deduction), 0.0], abs=1e-12)
 
 
 def test_exact_deduction_is_a_quantile_of_the_number_of_false_rows():

@@ -109,13 +109,6 @@ def test_attacks_contradict_no_true_certificate_and_are_found_where_attack_put_t
     assert float(near["certified_accuracy"]) > float(far["certified_accuracy"]) > 0
 
 
-@pytest.mark.parametrize("analysis", ["gap", "empirical"])
-@pytest.mark.parametrize("level", ["0", "1", "95", "x"])
-def test_impossible_confidence_is_a_usage_error(folder, capsys, analysis, level):
-    outcome = call(capsys, "analyze", analysis, "certified.tsv", "out", "--confidence", level)
-    assert outcome.code == 2 and "--confidence" in outcome.err and outcome.err.count("\n") == 1
-
-
 @pytest.mark.parametrize("analysis", ["empirical", "gap", "summary", "examples"])
 def test_log_of_falsification_is_passed_over_and_refused_by_name(folder, capsys, analysis):
     """Each of its attacks has another size: it is no prediction log under one attack."""

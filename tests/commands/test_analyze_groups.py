@@ -2,12 +2,11 @@
 
 import csv
 import io
-import json
 from pathlib import Path
 
 import pytest
 
-from support.analyzed_folder import COHEN, ORACLE, OURS, certification, fill_folder, refusal
+from support.analyzed_folder import COHEN, ORACLE, OURS, certification, fill_folder, records, refusal
 from support.commands import Outcome, call, snapshot
 
 
@@ -18,26 +17,12 @@ def analyze(workplace, capsys):
     return lambda *arguments: call(capsys, "analyze", *arguments)
 
 
-def records(outcome: Outcome) -> list[dict]:
-    assert outcome.code == 0, outcome.err
-    return json.loads(outcome.out)
-
-
 def columns(outcome: Outcome) -> list[str]:
     assert outcome.code == 0, outcome.err
     return next(csv.reader(io.StringIO(outcome.out)))
 
 
 GROUPS = ["Cohen=cohen", "Ours=ours"]
-
-
-def test_summary_of_the_oracle(analyze):
-    (record,) = records(
-        analyze("summary", COHEN.format("0.50"), "--radii", 0.25, 0.26, 0.5, 1, 1.01, "--format", "json")
-    )
-    assert [record[radius] for radius in ("0.25", "0.26", "0.5", "1", "1.01")] == [0.6, 0.4, 0.4, 0.2, 0.0]
-    assert [record["clean_accuracy"], record["abstention_rate"]] == [0.6, 0.2]
-    assert record["average_certified_radius"] == pytest.approx(0.35)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +84,6 @@ def test_latex_envelope_is_booktabs_with_the_clean_accuracy_raised(analyze):
     assert r"Cohen & 2 & $^{(60.0)}$60.0 & $^{(60.0)}$20.0 \\" in text
 
 
-def test_groups_default_to_the_folders(analyze):
-    found = records(analyze("envelope", "cohen", "./ours/", "--radii", 0.25, "--format", "json"))
-    assert [(row["group"], row["models"]) for row in found] == [("cohen", 2), ("ours", 2)]
-
-
 def test_hyper_parameters_split_the_groups(analyze):
     found = records(analyze("envelope", *GROUPS, "--group-by", "sigma", "--radii", 0.25, "--format", "json"))
     assert [(row["group"], row["models"], row["certified_accuracy"]) for row in found] == [
@@ -123,31 +103,29 @@ def test_released_epsilons_have_the_names_of_the_paper_unless_another_one_has(an
     assert [row["group"] for row in found] == ["epsilon = 0.4961", "epsilon = 0.5", "epsilon = 1"]
 
 
-def test_every_group_of_the_command_line_is_there(analyze):
-    """One log in two groups: either both groups have it, or the user gets a message."""
-    outcome = analyze("envelope", "All=.", "Ours=ours", "--radii", 0.25)
-    assert "| Ours" in outcome.out or "Ours" in outcome.err
+@pytest.mark.parametrize("analysis", ["table", "summary"])
+def test_names_of_groups_are_in_tables_of_logs(analyze, analysis):
+    named = analyze(analysis, *GROUPS, "--radii", 0.25)
+    assert [line.split("|")[1].strip() for line in named.out.splitlines()] == [
+        "group", *["-" * 7], "Cohen", "Cohen", "Ours", "Ours",
+    ]  # fmt: skip
+    found = records(analyze(analysis, *GROUPS, "--radii", 0.25, "--format", "json"))
+    assert [row["group"] for row in found] == ["Cohen", "Cohen", "Ours", "Ours"]
+    assert "group" not in columns(analyze(analysis, "cohen", "ours", "--format", "csv")), "only names of the user"
 
 
-def test_one_log_by_two_paths_is_one_log(analyze):
-    log = COHEN.format("0.50")
-    assert len(records(analyze("summary", log, Path(log).absolute(), "--format", "json"))) == 1
-
-
-def test_logs_of_like_names_are_all_there(analyze):
-    """Our logs end in .tsv, released ones have no ending: names must tell a from a.tsv."""
-    certification("both/a", ORACLE)
-    certification("both/a.tsv", ORACLE[:1])
-    found = records(analyze("table", "both", "--radii", 0, "--format", "json"))
-    assert sorted(row["0"] for row in found) == [0.6, 1.0]
-    assert len({row["log"] for row in found} - {""}) == 2
-
-
-def test_conditions_choose_logs(analyze):
-    one = records(analyze("summary", "cohen", "ours", "--where", "sigma=0.5", "epsilon=1", "--format", "json"))
-    assert len(one) == 1 and one[0]["examples"] == 5
-    message = refusal(analyze("summary", "cohen", "ours", "--where", "sigma=0.12"), 1)
-    assert message == "no log has sigma=0.12; sigma is 0.25, 0.50"
+def test_rows_are_labelled_and_ordered_by_hyper_parameters(analyze):
+    certification(OURS.format("0.50", 127), ORACLE)
+    arguments = ["table", "Ours=ours", "Cohen=cohen", "--radii", 0.25, "--label-by", "epsilon", "sigma"]
+    assert [line.split(" | ")[1].strip() for line in analyze(*arguments).out.splitlines()[2:]] == [
+        r"epsilon = 0.25 \| sigma = 0.25", r"epsilon = 0.5 \| sigma = 0.50", r"epsilon = 1 \| sigma = 0.50",
+        "sigma = 0.25", "sigma = 0.50",
+    ]  # fmt: skip
+    assert r"epsilon = 0.5 \textbar{} sigma = 0.50 &" in analyze(*arguments, "--format", "latex").out
+    found = records(analyze(*arguments, "--format", "json"))
+    assert [(row["epsilon"], row["sigma"]) for row in found[1:4]] == [(127 / 256, 0.5), (255 / 256, 0.5), (None, 0.25)]
+    assert "eps_127" in found[1]["log"] and found[1]["0.25"] == 0.6, "the row of this log"
+    assert analyze("table", "cohen", "--label-by", "split").out.count("| split = test: noise_0.") == 2, "also names"
 
 
 def test_linf_radii_are_l2_radii_over_the_root_of_the_pixels(analyze):
@@ -204,23 +182,6 @@ def test_decimals_are_for_people(analyze):
     assert analyze(*options, 0, "--format", "csv").out == analyze(*options, 5, "--format", "csv").out
 
 
-def test_compare_counts_pairs(analyze):
-    outcome = analyze("compare", COHEN.format("0.25"), OURS.format("0.25", 64), "--radii", 0.5, "--format", "json")
-    half, *_, average = records(outcome)
-    assert [half[name] for name in ("first", "second", "difference", "only_first", "only_second")] == [
-        0.2, 0.6, pytest.approx(0.4), 0, 2,
-    ]  # fmt: skip
-    assert half["p_value"] == pytest.approx(0.5) and average["quantity"] == "average certified radius (l2)"
-    assert average["difference"] == pytest.approx((2.25 - 1.05) / 5)
-
-
-def test_examples_are_worst_first(analyze):
-    found = records(analyze("examples", "cohen", "ours", "--worst", 2, "--format", "json"))
-    assert [(row["idx"], row["certified"]) for row in found] == [("60", 1), ("40", 2)]
-    best = records(analyze("examples", "cohen", "ours", "--best", 1, "--format", "json"))
-    assert [(row["idx"], row["logs"], row["largest_radius"]) for row in best] == [("0", 4, 1.5)]
-
-
 def test_parameters_say_where_each_is_from(analyze):
     found = records(analyze("parameters", ".", "--format", "json"))
     ours = next(row for row in found if "eps_255" in row["log"])
@@ -228,18 +189,6 @@ def test_parameters_say_where_each_is_from(analyze):
     assert "epsilon (eps_255)" in ours["sources"] and "assumed: " in ours["sources"]
     assert [row["num_noise_vec"] for row in found if "num_8" in row["log"]] == [8]
     assert "| 100,000 |" in analyze("parameters", "ours").out
-
-
-def test_empirical_takes_the_strongest_attack_at_each_attack_radius(analyze):
-    found = records(analyze("empirical", "attacked", "--format", "json"))
-    facts = [(row["group"], row["radius"], row["empirical_accuracy"], row["models"]) for row in found]
-    assert facts == [("attacked", 0.25, 0.4, 1), ("attacked", 0.5, 0.2, 1)]
-    by_m = records(analyze("empirical", "attacked", "--group-by", "num_noise_vec", "--format", "json"))
-    assert [(row["group"], row["empirical_accuracy"]) for row in by_m] == [
-        ("m = 1", 0.6),
-        ("m = 1", 0.2),
-        ("m = 8", 0.4),
-    ]
 
 
 def test_conditions_add_up_however_they_are_given(analyze):

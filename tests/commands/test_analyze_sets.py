@@ -13,6 +13,7 @@ from smoothadv.analysis.plot_envelope import EnvelopePlot
 from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.errors import UserError
 from smoothadv.records import manifest_path
+from support.analyzed_folder import records
 from support.commands import call
 
 SELECTION = {"images": 20, "skip": 2, "max": None}  # ten images
@@ -39,11 +40,6 @@ def log(path: str, radii: list[float], idx=None, run=SELECTION, attack=None, **s
 @pytest.fixture
 def analyze(workplace, capsys):
     return lambda *arguments: call(capsys, "analyze", *arguments)
-
-
-def records(outcome) -> list[dict]:
-    assert outcome.code == 0, outcome.err
-    return json.loads(outcome.out)
 
 
 @pytest.fixture

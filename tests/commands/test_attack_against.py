@@ -14,8 +14,8 @@ from scipy import stats
 from smoothadv.checkpoints import load_classifier
 from smoothadv.noise import Noise, Purpose
 from support.attack_runs import SIGMA, archive, assert_same_attack, l2_norms, noisy_logits
-from support.commands import Outcome, call, header, rows, snapshot, succeed, timeless
-from support.sharding import manifest_of, refused
+from support.commands import Outcome, call, header, refused, rows, snapshot, succeed, timeless
+from support.sharding import manifest_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 USUAL = ["--device", "cpu", "--N", 100, "--num-steps", 3, "--num-noise-vec", 4]

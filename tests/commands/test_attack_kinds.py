@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from smoothadv.checkpoints import load_classifier
 from smoothadv.noise import Purpose
 from support.attack_runs import DRAWS, SIGMA, SMALL, archive, assert_same_attack, l2_norms, noisy_logits
-from support.commands import call, header, rows, snapshot
-from support.sharding import manifest_of, refused
+from support.commands import call, header, refused, rows, snapshot
+from support.sharding import manifest_of
 
 OWN_COLUMNS = ["idx", "label", "predict", "basePredict", "correct", "time", "attack_norm", "epsilon", "abstain"]
 RULES = ["runner-up", "least-likely", "random"]

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from support.attack_runs import SIGMA
-from support.commands import call, rows, snapshot, succeed
-from support.sharding import manifest_of, refused
+from support.commands import call, refused, rows, snapshot, succeed
+from support.sharding import manifest_of
 
 USAGE, FAILURE = 2, 1
 ATTACK = ["attack", "digits", "model.tar", "0.25", "out", "--N", "11", "--max", "1", "--num-steps", "1"]

@@ -20,6 +20,7 @@ from support.commands import (
     Outcome,
     call,
     on_a_small_disk,
+    refused,
     rows,
     script,
     snapshot,
@@ -29,7 +30,7 @@ from support.commands import (
     wait_until,
 )
 from support.patience import HANG_SECONDS
-from support.sharding import manifest_of, refused
+from support.sharding import manifest_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # Images of two draws each: 64 share a pass, so that stopped runs continue in groups of other images.

@@ -10,11 +10,11 @@ from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.pgd import PGD
 from smoothadv.commands import merging
 from smoothadv.evaluation import log_writing
-from smoothadv.evaluation.attacked_images import passes_of
+from smoothadv.evaluation.attacked_images import examples_at_a_time
 from smoothadv.records import spool_path
 from support.attack_runs import SIGMA, archive, assert_same_attack
-from support.commands import call, rows, script, snapshot, succeed
-from support.sharding import OneWorker, manifest_of, refused
+from support.commands import call, refused, rows, script, snapshot, succeed
+from support.sharding import OneWorker, manifest_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 USUAL = ["--device", "cpu", "--N", 50, "--max", 20, "--num-steps", 2, "--num-noise-vec", 4]
@@ -62,13 +62,6 @@ def test_shards_in_any_order_merge_into_the_logs_of_one_process(attack, merge, w
     assert not list(workplace.rglob("*.examples"))
 
 
-def test_more_shards_than_images_do(attack, merge, workplace):
-    for index in range(4):
-        assert attack("--max", 2, "--shard", f"{index}/4").code == 0
-    assert merge().code == 0
-    assert archive(workplace / LOG)["idx"].tolist() == [0, 1]
-
-
 def test_shards_of_images_named_one_by_one_merge(attack, merge, workplace, whole):
     only = ["--max", -1, "--only", 17, 3, 8]
     for index in (1, 0):
@@ -90,13 +83,6 @@ def test_interrupted_shard_is_continued_by_the_same_command(attack, merge, workp
     assert attack("--shard", "1/2").code == 0
     assert merge().code == 0
     assert_same_attack(workplace / LOG, whole / "epsilon_0.5.tsv")
-
-
-def test_finished_shard_is_left_alone_by_the_same_command(attack, workplace):
-    attack("--shard", "1/2")
-    before = snapshot(workplace)
-    assert attack("--shard", "1/2").code == 0
-    assert snapshot(workplace) == before
 
 
 def test_shards_may_be_brought_together_from_several_places(attack, merge, workplace, whole):
@@ -121,51 +107,8 @@ def test_images_that_a_shard_lost_are_missed_before_anything_is_removed(attack, 
     assert_same_attack(workplace / LOG, whole / "epsilon_0.5.tsv")
 
 
-def interrupt_packing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process ended after it merged the rows of all shards, but before it packed their images into one archive."""
-
-    def stop(*arguments: object) -> None:
-        raise KeyboardInterrupt
-
-    for module in (merging, log_writing):
-        monkeypatch.setattr(module, "pack", stop)
-
-
-@pytest.mark.parametrize("again", ["merge", "attack"])
-def test_merging_that_was_stopped_before_the_archive_can_be_repeated(
-    attack, merge, workplace, whole, monkeypatch, again
-):
-    """Merging again, or the plain command, finishes the log without attacking any image again."""
-    for index in (0, 1):
-        attack("--shard", f"{index}/2")
-    merge(log="out/epsilon_0.25.tsv")
-    with monkeypatch.context() as patch:
-        interrupt_packing(patch)
-        assert merge().code == 130
-    outcome = merge("--overwrite") if again == "merge" else attack()
-    assert (outcome.code, outcome.err) == (0, "")
-    assert_all_the_same(workplace / "out", whole)
-
-
-@pytest.mark.parametrize("again", ["merge", "attack"])
-def test_merging_that_was_stopped_among_the_images_can_be_repeated(attack, merge, workplace, whole, monkeypatch, again):
-    """By then the archive has all images, although some shards have lost theirs."""
-    for index in (0, 1):
-        attack("--shard", f"{index}/2")
-    merge(log="out/epsilon_0.25.tsv")
-    unlink = Path.unlink
-
-    def stop(path: Path, **options: bool) -> None:
-        if path.name == "1-of-2.tsv.examples":
-            raise KeyboardInterrupt
-        unlink(path, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", stop)
-        assert merge().code == 130
-    outcome = merge("--overwrite") if again == "merge" else attack()
-    assert (outcome.code, outcome.err) == (0, "")
-    assert_all_the_same(workplace / "out", whole)
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.fixture
@@ -173,8 +116,50 @@ def under_torchrun(monkeypatch) -> None:
     monkeypatch.setattr("smoothadv.evaluation.smoothing_job.join_workers", OneWorker)
 
 
-def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+def stop_merging(patch: pytest.MonkeyPatch, moment: str) -> None:
+    """Let a process end before it packs the images of merged shards into an archive, or while it removes a shard's."""
+    unlink = Path.unlink
+
+    def stop(path: Path, *arguments: object, **options: bool) -> None:
+        if moment == "before the archive" or path.name.startswith("1-of-"):
+            raise KeyboardInterrupt
+        unlink(path, **options)
+
+    if moment == "before the archive":
+        for module in (merging, log_writing):
+            patch.setattr(module, "pack", stop)
+    else:
+        patch.setattr(Path, "unlink", stop)
+
+
+MOMENTS = ["before the archive", "among the images"]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("again", ["merge", "attack"])
+def test_merging_that_was_stopped_can_be_repeated(attack, merge, workplace, whole, monkeypatch, moment, again):
+    """Merging again, or the plain command, finishes the log without attacking any image again: before the archive the
+    shards have the images; afterwards the archive has them all, although some shards have lost theirs."""
+    for index in (0, 1):
+        attack("--shard", f"{index}/2")
+    merge(log="out/epsilon_0.25.tsv")
+    with monkeypatch.context() as patch:
+        stop_merging(patch, moment)
+        assert merge().code == 130
+    outcome = merge("--overwrite") if again == "merge" else attack()
+    assert (outcome.code, outcome.err) == (0, "")
+    assert_all_the_same(workplace / "out", whole)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_torchrun_that_was_stopped_is_continued(attack, workplace, whole, under_torchrun, monkeypatch, moment):
+    with monkeypatch.context() as patch:
+        stop_merging(patch, moment)
+        assert attack().code == 130
+    outcome = attack()
+    assert (outcome.code, outcome.err) == (0, "")
+    assert_all_the_same(workplace / "out", whole)
+    assert files(workplace / "out") == OUTPUT
 
 
 def test_torchrun_writes_every_log_and_removes_the_shards(attack, workplace, whole, under_torchrun):
@@ -185,37 +170,6 @@ def test_torchrun_writes_every_log_and_removes_the_shards(attack, workplace, who
     before = snapshot(workplace)
     assert attack().code == 0
     assert snapshot(workplace) == before
-
-
-def test_torchrun_stopped_before_the_archive_is_continued_by_the_same_command(
-    attack, workplace, whole, under_torchrun, monkeypatch
-):
-    """The rows are merged, the shards still hold the images: nothing is lost."""
-    with monkeypatch.context() as patch:
-        interrupt_packing(patch)
-        assert attack().code == 130
-    outcome = attack()
-    assert (outcome.code, outcome.err) == (0, "")
-    assert_all_the_same(workplace / "out", whole)
-    assert files(workplace / "out") == OUTPUT
-
-
-def test_torchrun_stopped_while_it_tidies_up_is_continued_by_the_same_command(
-    attack, workplace, whole, under_torchrun, monkeypatch
-):
-    unlink = Path.unlink
-
-    def stop(path: Path, **options: bool) -> None:
-        if path.name.startswith("1-of-3"):
-            raise KeyboardInterrupt
-        unlink(path, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", stop)
-        assert attack().code == 130
-    assert attack().code == 0
-    assert_all_the_same(workplace / "out", whole)
-    assert files(workplace / "out") == OUTPUT
 
 
 def test_torchrun_finishes_what_one_process_began(attack, workplace, whole, monkeypatch):
@@ -231,16 +185,7 @@ def test_no_process_takes_so_many_images_at_once_that_others_have_none(workers, 
     """Each process gets images about four times; a single process attacks enough images at once for several passes."""
     attack = SmoothedAttack(PGD(0.5, 2), 0.25, batch=64)
     job = SimpleNamespace(workers=workers and SimpleNamespace(size=workers), indices=range(examples))
-    assert passes_of(attack, job)["group"] == group
-
-
-def test_torchrun_starts_anew_when_told(attack, workplace, whole, monkeypatch):
-    attack("--seed", 4)
-    monkeypatch.setattr("smoothadv.evaluation.smoothing_job.join_workers", OneWorker)
-    assert refused(attack(), "seed was 4, now 0")
-    assert attack("--overwrite").code == 0
-    assert_all_the_same(workplace / "out", whole)
-    assert files(workplace / "out") == OUTPUT
+    assert examples_at_a_time(attack, job) == group
 
 
 def test_two_processes_write_the_logs_of_one(checkpoint, warm, tmp_path):

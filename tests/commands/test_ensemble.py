@@ -10,8 +10,8 @@ from smoothadv.analysis.empirical import model_of
 from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.checkpoints import file_digest
 from support.attack_runs import SIGMA
-from support.commands import call, rows, script, succeed, timeless, wait_until
-from support.sharding import manifest_of, refused
+from support.commands import call, refused, rows, script, succeed, timeless, wait_until
+from support.sharding import manifest_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FEW = ["--device", "cpu", "--N", 400, "--skip", 24]

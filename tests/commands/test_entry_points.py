@@ -148,6 +148,7 @@ def test_console_command_lists_its_commands(arguments, capsys):
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ") and captured.err.count("\n") == 1 and captured.out == ""
     assert all(name in captured.err for name in [*arguments, *COMMANDS])
+    assert ("(did you mean 'train'?)" in captured.err) == bool(arguments)
 
 
 def test_script_process_ends_with_the_commands_exit_code(tmp_path):

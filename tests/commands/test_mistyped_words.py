@@ -42,13 +42,6 @@ def test_word_that_was_meant_is_suggested(name, arguments, message, capsys, work
     assert not list(workplace.iterdir())
 
 
-def test_mistyped_command_gets_a_suggestion(capsys):
-    assert smoothadv.commands.main(["certfy"]) == 2
-    assert capsys.readouterr().err.startswith(
-        "error: unknown command 'certfy' (did you mean 'certify'?); known: train, "
-    )
-
-
 @pytest.mark.parametrize(
     ("words", "title", "rest"),
     [

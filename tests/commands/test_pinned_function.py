@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from smoothadv.smoothing.voting import VoteCounter
-from support.commands import call, rows, script
-from support.sharding import OneWorker, manifest_of, refused
+from support.commands import call, refused, rows, script
+from support.sharding import OneWorker, manifest_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # The same processor with the kernels of older ones: what another machine would compute.

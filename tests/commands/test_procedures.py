@@ -1,6 +1,5 @@
 """The ways to certify, from end to end: adaptive on a grid of radii, sound in floating point, fast, and combined."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import torch
 from smoothadv.datasets import get_dataset
 from support.commands import call, header, rows, run_process, script, snapshot, timeless
 from support.image_files import save_image
+from support.sharding import manifest_of
 
 COLUMNS = ["idx", "label", "predict", "radius", "correct", "time", "successes", "trials"]
 ADAPTIVE = ["samples", "level", "looks"]
@@ -42,10 +42,6 @@ def log_of(certify, workplace) -> Callable:
         return timeless(workplace / name)
 
     return run
-
-
-def settings_of(log: Path) -> dict:
-    return json.loads(log.with_name(f"{log.name}.manifest.json").read_text())["settings"]
 
 
 def test_adaptive_log_says_samples_level_and_looks(certify, workplace):
@@ -81,11 +77,11 @@ def test_settings_of_adaptive_are_in_the_manifest(certify, workplace):
     adaptive = ["--method", "adaptive", "--max", 1]
     certify("usual.tsv", *adaptive)
     certify("given.tsv", *adaptive, "--radii", 1, 0.5, 1.0, "--ladder", "--label-aware")
-    usual, given = (settings_of(workplace / name) for name in ("usual.tsv", "given.tsv"))
+    usual, given = (manifest_of(workplace / name)["settings"] for name in ("usual.tsv", "given.tsv"))
     assert {"method": "adaptive", "radii": PAPER_RADII, "ladder": False, "label_aware": False}.items() <= usual.items()
     assert {"radii": [0.0, 0.5, 1.0], "ladder": True, "label_aware": True}.items() <= given.items()
     certify("exact.tsv", "--max", 1)
-    assert {"radii", "ladder", "label_aware"}.isdisjoint(settings_of(workplace / "exact.tsv"))
+    assert {"radii", "ladder", "label_aware"}.isdisjoint(manifest_of(workplace / "exact.tsv")["settings"])
 
 
 def test_radii_are_those_that_the_log_may_hold(log_of):
@@ -123,7 +119,7 @@ def test_label_aware_skips_wrong_selections_and_marks_them(certify, workplace):
         else:
             assert aware == plain, "all others have the same draws"
     assert 0 < skipped < EXAMPLES
-    assert settings_of(workplace / "aware.tsv")["label_aware"] is True
+    assert manifest_of(workplace / "aware.tsv")["settings"]["label_aware"] is True
 
 
 @pytest.mark.parametrize("flag", [["--radii", 0.25], ["--ladder"], ["--label-aware"]], ids=lambda flag: flag[0])
@@ -194,8 +190,8 @@ def test_help_tells_the_ways_to_certify(capsys):
 def test_precision_is_recorded_and_makes_a_slightly_different_classifier(certify, workplace, precision):
     draws = ["--max", 12, "--N", 300]
     assert certify("full.tsv", *draws).code == certify("less.tsv", *draws, "--precision", precision).code == 0
-    assert settings_of(workplace / "less.tsv")["precision"] == precision
-    assert settings_of(workplace / "full.tsv")["precision"] == "fp32"
+    assert manifest_of(workplace / "less.tsv")["settings"]["precision"] == precision
+    assert manifest_of(workplace / "full.tsv")["settings"]["precision"] == "fp32"
     counts = [[int(row["successes"]) for row in timeless(workplace / name)] for name in ("full.tsv", "less.tsv")]
     far = [abs(full - less) > 30 for full, less in zip(*counts)]
     assert sum(far) <= 2, "a count may be far off where another class was selected"
@@ -247,12 +243,12 @@ def test_sound_log_has_squared_radii_and_says_what_executed_it(
     adaptive = ADAPTIVE if method == "adaptive" else []
     assert header(workplace / "log.tsv") == [*COLUMNS, *adaptive, "squared_radius"]
     assert_squared_radii_fit(workplace / "log.tsv")
-    settings = settings_of(workplace / "log.tsv")
+    settings = manifest_of(workplace / "log.tsv")["settings"]
     assert settings["sound"] is True and settings["noise"] == "RoundedGaussianNoise"
     executed_by = {"torch": torch.__version__, "device": "cpu", "threads": torch.get_num_threads()}
     assert executed_by.items() <= settings.items() and "cpu_capability" in settings
     certify("plain.tsv", "--max", 1)
-    assert not {"threads", "cpu_capability"} & settings_of(workplace / "plain.tsv").keys()
+    assert not {"threads", "cpu_capability"} & manifest_of(workplace / "plain.tsv")["settings"].keys()
 
 
 @pytest.mark.parametrize("method", ["exact", "adaptive"])
@@ -316,6 +312,6 @@ def test_compiled_classifier_votes_alike(certify, checkpoint, workplace):
     command = ["digits", checkpoint, SIGMA, "log.tsv", "--N", N, "--max", EXAMPLES, "--device", "cpu", "--compile"]
     done = run_process(script("certify", *command), workplace)
     assert done.returncode == 0, done.stderr
-    assert settings_of(workplace / "log.tsv")["compiled"] is True
+    assert manifest_of(workplace / "log.tsv")["settings"]["compiled"] is True
     for eager, compiled in zip(timeless(workplace / "eager.tsv"), timeless(workplace / "log.tsv"), strict=True):
         assert abs(int(eager["successes"]) - int(compiled["successes"])) <= 2

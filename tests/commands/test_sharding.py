@@ -1,13 +1,12 @@
 """--shard and merge give the log that one process would have written, or a message with the next step."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from support.commands import call, rows, snapshot, succeed, timeless
-from support.sharding import EXAMPLES, METHODS, assert_same, manifest_of, refused
+from support.commands import call, refused, rows, snapshot, succeed, timeless
+from support.sharding import EXAMPLES, METHODS, assert_same, manifest_of
 
 
 @pytest.fixture(scope="module")
@@ -171,14 +170,3 @@ def test_what_is_no_shard_is_a_usage_error(start, workplace, text):
     outcome = start("exact", f"--shard={text}")
     assert outcome.code == 2 and f"'{text}'" in outcome.err and "K/N" in outcome.err and outcome.err.count("\n") == 1
     assert list(workplace.iterdir()) == []
-
-
-def test_analyses_pass_over_shards(start, workplace, whole, capsys):
-    """Otherwise each part of a log would count as a model."""
-    (workplace / "done.tsv").write_bytes(whole["exact"].read_bytes())
-    (workplace / "done.tsv.manifest.json").write_text(json.dumps(manifest_of(whole["exact"])))
-    start("exact", "--shard", "0/2")
-    outcome = call(capsys, "analyze", "summary", ".", "--format", "json")
-    assert [row["log"] for row in json.loads(outcome.out)] == ["done"]
-    outcome = call(capsys, "analyze", "summary", "log.tsv.shards/0-of-2.tsv", "--format", "json")
-    assert [row["examples"] for row in json.loads(outcome.out)] == [10], "one that is named itself is read"

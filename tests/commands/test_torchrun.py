@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import call, rows, run_process, script, snapshot, succeed, timeless, wait_until
+from support.commands import call, refused, rows, run_process, script, snapshot, succeed, timeless, wait_until
 from support.patience import HANG_SECONDS
-from support.sharding import EXAMPLES, METHODS, OneWorker, assert_same, manifest_of, refused
+from support.sharding import EXAMPLES, METHODS, OneWorker, assert_same, manifest_of
 from support.torchrun import launched, needs_proc, torchrun, workers_of
 
 

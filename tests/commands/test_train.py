@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.commands import call, header, rows, script, snapshot, succeed, timeless
+from support.commands import call, header, refused, rows, script, snapshot, succeed, timeless
 from support.recipes import EPOCHS, RECIPES
 from support.weights import read, same_state
 
@@ -120,16 +120,9 @@ def retrain(capsys, folder: Path, *options: object):
     )
 
 
-def assert_refused(outcome, *words: str) -> None:
-    assert outcome.code == 1
-    assert outcome.err.startswith("error: ") and outcome.err.count("\n") == 1
-    for word in words:
-        assert word in outcome.err
-
-
 def test_existing_run_is_not_touched_unasked(one_epoch, capsys):
     before = snapshot(one_epoch)
-    assert_refused(retrain(capsys, one_epoch), str(one_epoch), "--resume", "--overwrite")
+    assert refused(retrain(capsys, one_epoch), str(one_epoch), "--resume", "--overwrite")
     assert snapshot(one_epoch) == before
 
 
@@ -149,7 +142,7 @@ def test_existing_run_is_not_touched_unasked(one_epoch, capsys):
 )
 def test_resuming_with_another_recipe_is_refused(one_epoch, capsys, option, value, field):
     before = snapshot(one_epoch)
-    assert_refused(retrain(capsys, one_epoch, "--resume", option, value), field)
+    assert refused(retrain(capsys, one_epoch, "--resume", option, value), field)
     assert snapshot(one_epoch) == before, "a refused run must not change what is there, args.json included"
 
 
@@ -181,7 +174,7 @@ def test_weights_that_the_last_update_broke_are_not_saved(tmp_path, capsys, monk
 
     monkeypatch.setattr(torch.optim.SGD, "step", broken_step)
     outcome = retrain(capsys, tmp_path / "run", "--batch", 100_000)
-    assert_refused(outcome, "weights stopped being finite", "epoch 1")
+    assert refused(outcome, "weights stopped being finite", "epoch 1")
     assert not (tmp_path / "run/checkpoint.pth.tar").exists()
 
 
@@ -190,17 +183,17 @@ def test_running_out_of_memory_ends_with_one_line(tmp_path, capsys, monkeypatch)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has ...")
 
     monkeypatch.setattr(torch.optim.SGD, "step", run_out)
-    assert_refused(retrain(capsys, tmp_path / "run"), "out of memory", "--batch")
+    assert refused(retrain(capsys, tmp_path / "run"), "out of memory", "--batch")
 
 
 def test_checkpoint_of_other_software_is_not_continued(one_epoch, capsys):
     content = read(one_epoch)
     del content["recipe"]
     torch.save(content, one_epoch / "checkpoint.pth.tar")
-    assert_refused(retrain(capsys, one_epoch, "--resume"), "not written by smoothadv")
+    assert refused(retrain(capsys, one_epoch, "--resume"), "not written by smoothadv")
 
 
 def test_diverging_run_ends_with_one_line(tmp_path, capsys):
     outcome = retrain(capsys, tmp_path / "run", "--lr", "1e30")
-    assert_refused(outcome, "finite", "--lr")
+    assert refused(outcome, "finite", "--lr")
     assert not (tmp_path / "run/checkpoint.pth.tar").exists(), "broken weights are not worth keeping"

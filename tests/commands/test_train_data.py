@@ -12,7 +12,7 @@ import torch
 from smoothadv.architectures import get_architecture
 from smoothadv.checkpoints import start_from
 from smoothadv.datasets import describe_dataset
-from support.commands import Outcome, call, rows, snapshot, succeed, timeless
+from support.commands import call, refused, rows, snapshot, succeed, timeless
 from support.image_files import random_image, save_image
 from support.weights import read, same_state
 
@@ -26,12 +26,6 @@ EVIL = b"cos\nmkdir\n(S'executed'\ntR."  # what calls os.mkdir("executed") when 
 
 def train(folder: object, *options: object) -> None:
     succeed("train", *DIGITS, folder, *SHORT, *options)
-
-
-def refused(outcome: Outcome, *words: object) -> bool:
-    """Whether a command ended with one line that says these words."""
-    one_line = outcome.err.startswith("error: ") and outcome.err.count("\n") == 1
-    return outcome.code in (1, 2) and one_line and all(str(word) in outcome.err for word in words)
 
 
 def pickled(protocol: int, images: object = IMAGES, labels: object = LABELS) -> bytes:
@@ -95,7 +89,7 @@ def test_faulty_file_is_refused_in_one_line_that_names_it(fault, workplace, caps
 
 def test_weight_without_a_file_is_refused(workplace, capsys):
     outcome = call(capsys, "train", *DIGITS, "run", *SHORT, "--unlabelled-weight", 0.5)
-    assert refused(outcome, "--unlabelled-weight", "--use-unlabelled") and list(workplace.iterdir()) == []
+    assert refused(outcome, "--unlabelled-weight", "--use-unlabelled", code=2) and list(workplace.iterdir()) == []
 
 
 @pytest.fixture(scope="module")

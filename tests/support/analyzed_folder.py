@@ -1,5 +1,6 @@
 """A folder with logs as released ones, for analyses, and how these refuse."""
 
+import json
 from pathlib import Path
 
 from support.commands import Outcome
@@ -50,3 +51,9 @@ def refusal(outcome: Outcome, code: int) -> str:
     assert (outcome.code, outcome.out) == (code, ""), outcome
     assert all(warning.startswith("warning: ") for warning in warnings) and line.startswith("error: ")
     return line.removeprefix("error: ")
+
+
+def records(outcome: Outcome) -> list[dict]:
+    """What the command prints in JSON, once it has ended well."""
+    assert outcome.code == 0, outcome.err
+    return json.loads(outcome.out)

@@ -5,12 +5,11 @@ import importlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.patience import HANG_SECONDS
+from support.patience import HANG_SECONDS, wait_for
 
 CODE = Path(__file__).parents[2] / "code"
 # Equal on every machine: one thread and no accelerator.
@@ -52,11 +51,11 @@ def start_process(command: list[str], cwd: Path) -> subprocess.Popen[str]:
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     """Return as soon as ``condition`` holds; fail if the process ends before or nothing happens for too long."""
-    deadline = time.monotonic() + HANG_SECONDS
-    while not condition():
-        assert process.poll() is None, f"ended too early: {process.communicate()}"
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
+    wait_for(
+        condition,
+        ended=lambda: process.poll() is not None,
+        said=lambda: process.communicate() if process.poll() is not None else "",
+    )
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,12 @@ class Outcome:
     code: int
     out: str
     err: str
+
+
+def refused(outcome: Outcome, *words: object, code: int = 1) -> bool:
+    """Whether a command failed with this exit code and one line that has these words."""
+    is_line = outcome.err.startswith("error: ") and outcome.err.count("\n") == 1
+    return outcome.code == code and is_line and all(str(word) in outcome.err for word in words)
 
 
 def call(capsys, name: str, *arguments: object) -> Outcome:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from support.commands import Outcome, header, timeless
+from support.commands import header, timeless
 
 EXAMPLES = ["--max", 20]
 METHODS = {
@@ -24,11 +24,6 @@ def assert_same(log: Path, expected: Path) -> None:
     """All but the times is equal: columns, rows, their order, and what the manifest says of their numbers."""
     assert header(log) == header(expected) and timeless(log) == timeless(expected)
     assert manifest_of(log)["settings"] == manifest_of(expected)["settings"]
-
-
-def refused(outcome: Outcome, *words: str) -> bool:
-    """Whether a command failed with one line that has these words."""
-    return outcome.code == 1 and outcome.err.count("\n") == 1 and all(word in outcome.err for word in words)
 
 
 class OneWorker:

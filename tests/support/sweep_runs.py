@@ -4,12 +4,11 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from support.commands import ENVIRONMENT, rows, script, timeless
-from support.patience import HANG_SECONDS
+from support.patience import HANG_SECONDS, wait_for
 from support.sweeping import is_alive, write_grid
 from support.weights import same_state
 
@@ -69,11 +68,9 @@ class Running:
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Return as soon as ``condition`` holds; fail if the command ends before or it takes too long."""
-        deadline = time.monotonic() + HANG_SECONDS
-        while not condition():
-            assert self.process.poll() is None, f"ended too early: {self.out}{self.err}{all_output(self.folder)}"
-            assert time.monotonic() < deadline, f"waited in vain: {self.out}{self.err}{all_output(self.folder)}"
-            time.sleep(0.02)
+        wait_for(
+            condition, lambda: self.process.poll() is not None, lambda: self.out + self.err + all_output(self.folder)
+        )
 
     def interrupt(self) -> None:
         """Ctrl-C, as a terminal does it: for the whole group."""

@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 from smoothadv.sweeps.jobs import Job
 from smoothadv.sweeps.stages import Stage, StageProgress
 from support.commands import CODE, ENVIRONMENT, succeed
-from support.patience import HANG_SECONDS
 
 # Two epochs of three updates.
 FIXED = {"dataset": "digits", "arch": "digits_resnet8", "recipe": "smoke"}
@@ -71,14 +69,6 @@ def finish(job: Job) -> None:
     """Run all stages of a job in this process."""
     for stage in job.stages:
         do(stage)
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    """Return as soon as ``condition`` holds; fail if it does not for too long."""
-    deadline = time.monotonic() + HANG_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 @contextmanager

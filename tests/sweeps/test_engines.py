@@ -23,8 +23,8 @@ from smoothadv.sweeps.engines.slurm import Attempt, Slurm
 from smoothadv.sweeps.job_execution import DONE, FAILED, STOPPED
 from smoothadv.sweeps.jobs import Job, StateKind, state_of
 from support.commands import call
-from support.patience import HANG_SECONDS
-from support.sweeping import Pretended, held_by_another, pretended_job, wait_for, write_grid
+from support.patience import HANG_SECONDS, wait_for
+from support.sweeping import Pretended, held_by_another, pretended_job, write_grid
 
 pytestmark = pytest.mark.usefixtures("workplace")
 

@@ -20,18 +20,8 @@ from smoothadv.sweeps.job_execution import DONE, FAILED, STOPPED, execute, last_
 from smoothadv.sweeps.job_record import BusyError
 from smoothadv.sweeps.jobs import Job, StateKind, state_of
 from support.commands import rows, succeed, timeless
-from support.patience import HANG_SECONDS
-from support.sweeping import (
-    Pretended,
-    commands_in,
-    is_alive,
-    jobs_of,
-    pretended_job,
-    pretending,
-    wait_for,
-    watcher,
-    write_grid,
-)
+from support.patience import HANG_SECONDS, wait_for
+from support.sweeping import Pretended, commands_in, is_alive, jobs_of, pretended_job, pretending, watcher, write_grid
 from support.warm import patch_stages
 from support.weights import read, same_state
 

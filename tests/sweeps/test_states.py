@@ -14,7 +14,8 @@ from smoothadv.sweeps.job_record import BusyError
 from smoothadv.sweeps.jobs import Job, StateKind, state_of
 from smoothadv.sweeps.stages import StageProgress
 from support.commands import call, rows, snapshot, succeed, timeless
-from support.sweeping import CERTIFY, FIXED, do, finish, held_by_another, is_locked, jobs_of, wait_for, write_grid
+from support.patience import wait_for
+from support.sweeping import CERTIFY, FIXED, do, finish, held_by_another, is_locked, jobs_of, write_grid
 
 pytestmark = pytest.mark.usefixtures("one_thread", "workplace")
 NOISE = {"noise": 0.25}
@@ -94,20 +95,22 @@ def test_record_that_cannot_be_read_is_none(content):
     assert kind(job) is StateKind.WAITING
 
 
-def test_failed_job_says_at_which_stage_and_why():
+@pytest.mark.parametrize(
+    ("record", "expected", "words"),
+    [
+        (
+            {"state": "failed", "stage": "train", "line": "error: no disk"},
+            StateKind.FAILED,
+            ["train", "error: no disk"],
+        ),
+        ({"state": "queued", "id": "12_3"}, StateKind.WAITING, ["12_3"]),
+    ],
+)
+def test_record_says_why_a_job_failed_and_where_it_waits(record, expected, words):
     job = the_job()
     job.record.folder.mkdir(parents=True)
-    job.record.write("failed", stage="train", line="error: no disk")
-    state = state_of(job)
-    assert state.kind is StateKind.FAILED and "train" in state.detail and "error: no disk" in state.detail
-
-
-def test_queued_job_waits_and_says_where():
-    job = the_job()
-    job.record.folder.mkdir(parents=True)
-    job.record.write("queued", id="12_3")
-    state = state_of(job)
-    assert state.kind is StateKind.WAITING and "12_3" in state.detail
+    job.record.write(**record)
+    assert state_of(job).kind is expected and all(word in state_of(job).detail for word in words)
 
 
 def test_incomplete_epochs_are_not_done_and_the_rest_is_added():

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.logs import Log, Logs
@@ -46,17 +47,17 @@ class Comparison(AtRadii, Analysis):
             return self._of_predictions(first, second, pairs)
         radii = self.radii or [0.0, *self.chosen_radii(logs.certification)]
         columns = self._columns(f"certified accuracy at {self.heading}", first, second)
+        right = pairs.correct_first.eq(1), pairs.correct_second.eq(1)
         lengths = zip(self.l2_lengths(first, radii), self.l2_lengths(second, radii))
-        rows: list[list[Cell]] = [
-            [radius_text(radius), len(pairs), *self._at_radius(pairs, *length)]
-            for radius, length in zip(radii, lengths)
+        rows = [
+            self._row(radius_text(radius), right[0] & pairs.radius_first.ge(a), right[1] & pairs.radius_second.ge(b))
+            for radius, (a, b) in zip(radii, lengths)
         ]
         if not any(is_label_aware(log.table) for log in (first, second)):
-            abstained = pairs.predict_first.eq(-1).to_numpy(), pairs.predict_second.eq(-1).to_numpy()
-            rows.append(["abstained", len(pairs), *self._shares(*abstained)])
-        credited = _credited(pairs)
-        rows.append(["larger radius", len(pairs), *self._shares(credited[0] > credited[1], credited[1] > credited[0])])
-        average = self._average_radius(pairs)
+            rows.append(self._row("abstained", pairs.predict_first.eq(-1), pairs.predict_second.eq(-1)))
+        credited = [(pairs[f"radius_{log}"] * pairs[f"correct_{log}"]).to_numpy() for log in ("first", "second")]
+        rows.append(self._row("larger radius", credited[0] > credited[1], credited[1] > credited[0]))
+        average = self._average_radius(*credited)
         kinds = ("number", "number", "signed", "signed", "signed")
         shown = [Annotated(value, kind=kind) for value, kind in zip(average, kinds)]
         row: list[Cell] = [_average_title(first, second), len(pairs)]
@@ -81,27 +82,22 @@ class Comparison(AtRadii, Analysis):
     def _of_predictions(self, first: Log, second: Log, pairs: DataFrame) -> Table:
         if self.radii:
             raise UserError("compare reads no --radii where predictions are compared: each log is of one attack")
-        shares = self._shares(pairs.correct_first.eq(1).to_numpy(), pairs.correct_second.eq(1).to_numpy())
-        return Table(self._columns("predictions", first, second), [["accuracy", len(pairs), *shares]])
+        row = self._row("accuracy", pairs.correct_first.eq(1), pairs.correct_second.eq(1))
+        return Table(self._columns("predictions", first, second), [row])
 
-    def _at_radius(self, pairs: DataFrame, first_length: float, second_length: float) -> list[Cell]:
-        return self._shares(
-            (pairs.correct_first.eq(1) & pairs.radius_first.ge(first_length)).to_numpy(),
-            (pairs.correct_second.eq(1) & pairs.radius_second.ge(second_length)).to_numpy(),
-        )
-
-    def _shares(self, first: np.ndarray, second: np.ndarray) -> list[Cell]:
-        """The columns after the number of examples; bool [examples] say which ones count for each log."""
+    def _row(self, quantity: str, *which: ArrayLike) -> list[Cell]:
+        """A row, where bool [examples] of the first and the second log say ``which`` ones count."""
+        first, second = map(np.asarray, which)
         only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
         low, high = paired_difference_interval(only_first, only_second, len(first), self.confidence)
         difference, p_value = (only_second - only_first) / len(first), mcnemar_p_value(only_first, only_second)
-        return [float(first.mean()), float(second.mean()), difference, low, high, only_first, only_second, p_value]
+        test = [difference, low, high, only_first, only_second, p_value]
+        return [quantity, len(first), float(first.mean()), float(second.mean()), *test]
 
-    def _average_radius(self, pairs: DataFrame) -> list[float]:
-        """Means of R * [correct] and a percentile bootstrap interval of their paired difference; no test."""
+    def _average_radius(self, first: np.ndarray, second: np.ndarray) -> list[float]:
+        """Means of R * [correct], each [examples], and a percentile bootstrap interval of their paired difference."""
         from scipy import stats  # takes a second to load
 
-        first, second = _credited(pairs)
         difference = second - first
         low = high = float(difference.mean())
         if len(difference) > 1:
@@ -115,12 +111,6 @@ class Comparison(AtRadii, Analysis):
                 random_state=np.random.default_rng(self.seed),
             ).confidence_interval
         return [float(value) for value in (first.mean(), second.mean(), difference.mean(), low, high)]
-
-
-def _credited(pairs: DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """R * [correct] of each example in the first and in the second log: float64 [pairs]."""
-    first, second = (pairs[f"radius_{log}"] * pairs[f"correct_{log}"] for log in ("first", "second"))
-    return first.to_numpy(), second.to_numpy()
 
 
 def _average_title(first: Log, second: Log) -> str:

@@ -1,12 +1,11 @@
 """report: one self-contained HTML page with the tables, the figures and the sources of their logs."""
 
 import base64
-import dataclasses
 import html
 import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any, ClassVar
 
@@ -19,6 +18,7 @@ from smoothadv.analysis.envelope import Envelope
 from smoothadv.analysis.examples import Examples
 from smoothadv.analysis.gap import Gap
 from smoothadv.analysis.heat_map import HeatMap
+from smoothadv.analysis.held_out import HeldOut
 from smoothadv.analysis.parameters_table import ParametersTable
 from smoothadv.analysis.plot import CertifiedAccuracyPlot
 from smoothadv.analysis.plot_empirical import EmpiricalPlot
@@ -80,7 +80,7 @@ class Report(Choosing, AtRadii, Analysis):
         template = resources.files(__package__).joinpath("report.html.jinja").read_text(encoding="utf-8")
         environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-        sets = logs.by_images().values()
+        sets = logs.by("images").values()
         certification = [log for those in sets for log in _with_short_names(those.certification)]
         prediction = [log for those in sets for log in _with_short_names(those.prediction)]
         logs = Logs(certification, prediction, logs.training, logs.left_out)
@@ -95,15 +95,22 @@ class Report(Choosing, AtRadii, Analysis):
         )
 
     def _sections(self, logs: Logs) -> Iterator[Section]:
-        for name, those in logs.by_images().items():
-            beside = Logs([*filter(self.takes, logs.certification)], [*filter(self.takes, those.prediction)])
+        certification = [*filter(self.takes, logs.certification)]
+        held_out = HeldOut(self.norm, self.high_probability, self.radii, self.unfinished)
+        if parts := _if_possible("Chosen on some images, measured on others", held_out, Logs(certification)):
+            yield Section(
+                "The best models on other images",
+                "The best of many models is partly the luckiest on the images that chose it. The right columns are "
+                "of images that had no part in the choice: these are the numbers to report.",
+                parts,
+            )
+        for name, those in logs.by("images").items():
             # Its sections are below the name of the set, which their labels need not repeat.
-            here = [
-                [dataclasses.replace(log, images="") for log in some]
-                for some in (those.certification, those.prediction)
-            ]
-            for section in self._about(Logs(*here), beside):
-                yield dataclasses.replace(section, images=name)
+            here = Logs(
+                *([replace(log, images="") for log in some] for some in (those.certification, those.prediction))
+            )
+            for section in self._about(here, Logs(certification, [*filter(self.takes, those.prediction)])):
+                yield replace(section, images=name)
         if logs.training:
             few = Logs(training=logs.training[:_MOST_CURVES])
             more = f" (the first {_MOST_CURVES} of {len(logs.training)})" if len(logs.training) > _MOST_CURVES else ""
@@ -171,7 +178,7 @@ class Report(Choosing, AtRadii, Analysis):
                 figure = EnvelopePlot(self.norm, self.high_probability, self.unfinished, by)(logs)
                 parts.append(_figure("Upper envelopes" + (" by sigma" if by else " by group"), figure))
         parts += self._selected(logs.certification)
-        for those in logs.by_procedure().values():
+        for those in logs.by("procedure").values():
             parts += self._heat_maps(those.certification)
         return Section(
             "Best log by radius",
@@ -238,7 +245,7 @@ def _with_short_names(logs: list[Log]) -> list[Log]:
         ]
         name = ": ".join(filter(None, (log.group * several, ", ".join(words)))) or log.name
         times[name] += 1
-        renamed.append(dataclasses.replace(log, name=name + f" ({times[name]})" * (times[name] > 1)))
+        renamed.append(replace(log, name=name + f" ({times[name]})" * (times[name] > 1)))
     return renamed
 
 
@@ -278,7 +285,7 @@ def _if_possible(caption: str, analysis: Analysis, logs: Logs) -> list[Part]:
 
 def _examples(logs: Logs) -> Section:
     parts = []
-    for procedure, those in logs.by_procedure().items():
+    for procedure, those in logs.by("procedure").items():
         parts += _if_possible(f"Worst{_of(procedure)}", Examples(worst=_EXAMPLES_SHOWN), those)
         parts += _if_possible(f"Best{_of(procedure)}", Examples(best=_EXAMPLES_SHOWN), those)
     text = "Over all logs: an image's radius counts as 0 in a log that gets it wrong or abstains."

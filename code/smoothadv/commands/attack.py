@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import shlex
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -148,10 +149,8 @@ def _attack(parser: Parser, options: argparse.Namespace, command: Sequence[str])
 
         log, certificates = falsifying.falsify(request)
         if _is_finished(log, request, options.png):
-            verdict = falsifying.verdict(request, certificates)
-            _print_verdict(
-                verdict, request, lambda outdir, index: _repeating_command(parser, options, log, outdir, index)
-            )
+            repeat = partial(_repeating_command, parser, options, log)
+            _print_verdict(falsifying.verdict(request, certificates), request, repeat)
         return
     for log in attacking.attack(request):
         if _is_finished(log, request, options.png):

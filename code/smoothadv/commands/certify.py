@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from smoothadv.certification import PROCEDURES
+from smoothadv.certification import PROCEDURES, Procedure
 from smoothadv.commands.merging import evaluation_main, finished_shard_message
 from smoothadv.commands.options.components import (
+    add_components,
     add_options,
-    add_settings,
     given_settings,
-    name_in,
     refuse_foreign_settings,
 )
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser
 from smoothadv.evaluation.requests import CertifyRequest
 from smoothadv.readers import read_certification_log
-from smoothadv.settings import positive_int, settings_of
-
-if TYPE_CHECKING:
-    from smoothadv.evaluation.certifying import CertifiedLog
+from smoothadv.settings import positive_int
 
 _EXAMPLES = """examples:
   python code/certify.py digits models/digits_gaussian/checkpoint.pth.tar 0.25 logs/digits.tsv --N 10000
@@ -56,14 +52,13 @@ def make_parser() -> Parser:
         parser,
         outfile="log to write (TSV)",
         n_help="draws that estimate the class's probability; for adaptive, at most that many (default: "
-        + ", ".join(f"{PROCEDURES[name].default_n:,} for {name}" for name in PROCEDURES)
+        + ", ".join(f"{procedure.default_n:,} for {name}" for name, procedure in PROCEDURES.items())
         + ")",
     )
     add_options(parser, {"--N0": (positive_int, "draws that select the class (default: 100)", 100)})
     group = parser.add_argument_group("procedure")
     names = f"certification procedure, one of {', '.join(sorted(PROCEDURES))} (default: exact)"
-    add_options(group, {"--method NAME": (name_in(PROCEDURES), names, "exact")})
-    add_settings(group, [setting for name in PROCEDURES for setting in settings_of(PROCEDURES[name])])
+    add_components(group, "--method", PROCEDURES, names, "exact")
     sound = (
         "noise in whole grey levels and deterministic kernels: certificates that hold for the executed arithmetic, on "
         "8-bit images"
@@ -90,23 +85,23 @@ def _certify(parser: Parser, options: argparse.Namespace, command: Sequence[str]
     request = request_of(parser, options, command)
     from smoothadv.evaluation.certifying import certify  # imports torch, for which a usage error need not wait
 
-    log = certify(request)
-    if log.is_whole:
-        _summarise(log)
+    is_whole, procedure = certify(request)
+    if is_whole:
+        _summarise(request.outfile, procedure)
     elif request.shard is not None:
         print(finished_shard_message(request.shard, request.outfile, "certify"))
 
 
-def _summarise(log: CertifiedLog) -> None:
+def _summarise(log: Path, procedure: Procedure) -> None:
     """Print one line with the results in the log; where radii lie on a grid, the accuracies at the grid's radii."""
     from smoothadv.analysis.shared.log_statistics import average_certified_radius, certified_accuracy, default_radii
 
-    table = read_certification_log(log.path)
-    grid = [radius for radius in getattr(log.procedure, "radii", ()) if radius > 0]
+    table = read_certification_log(log)
+    grid = [radius for radius in getattr(procedure, "radii", ()) if radius > 0]
     radii = grid or default_radii([table])
     accuracies = ", ".join(f"{certified_accuracy(table, radius):.1%} at {radius:g}" for radius in [0.0, *radii][:6])
-    on_the_grid = " on the grid of radii" if log.procedure.on_grid else ""
+    on_the_grid = " on the grid of radii" if procedure.on_grid else ""
     print(
-        f"{log.path}: {len(table)} examples, certified accuracy {accuracies}; "
+        f"{log}: {len(table)} examples, certified accuracy {accuracies}; "
         f"average certified radius{on_the_grid} {average_certified_radius(table):.3f}"
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from smoothadv.certification import ABSTAIN
 from smoothadv.commands.merging import evaluation_main, finished_shard_message
-from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan_of, given_evaluation_flags
+from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan_of, given_attack_flags
 from smoothadv.commands.options.components import add_options
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser
@@ -44,7 +44,7 @@ def make_parser() -> Parser:
 
 def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> PredictRequest:
     """The request that the options describe; a usage error for options of an attack without --attack."""
-    given = given_evaluation_flags(options)
+    given = given_attack_flags(parser, options)
     if given and options.attack is None:
         parser.error(f"{given[0]} is only read together with --attack: add --attack NAME or leave it out")
     return PredictRequest(

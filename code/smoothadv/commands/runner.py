@@ -82,6 +82,12 @@ class Parser(argparse.ArgumentParser):
                 hint = did_you_mean(flag[2:], known, shown="--{}") or "; --plugin FILE adds the options of a plug-in"
                 self.error(f"unknown option {flag}{hint}")
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)  # type: ignore[misc]  # typeshed does not know it
+        except UserError as error:  # argparse expects other exceptions of a type
+            raise argparse.ArgumentError(action, str(error)) from None
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]

@@ -9,7 +9,7 @@ from pathlib import Path
 from smoothadv import plugins
 from smoothadv.architectures import ARCHITECTURES
 from smoothadv.commands.options.attack import in_256ths, unchanged
-from smoothadv.commands.options.components import add_options, name_in
+from smoothadv.commands.options.components import add_options
 from smoothadv.commands.options.shared import add_dataset, add_running
 from smoothadv.commands.options.training import add_training, request_of, with_recipes
 from smoothadv.commands.runner import Parser, run
@@ -44,7 +44,7 @@ def training_parser(
     words = sys.argv[1:] if arguments is None else arguments
     parser = Parser(prog=name, description=description, epilog=examples)
     add_dataset(parser)
-    arch = name_in(ARCHITECTURES), f"one of {', '.join(ARCHITECTURES)}"
+    arch = ARCHITECTURES.require, f"one of {', '.join(ARCHITECTURES)}"
     outdir = Path, "folder for the checkpoint, the log and the arguments"
     add_options(parser, {"arch ARCH": arch, "outdir OUTDIR": outdir})
     add_training(parser, objective, in_256ths if "--released-behaviour" in words else unchanged)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from smoothadv.analysis.shared.procedure import is_label_aware
-from smoothadv.bounds import binomial_interval, certified_accuracy_deduction
+from smoothadv.bounds import binomial_interval
 from smoothadv.readers import DataFrame
 
 _STEPS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -51,18 +51,6 @@ def abstention_rate(table: DataFrame) -> float | None:
 def empirical_accuracy(table: DataFrame) -> float:
     """Of a prediction log, the share of examples that PREDICT classifies correctly; an abstention counts as wrong."""
     return float(table.correct.mean())
-
-
-def high_probability_accuracies(
-    table: DataFrame, radii: Iterable[float], alpha: float, rho: float, models: int = 1, exact: bool = False
-) -> np.ndarray:
-    """Certified accuracies that hold with probability 1 - rho over the certification's draws, at each radius.
-
-    The measured ones less ``bounds.certified_accuracy_deduction``, which says what is ``exact``; at least 0. Where the
-    log is the best of ``models`` at the radius, rho is divided by their number (union bound): a selection is allowed.
-    """
-    deduction = certified_accuracy_deduction(len(table), alpha, rho / models, exact)
-    return np.maximum(certified_accuracies(table, radii) - deduction, 0.0)
 
 
 def bootstrap_interval(accuracies: np.ndarray, examples: int, confidence: float) -> tuple[np.ndarray, np.ndarray]:

@@ -42,10 +42,10 @@ _READ_BY = {
 class Log:
     """A log's ``table`` (see ``readers``), a ``name`` that is short yet unique, and its hyper-parameters.
 
-    ``group`` is the name given on the command line (NAME=LOG), else the folder or glob in which the log was found,
-    "" for a log that was named itself. ``notes`` are sentences that a reader of its numbers should know. ``images`` is
-    what people call the images that it is about, "" where all logs that were read are about the same ones; likewise
-    ``procedure``, of a prediction log only whether it is of the k most probable classes.
+    ``group`` is the name given on the command line (NAME=LOG: it is ``grouped``), else the folder or glob in which the
+    log was found, "" for a log that was named itself. ``notes`` are sentences that a reader of its numbers should know.
+    ``images`` is what people call the images that it is about, "" where all logs that were read are about the same
+    ones; likewise ``procedure``, of a prediction log only whether it is of the k most probable classes.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Log:
     notes: tuple[str, ...] = ()
     images: str = ""
     procedure: str = ""
+    grouped: bool = False
 
     @property
     def is_on_grid(self) -> bool:
@@ -76,10 +77,14 @@ class Log:
     @property
     def label(self) -> Label:
         """Its name; people also see its progress, its images and its procedure."""
+        return self.labelled(self.name)
+
+    def labelled(self, words: str) -> Label:
+        """Its label, in which people see ``words`` in place of its name."""
         label = Label(self.name)
         label.full = str(self.path)
-        name = self.name + f" ({self.progress})" * bool(self.progress)
-        label.shown = ", ".join(filter(None, (name, self.images, self.procedure)))
+        words += f" ({self.progress})" * bool(self.progress)
+        label.shown = ", ".join(filter(None, (words, self.images, self.procedure)))
         return label
 
 
@@ -94,18 +99,13 @@ class Logs:
     left_out: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
 
-    def by_images(self) -> dict[str, Logs]:
-        """The certification and prediction logs of each image set, by its name."""
-        sets = {log.images: Logs() for log in [*self.certification, *self.prediction]}
-        for name, of_set in sets.items():
-            of_set.certification.extend(log for log in self.certification if log.images == name)
-            of_set.prediction.extend(log for log in self.prediction if log.images == name)
-        return sets
-
-    def by_procedure(self) -> dict[str, Logs]:
-        """The certification logs of each procedure, by its name."""
-        names = dict.fromkeys(log.procedure for log in self.certification)
-        return {name: Logs([log for log in self.certification if log.procedure == name]) for name in names}
+    def by(self, fact: str) -> dict[str, Logs]:
+        """The certification and prediction logs of the same ``images``, or the same ``procedure``, by its name."""
+        parts: dict[str, Logs] = {}
+        for kind in ("certification", "prediction"):
+            for log in getattr(self, kind):
+                getattr(parts.setdefault(getattr(log, fact), Logs()), kind).append(log)
+        return parts
 
 
 @dataclass(frozen=True)
@@ -144,12 +144,10 @@ def read_logs(
         warn(f"{reason}; it is left out")
     logs = _without_training_images(logs, warn)
     both = [*_with_names(logs.certification), *_with_names(logs.prediction)]
-    images = image_set_names([(log.table, log.parameters) for log in both])
-    named = [replace(log, images=name) for log, name in zip(both, images)]
-    count = len(logs.certification)
-    facts = [(log.table, log.parameters) for log in named]
+    count, facts = len(logs.certification), [(log.table, log.parameters) for log in both]
     procedures = [*procedure_names(facts[:count]), *prediction_names(facts[count:], facts[:count])]
-    named = [replace(log, procedure=name) for log, name in zip(named, procedures)]
+    names = zip(both, image_set_names(facts), procedures)
+    named = [replace(log, images=images, procedure=procedure) for log, images, procedure in names]
     return Logs(named[:count], named[count:], _with_names(logs.training), [*left_out, *logs.left_out])
 
 
@@ -245,7 +243,7 @@ def _read_one(entry: _Found, kinds: set[str], stated: Mapping[str, ParameterValu
 
 
 def _log(entry: _Found, table: DataFrame, parameters: Parameters, notes: list[str]) -> Log:
-    return Log("", entry.path, entry.group, table, parameters, tuple(notes))
+    return Log("", entry.path, entry.group, table, parameters, tuple(notes), grouped=entry.grouped)
 
 
 def _without_training_images(logs: Logs, warn: Warn) -> Logs:

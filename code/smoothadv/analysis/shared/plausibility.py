@@ -41,8 +41,9 @@ def check_certificates(path: Path, table: DataFrame, parameters: Parameters) -> 
         )
     elif not counted:
         # Every procedure spends alpha or a part of it, so that none exceeds this.
-        cap = maximum_radius(n, sigma, alpha)
-        _check_cap(path, table, cap, f"sigma {sigma:g}, n = {n:,} and alpha = {alpha:g} ({_sources(parameters)})")
+        cap, sources = maximum_radius(n, sigma, alpha), parameters.sources
+        known = ", ".join(f"{name} {sources[name]}" for name in ("sigma", "N", "alpha") if name in sources)
+        _check_cap(path, table, cap, f"sigma {sigma:g}, n = {n:,} and alpha = {alpha:g} ({known})")
     return parameters, notes
 
 
@@ -175,12 +176,6 @@ def _half_unit(radius: float) -> float:
         return 1e-9 * radius
     # 1.9 may be 1.90 with three significant digits, of which repr drops the zero: never take fewer than three.
     return 0.5 * 10.0 ** -max(decimals, 2 - math.floor(math.log10(radius)))
-
-
-def _sources(parameters: Parameters) -> str:
-    return ", ".join(
-        f"{name} {parameters.sources[name]}" for name in ("sigma", "N", "alpha") if name in parameters.sources
-    )
 
 
 def rounded_by(radii: np.ndarray) -> np.ndarray:

@@ -17,12 +17,11 @@ from smoothadv.analysis.shared.log_statistics import (
     clopper_pearson_band,
     default_radii,
     dkw_band,
-    high_probability_accuracies,
 )
 from smoothadv.analysis.shared.logs import Log
 from smoothadv.analysis.shared.selection import one_of
 from smoothadv.analysis.shared.table_formats import Column
-from smoothadv.bounds import l2_radius_for, linf_radius
+from smoothadv.bounds import certified_accuracy_deduction, l2_radius_for, linf_radius
 from smoothadv.errors import UserError
 from smoothadv.settings import SettingError, probability, setting
 
@@ -99,12 +98,17 @@ class Norm:
         return self.accuracies_at_lengths(log, self.l2_lengths(log, radii), models)
 
     def accuracies_at_lengths(self, log: Log, lengths: Iterable[float], models: int = 1) -> np.ndarray:
-        """As ``accuracies``, at l2 radii."""
-        rho = self.high_probability
+        """As ``accuracies``, at l2 radii.
+
+        With ``high_probability`` less ``bounds.certified_accuracy_deduction``, but at least 0. Where the log is the
+        best of ``models``, rho is divided by their number (union bound): a selection is allowed.
+        """
+        accuracies, rho = certified_accuracies(log.table, lengths), self.high_probability
         if rho is None:
-            return certified_accuracies(log.table, lengths)
+            return accuracies
         exact = getattr(rho, "exact", False)
-        return high_probability_accuracies(log.table, lengths, log.parameters.alpha, rho, models, exact)
+        deduction = certified_accuracy_deduction(len(log.table), log.parameters.alpha, rho / models, exact)
+        return np.maximum(accuracies - deduction, 0.0)
 
     def l2_lengths(self, log: Log, radii: Iterable[float]) -> np.ndarray:
         """The l2 radii that certify the ``radii``, rounded up: float64."""

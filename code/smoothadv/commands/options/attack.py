@@ -9,12 +9,13 @@ from typing import Any
 from smoothadv.attacks import ATTACKS, GradientAttack
 from smoothadv.attacks.estimators import ESTIMATORS, GradientEstimator, Stein, plug_in
 from smoothadv.attacks.target_rules import EVERY, KNOWN_TARGETS, TARGET_RULES
-from smoothadv.commands.options.components import add_options, add_settings, compose, name_in, refuse_foreign_settings
+from smoothadv.commands.options.components import add_components, add_options, compose_chosen
 from smoothadv.commands.runner import Parser
 from smoothadv.evaluation.requests import AttackPlan
-from smoothadv.settings import Setting, batch_size, perturbation_size_in_256ths, positive_int, settings_of
+from smoothadv.settings import Setting, batch_size, perturbation_size_in_256ths, positive_int
 
 BASE = "base"
+_GROUP = "attack"
 _NO_GRADIENT = {
     "--no-grad-attack": "estimate gradients from probabilities, without backpropagation (SmoothAdv, section 3.1)",
     "--hard-no-grad-attack": "as --no-grad-attack, but from the base classifier's decisions only",
@@ -36,19 +37,11 @@ def add_attack(
 
     ``same_as`` replaces the help texts of flags for which a command has another name too.
     """
-    group = parser.add_argument_group("attack")
+    group = parser.add_argument_group(_GROUP)
     names = f"one of {', '.join(ATTACKS)} (default: {default or 'none'})"
-    add_options(group, {"--attack NAME": (name_in(ATTACKS), names, default)})
-    add_settings(group, map(adapt, _attack_settings()))
-    for flag, what in _NO_GRADIENT.items():
-        group.add_argument(
-            flag, dest=flag, action="store_true", default=argparse.SUPPRESS, help=same_as.get(flag, what)
-        )
+    add_components(group, "--attack", ATTACKS, names, default, adapt)
+    add_options(group, {flag: (None, same_as.get(flag, what)) for flag, what in _NO_GRADIENT.items()})
     return group
-
-
-def _attack_settings() -> list[Setting]:
-    return [setting for name in ATTACKS for setting in settings_of(ATTACKS[name])]
 
 
 def in_256ths(setting: Setting) -> Setting:
@@ -64,13 +57,12 @@ def compose_attack(parser: Parser, options: argparse.Namespace, noise_sd: float,
         parser.error(
             f"an attack is needed: --attack NAME --epsilon E --num-steps T, where NAME is {', '.join(ATTACKS)}"
         )
-    chosen, name = ATTACKS[options.attack], f"--attack {options.attack}"
-    refuse_foreign_settings(parser, options, ATTACKS, "--attack")
-    return compose(parser, chosen, options, name, estimator=_estimator(parser, options, noise_sd), **given)
+    estimator = _estimator(parser, options, noise_sd)
+    return compose_chosen(parser, ATTACKS, options, "--attack", estimator=estimator, **given)
 
 
 def _estimator(parser: Parser, options: argparse.Namespace, noise_sd: float) -> GradientEstimator:
-    given = [flag for flag in _NO_GRADIENT if flag in options]
+    given = [flag for flag in _NO_GRADIENT if getattr(options, flag[2:].replace("-", "_"))]
     named = getattr(options, "gradient", None)
     if named is not None and given:
         parser.error(f"{given[0]} and --gradient say the same thing: leave one of them out")
@@ -83,12 +75,11 @@ def _estimator(parser: Parser, options: argparse.Namespace, noise_sd: float) -> 
     return Stein(noise_sd, hard="--hard-no-grad-attack" in given)
 
 
-def given_attack_flags(options: argparse.Namespace) -> list[str]:
-    """The attack options on the command line: a command that makes no attack must refuse them."""
-    flags = ["--attack"] * (options.attack is not None)
-    return flags + [
-        flag for flag in (*(setting.flag for setting in _attack_settings()), *_NO_GRADIENT) if flag in options
-    ]
+def given_attack_flags(parser: Parser, options: argparse.Namespace) -> list[str]:
+    """The options of an attack that are on the command line: a command that makes no attack must refuse them."""
+    (group,) = (group for group in parser._action_groups if group.title == _GROUP)
+    actions = group._group_actions
+    return [one.option_strings[0] for one in actions if getattr(options, one.dest, one.default) != one.default]
 
 
 def _target(text: str) -> int | str:
@@ -131,7 +122,7 @@ def add_evaluation_attack(
         "--hard-no-grad-attack": "the same as --gradient hard-stein",
     }
     group = add_attack(parser, adapt, default, same_as)
-    kinds = {name: ESTIMATORS[name].description for name in ESTIMATORS}
+    kinds = {name: estimator.description for name, estimator in ESTIMATORS.items()}
     kinds[BASE] = "of the base classifier, without noise"
     text = "; ".join(f"{name}: {what}" for name, what in kinds.items())
     draws = f"noise draws that the attack averages over (default: {default_draws}; paper: up to 512)"
@@ -144,15 +135,6 @@ def add_evaluation_attack(
             **_EVALUATION,
         },
     )
-
-
-def given_evaluation_flags(options: argparse.Namespace) -> list[str]:
-    """Those of these options that are on the command line: a command that makes no attack must refuse them."""
-    flags = ("--num-noise-vec", "--gradient", "--base-attack", "--restarts", "--target", "--attack-batch")
-    values = (getattr(options, flag[2:].replace("-", "_")) for flag in flags)
-    return given_attack_flags(options) + [
-        flag for flag, value in zip(flags, values) if value is not None and value is not False
-    ]
 
 
 def attack_plan_of(parser: Parser, options: argparse.Namespace, default_draws: int = 1, **given: Any) -> AttackPlan:

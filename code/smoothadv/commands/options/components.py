@@ -6,27 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from smoothadv.commands.runner import Parser
-from smoothadv.errors import UserError
 from smoothadv.registry import Registry
 from smoothadv.settings import Setting, settings_of
-
-
-def name_in(registry: Registry) -> Callable[[str], str]:
-    """An argparse type: a name that ``registry`` knows."""
-    return name_that(registry.require)
-
-
-def name_that(check: Callable[[str], object]) -> Callable[[str], str]:
-    """An argparse type: a name for which ``check`` raises no UserError."""
-
-    def parse(text: str) -> str:
-        try:
-            check(text)
-        except UserError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-        return text
-
-    return parse
 
 
 def add_options(parser: argparse._ActionsContainer, table: Mapping[str, tuple[Any, ...]]) -> None:
@@ -86,6 +67,33 @@ def add_settings(parser: argparse._ActionsContainer, settings: Iterable[Setting]
         )
 
 
+def add_components(
+    parser: argparse._ActionsContainer,
+    flag: str,
+    registry: Registry[type[Any]],
+    text: str,
+    default: str | None = None,
+    adapt: Callable[[Setting], Setting] = lambda setting: setting,
+) -> None:
+    """``flag`` NAME, which chooses a component, and the settings of all of ``registry``, each changed by ``adapt``."""
+    add_options(parser, {f"{flag} NAME": (registry.require, text, default)})
+    add_settings(parser, [adapt(setting) for component in registry.values() for setting in settings_of(component)])
+
+
+def compose_chosen(
+    parser: Parser,
+    registry: Registry[type[Any]],
+    options: argparse.Namespace,
+    chooser: str,
+    also: Iterable[type] = (),
+    **given: Any,
+) -> Any:
+    """``compose`` what the option ``chooser``, like --attack, names; refuses foreign settings."""
+    refuse_foreign_settings(parser, options, registry, chooser, also)
+    name = getattr(options, chooser.removeprefix("--"))
+    return compose(parser, registry[name], options, f"{chooser} {name}", **given)
+
+
 def compose(parser: Parser, component: type, options: argparse.Namespace, name: str, **given: Any) -> Any:
     """Build ``component`` from the values ``given`` and the options that its other settings declare.
 
@@ -124,8 +132,8 @@ def refuse_foreign_settings(
     """
     chosen = getattr(options, chooser.removeprefix("--"))
     readable = {setting.flag for component in (registry[chosen], *also) for setting in settings_of(component)}
-    for name in registry:
-        for setting in settings_of(registry[name]):
+    for name, component in registry.items():
+        for setting in settings_of(component):
             if setting.flag in options and setting.flag not in readable:
                 other = f"{setting.flag} is not read by {chooser} {chosen}, but by {chooser} {name}"
                 parser.error(f"{other}: leave it out, or change {chooser}")

@@ -50,15 +50,11 @@ def with_recipe(
             if word.partition("=")[0] in _NEVER:
                 parser.error(f"{word.partition('=')[0]} is no part of a recipe")
         recipe = vars(parser.parse_args([options.dataset, options.arch, str(options.outdir), *words]))
-    # First the options that choose components: which settings are readable depends on them.
-    for is_setting in (False, True):
-        known = readable(options)
-        added = {}
-        for field, value in recipe.items():
-            present = getattr(options, field, None)
-            # A switch that is not on the command line is False; another option is None or has no attribute.
-            is_missing = present is None or (present is False and parser.get_default(field) is False)
-            if field.startswith("--") == is_setting and is_missing and (not is_setting or field in known):
-                added[field] = value
-        options = argparse.Namespace(**{**vars(options), **added})
-    return options
+    # A switch that is not on the command line is False; another option is None or has no attribute.
+    missing = {
+        name for name, value in vars(options).items() if value is None or value is parser.get_default(name) is False
+    }
+    given = {name: value for name, value in vars(options).items() if name not in missing}
+    known = readable(argparse.Namespace(**{**recipe, **given}))
+    taken = {name: value for name, value in recipe.items() if not name.startswith("--") or name in known}
+    return argparse.Namespace(**{**vars(options), **taken, **given})

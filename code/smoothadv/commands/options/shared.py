@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from smoothadv.commands.options.components import add_options, name_that
+from smoothadv.commands.options.components import add_options
 from smoothadv.commands.runner import Parser
 from smoothadv.datasets import DATASETS, check_dataset_name
-from smoothadv.errors import UserError
 from smoothadv.settings import non_negative_int
 
 if TYPE_CHECKING:
@@ -18,8 +16,13 @@ if TYPE_CHECKING:
 
 def add_dataset(parser: Parser, check: Callable[[str], object] = check_dataset_name) -> None:
     """The positional DATASET, whose name ``check`` refuses by a UserError."""
+
+    def parse(text: str) -> str:
+        check(text)
+        return text
+
     names = ", ".join(f"{name}:PATH" if DATASETS[name].takes_location else name for name in DATASETS)
-    parser.add_argument("dataset", metavar="DATASET", type=name_that(check), help=f"one of {names}")
+    add_options(parser, {"dataset DATASET": (parse, f"one of {names}")})
 
 
 def add_running(parser: Parser, existing: str = "refuse") -> None:
@@ -48,7 +51,4 @@ def add_running(parser: Parser, existing: str = "refuse") -> None:
 def _device(text: str) -> torch.device:
     from smoothadv.devices import usable_device  # imports torch, which only those who give --device wait for here
 
-    try:
-        return usable_device(text)
-    except UserError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return usable_device(text)

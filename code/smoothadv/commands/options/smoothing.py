@@ -33,6 +33,14 @@ def _maximum(text: str) -> int | None:
     return None if text == "-1" else positive_int(text)
 
 
+_WHAT = {
+    "checkpoint CHECKPOINT": (
+        Path,
+        "checkpoint.pth.tar of a trained or released model, or an ensemble: A.pth.tar+B.pth.tar, the mean of the "
+        "logits, or a TOML file with members = ['A.pth.tar', 'B.pth.tar'] and mean = 'logits' or 'probabilities'",
+    ),
+    "sigma SIGMA": (positive_noise_level, "standard deviation of the smoothing noise on images in [0, 1]"),
+}
 _SPEED = {
     "--batch B": (
         batch_size,
@@ -61,16 +69,7 @@ _IMAGES = {
 def add_smoothing(parser: Parser, outfile: str, n_help: str, output: str = "outfile") -> None:
     """DATASET CHECKPOINT SIGMA OUTFILE and the options that certify, predict and attack share."""
     add_dataset(parser, check=str)  # see _check_dataset
-    parser.add_argument(
-        "checkpoint",
-        metavar="CHECKPOINT",
-        type=Path,
-        help="checkpoint.pth.tar of a trained or released model, or an ensemble: A.pth.tar+B.pth.tar, the mean of the "
-        "logits, or a TOML file with members = ['A.pth.tar', 'B.pth.tar'] and mean = 'logits' or 'probabilities'",
-    )
-    sigma = "standard deviation of the smoothing noise on images in [0, 1]"
-    parser.add_argument("sigma", metavar="SIGMA", type=positive_noise_level, help=sigma)
-    parser.add_argument(output, metavar=output.upper(), type=Path, help=outfile)
+    add_options(parser, {**_WHAT, f"{output} {output.upper()}": (Path, outfile)})
     group = parser.add_argument_group("smoothing")
     alpha = "probability of a false statement per image (default: 0.001)"
     add_options(group, {"--N": (_draws, n_help), "--alpha": (probability, alpha, 0.001)})

@@ -9,14 +9,7 @@ from typing import Any
 from smoothadv.attacks import ATTACKS
 from smoothadv.choices import INPUT_LAYER_NAMES
 from smoothadv.commands.options.attack import add_attack, compose_attack, given_attack_flags
-from smoothadv.commands.options.components import (
-    add_options,
-    add_settings,
-    compose,
-    fields_given,
-    name_in,
-    refuse_foreign_settings,
-)
+from smoothadv.commands.options.components import add_components, add_options, compose_chosen, fields_given
 from smoothadv.commands.options.recipes import RELEASED, recipe_names, with_recipe
 from smoothadv.commands.runner import Parser
 from smoothadv.objectives import OBJECTIVES, Objective
@@ -105,9 +98,8 @@ def add_training(parser: Parser, objective: str, adapt: Callable[[Setting], Sett
     add_options(parser.add_argument_group("recipes (options on the command line override them)"), _RECIPES)
     group = parser.add_argument_group("objective")
     names = f"one of {', '.join(OBJECTIVES)} (default: {objective})"
-    add_options(group, {"--objective NAME": (name_in(OBJECTIVES), names)})
     parser.set_defaults(default_objective=objective)
-    add_settings(group, [setting for name in OBJECTIVES for setting in settings_of(OBJECTIVES[name])])
+    add_components(group, "--objective", OBJECTIVES, names)
     add_attack(parser, adapt)
     add_options(parser.add_argument_group("schedule (defaults: the paper's for the dataset)"), _SCHEDULE)
     add_options(parser.add_argument_group("data and start"), _DATA)
@@ -171,14 +163,12 @@ def _objective(parser: Parser, options: argparse.Namespace) -> Objective:
             parser.error("--noise is required: the noise's standard deviation on images in [0, 1], like 0.25")
         noise_sd = 0.0 if "--base-attack" in options else getattr(options, "--noise")
         given["attack"] = compose_attack(parser, options, noise_sd)
-    elif given_attack_flags(options):
+    elif flags := given_attack_flags(parser, options):
         parser.error(
-            f"{given_attack_flags(options)[0]} is not read by --objective {options.objective}, which makes no "
-            "attack: leave it out, or use train_pgd"
+            f"{flags[0]} is not read by --objective {options.objective}, which makes no attack: leave it out, or use "
+            "train_pgd"
         )
-    attacks = [ATTACKS[name] for name in ATTACKS] if given else []
-    refuse_foreign_settings(parser, options, OBJECTIVES, "--objective", attacks)
-    return compose(parser, component, options, f"--objective {options.objective}", **given)
+    return compose_chosen(parser, OBJECTIVES, options, "--objective", also=ATTACKS.values() if given else (), **given)
 
 
 def _refuse_contradictions(parser: Parser, options: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from smoothadv.analysis.report import Report
 from smoothadv.analysis.shared.table_formats import FORMATS, Column, Table
-from smoothadv.commands.options.components import add_options, add_settings, compose, name_in, refuse_foreign_settings
+from smoothadv.commands.options.components import add_components, add_options, add_settings, compose, compose_chosen
 from smoothadv.commands.runner import Parser, run, terminable
 from smoothadv.commands.sweep.report import write_report
 from smoothadv.errors import UserError, warn
@@ -64,11 +64,7 @@ class Sweep:
 def main(arguments: list[str] | None = None) -> int:
     """The command ``sweep``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
     hint = "all progress is on the disk; run the same command again to continue"
-    return run("sweep", _make_parser, _carry_out, arguments, interrupted=hint)
-
-
-def _carry_out(parser: Parser, options: argparse.Namespace, words: Sequence[str]) -> None:
-    _ACTIONS[options.action][2](options.parser, options)
+    return run("sweep", _make_parser, lambda _, options, words: options.act(options.parser, options), arguments, hint)
 
 
 def _make_parser() -> Parser:
@@ -78,19 +74,18 @@ def _make_parser() -> Parser:
         description="Train, certify and attack a grid of models that a file describes, and report on it.",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, (what, add, _) in _ACTIONS.items():
+    for name, (what, add, act) in _ACTIONS.items():
         action = actions.add_parser(name, prog=f"sweep {name}", help=what, description=f"{what[0].upper()}{what[1:]}.")
         add_options(action, _SHARED)
         add(action)
-        action.set_defaults(parser=action)
+        action.set_defaults(parser=action, act=act)
     return parser
 
 
 def _add_engine(parser: Parser) -> None:
     group = parser.add_argument_group("engine")
-    engines = "; ".join(f"{name}: {ENGINES[name].__doc__}" for name in ENGINES)
-    add_options(group, {"--engine NAME": (name_in(ENGINES), f"what runs the jobs: {engines}", "local")})
-    add_settings(group, [setting for name in ENGINES for setting in settings_of(ENGINES[name])])
+    engines = "; ".join(f"{name}: {engine.__doc__}" for name, engine in ENGINES.items())
+    add_components(group, "--engine", ENGINES, f"what runs the jobs: {engines}", "local")
 
 
 def _add_report(parser: Parser) -> None:
@@ -101,7 +96,11 @@ def _add_report(parser: Parser) -> None:
 
 def _read(options: argparse.Namespace) -> list[Sweep]:
     """The grids with the jobs that --only selects, by default all."""
-    grids = [read_grid(path, options.max_models) for path in options.grids]
+    return _planned([read_grid(path, options.max_models) for path in options.grids], options)
+
+
+def _planned(grids: Sequence[Grid], options: argparse.Namespace) -> list[Sweep]:
+    """As ``_read``, of grids that have been read: their files may change while a sweep runs."""
     # Imports the commands of the jobs, and torch: the help and an error in a grid's file do not wait for these.
     from smoothadv.commands.sweep.planning import SharedOptions, plan_sweep
 
@@ -140,16 +139,19 @@ def _plan(parser: Parser, options: argparse.Namespace) -> None:
     for sweep in _read(options):
         grid, plans = sweep.grid, sweep.plans
         columns = [Column(name, name, "text") for name in ("group", "folder", "then")]
-        rows = [
-            [plan.job.group, plan.job.name, ", ".join(stage.title for stage in plan.job.evaluations) or "nothing"]
-            for plan in plans
-        ]
+        rows = [[plan.job.group, plan.job.name, ", ".join(_then(plan)) or "nothing"] for plan in plans]
         print(f"{grid.name}: {grid.about}; {len(plans)} jobs\nmodels in {grid.models}, logs in {grid.logs}\n")
         print(FORMATS[options.format](Table(columns, rows), 1))
         if not options.no_cost:
             from smoothadv.commands.sweep.costs import cost_table
 
             print(cost_table(grid, plans, options.device) + "\n")
+
+
+def _then(plan: Plan) -> list[str]:
+    """What follows the training, for people."""
+    perhaps = [f"{table.command} {table.name} if best" for table in plan.pending]
+    return [*(stage.title for stage in plan.job.evaluations), *perhaps]
 
 
 def _status(parser: Parser, options: argparse.Namespace) -> None:
@@ -170,15 +172,18 @@ def _jobs(sweeps: Sequence[Sweep]) -> list[Job]:
 
 def _summary(sweeps: Sequence[Sweep], states: Sequence[JobState]) -> str:
     counted = ", ".join(f"{number} {kind.value}" for kind, number in count_states(states).items())
-    return f"{', '.join(sweep.grid.name for sweep in sweeps)}: {len(states)} jobs: {counted}"
+    names = dict.fromkeys(table.name for sweep in sweeps for plan in sweep.plans for table in plan.pending)
+    later = f"; the best models, for {' and '.join(map(repr, names))}, are not known yet" if names else ""
+    return f"{', '.join(sweep.grid.name for sweep in sweeps)}: {len(states)} jobs: {counted}{later}"
 
 
 def _work(parser: Parser, options: argparse.Namespace, *kinds: StateKind) -> None:
     """Run the jobs that are in one of these states; UserError if a job is not done in the end."""
     if os.name == "nt":
         raise UserError(f"sweep {options.action} needs the locks and signals of Linux or macOS; plan and report do not")
-    engine = _engine(parser, options)
-    sweeps = _read(options)
+    engine = compose_chosen(parser, ENGINES, options, "--engine")
+    grids = [read_grid(path, options.max_models) for path in options.grids]
+    sweeps = _planned(grids, options)
     jobs = _jobs(sweeps)
     states = _states(jobs)
     print(_summary(sweeps, states))
@@ -189,18 +194,15 @@ def _work(parser: Parser, options: argparse.Namespace, *kinds: StateKind) -> Non
     to_do = [job for job in wanted if job.key not in queued]
     if not to_do:
         print("nothing to do")
-    blocked = [job for job, state in zip(jobs, states) if state.kind is StateKind.BLOCKED]
+    taken = {(job.key, len(job.stages)) for job in wanted}
     while to_do:
         _hand_over(engine, to_do, _site(sweeps, options))
-        # What these jobs made may be what others wait for, like the members of an ensemble.
-        to_do = [job for job in blocked if state_of(job).kind in kinds]
-        blocked = [job for job in blocked if job not in to_do]
+        # What these jobs made may be what others wait for: members of an ensemble, or logs that tell the best models.
+        sweeps = _planned(grids, options)
+        jobs = _jobs(sweeps)
+        to_do = [job for job in jobs if (job.key, len(job.stages)) not in taken and state_of(job).kind in kinds]
+        taken |= {(job.key, len(job.stages)) for job in to_do}
     _conclude(sweeps, options, is_detached=getattr(engine, "detach", False))
-
-
-def _engine(parser: Parser, options: argparse.Namespace) -> Engine:
-    refuse_foreign_settings(parser, options, ENGINES, "--engine")
-    return compose(parser, ENGINES[options.engine], options, f"--engine {options.engine}")
 
 
 def _site(sweeps: Sequence[Sweep], options: argparse.Namespace) -> Site:

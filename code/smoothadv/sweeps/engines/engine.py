@@ -1,14 +1,11 @@
 """What all engines have in common."""
 
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from smoothadv.settings import positive_int, setting
-from smoothadv.sweeps.job_execution import PACKAGE_ROOT
 from smoothadv.sweeps.jobs import Job
 
 ReportEnd = Callable[[Job, str], None]
@@ -51,17 +48,3 @@ class Engine(ABC):
     def already_has(self, jobs: Iterable[Job]) -> set[str]:
         """The keys of those ``jobs`` that an earlier call has put into the engine's queue and that are still there."""
         return set()
-
-
-@contextmanager
-def package_on_path() -> Iterator[None]:
-    """Within, the processes that are started find this package even if it is not installed."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), before]))
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before

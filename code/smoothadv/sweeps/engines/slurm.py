@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import shlex
 import shutil
 import subprocess
 import threading
@@ -14,8 +15,8 @@ from typing import Any
 from smoothadv.errors import UserError
 from smoothadv.settings import SettingError, positive_int, setting
 from smoothadv.sweeps.engines import ENGINES
-from smoothadv.sweeps.engines.engine import Engine, ReportEnd, Site, package_on_path
-from smoothadv.sweeps.job_execution import DONE, FAILED, STOPPED, attempt
+from smoothadv.sweeps.engines.engine import Engine, ReportEnd, Site
+from smoothadv.sweeps.job_execution import DONE, FAILED, STOPPED, attempt, stage_environment
 from smoothadv.sweeps.job_record import BusyError
 from smoothadv.sweeps.jobs import Job
 
@@ -102,6 +103,8 @@ class Slurm(Engine):
             "array_parallelism": self.jobs or len(jobs),
             "additional_parameters": {"requeue": True, **further},
             "stderr_to_stdout": True,
+            # The processes find this package even if it is not installed.
+            "setup": [f"export PYTHONPATH={shlex.quote(stage_environment(jobs[0])['PYTHONPATH'])}"],
             "srun_args": ["--cpu-bind=none"],  # else Slurm 22.05 and later bind all processes to one core
         }
         if self.partition:
@@ -114,7 +117,7 @@ class Slurm(Engine):
     def _wait(jobs: list[Job], ids: dict[str, str], report_end: ReportEnd) -> None:
         """Report each job when it has left the queue; its record on the disk says how it ended."""
         while jobs:
-            queue = _queue_with_retries()
+            queue = _queue(_QUESTIONS)
             for job in [job for job in jobs if ids[job.key] not in queue]:
                 jobs.remove(job)
                 state = job.record.read().get("state", STOPPED)
@@ -145,32 +148,25 @@ def _submit(submitit: Any, executor: Any, jobs: Sequence[Job]) -> list[str]:
     """Submit an array of jobs; returns their ids. UserError with sbatch's message if it refuses."""
     try:
         # submitit prints sbatch's message on standard error, but the UserError below has it.
-        with package_on_path(), contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.redirect_stderr(io.StringIO()):
             return [str(handle.job_id) for handle in executor.map_array(Attempt(), jobs)]
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
         messages = [line.removeprefix("sbatch: error: ") for line in str(error).splitlines() if "error: " in line]
         raise UserError(f"sbatch refused: {'; '.join(messages) or ' '.join(str(error).split())}") from error
 
 
-def _queue() -> set[str]:
-    """The ids of all jobs in Slurm's queue, waiting or running."""
+def _queue(questions: int = 1) -> set[str]:
+    """The ids of all jobs in Slurm's queue; asks so often while Slurm's controller may be busy or restarting."""
     try:
         done = subprocess.run(["squeue", "-h", "-r", "-o", "%i"], check=True, capture_output=True, text=True)
     except FileNotFoundError:
         raise UserError("there is no squeue here: --engine slurm is for a machine that submits to Slurm") from None
     except subprocess.CalledProcessError as error:
+        if questions > 1:
+            time.sleep(_PAUSE_SECONDS)
+            return _queue(questions - 1)
         raise UserError(f"squeue: {' '.join(error.stderr.split()) or 'failed'}") from None
     return set(done.stdout.split())
-
-
-def _queue_with_retries() -> set[str]:
-    """As ``_queue``, but asks several times if Slurm's controller is busy or restarting."""
-    for _ in range(_QUESTIONS - 1):
-        try:
-            return _queue()
-        except UserError:
-            time.sleep(_PAUSE_SECONDS)
-    return _queue()
 
 
 def _note_queued(job: Job, identity: str, before: dict[str, Any]) -> None:

@@ -1,0 +1,38 @@
+"""Certification logs without files, and whether all of a figure about them can be seen."""
+
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from smoothadv.analysis.shared.hyper_parameters import Parameters
+from smoothadv.analysis.shared.logs import Log
+
+
+def log(name: str, radii: list[float | None] = (0.5,), group: str = "", notes: tuple = (), **values) -> Log:
+    """A log that is right with each of the ``radii``, of images of class 1, and abstains where there is None."""
+    predict = [-1 if radius is None else 1 for radius in radii]
+    table = pd.DataFrame({"idx": range(len(radii)), "label": 1, "predict": predict})
+    table["radius"] = [radius or 0.0 for radius in radii]
+    table["correct"] = (table.predict == 1).astype(int)
+    return Log(name, Path(name), group, table, Parameters(values), notes)
+
+
+def texts_around(axes: Axes) -> list[Text]:
+    """The title, the names of the axes, and the labels of the ticks that are drawn."""
+    texts = [axes.title, axes.xaxis.label, axes.yaxis.label]
+    for axis in (axes.xaxis, axes.yaxis):
+        low, high = sorted(axis.get_view_interval())  # beyond it ticks exist, but are not drawn
+        texts += [label for at, label in zip(axis.get_ticklocs(), axis.get_ticklabels()) if low <= at <= high]
+    return texts
+
+
+def cut_off(figure: Figure, texts: list[Text]) -> list[str]:
+    """Those of the ``texts`` of a drawn figure that are not wholly within it."""
+    width, height = figure.bbox.size
+    boxes = [(text.get_text(), text.get_window_extent()) for text in texts if text.get_text() and text.get_visible()]
+    return [
+        text for text, box in boxes if box.x0 < -0.5 or box.y0 < -0.5 or box.x1 > width + 0.5 or box.y1 > height + 0.5
+    ]
