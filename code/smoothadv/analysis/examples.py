@@ -1,15 +1,24 @@
 """examples: one row per test image, over all logs: which images are easy, and which ones no model gets right."""
 
+import base64
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from smoothadv.analysis import ANALYSES, Analysis
+from smoothadv.analysis.empirical import attack_radius
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.selection import refuse_several
 from smoothadv.analysis.shared.table_formats import Column, Table
-from smoothadv.errors import UserError
-from smoothadv.readers import DataFrame
+from smoothadv.certification import ABSTAIN
+from smoothadv.errors import UserError, warn
+from smoothadv.readers import DataFrame, read_examples
+from smoothadv.records import examples_path
 from smoothadv.settings import positive_int, setting
+
+_TALLEST_PICTURE = 96
 
 
 @ANALYSES.register("examples")
@@ -90,3 +99,45 @@ def example_statistics(logs: Sequence[Log]) -> DataFrame:
     order = ["mean_radius", "certified", "idx"]
     frame = frame.reset_index().sort_values(order, ignore_index=True)
     return frame.astype({"idx": str, "label": str}).astype(object).where(frame.notna(), None)
+
+
+def never_right(logs: Sequence[Log], most: int) -> tuple[int, list[dict[str, str]]]:
+    """How many images are right in none of the prediction logs under attack, and cards of the first ones of which
+    adversarial examples are saved: ``text`` and the address of an ``image``, under the weakest attack that has one."""
+    attacked = sorted((log for log in logs if log.parameters.get("attack") is not None), key=attack_radius)
+    right = {idx for log in attacked for idx in log.table.idx[log.table.correct == 1]}
+    wrong = {idx for log in attacked for idx in log.table.idx} - right  # or an abstention
+    cards: dict[int, dict[str, str]] = {}
+    for log in attacked:
+        try:
+            cards = {**_cards(log, wrong, most), **cards} if examples_path(log.path).exists() else cards
+        except UserError as error:
+            warn(f"{error}; its images are not shown")
+    return len(wrong), [cards[idx] for idx in sorted(cards)[:most]]
+
+
+def _cards(log: Log, wrong: set[int], most: int) -> dict[int, dict[str, str]]:
+    """By index, cards of the first images among ``wrong`` of which a log's adversarial examples are saved."""
+    path, predicted = examples_path(log.path), dict(zip(log.table.idx, zip(log.table.label, log.table.predict)))
+    wrong = wrong & predicted.keys()
+    rows = [row for row, idx in enumerate(read_examples(path, ())["idx"].tolist()) if idx in wrong][:most]
+    saved, cards = read_examples(path, rows), {}
+    for idx, *images in zip(saved["idx"][rows].tolist(), saved["image"], saved["adversarial"]):
+        label, taken = predicted[idx]
+        told = "abstention" if taken == ABSTAIN else f"taken for {taken}"
+        text = f"Image {idx}, class {label}: {told} within l2 radius {attack_radius(log):g}, {log.label.shown}"
+        cards[idx] = {"text": text, "image": _picture(*images)}
+    return cards
+
+
+def _picture(image: np.ndarray, adversarial: np.ndarray) -> str:
+    """An address that holds a picture: two images float32 [C, H, W], and 10 times their difference on grey."""
+    from PIL import Image
+
+    panels = np.concatenate([image, adversarial, 0.5 + 10 * (adversarial - image)], axis=2)
+    grey_levels = np.round(np.clip(np.nan_to_num(panels), 0, 1) * 255).astype(np.uint8)
+    picture = Image.fromarray(grey_levels[0] if len(grey_levels) != 3 else grey_levels.transpose(1, 2, 0))
+    picture.thumbnail((picture.width, _TALLEST_PICTURE))
+    content = io.BytesIO()
+    picture.save(content, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()

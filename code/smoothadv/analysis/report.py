@@ -1,21 +1,17 @@
 """report: one self-contained HTML page with the tables, the figures and the sources of their logs."""
 
-import base64
 import html
-import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any, ClassVar
 
-import numpy as np
-
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.compare import Comparison
-from smoothadv.analysis.empirical import Empirical, attack_radius
+from smoothadv.analysis.empirical import Empirical
 from smoothadv.analysis.envelope import Envelope
-from smoothadv.analysis.examples import Examples
+from smoothadv.analysis.examples import Examples, never_right
 from smoothadv.analysis.gap import Gap
 from smoothadv.analysis.heat_map import HeatMap
 from smoothadv.analysis.held_out import HeldOut
@@ -33,11 +29,8 @@ from smoothadv.analysis.shared.radii import AtRadii, radius_text
 from smoothadv.analysis.shared.selection import Choosing, Selected, doubts, groups_of
 from smoothadv.analysis.shared.table_formats import Column, Markup, Table, display_cells, titles
 from smoothadv.analysis.summary import Summary
-from smoothadv.certification import ABSTAIN
-from smoothadv.errors import UserError, warn
+from smoothadv.errors import UserError
 from smoothadv.provenance import without_secrets
-from smoothadv.readers import read_examples
-from smoothadv.records import examples_path
 from smoothadv.settings import setting
 from smoothadv.version import __version__
 
@@ -45,9 +38,7 @@ _MOST_CURVES = 8
 _EXAMPLES_SHOWN = 15
 _MOST_MAPS = 6
 _MOST_PICTURES = 12
-_TALLEST_PICTURE = 96
 _LONGEST_NAME = 28
-_SYMBOLS = {name: f"{SYMBOLS.get(name, title)} " for name, title in FIELDS.items()}
 _KINDS = {"packages": dict, "command": list}
 
 Part = dict[str, Any]
@@ -56,12 +47,12 @@ Part = dict[str, Any]
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: its heading, a sentence on how to read it, tables or figures in order, and the name of the
-    image set that it is about."""
+    """A part of the page: its heading, tables or figures in order, a sentence on how to read them unless the template
+    has one for all parts of this title, and the name of the image set that it is about."""
 
     title: str
-    text: str
     parts: list[Part]
+    text: str = ""
     images: str = ""
 
 
@@ -97,26 +88,22 @@ class Report(Choosing, AtRadii, Analysis):
     def _sections(self, logs: Logs) -> Iterator[Section]:
         certification = [*filter(self.takes, logs.certification)]
         held_out = HeldOut(self.norm, self.high_probability, self.radii, self.unfinished)
-        if parts := _if_possible("Chosen on some images, measured on others", held_out, Logs(certification)):
-            yield Section(
-                "The best models on other images",
-                "The best of many models is partly the luckiest on the images that chose it. The right columns are "
-                "of images that had no part in the choice: these are the numbers to report.",
-                parts,
-            )
+        if certification and (
+            parts := _if_possible("Chosen on some images, measured on others", held_out, Logs(certification))
+        ):
+            yield Section("The best models on other images", parts)
         for name, those in logs.by("images").items():
-            # Its sections are below the name of the set, which their labels need not repeat.
-            here = Logs(
-                *([replace(log, images="") for log in some] for some in (those.certification, those.prediction))
+            # Below the name of the set, labels need not repeat it.
+            certified, attacked = (
+                [replace(log, images="") for log in some] for some in (those.certification, those.prediction)
             )
+            here = Logs(certified, attacked)
             for section in self._about(here, Logs(certification, [*filter(self.takes, those.prediction)])):
                 yield replace(section, images=name)
         if logs.training:
             few = Logs(training=logs.training[:_MOST_CURVES])
             more = f" (the first {_MOST_CURVES} of {len(logs.training)})" if len(logs.training) > _MOST_CURVES else ""
-            yield Section(
-                "Training", "Loss and accuracy by epoch" + more + ".", [_figure("Training", TrainingPlot()(few))]
-            )
+            yield Section("Training", [_figure("Training", TrainingPlot()(few))], f"Loss and accuracy by epoch{more}.")
         yield _provenance(logs)
 
     def _about(self, logs: Logs, beside: Logs) -> Iterator[Section]:
@@ -127,17 +114,17 @@ class Report(Choosing, AtRadii, Analysis):
         if certification:
             yield self._best_of_groups(Logs(certification))
         if prediction:
-            yield Section(
-                "Accuracy under attack",
-                "The share of attacked images that PREDICT classifies correctly. It bounds the true robust "
-                "accuracy from above, certified accuracy from below: the closer the two, the stronger the attack.",
-                [
-                    _figure("Accuracy under attack", EmpiricalPlot(self.unfinished)(Logs(certification, prediction))),
-                    _table("By attack radius", Empirical(self.unfinished, confidence=0.95)(Logs([], prediction))),
-                    *_if_possible("Certified and attacked, on the same images", Gap(), beside),
-                ],
-            )
-            yield from _never_right(prediction)
+            parts = [
+                _figure("Accuracy under attack", EmpiricalPlot(self.unfinished)(Logs(certification, prediction))),
+                _table("By attack radius", Empirical(self.unfinished, confidence=0.95)(Logs([], prediction))),
+                *_if_possible("Certified and attacked, on the same images", Gap(), beside),
+            ]
+            yield Section("Accuracy under attack", parts)
+            found, cards = never_right(prediction, _MOST_PICTURES)
+            text = f"{len(cards)} of {found} images, each under the weakest attack whose examples are saved."
+            if cards:
+                pictures = {"kind": "pictures", "cards": cards}
+                yield Section("Images that no model gets right under attack", [pictures], text)
         if logs.certification:
             yield _examples(logs)
 
@@ -155,12 +142,7 @@ class Report(Choosing, AtRadii, Analysis):
         parts += _if_possible("Lower bounds of p_A, 0 if wrong, beside the average radius", Probabilities(), logs)
         if len(logs.certification) == 2 and self.high_probability is None:
             parts += _if_possible("The two on the same images", Comparison(radii=self.radii, norm=self.norm), logs)
-        return Section(
-            "Certified accuracy",
-            "The share of images classified correctly whose class provably cannot change within the radius. Every "
-            "certificate is false with probability at most alpha over the noise drawn for it.",
-            parts,
-        )
+        return Section("Certified accuracy", parts)
 
     def _best_of_groups(self, logs: Logs) -> Section:
         settings = (self.norm, self.high_probability, self.radii, self.unfinished)
@@ -180,12 +162,7 @@ class Report(Choosing, AtRadii, Analysis):
         parts += self._selected(logs.certification)
         for those in logs.by("procedure").values():
             parts += self._heat_maps(those.certification)
-        return Section(
-            "Best log by radius",
-            "At each radius the best log of its group. The logs are selected on the same images that measure their "
-            "accuracy: the more logs there are to select from, the more optimistic it is.",
-            parts,
-        )
+        return Section("Best log by radius", parts)
 
     def _selected(self, logs: list[Log]) -> list[Part]:
         """A table of the logs selected from groups of several logs, with the hyper-parameters that differ."""
@@ -234,16 +211,16 @@ def _with_short_names(logs: list[Log]) -> list[Log]:
     """Logs of one image set; if a name is long, each is called by what differs, like "Ours: PGD, ε 1, T 10, σ 0.25"."""
     if all(len(log.name) <= _LONGEST_NAME for log in logs):
         return logs
-    fields = [name for name in _differing(logs) if name not in ("split", "method")]
-    several, times, renamed = len({log.group for log in logs}) > 1, Counter[str](), []
+    fields, several = _differing(logs), len({log.group for log in logs}) > 1
+    times, renamed = Counter[str](), []
     for log in logs:
         known = {name: value for name in fields if (value := log.parameters.get(name)) is not None}
-        if "attack" in known:
-            known.pop("training", None)
-        words = [
-            f"{'' if type(value) is str else _SYMBOLS[name]}{display(name, value)}" for name, value in known.items()
-        ]
-        name = ": ".join(filter(None, (log.group * several, ", ".join(words)))) or log.name
+        hidden = {"split", "method", *(["training"] if "attack" in known else [])}
+        symbols = {
+            name: "" if type(value) is str else f"{SYMBOLS.get(name, FIELDS[name])} " for name, value in known.items()
+        }
+        words = ", ".join(symbols[name] + display(name, value) for name, value in known.items() if name not in hidden)
+        name = ": ".join(filter(None, (log.group * several, words))) or log.name
         times[name] += 1
         renamed.append(replace(log, name=name + f" ({times[name]})" * (times[name] > 1)))
     return renamed
@@ -288,52 +265,7 @@ def _examples(logs: Logs) -> Section:
     for procedure, those in logs.by("procedure").items():
         parts += _if_possible(f"Worst{_of(procedure)}", Examples(worst=_EXAMPLES_SHOWN), those)
         parts += _if_possible(f"Best{_of(procedure)}", Examples(best=_EXAMPLES_SHOWN), those)
-    text = "Over all logs: an image's radius counts as 0 in a log that gets it wrong or abstains."
-    return Section("Examples", text if parts else "Not shown: the logs are not on the same images.", parts)
-
-
-def _never_right(logs: list[Log]) -> Iterator[Section]:
-    """Images that are right in no log under attack, if adversarial examples of some are saved."""
-    attacked = sorted((log for log in logs if log.parameters.get("attack") is not None), key=attack_radius)
-    right = {idx for log in attacked for idx in log.table.idx[log.table.correct == 1]}
-    wrong = {idx for log in attacked for idx in log.table.idx} - right
-    cards: dict[int, dict[str, str]] = {}
-    for log in attacked:
-        try:
-            cards = {**(_cards(log, wrong) if examples_path(log.path).exists() else {}), **cards}
-        except UserError as error:
-            warn(f"{error}; its images are not shown")
-    if cards:
-        some = [cards[idx] for idx in sorted(cards)[:_MOST_PICTURES]]
-        text = f"{len(some)} of {len(wrong)} images, each under the weakest attack whose examples are saved."
-        yield Section("Images that no model gets right under attack", text, [{"kind": "pictures", "cards": some}])
-
-
-def _cards(log: Log, wrong: set[int]) -> dict[int, dict[str, str]]:
-    """By index, pictures of the first images among ``wrong`` of which a log's adversarial examples are saved."""
-    path, table = examples_path(log.path), log.table.set_index("idx")
-    rows = [row for row, idx in enumerate(read_examples(path, ())["idx"]) if idx in wrong][:_MOST_PICTURES]
-    saved, cards = read_examples(path, rows), {}
-    for idx, image, adversarial in zip(saved["idx"][rows].tolist(), saved["image"], saved["adversarial"]):
-        told = "abstention" if table.predict[idx] == ABSTAIN else f"taken for {table.predict[idx]}"
-        text = (
-            f"Image {idx}, class {table.label[idx]}: {told} within l2 radius {attack_radius(log):g}, {log.label.shown}"
-        )
-        cards[idx] = {"text": text, "image": _picture(image, adversarial)}
-    return cards
-
-
-def _picture(image: np.ndarray, adversarial: np.ndarray) -> str:
-    """An address that holds a picture: two images float32 [C, H, W], and 10 times their difference on grey."""
-    from PIL import Image
-
-    panels = np.concatenate([image, adversarial, 0.5 + 10 * (adversarial - image)], axis=2)
-    grey_levels = np.round(np.clip(np.nan_to_num(panels), 0, 1) * 255).astype(np.uint8)
-    picture = Image.fromarray(grey_levels[0] if len(grey_levels) != 3 else grey_levels.transpose(1, 2, 0))
-    picture.thumbnail((picture.width, _TALLEST_PICTURE))
-    content = io.BytesIO()
-    picture.save(content, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
+    return Section("Examples", parts, "" if parts else "Not shown: the logs are not on the same images.")
 
 
 def _provenance(logs: Logs) -> Section:
@@ -351,7 +283,7 @@ def _provenance(logs: Logs) -> Section:
     parts = [_table("Where each log is from", Table(columns, rows))]
     if logs.certification or logs.prediction:
         parts.append(_table("Hyper-parameters and how they are known", ParametersTable()(logs)))
-    return Section("Provenance", "", parts)
+    return Section("Provenance", parts)
 
 
 def _made_by(log: Log) -> str | None:

@@ -94,40 +94,29 @@ def as_element(figure: Figure, salt: str) -> str:
 def readings(figure: Figure) -> list[dict[str, Any]]:
     """What a figure that was drawn says at which place, for each panel with curves.
 
-    ``box`` is the panel's left and upper end, width and height, as parts of the figure's; ``ends`` are those of its two
+    ``box`` is the panel's left and lower end, width and height, as parts of the figure's; ``ends`` are those of its two
     axes; ``title`` is of the horizontal one, ``x`` are places on it: the points of curves, or round numbers if all are
     steps. ``curves`` are numbers, labels and values of four digits at these places, None where a curve has no point.
     """
     panels = []
     for axes in figure.axes:
-        lines = [line for line in axes.get_lines() if line.get_gid()]
-        points = {float(x) for line in lines if not _has_steps(line) for x in line.get_xdata()}
-        places = np.array(sorted(points)) if points else round_numbers(axes.get_xlim()[1])
-        left, bottom, width, height = axes.get_position().bounds
-        panel = {
-            "box": [left, 1 - bottom - height, width, height],
-            "ends": [*axes.get_xlim(), *axes.get_ylim()],
-            "title": axes.get_xlabel().replace("$", "").replace("\\ell_", "l").replace("\\infty", "_inf"),
-            "x": [_of_digits(6, place) for place in places],
-            "curves": [[int(line.get_gid().split("-")[1]), line.get_label(), _values(line, places)] for line in lines],
-        }
-        panels += [panel] if lines else []
+        if lines := [line for line in axes.get_lines() if line.get_gid()]:
+            points = [line.get_xdata() for line in lines if line.get_drawstyle() == "default"]
+            x = np.unique(np.concatenate(points)) if points else round_numbers(axes.get_xlim()[1])
+            panel = {"box": axes.get_position().bounds, "ends": [*axes.get_xlim(), *axes.get_ylim()], "x": x.tolist()}
+            panel["title"] = axes.get_xlabel().replace("$", "").replace("\\ell_", "l").replace("\\infty", "_inf")
+            panel["curves"] = [
+                [int(line.get_gid().split("-")[1]), line.get_label(), _values(line, x)] for line in lines
+            ]
+            panels.append(panel)
     return panels
 
 
 def _values(line: Line2D, places: np.ndarray) -> list[float | None]:
     x, y = (np.asarray(values, dtype=float) for values in line.get_data())
     corners = np.minimum(np.searchsorted(x, places), len(x) - 1)
-    known = (x[corners] == places) | _has_steps(line)
-    return [_of_digits(4, value) if there else None for value, there in zip(y[corners], known)]
-
-
-def _has_steps(line: Line2D) -> bool:
-    return str(line.get_drawstyle()).startswith("steps")
-
-
-def _of_digits(digits: int, value: float) -> float:
-    return float(f"{value:.{digits}g}")
+    known = (x[corners] == places) | (line.get_drawstyle() != "default")
+    return [float(f"{value:.4g}") if there else None for value, there in zip(y[corners], known)]
 
 
 def finished(figure: Figure, lines: list[Line2D], labels: tuple[str, str], largest: float, title: str | None) -> Figure:
