@@ -206,9 +206,9 @@ def test_attacks_are_drawn_beside_certificates_of_their_images_alone(workplace, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "_figure", lambda caption, figure: seen.append((caption, figure)) or {"caption": caption})
         sections = list(report.Report()._sections(read_logs(arguments, report.Report.kinds)))
-    sets = [", digits, 5 images", ", digits, 10 images"]
-    titles = [f"{title}{name}" for name in sets for title in ("Best log by radius", "Accuracy under attack")]
-    assert [section.title for section in sections][1:5] == titles
+    titles = ["Certified accuracy", "Best log by radius", "Accuracy under attack", "Examples"]
+    expected = [(title, name) for name in ("digits, 5 images", "digits, 10 images") for title in titles]
+    assert [(section.title, section.images) for section in sections] == [*expected, ("Provenance", "")]
     drawn = [[line.get_ydata()[0] for line in figure.axes[0].lines] for caption, figure in seen if "under" in caption]
     assert drawn == [[100, 40], [70, 80]], "each attack with the certificates of its images"
 

@@ -1,105 +1,13 @@
 """report: one HTML page that contains all it shows, states its sources, and is correct for any name."""
 
-import base64
-import json
 import re
-import xml.etree.ElementTree as ElementTree
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from smoothadv import __version__
 from support.commands import call
-
-VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
-HOSTILE = ["<script>alert(1)</script>", "a&b", 'quote"s', "{{ 7 * 7 }}", "tick'`"]
-MANIFEST = {
-    "settings": {"sigma": 0.5, "N": 100, "alpha": 0.001},
-    "runs": [
-        {
-            "command": ["smoothadv", "certify", "--<b>", "--token=of-an-old-manifest"],
-            "smoothadv": "9.8.7",
-            "git_commit": "0123456789abcdef",
-            "packages": {"torch": "2.99"},
-            "device": "NVIDIA H100",
-            "started": "2031-02-03",
-        }
-    ],
-}
-
-
-class Page(HTMLParser):
-    """The page's elements: tags with attributes, tables as rows of texts, and whether all that opens is closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.tables: dict[str, list[list[str]]] = {}
-        self.texts: dict[str, list[str]] = {}
-        self._rows: list[list[str]] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        assert len({name for name, _ in attributes}) == len(attributes)
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "table":
-            self._rows = []
-        if tag == "tr":
-            self._rows.append([])
-        if tag in ("td", "th"):
-            self._rows[-1].append("")
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-        if tag == "table":
-            self.tables[self.texts["caption"][-1]] = self._rows
-
-    def handle_data(self, text):
-        cell = next((tag for tag in reversed(self.open) if tag in ("td", "th")), None)
-        if cell:
-            self._rows[-1][-1] += text
-        elif self.open:
-            self.texts.setdefault(self.open[-1], []).append(text.strip())
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.tags if name == tag]
-
-    def column(self, caption: str, title: str) -> list[str]:
-        heading, *rows = self.tables[caption]
-        return [row[heading.index(title)] for row in rows]
-
-
-def certification(path: Path, outcomes: str, radius: float = 0.5) -> None:
-    """A log of an example per letter: R for right, W for wrong, A for an abstention."""
-    predict = {"R": 1, "W": 0, "A": -1}
-    rows = "".join(
-        f"{20 * number}\t1\t{predict[letter]}\t{0 if letter == 'A' else radius}\t{int(letter == 'R')}\n"
-        for number, letter in enumerate(outcomes)
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("idx\tlabel\tpredict\tradius\tcorrect\n" + rows)
-
-
-def write_everything(root: Path) -> None:
-    """All kinds of logs, under hostile names, one with a manifest and one that is torn beyond use."""
-    for number, name in enumerate(HOSTILE):
-        certification(root / f"logs/sigma_0.50_{name.replace('/', '_')}", "RRWA" + "R" * number, 0.25 + 0.125 * number)
-    certification(root / "logs/sigma_0.50_ours.tsv", "RRRR")
-    (root / "logs/sigma_0.50_ours.tsv.manifest.json").write_text(json.dumps(MANIFEST))
-    (root / "logs/sigma_0.50_broken").write_text("idx\tlabel\tpredict\tradius\tcorrect\n0\t1\t1\tx\t1\n")
-    for epsilon in ("0.250", "0.500"):
-        path = root / f"logs/N100/PGD_{epsilon}/num_1/predictions"
-        path.parent.mkdir(parents=True)
-        path.write_text("idx\tlabel\tpredict\tcorrect\n0\t1\t1\t1\n20\t1\t-1\t0\n")
-    (root / "logs/run").mkdir()
-    header = "epoch\ttime\tlr\ttrain loss\ttrain accuracy\ttest loss\ttest accuracy\n"
-    (root / "logs/run/log.txt").write_text(header + "0\t1\t0.1\t2.0\t0.4\t2.1\t0.3\n1\t1\t0.1\t1.0\t0.6\t1.1\t0.5\n")
+from support.report_page import HOSTILE, Page, certification, write_everything
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +41,9 @@ def loads(text: str) -> list[str]:
         value or ""
         for tag, attributes in Page(text).tags
         for name, value in attributes.items()
-        if name in ("src", "href", "srcset", "data", "poster", "action") and tag != "td"
+        if name in ("src", "href", "xlink:href", "srcset", "data", "poster", "action") and tag != "td"
     ]
-    targets += re.findall(r"url\(([^)]*)\)|@import\s+(\S+)", text)
+    targets += map("".join, re.findall(r"url\(([^)]*)\)|@import\s+(\S+)", text))
     return [target for target in targets if not str(target).startswith(("#", "data:"))]
 
 
@@ -155,17 +63,34 @@ def test_what_a_page_loads_is_noticed(element):
     assert loads(closed) != []
 
 
-def test_pictures_are_in_the_page_with_a_text_for_who_cannot_see_them(page):
-    pictures = page.all("img")
-    assert len(pictures) >= 4, "curves, envelopes, attacks, training"
-    for picture in pictures:
-        kind, _, content = picture["src"].partition(";base64,")
-        assert kind == "data:image/svg+xml" and picture["alt"]
-        root = ElementTree.fromstring(base64.b64decode(content, validate=True))
-        assert root.tag.endswith("}svg")
-        for element in root.iter():
-            for name, value in element.attrib.items():
-                assert not name.endswith("href") or value.startswith(("#", "data:")), "a picture loads nothing either"
+def test_figures_are_in_the_page_and_named(page):
+    assert len(page.all("svg")) == len(page.drawings()) >= 4, "curves, envelopes, attacks, training"
+    assert all(page.drawings()) and page.all("img") == []
+
+
+def test_every_legend_entry_names_a_curve_that_has_its_values(text):
+    figures, labels = re.findall(r"<figure data-panels='.*?</figure>", text, re.DOTALL), []
+    assert len(figures) == text.count("<svg") >= 4
+    for figure in figures:
+        entries, curves = (set(re.findall(f'<g data-{name}="([0-9]+)"', figure)) for name in ("entry", "curve"))
+        panels = Page(figure).panels()
+        assert entries == curves == {str(number) for panel in panels for number, _, _ in panel["curves"]} != set()
+        labels += [label for panel in panels for _, label, _ in panel["curves"]]
+        for panel in panels:
+            assert panel["x"] == sorted(set(panel["x"])) and all(0 <= part <= 1 for part in panel["box"])
+            assert {len(values) for _, _, values in panel["curves"]} == {len(panel["x"])}
+    assert all(any(name.replace("/", "_") in label for label in labels) for name in HOSTILE)
+    ids = [attributes["id"] for _, attributes in Page(text).tags if "id" in attributes]
+    assert len(ids) == len(set(ids)), "a figure must not use what is defined in another one"
+    assert {*re.findall(r'(?:url\(|href=")#([^")]+)', text)} <= {*ids}
+
+
+def test_values_of_points_are_at_the_points(page):
+    panels = page.panels()
+    (training,) = [panel for panel in panels if panel["title"] == "epoch" and panel["ends"][3] != 100]
+    assert training["x"] == [1, 2] and [values for _, _, values in training["curves"]] == [[2.0, 1.0], [2.1, 1.1]]
+    (attacked,) = [panel for panel in panels if any("under attack" in label for _, label, _ in panel["curves"])]
+    assert attacked["x"] == [0.25, 0.5] and [50, 50] in [values for _, _, values in attacked["curves"]]
 
 
 def test_names_are_text_whatever_they_are(text, page):
@@ -177,8 +102,9 @@ def test_names_are_text_whatever_they_are(text, page):
     assert "&amp;lt;" not in text and "&amp;amp;" not in text, "escaped once"
     assert {tag for tag, _ in page.tags} <= {
         *("html", "head", "meta", "title", "style", "body", "h1", "h2", "dl", "div", "dt", "dd", "nav", "a", "b", "ul"),
-        *("li", "section", "p", "figure", "figcaption", "img", "table", "caption", "thead", "tbody", "tr", "th", "td"),
-        *("sup", "wbr", "footer", "script"),
+        *("li", "section", "p", "figure", "figcaption", "table", "caption", "thead", "tbody", "tr", "th", "td"),
+        *("sup", "wbr", "footer", "script", "header", "main", "ol", "svg", "g", "defs", "clippath", "rect", "path"),
+        *("use", "text", "tspan"),
     }
 
 
@@ -187,7 +113,7 @@ def test_sections_are_there_and_linked(page):
     ids = [attributes["id"] for attributes in page.all("section")]
     assert targets == [f"#{identity}" for identity in ids] and len(ids) == len(page.texts["h2"])
     assert page.texts["h2"] == [
-        *("Certified accuracy", "Best log by radius", "Accuracy under attack", "Training", "Examples", "Provenance")
+        *("Certified accuracy", "Best log by radius", "Accuracy under attack", "Examples", "Training", "Provenance")
     ]
 
 
@@ -276,8 +202,8 @@ def test_many_logs_are_tables_without_tangled_curves(report, workplace):
     assert report("logs", "-o", "a.html").code == 0
     page = Page((workplace / "a.html").read_text())
     assert len(page.tables["All logs"]) == 1 + 12
-    assert not any(picture["alt"].startswith("Certified accuracy of each log") for picture in page.all("img"))
-    assert any("nvelope" in picture["alt"] for picture in page.all("img"))
+    assert not any(name.startswith("Certified accuracy of each log") for name in page.drawings())
+    assert any("nvelope" in name for name in page.drawings())
 
 
 def test_logs_of_different_data_sets_share_a_page_with_a_warning(report, workplace):
@@ -335,7 +261,8 @@ def test_selected_logs_are_shown_with_what_tells_them_apart(report, workplace):
         ["Cohen", "0.50", "0.0", "–", "–", "–"],
     ]
     models = [row[-1] for row in rows]
-    assert "PGD_2steps" in models[0] and "PGD_10steps" in models[1] and "noise_0.50" in models[2]
+    assert models[:3] == ["Ours: PGD, ε 0.25, T 2, m 1, σ 0.25", "Ours: PGD, ε 2, T 10, m 1, σ 0.50",
+                          "Cohen: Gaussian, σ 0.50"]  # fmt: skip
     assert set(rows[-1][3:]) == {"–"}, "where nothing is certified, no log is better than another"
 
 
@@ -351,7 +278,7 @@ def test_logs_are_selected_where_there_are_several(report, workplace):
 
 
 def maps_of(page: Page) -> list[str]:
-    return [picture["alt"] for picture in page.all("img") if "by sigma and epsilon" in picture["alt"]]
+    return [name for name in page.drawings() if "by sigma and epsilon" in name]
 
 
 def test_heat_map_is_shown_where_both_hyper_parameters_vary(report, workplace):

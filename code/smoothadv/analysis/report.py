@@ -38,7 +38,7 @@ _MOST_CURVES = 8
 _EXAMPLES_SHOWN = 15
 _MOST_MAPS = 6
 _MOST_PICTURES = 12
-_LONGEST_NAME = 28
+_LONGEST_NAME = 20
 _KINDS = {"packages": dict, "command": list}
 
 Part = dict[str, Any]
@@ -208,22 +208,22 @@ def _differing(logs: Sequence[Log]) -> list[str]:
 
 
 def _with_short_names(logs: list[Log]) -> list[Log]:
-    """Logs of one image set; if a name is long, each is called by what differs, like "Ours: PGD, ε 1, T 10, σ 0.25"."""
-    if all(len(log.name) <= _LONGEST_NAME for log in logs):
-        return logs
-    fields, several = _differing(logs), len({log.group for log in logs}) > 1
-    times, renamed = Counter[str](), []
+    """Logs of one image set, those with long names called by how they differ, if they do: "Ours: PGD, ε 1, σ 0.25"."""
+    fields, several, names = _differing(logs), len({log.group for log in logs}) > 1, []
     for log in logs:
         known = {name: value for name in fields if (value := log.parameters.get(name)) is not None}
         hidden = {"split", "method", *(["training"] if "attack" in known else [])}
-        symbols = {
-            name: "" if type(value) is str else f"{SYMBOLS.get(name, FIELDS[name])} " for name, value in known.items()
-        }
-        words = ", ".join(symbols[name] + display(name, value) for name, value in known.items() if name not in hidden)
-        name = ": ".join(filter(None, (log.group * several, words))) or log.name
-        times[name] += 1
-        renamed.append(replace(log, name=name + f" ({times[name]})" * (times[name] > 1)))
-    return renamed
+        words = [
+            ("" if type(value) is str else f"{SYMBOLS.get(name, FIELDS[name])} ") + display(name, value)
+            for name, value in known.items()
+            if name not in hidden
+        ]
+        names.append(": ".join(filter(None, (log.group * several, ", ".join(words)))))
+    unique = {name for name, times in Counter(names).items() if times == 1} - {"", *(log.name for log in logs)}
+    return [
+        replace(log, name=name) if len(log.name) > _LONGEST_NAME and name in unique else log
+        for log, name in zip(logs, names)
+    ]
 
 
 def _described(best: Selected, names: list[str]) -> list[str | None]:
