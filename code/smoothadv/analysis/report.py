@@ -308,6 +308,8 @@ def _made_by(log: Log) -> str | None:
 def _table(caption: str, table: Table) -> Part:
     """A table for the template: every cell as HTML, with the value to sort it by and the whole name of a log."""
     shown = table.shown or table
+    order = sorted(range(len(shown.columns)), key=lambda index: shown.columns[index].key != "log")  # it stays in sight
+    shown = Table([shown.columns[index] for index in order], [[row[index] for index in order] for row in shown.rows])
     markup = Markup(lambda text: f"<b>{text}</b>", lambda text: f"<sup>({text})</sup>", _escape)
     rows = [
         [
