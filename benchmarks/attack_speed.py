@@ -20,7 +20,7 @@ from training_speed import SIGMA, seconds, settled
 
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.pgd import PGD
-from smoothadv.smoothing.classifier import Arrangement, arrange, default_attack_batch
+from smoothadv.smoothing.classifier import arrange, default_attack_batch
 
 EPSILON = 0.5
 
@@ -30,7 +30,7 @@ def variants(
 ) -> dict[str, Callable[[], torch.Tensor]]:
     """The functions to time, by name, the plain attack first. Each returns the adversarial images."""
     plain = plain_training.pgd(EPSILON, options.steps)
-    attacked = arrange(network, Arrangement(), options.device, images[0])
+    attacked = arrange(network, options.device, images[0])
     batch = options.batch or default_attack_batch(attacked, tuple(images.shape[1:]), options.device, copies)
     ours = SmoothedAttack(PGD(EPSILON, options.steps), SIGMA, copies, batch=batch)
     noise = ours._noise(images, range(len(images)))

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from smoothadv.checkpoints import load_classifier
 from smoothadv.evaluation.saved_examples import read_examples
 from smoothadv.noise import GaussianNoise
-from smoothadv.smoothing.classifier import Arrangement, arrange
+from smoothadv.smoothing.classifier import arrange
 
 _SEED = 20_190_604
 _BATCH = 500
@@ -50,9 +50,7 @@ def main() -> None:
     archives = {path: read_examples(path) for path in options.archives}
     first = next(iter(archives.values()))
     shape = torch.tensor(first["image"][0])
-    classifier = arrange(
-        load_classifier(options.checkpoint, options.dataset), Arrangement(), torch.device("cpu"), shape
-    )
+    classifier = arrange(load_classifier(options.checkpoint, options.dataset), torch.device("cpu"), shape)
     draws = GaussianNoise(options.sigma, _SEED).stream(0, "cpu").draw(options.draws, shape)
     print(
         "| attack | images | decisions for the label (%) | over the first | softmax of the label (%) | over the first |"

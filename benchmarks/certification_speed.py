@@ -23,7 +23,7 @@ from smoothadv.architectures import get_architecture
 from smoothadv.certification import Draws
 from smoothadv.datasets import describe_dataset
 from smoothadv.noise import GaussianNoise, Noise, RoundedGaussianNoise
-from smoothadv.smoothing.classifier import PRECISIONS, Arrangement, arrange, default_batch
+from smoothadv.smoothing.classifier import PRECISIONS, CompiledClassifier, arrange, default_batch
 from smoothadv.smoothing.voting import Poll, VoteCounter
 
 SIGMA = 0.25
@@ -92,7 +92,8 @@ def variants(options: argparse.Namespace) -> dict[str, Callable[[], None]]:
     arrangements = [(precision, False) for precision in options.precision]
     arrangements += [(precision, True) for precision in options.precision if options.compile]
     for precision, compiled in arrangements:
-        voter = arrange(network, Arrangement(precision, compiled), device)
+        voter = arrange(network, device, precision=precision)
+        voter = CompiledClassifier(voter) if compiled else voter
         batch = options.batch or default_batch(voter, description.image_shape, device)
         counter = VoteCounter(voter, classes, batch, device)
         name = f"{precision}{', compiled' if compiled else ''}, batch {batch}"

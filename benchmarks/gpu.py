@@ -39,7 +39,7 @@ from smoothadv.attacks import ATTACKS
 from smoothadv.datasets import describe_dataset
 from smoothadv.noise import GaussianNoise, training_noise
 from smoothadv.objectives import OBJECTIVES
-from smoothadv.smoothing.classifier import PRECISIONS, Arrangement, arrange
+from smoothadv.smoothing.classifier import PRECISIONS, CompiledClassifier, arrange
 from smoothadv.smoothing.voting import VoteCounter
 from smoothadv.training.execution import Execution
 from smoothadv.training.processes import Processes
@@ -177,7 +177,8 @@ def certifications(arch: str, options: argparse.Namespace) -> list[Variant]:
         for precision in ("tf32", "fp32")[: 1 + (device.type == "cuda")]
     ]
     for precision, mode in ways(options, CERTIFICATION_PRECISIONS, MODES, arch == options.archs[0]):
-        voter = arrange(network, Arrangement(product_precision(precision), mode == "compiled"), device)
+        voter = arrange(network, device, precision=product_precision(precision))
+        voter = CompiledClassifier(voter) if mode == "compiled" else voter
         for batch in options.batches:
             chosen = voter
             if mode == "graph":

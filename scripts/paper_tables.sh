@@ -5,8 +5,9 @@
 #   bash scripts/paper_tables.sh LOGDIR [OUTDIR]
 #
 # LOGDIR is a clone of the released repository, or any part of its data/ and data_cohen/: what is
-# missing is named and left out. OUTDIR (default: logs/paper) gets a .md, .tex and .csv file per table and a .png
-# and .pdf file per figure.
+# missing is named and left out. OUTDIR (default: logs/paper) gets a .md, .tex and .csv file per table, a .png
+# and .pdf file per figure, a verdict on each cell that the paper prints (verdicts.md, verdicts.csv) and
+# cannot_be_made.md. If a table or a figure fails although its logs are there, the exit code is 1.
 set -euo pipefail
 
 usage() {
@@ -23,56 +24,76 @@ out=${2:-$clone/logs/paper}
 case $out in /*) ;; *) out=$start/$out ;; esac
 mkdir -p "$out"
 cd "$logs" # so that logs are named by the released folders
-made=0
+made=() failed=() missing=()
 exec 3>&1 # for messages about missing logs, which are shown even if the output of the analysis is not
 
-# analyze NAME ARGUMENTS...: runs the analysis on the groups whose logs exist; fails if there are none.
+# holds_file PATTERN: whether a file matches, or lies in a folder that matches.
+holds_file() {
+    # Unquoted, so that a pattern in the path is matched.
+    # shellcheck disable=SC2086
+    compgen -G "$1" >/dev/null && [ -n "$(find -L $1 -type f -print -quit)" ]
+}
+
+# analyze FILE NAME ARGUMENTS...: runs the analysis NAME for FILE on the groups whose logs exist. If logs that it cannot do
+# without are missing, nothing is made; if it fails, FILE is added to those that failed.
 analyze() {
-    local name=$1 argument options=() groups=0 present=""
-    shift
+    local file=$1 name=$2 argument options=() present="" attacks=0
+    shift 2
     for argument in "$@"; do
-        # Unquoted, so that a pattern in the path is matched.
-        # shellcheck disable=SC2086
-        if [[ $argument == *=data* ]] && ! compgen -G "${argument#*=}" >/dev/null; then
-            echo "   not there: ${argument#*=}" >&3
+        if [[ $argument == *=data* ]] && ! holds_file "${argument#*=}"; then
+            [[ " ${missing[*]} " == *" ${argument#*=} "* ]] || echo "   not there: ${argument#*=}" >&3
+            missing+=("${argument#*=}")
             continue
         fi
         if [[ $argument == *=data* ]]; then
-            groups=$((groups + 1))
             present+="<${argument%%=*}>"
+            [[ $argument != *=data/predict/* ]] || attacks=1
         elif [[ $argument == --baseline || $argument == --split-baseline || $argument == Cohen ]] \
             && [[ $present != *"<Cohen>"* ]]; then
             continue # without the logs of the baseline, the figure shows the other groups
         fi
         options+=("$argument")
     done
-    [ "$groups" -gt 0 ] || return 1
+    if [[ -z $present || ($name == plot_envelope && -z ${present//<Cohen>/}) ]] \
+        || [[ $name == plot_empirical && $attacks = 0 ]]; then
+        echo "   left out: its logs are not there" >&3
+        return 1
+    fi
     local messages status=0
     messages=$(mktemp)
-    python "$clone/code/analyze.py" "$name" "${options[@]}" 2>"$messages" || status=$?
-    grep '^error: ' "$messages" | sed 's/^/   /' >&3 || true
+    python "$clone/code/analyze.py" "$name" "${options[@]}" --debug 2>"$messages" || status=$?
     grep -v '^error: ' "$messages" >>"$out/warnings.txt" || true
+    if [ "$status" -eq 0 ]; then
+        made+=("$file")
+    else
+        failed+=("$file")
+        { echo "== $file" && cat "$messages"; } >>"$out/errors.txt"
+        echo "   failed: $(tail -n 1 "$messages")" >&3
+    fi
     rm -f "$messages"
     return "$status"
 }
 
+# table FILE NAME ARGUMENTS...
 table() {
-    local file=$1
-    shift
-    echo "== $file"
-    analyze "$@" -o "$out/$file.md" -o "$out/$file.tex" -o "$out/$file.csv" || { echo "   left out"; return; }
-    made=$((made + 1))
-    cat "$out/$file.md"
+    echo "== $1"
+    analyze "$@" -o "$out/$1.md" -o "$out/$1.tex" -o "$out/$1.csv" || return 0
+    [ "$2" = table ] || cat "$out/$1.md" # those with a row per model are long
 }
 
 figure() {
-    local file=$1
-    shift
-    echo "== $file"
-    analyze "$@" -o "$out/$file.png" >/dev/null || { echo "   left out"; return; }
-    made=$((made + 1))
+    echo "== $1"
+    analyze "$@" -o "$out/$1.png" >/dev/null || true
 }
 
+# models FILE GROUP=LOG...: a row for each model that was trained, at the radii of the paper.
+models() {
+    local radii=("${radii_cifar[@]}")
+    [[ $1 != *imagenet* ]] || radii=("${radii_imagenet[@]}")
+    table "$1" table "${@:2}" --label-by sigma epsilon --radii 0 "${radii[@]}"
+}
+
+rm -f "$out/errors.txt"
 : >"$out/warnings.txt"
 best=data/certify/best_models
 grid=data/certify/cifar10
@@ -103,6 +124,19 @@ table table5_imagenet_linf envelope "${cohen_imagenet[@]}" "${best_imagenet[@]}"
 table abstention_imagenet envelope "${cohen_imagenet[@]}" "${best_imagenet[@]}" --radii "${radii_imagenet[@]}" \
     --show abstention_rate
 table selected_cifar10 envelope "${groups_cifar[@]}" --radii "${radii_cifar[@]}" --show model
+
+models table6_imagenet "${cohen_imagenet[@]}" SmoothAdv-PGD=data/certify/imagenet/PGD_1step \
+    SmoothAdv-DDN=data/certify/imagenet/DDN_2steps
+models table7_cifar10_2steps "${cohen_cifar[@]}" SmoothAdv-{PGD=$grid/PGD,DDN=$grid/DDN}_2steps
+models table8_cifar10_4steps "${cohen_cifar[@]}" SmoothAdv-{PGD=$grid/PGD,DDN=$grid/DDN}_4steps
+models table9_cifar10_6steps "${cohen_cifar[@]}" SmoothAdv-{PGD=$grid/PGD,DDN=$grid/DDN}_6steps
+number=10
+for attack in DDN_4steps DDN_10steps PGD_2steps PGD_10steps; do
+    several=$grid/${attack}_multiNoiseSamples
+    models "table${number}_cifar10_${attack,,}" "${cohen_cifar[@]}" "1 sample=$grid/$attack" \
+        {"2 samples=$several/2","4 samples=$several/4","8 samples=$several/8"}-multitrain/eps_{64,127,255,512}
+    number=$((number + 1))
+done
 
 figure figure1_left_cifar10 plot_empirical "${cohen_cifar[@]}" "${one_sample[@]}" "${more_samples[@]}" \
     "Cohen=data/predict/predict_cifar_cohen/N10000/*/num_128" \
@@ -143,5 +177,15 @@ figure figure9_gradient_free plot_empirical "${cohen_cifar[@]}" \
     "gradient-free=data/predict/predict_cifar_cohen/N10000_nogradtrick" --group-by num_noise_vec
 
 [ -s "$out/warnings.txt" ] && sort -u -o "$out/warnings.txt" "$out/warnings.txt"
-[ "$made" -gt 0 ] || fail "$logs holds none of the released logs"
-echo "$made tables and figures are in $out; the warnings of the analyses are in $out/warnings.txt"
+[ "${#made[@]}" -gt 0 ] || [ "${#failed[@]}" -gt 0 ] || fail "$logs holds none of the released logs"
+{
+    echo "# What cannot be made from the released logs, and why"
+    sed -n '/<!-- cannot be made: begin -->/,/<!-- cannot be made: end -->/{/<!--/!p}' "$clone/docs/replication.md"
+    printf '## Released logs that LOGDIR lacks\n\n'
+    if [ "${#missing[@]}" -eq 0 ]; then echo none; else printf -- '- %s\n' "${missing[@]}" | sort -u; fi
+} >"$out/cannot_be_made.md"
+echo "${#made[@]} tables and figures are in $out; the warnings of the analyses are in $out/warnings.txt"
+python "$clone/scripts/paper_verdicts.py" "$out" "${made[@]}"
+echo "each cell beside the paper's is in $out/verdicts.md, what the logs cannot give in $out/cannot_be_made.md"
+[ "${#failed[@]}" -eq 0 ] \
+    || fail "${#failed[@]} tables or figures could not be made, as the tracebacks in $out/errors.txt say: ${failed[*]}"

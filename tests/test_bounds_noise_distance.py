@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from smoothadv.bounds import (
     certified_radius,
     maximum_radius,
-    minimum_successes_to_certify,
     radius_probability,
     squared_grey_radius,
 )
@@ -122,31 +121,6 @@ def test_a_certified_radius_needs_no_more_probability_than_was_shown(count, alph
         p_lower = float(mpmath.ncdf(shown))
     # Each direction adds 1 % for the curvature of the quantile.
     assert radius_probability(radius, sigma, distance) <= p_lower + 1e-11
-
-
-@pytest.mark.parametrize(
-    ("trials", "alpha", "fewest"), [(100_000, 1e-3, 50_490), (10_000, 1e-3, 5_156), (100, 1e-3, 66), (10, 1e-3, 10)]
-)
-def test_fewest_successes_of_known_numbers_of_draws(trials, alpha, fewest):
-    assert minimum_successes_to_certify(trials, alpha) == fewest
-
-
-@given(st.integers(1, 3000), alphas, distances)
-def test_fewest_successes_are_the_fewest(trials, alpha, distance):
-    fewest = minimum_successes_to_certify(trials, alpha, distance)
-    assert trials / 2 < fewest <= trials + 1
-    assert fewest == trials + 1 or certified_radius(fewest, trials, 1.0, alpha, distance) is not None
-    assert certified_radius(fewest - 1, trials, 1.0, alpha, distance) is None
-    assert fewest >= minimum_successes_to_certify(trials, alpha)
-
-
-@given(st.integers(1, 300), alphas)
-def test_fewest_successes_are_those_whose_exact_tail_is_small_enough(trials, alpha):
-    ways, fewest = 0, trials + 1
-    while fewest > 0 and Fraction(ways + math.comb(trials, fewest - 1), 2**trials) <= Fraction(alpha):
-        fewest -= 1
-        ways += math.comb(trials, fewest)
-    assert minimum_successes_to_certify(trials, alpha) == fewest
 
 
 def test_squared_radius_in_grey_levels():

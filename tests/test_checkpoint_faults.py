@@ -92,21 +92,6 @@ def test_something_else_saved_by_torch(tmp_path, content):
     assert "arch" in refusal(tmp_path / "checkpoint.pth.tar").partition("lacks")[2]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"state_dict": torch.zeros(3)},
-        {"state_dict": None},
-        {"state_dict": {"1.conv1.weight": 5}},
-        {"arch": 20},
-        {"arch": None},
-    ],
-    ids=["weights are a tensor", "weights are None", "a weight is a number", "arch is a number", "arch is None"],
-)
-def test_entry_of_another_type(tmp_path, changes):
-    refusal(small_checkpoint(tmp_path / "checkpoint.pth.tar", **changes))
-
-
 def test_weights_of_another_architecture(tmp_path):
     path = small_checkpoint(tmp_path / "checkpoint.pth.tar", arch="cifar_resnet110")
     message = refusal(path)

@@ -48,6 +48,9 @@ def refusal(path: Path) -> str:
 
 
 FIELDS = {
+    "weights are a tensor": ({"state_dict": torch.zeros(3)}, "its state_dict is a tensor"),
+    "weights are None": ({"state_dict": None}, "lacks state_dict"),
+    "a weight is a number": ({"weight": 5}, f"its state_dict['{WEIGHT}'] is 5, expected a tensor"),
     "keys that are numbers": ({"state_dict": {1: torch.zeros(3)}}, "key in state_dict is 1, expected text"),
     "mean is text": ({"mean": "abc"}, "its mean is 'abc', expected a list"),
     "means are text": ({"mean": ["a"]}, r"its mean[0] is 'a', expected a finite number"),

@@ -9,7 +9,6 @@ from torchvision.models import resnet50
 
 from smoothadv.architectures import get_architecture
 from smoothadv.checkpoints import load_classifier, save_checkpoint
-from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
 from smoothadv.errors import UserError
 from support.released import (
@@ -99,15 +98,6 @@ def test_classifier_is_in_eval_mode(tmp_path):
     assert not any(module.training for module in load_classifier(path, "cifar10", "center").modules())
 
 
-def test_dataset_may_be_given_as_its_description(tmp_path):
-    path = save_released_checkpoint(tmp_path / "file", cifar_classifier(20, 10, "center"), "cifar_resnet20")
-    images = blocky_images(2)
-    by_name, by_description = (
-        load_classifier(path, dataset, "center") for dataset in ("cifar10", describe_dataset("cifar10"))
-    )
-    assert torch.equal(logits_of(by_name, images), logits_of(by_description, images))
-
-
 def test_released_checkpoint_needs_an_input_layer_and_the_error_says_how_to_choose(tmp_path):
     path = save_released_checkpoint(tmp_path / "file", cifar_classifier(20, 10, "center"), "cifar_resnet20")
     with pytest.raises(UserError) as error:
@@ -120,12 +110,6 @@ def test_released_checkpoint_needs_an_input_layer_and_the_error_says_how_to_choo
     for folder in ("imagenet32/", "cifar10/finetune_cifar_from_imagenetPGD2steps/", "cifar10/self_training/"):
         assert folder in normalize
     assert "'normalize'" in normalize
-
-
-def test_unknown_input_layer_lists_the_known_ones(tmp_path):
-    path = save_released_checkpoint(tmp_path / "file", cifar_classifier(20, 10, "center"), "cifar_resnet20")
-    with pytest.raises(UserError, match="'none'.*normalize, center"):
-        load_classifier(path, "cifar10", "none")
 
 
 def own_checkpoint(path, model: nn.Module, **recorded):

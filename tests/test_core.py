@@ -3,7 +3,6 @@
 Random checks have a false-alarm probability of 1e-6 over the seeds (``support.statistical_checks``).
 """
 
-import numpy as np
 import pytest
 import torch
 from scipy.stats import norm
@@ -23,7 +22,6 @@ from support.models import (
     SlabClassifier,
     linear_classifier,
     network_with_state,
-    random_linear_classifier,
 )
 from support.statistical_checks import is_binomial_count, too_many
 
@@ -46,11 +44,11 @@ def smooth_linear(sigma: float, weight=WEIGHT, bias: float = BIAS) -> Smooth:
 @pytest.mark.parametrize("sigma, p_a", [(0.25, 0.999313), (0.5, 0.945201), (1.0, 0.788145)])
 def test_votes_on_a_linear_classifier_follow_the_closed_form(sigma, p_a):
     assert norm.cdf(MARGIN / (5 * sigma)) == pytest.approx(p_a, abs=5e-7)
-    votes = smooth_linear(sigma).count_votes(image(*POINT), (200_000,), 10_000, stream(0, sigma))[0]
-    assert votes.sum() == 200_000
-    assert is_binomial_count(votes[1], 200_000, p_a)
+    found = smooth_linear(sigma).certificate(image(*POINT), 100, 200_000, ALPHA, 10_000, stream=stream(0, sigma))
+    assert (found.prediction, found.trials) == (1, 200_000)
+    assert is_binomial_count(found.successes, 200_000, p_a)
     # Noise 5 % too large would be noticed.
-    assert not is_binomial_count(votes[1], 200_000, norm.cdf(MARGIN / (5 * sigma * 1.05)))
+    assert not is_binomial_count(found.successes, 200_000, norm.cdf(MARGIN / (5 * sigma * 1.05)))
 
 
 # Where p = Phi(z), the expected shortfall is 3.1 standard errors of p, divided by the density phi(z): 4 % at
@@ -158,42 +156,6 @@ def test_the_class_is_selected_by_the_first_n0_draws_alone():
 def test_the_smaller_class_is_selected_among_ties():
     certificate = Smooth(ByDraw(15), 2, 0.25).certificate(image(0.5), 30, 100, ALPHA, 100)
     assert certificate.successes == 0
-
-
-@pytest.mark.parametrize(
-    "call, draws",
-    [
-        (lambda s: s.certify(image(0.5, 0.5), 30, 200, ALPHA, 64), 230),
-        (lambda s: s.predict(image(0.5, 0.5), 200, ALPHA, 64), 200),
-    ],
-)
-def test_every_vote_is_cast_on_a_fresh_draw(call, draws):
-    recorder = Recorder(ConstantClassifier(0, 2))
-    call(Smooth(recorder, 2, 0.25))
-    assert max(map(len, recorder.batches)) <= 64
-    assert len(torch.cat(recorder.batches).flatten(1).unique(dim=0)) == draws
-
-
-def slow_counts(classifier, num_classes: int, x: torch.Tensor, sizes, noise: NoiseStream) -> np.ndarray:
-    """What count_votes means: one image at a time."""
-    counts = np.zeros((len(sizes), num_classes), dtype=np.int64)
-    for row, size in enumerate(sizes):
-        for _ in range(size):
-            logits = classifier((x + noise.draw(1, x)[0]).unsqueeze(0))[0]
-            counts[row, int(logits.argmax())] += 1
-    return counts
-
-
-@pytest.mark.parametrize("batch_size", [1, 7, 64, 100, 1_000])
-def test_votes_are_those_of_a_slow_loop_whatever_the_batch_size(batch_size):
-    classifier = random_linear_classifier(12, 5, seed=3)
-    x = torch.rand(3, 2, 2, generator=torch.Generator().manual_seed(4))
-    expected = slow_counts(classifier, 5, x, (37, 150, 0), stream(5))
-    votes = Smooth(classifier, 5, 0.5).count_votes(x, (37, 150, 0), batch_size, stream(5))
-    assert votes.dtype == np.int64
-    assert (votes == expected).all()
-    assert (votes.sum(1) == (37, 150, 0)).all()
-    assert (votes[1] > 0).sum() >= 3  # or the comparison would say little
 
 
 def test_the_same_stream_gives_the_same_certificate():

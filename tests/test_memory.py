@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from smoothadv.memory import batch_that_suits, is_out_of_memory
-from smoothadv.smoothing.classifier import default_attack_batch, default_batch, default_gradient_batch
+from smoothadv.smoothing.classifier import default_attack_batch, default_batch
 
 SHAPE = (3, 4, 4)
 BYTES_PER_IMAGE = 3 * 4 * 4 * 4
@@ -49,18 +49,18 @@ def test_half_of_the_free_memory_is_filled(gpu):
 
 
 def test_gradients_take_more_memory_and_get_a_smaller_batch(gpu):
-    assert default_gradient_batch(gpu, SHAPE, gpu) == default_batch(gpu, SHAPE, gpu) // 2
+    assert default_batch(gpu, SHAPE, gpu, with_gradient=True) == default_batch(gpu, SHAPE, gpu) // 2
 
 
 @pytest.mark.parametrize(("copies", "batch"), [(1, 16), (8, 16), (16, 16), (64, 64), (1_000, None)])
 def test_attacks_on_a_cpu_take_one_image_at_a_time_where_that_is_enough(copies, batch):
     network, cpu = torch.nn.Flatten(), torch.device("cpu")
-    expected = batch or default_gradient_batch(network, SHAPE, cpu)
+    expected = batch or default_batch(network, SHAPE, cpu, with_gradient=True)
     assert default_attack_batch(network, SHAPE, cpu, copies) == expected
 
 
 def test_attacks_on_a_gpu_fill_its_memory_with_at_most_64_images(gpu):
-    assert default_attack_batch(gpu, SHAPE, gpu, 1_000_000) == default_gradient_batch(gpu, SHAPE, gpu)
+    assert default_attack_batch(gpu, SHAPE, gpu, 1_000_000) == default_batch(gpu, SHAPE, gpu, with_gradient=True)
     assert default_attack_batch(gpu, SHAPE, gpu, 3) == 192
 
 

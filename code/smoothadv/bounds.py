@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import sys
-from bisect import bisect_left
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate
@@ -276,18 +275,6 @@ def radius_probability(radius: float, sigma: float, noise_distance: float = 0.0)
     # Computed from the upper tail, which keeps its digits where p is near 1.
     q = float(special.ndtr(-z)) * (1 - 1e-13) - noise_distance
     return min(1.0, math.nextafter(1.0 - max(0.0, q), 2.0))
-
-
-def minimum_successes_to_certify(trials: int, alpha: float, noise_distance: float = 0.0) -> int:
-    """The fewest successes among ``trials`` that certify anything; ``trials`` + 1 if none do.
-
-    50,490 of 100,000 at alpha = 0.001 (Cohen et al., section 3.2.2).
-    """
-
-    def certifies(successes: int) -> bool:
-        return certified_radius(successes, trials, 1.0, alpha, noise_distance) is not None
-
-    return bisect_left(range(trials + 1), True, key=certifies)
 
 
 def squared_grey_radius(radius: float) -> int:

@@ -90,21 +90,6 @@ class Smooth:
         classes = self._run(x, predict(n, alpha), min(batch_size, n), self._stream(stream, x))
         return classes[0] if classes else ABSTAIN
 
-    def count_votes(self, x: torch.Tensor, sizes: tuple[int, ...], batch_size: int, stream: NoiseStream) -> np.ndarray:
-        """Votes of the base classifier on fresh noisy copies of ``x`` [C, H, W]: int64 [len(sizes), num_classes].
-
-        Row i holds sizes[i] votes. NonFiniteError if a logit is NaN or infinite; ValueError if the classifier's
-        number of classes is not num_classes.
-        """
-
-        def ask() -> Generator[Draws, np.ndarray, np.ndarray]:
-            rows = []
-            for size in sizes:
-                rows.append((yield Draws(size)))
-            return np.stack(rows)
-
-        return self._run(x, ask(), batch_size, stream)
-
     def _run(
         self, x: torch.Tensor, voting: Generator[Draws, np.ndarray, Outcome], batch_size: int, stream: NoiseStream
     ) -> Outcome:

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
+T = TypeVar("T")
 _SIGNS = ("can't allocate memory", "STATUS_ALLOC_FAILED", "ALLOCATION_FAILED", "out of memory")
 _CPU_ELEMENTS = 100 * 3 * 32 * 32
 _PROBE = 64
@@ -21,9 +23,19 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def free_cached_memory(device: torch.device) -> None:
-    """Return an accelerator's cached memory to the driver, so that blocks of other sizes can be allocated."""
-    if device.type == "cuda":
+def within_memory(compute: Callable[[], T], halve: Callable[[str], None]) -> T:
+    """What ``compute`` returns; when memory runs out, calls ``halve``, with the reason in one line, and tries again.
+
+    Cached memory of GPUs goes back to the driver then, so that blocks of other sizes can be allocated.
+    """
+    while True:
+        try:
+            return compute()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = first_line(error)
+        halve(reason)  # not above: the error there still refers to what was allocated
         torch.cuda.empty_cache()
 
 
@@ -50,7 +62,7 @@ def batch_that_suits(
             if not is_out_of_memory(error):
                 raise
         probe //= 2
-        free_cached_memory(device)
+        torch.cuda.empty_cache()
     return 1
 
 

@@ -161,6 +161,14 @@ def test_baseline_is_one_dashed_curve_in_a_colour_of_its_own():
     assert len({line.get_color() for line in figure.axes[0].lines}) == 3
 
 
+@pytest.mark.parametrize("plot", [CertifiedAccuracyPlot(), EnvelopePlot(group_by=["sigma"])])
+def test_markers_do_not_crowd_at_small_radii_where_some_curves_end(plot):
+    logs = [spread(f"{k}", largest, sigma=k) for k, largest in enumerate([4.0, *[0.4 + k / 50 for k in range(7)]])]
+    radii = [line.get_xdata()[line.get_markevery()] for line in lines_of(plot(Logs(logs))).values()]
+    assert all(len({int(radius / 0.8) for radius in marked}) == len(marked) > 0 for marked in radii), "one in a fifth"
+    assert len({round(marked[0], 2) for marked in radii}) == len(radii), "none on another"
+
+
 def test_split_baseline_has_the_colours_of_the_curves_beside_it():
     logs = [*by_sigma("Ours", 3), *by_sigma("Cohen", 2), spread("extra", 2, "Cohen", sigma=1.0)]
     figure = EnvelopePlot(group_by=["sigma"], baseline="Cohen", split_baseline=True)(Logs(logs))

@@ -110,6 +110,7 @@ def pixels(path: Path) -> np.ndarray:
 def test_plot_writes_png_and_pdf(analyze, logs, output):
     outcome = analyze("plot", "results", "-o", output)
     assert outcome.code == 0 and "curves.png" in outcome.out and "curves.pdf" in outcome.out
+    assert "both FILE.png and FILE.pdf are written" in " ".join(analyze("plot", "--help").out.split()), "said before"
     assert sorted(path.name for path in (logs / "plots").iterdir()) == ["curves.pdf", "curves.png"]
     height, width, _ = pixels(logs / "plots/curves.png").shape
     assert width >= 1000 and height >= 600

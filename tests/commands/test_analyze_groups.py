@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.analyzed_folder import COHEN, ORACLE, certification, fill_folder, records, refusal
+from support.analyzed_folder import COHEN, ORACLE, OURS, certification, fill_folder, records, refusal
 from support.commands import Outcome, call, snapshot
 
 
@@ -101,6 +101,31 @@ def test_released_epsilons_have_the_names_of_the_paper_unless_another_one_has(an
         certification(f"three/PGD_2steps/eps_{epsilon}/noise_0.50/test/sigma_0.50", ORACLE)
     found = records(analyze("envelope", "three", "--group-by", "epsilon", "--radii", 1, "--format", "json"))
     assert [row["group"] for row in found] == ["epsilon = 0.4961", "epsilon = 0.5", "epsilon = 1"]
+
+
+@pytest.mark.parametrize("analysis", ["table", "summary"])
+def test_names_of_groups_are_in_tables_of_logs(analyze, analysis):
+    named = analyze(analysis, *GROUPS, "--radii", 0.25)
+    assert [line.split("|")[1].strip() for line in named.out.splitlines()] == [
+        "group", *["-" * 7], "Cohen", "Cohen", "Ours", "Ours",
+    ]  # fmt: skip
+    found = records(analyze(analysis, *GROUPS, "--radii", 0.25, "--format", "json"))
+    assert [row["group"] for row in found] == ["Cohen", "Cohen", "Ours", "Ours"]
+    assert "group" not in columns(analyze(analysis, "cohen", "ours", "--format", "csv")), "only names of the user"
+
+
+def test_rows_are_labelled_and_ordered_by_hyper_parameters(analyze):
+    certification(OURS.format("0.50", 127), ORACLE)
+    arguments = ["table", "Ours=ours", "Cohen=cohen", "--radii", 0.25, "--label-by", "epsilon", "sigma"]
+    assert [line.split(" | ")[1].strip() for line in analyze(*arguments).out.splitlines()[2:]] == [
+        r"epsilon = 0.25 \| sigma = 0.25", r"epsilon = 0.5 \| sigma = 0.50", r"epsilon = 1 \| sigma = 0.50",
+        "sigma = 0.25", "sigma = 0.50",
+    ]  # fmt: skip
+    assert r"epsilon = 0.5 \textbar{} sigma = 0.50 &" in analyze(*arguments, "--format", "latex").out
+    found = records(analyze(*arguments, "--format", "json"))
+    assert [(row["epsilon"], row["sigma"]) for row in found[1:4]] == [(127 / 256, 0.5), (255 / 256, 0.5), (None, 0.25)]
+    assert "eps_127" in found[1]["log"] and found[1]["0.25"] == 0.6, "the row of this log"
+    assert analyze("table", "cohen", "--label-by", "split").out.count("| split = test: noise_0.") == 2, "also names"
 
 
 def test_linf_radii_are_l2_radii_over_the_root_of_the_pixels(analyze):

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from smoothadv.attacks.pgd import PGD
-from smoothadv.bounds import minimum_successes_to_certify
+from smoothadv.bounds import certified_radius
 from smoothadv.evaluation.falsifying import Certificates, Claim, verdict
 from smoothadv.evaluation.requests import AttackPlan, FalsifyRequest
 
@@ -37,7 +37,7 @@ def certified_and_flipped(seed: int) -> tuple[Certificates, pd.DataFrame]:
     random = np.random.default_rng(seed)
     selected = (random.binomial(100, 0.5001, IMAGES) < 50).astype(int)
     votes = random.binomial(N, np.where(selected == 0, 0.5001, 0.4999))
-    images = np.flatnonzero(votes >= minimum_successes_to_certify(N, ALPHA)).tolist()
+    images = np.flatnonzero([certified_radius(k, N, 1.0, ALPHA) is not None for k in votes.tolist()]).tolist()
     claims = {index: Claim(0, int(selected[index]), 0.01) for index in images}
     table = pd.DataFrame({"idx": images, "certified": [claim.certified for claim in claims.values()]})
     table = table.assign(label=0, predict=0, radius=0.01, attack_norm=0.0, flipped=table.certified)

@@ -7,7 +7,7 @@ from smoothadv.certification import Draws
 from smoothadv.checkpoints import load_classifier
 from smoothadv.datasets import get_dataset
 from smoothadv.noise import GaussianNoise
-from smoothadv.smoothing.classifier import Arrangement, arrange
+from smoothadv.smoothing.classifier import arrange
 from smoothadv.smoothing.voting import Poll, VoteCounter
 from support.plain import plain_module
 
@@ -48,6 +48,6 @@ def test_counts_are_those_of_a_plain_loop(checkpoint):
     )
     assert (ours(classifier, images, seed=0) == expected).all()
     # Folding rounds the logits differently: a vote may fall the other way where two are equal to the last digits.
-    arranged = arrange(classifier, Arrangement(), torch.device("cpu"))
+    arranged = arrange(classifier, torch.device("cpu"))
     assert different_votes(ours(arranged, images, seed=0), expected) <= 2
     assert different_votes(ours(arranged, images, seed=1), expected) > 50, "other draws would be noticed"

@@ -76,46 +76,6 @@ def test_images_are_padded_cut_and_mirrored(case):
     assert result.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("mirrored", [False, True])
-def test_columns_are_cut_before_they_are_mirrored(mirrored):
-    """Written out: a crop that starts to the right of the image's corner loses its left column, then is mirrored."""
-    image = torch.tensor([[[[1, 2, 3], [4, 5, 6]]]], dtype=torch.uint8)
-    chosen = Augmentation(1, torch.tensor([mirrored]), torch.tensor([[0], [2]]))
-    (result,) = augmented(pixels_of(image), (2, 3), torch.tensor([0]), chosen)
-    assert result.tolist() == [[[0, 0, 0], [0, 3, 2]] if mirrored else [[0, 0, 0], [2, 3, 0]]]
-
-
-@given(cases(), st.data())
-def test_choice_for_some_images_is_theirs_in_their_order(case, data):
-    _, chosen, indices = case
-    part = chosen.of(torch.tensor(indices))
-    again = data.draw(st.lists(st.integers(0, len(indices) - 1), max_size=5))
-    for some, positions in [(part, indices), (part.of(torch.tensor(again, dtype=torch.int64)), again)]:
-        origin = chosen if some is part else part
-        assert some.crop_padding == chosen.crop_padding
-        assert (some.mirrored is None, some.offsets is None) == (chosen.mirrored is None, chosen.offsets is None)
-        if some.mirrored is not None:
-            assert some.mirrored.tolist() == [bool(origin.mirrored[position]) for position in positions]
-        if some.offsets is not None:
-            assert some.offsets.tolist() == [
-                [row[position] for position in positions] for row in origin.offsets.tolist()
-            ]
-
-
-@given(cases())
-def test_pixels_lie_image_by_image_and_row_by_row_with_a_black_one_last(case):
-    images, _, _ = case
-    number, channels, height, width = images.shape
-    pixels = pixels_of(images)
-    assert pixels.shape == (number * height * width + 1, channels) and pixels.dtype == images.dtype
-    slow = [
-        images[n, :, row, column].tolist() for n in range(number) for row in range(height) for column in range(width)
-    ]
-    assert pixels.tolist() == [*slow, [0] * channels]
-    images.zero_()
-    assert pixels[:-1].min() > 0, "a copy: what becomes of the images does not matter"
-
-
 def test_images_in_any_memory_format_have_the_same_pixels():
     images = torch.randint(0, 256, (3, 3, 4, 5), dtype=torch.uint8, generator=seeded(0))
     formats = [
@@ -124,33 +84,6 @@ def test_images_in_any_memory_format_have_the_same_pixels():
         images.repeat(2, 1, 1, 1)[:3],
     ]
     assert all(torch.equal(pixels_of(each), pixels_of(images)) for each in formats)
-
-
-@pytest.mark.parametrize("padding", [0, 1, 4])
-@pytest.mark.parametrize("flip", [False, True])
-def test_what_is_drawn_is_one_choice_for_each_image(padding, flip):
-    chosen = draw_augmentation(1_000, padding, flip, seeded(0))
-    assert chosen.crop_padding == padding
-    if flip:
-        assert chosen.mirrored.shape == (1_000,) and chosen.mirrored.dtype == torch.bool
-    else:
-        assert chosen.mirrored is None
-    if padding:
-        assert chosen.offsets.shape == (2, 1_000) and chosen.offsets.dtype == torch.int64
-        assert chosen.offsets.unique().tolist() == list(range(2 * padding + 1))
-    else:
-        assert chosen.offsets is None
-    moved = chosen.to(torch.device("cpu"))
-    assert (moved.mirrored is None, moved.offsets is None) == (not flip, not padding)
-
-
-def test_what_is_drawn_is_a_function_of_the_generator():
-    torch.manual_seed(0)
-    first, other = draw_augmentation(50, 2, True, seeded(1)), draw_augmentation(50, 2, True, seeded(2))
-    torch.manual_seed(1)
-    again = draw_augmentation(50, 2, True, seeded(1))
-    assert torch.equal(first.offsets, again.offsets) and torch.equal(first.mirrored, again.mirrored)
-    assert not torch.equal(first.offsets, other.offsets) and not torch.equal(first.mirrored, other.mirrored)
 
 
 def is_uniform(outcomes: list, possibilities: int) -> bool:

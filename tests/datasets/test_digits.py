@@ -27,13 +27,6 @@ def expected_members(split: str) -> list[int]:
     return sorted(members)
 
 
-def test_all_images_are_in_one_split_and_none_in_both():
-    train, test = expected_members("train"), expected_members("test")
-    assert len(get_dataset("digits", "train")) == len(train)
-    assert len(get_dataset("digits", "test")) == len(test)
-    assert sorted(train + test) == list(range(1797))
-
-
 def test_no_image_occurs_in_both_splits():
     contents = {split: {image.tobytes() for image in grey_levels(get_dataset("digits", split))} for split in SPLITS}
     assert len(contents["train"]) + len(contents["test"]) == 1797
@@ -54,12 +47,6 @@ def test_the_17_grey_levels_survive_the_trip_through_8_bits(split):
     assert set(np.rint(levels).ravel()) == set(range(17))
     # The nearest of 255 levels is at most half a level away.
     assert np.abs(levels - original).max() <= 0.5 * 16 / 255 + 1e-6
-
-
-@pytest.mark.parametrize("label", range(10))
-def test_every_class_is_split_in_the_same_proportion(label):
-    of_train, of_test = (int((labels(get_dataset("digits", split)) == label).sum()) for split in SPLITS)
-    assert of_test / (of_train + of_test) == pytest.approx(0.2, abs=0.5 / (of_train + of_test))
 
 
 def test_documented_constants_are_those_of_the_training_images():

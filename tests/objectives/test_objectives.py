@@ -69,20 +69,6 @@ def obvious_loss(model, images: torch.Tensor, labels: torch.Tensor, noise: torch
     return sum(losses) / len(losses), correct
 
 
-@pytest.mark.parametrize("copies", [1, 3])
-def test_smoothadv_trains_on_the_mean_cross_entropy_of_the_attacked_copies(copies):
-    model = random_linear_classifier(16, 3, seed=1)
-    outcome = SmoothAdv(ShiftingAttack(0.5), SIGMA, copies, warmup=0)(model, IMAGES, LABELS, 0, generator())
-    noise = training_noise(IMAGES, copies, SIGMA, generator())
-    loss, correct = obvious_loss(model, moved(IMAGES), LABELS, noise)
-    torch.testing.assert_close(outcome.loss, loss)
-    assert int(outcome.correct) == correct
-    for ours, expected in zip(
-        torch.autograd.grad(outcome.loss, list(model.parameters())), torch.autograd.grad(loss, list(model.parameters()))
-    ):
-        torch.testing.assert_close(ours, expected)
-
-
 def test_gaussian_trains_on_the_mean_cross_entropy_of_one_copy():
     model = random_linear_classifier(16, 3, seed=1)
     outcome = Gaussian(SIGMA)(model, IMAGES, LABELS, 0, generator())
@@ -143,18 +129,6 @@ def test_epsilon_grows_linearly_from_zero_over_the_warmup(warmup, expected):
     assert [objective.epsilon(epoch) for epoch in range(len(expected))] == pytest.approx(expected)
     # What is announced is what is done.
     assert [call["epsilon"] for call in attack.calls] == pytest.approx(expected)
-
-
-def test_gaussian_has_no_attack():
-    assert [Gaussian(SIGMA).epsilon(epoch) for epoch in (0, 1, 100)] == [0, 0, 0]
-
-
-def test_the_first_epoch_of_a_warmup_is_gaussian_augmentation():
-    model = random_linear_classifier(16, 3, seed=1)
-    attack = ATTACKS["PGD"](0.5, 3)
-    first, later = (SmoothAdv(attack, SIGMA, 1, warmup=10)(model, IMAGES, LABELS, e, generator()).loss for e in (0, 10))
-    assert torch.equal(first, Gaussian(SIGMA)(model, IMAGES, LABELS, 0, generator()).loss)
-    assert later > first
 
 
 def build(objective: type, noise_sd: float):

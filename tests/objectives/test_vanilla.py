@@ -194,13 +194,6 @@ def test_a_batch_on_given_noise_is_what_a_call_that_draws_it_gives(attack, optio
     assert not torch.equal(given.loss, other.loss)
 
 
-def test_gaussian_on_given_noise_is_what_a_call_that_draws_it_gives():
-    objective, model = Gaussian(SIGMA), network().train()
-    noise = objective.draw(IMAGES, generator())
-    called = objective(model, IMAGES, LABELS, 0, generator())
-    assert torch.equal(called.loss, objective.on_noise(model, IMAGES, LABELS, noise, 0).loss)
-
-
 @pytest.mark.parametrize("attack", [PGD(EPSILON, STEPS), DDN(EPSILON, STEPS)], ids=["PGD", "DDN"])
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 def test_one_form_of_the_classifier_is_attacked_and_the_other_trained(attack, training):

@@ -12,7 +12,7 @@ from smoothadv.architectures import get_architecture
 from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.core import Smooth
 from smoothadv.noise import GaussianNoise
-from smoothadv.smoothing.classifier import Arrangement, VotingClassifier, arrange
+from smoothadv.smoothing.classifier import VotingClassifier, arrange
 from smoothadv.smoothing.voting import VoteCounter, check_repeatable
 from support.models import LinearClassifier, Recorder
 from support.networks import settle_batch_norms
@@ -27,14 +27,15 @@ def test_the_mean_of_linear_members_has_the_known_smoothed_probability():
     members = [LinearClassifier([3.0, 0.0], 0.5, torch.float32), LinearClassifier([0.0, 4.0], -1.5, torch.float32)]
     ensemble, point = Ensemble(members, "logits"), torch.tensor([0.1, 0.3]).reshape(1, 1, 2)
     smooth = Smooth(ensemble, 2, SIGMA)
-    ((_, ones),) = smooth.count_votes(point, (DRAWS,), 1000, GaussianNoise(SIGMA, 0).stream(0, CPU))
+    certificate = smooth.certificate(point, 100, DRAWS, 1e-3, 1000, stream=GaussianNoise(SIGMA, 0).stream(0, CPU))
+    ones = certificate.successes
 
     def probability(weight: tuple[float, float], bias: float) -> float:
         score = weight[0] * 0.1 + weight[1] * 0.3 + bias
         return 0.5 * (1 + math.erf(score / (SIGMA * math.hypot(*weight)) / math.sqrt(2)))
 
-    assert is_binomial_count(int(ones), DRAWS, probability((1.5, 2.0), -0.5))
-    assert not is_binomial_count(int(ones), DRAWS, probability((3.0, 0.0), 0.5)), "nor that of a member"
+    assert is_binomial_count(ones, certificate.trials, probability((1.5, 2.0), -0.5))
+    assert not is_binomial_count(ones, DRAWS, probability((3.0, 0.0), 0.5)), "nor that of a member"
 
 
 @pytest.mark.parametrize("mean", ["logits", "probabilities"])
@@ -132,7 +133,7 @@ def voter() -> VotingClassifier:
     for member in members:
         settle_batch_norms(member, torch.rand(64, 1, 8, 8))
         member[1].fc.weight.data *= 20
-    return arrange(Ensemble(members, "probabilities"), Arrangement(), CPU, torch.rand(1, 8, 8))
+    return arrange(Ensemble(members, "probabilities"), CPU, torch.rand(1, 8, 8))
 
 
 def test_members_are_folded_and_fewer_are_asked_in_passes_of_one_shape(voter):

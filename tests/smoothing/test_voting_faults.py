@@ -14,9 +14,8 @@ from smoothadv.certification import Draws, Smoothing
 from smoothadv.certification.exact import Exact
 from smoothadv.certification.prediction import predict
 from smoothadv.errors import NonFiniteError, UserError
-from smoothadv.memory import is_out_of_memory
 from smoothadv.noise import GaussianNoise
-from smoothadv.smoothing.classifier import Arrangement, arrange
+from smoothadv.smoothing.classifier import arrange
 from smoothadv.smoothing.voting import Poll, VoteCounter, check_repeatable
 from support import fragile_models
 from support.models import ConstantClassifier, Recorder
@@ -117,22 +116,6 @@ def test_no_memory_for_a_single_image_is_an_error(error):
     assert batches == [2, 1]
 
 
-@pytest.mark.parametrize(
-    "error", [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("no"), KeyboardInterrupt()]
-)
-def test_other_errors_are_not_taken_for_a_lack_of_memory(error):
-    batches = []
-    classifier = OutOfMemory(CLASSIFIER, 10, error)
-    with pytest.raises(type(error)) as caught:
-        outcomes(counter_of(classifier, 64, on_smaller_batch=batches.append))
-    assert caught.value is error and batches == [] and classifier.passes == 1
-
-
-def test_what_counts_as_out_of_memory():
-    assert all(map(is_out_of_memory, OUT_OF_MEMORY))
-    assert not any(map(is_out_of_memory, [RuntimeError("CUDA error: device-side assert"), OSError(), KeyError("x")]))
-
-
 def one_vote(classifier: Callable, batch: int = 10, draws: int = 25) -> list:
     poll = Poll(image_of(0), stream_of(NOISE, 0), ask([Draws(draws)]))
     return list(counter_of(classifier, batch).run([poll]))
@@ -181,7 +164,7 @@ def check(classifier: Callable, batch: int = 16, shape: tuple[int, ...] = (1, 4,
 def test_an_ordinary_classifier_is_repeatable(batch):
     check(CLASSIFIER, batch)
     torch.manual_seed(0)
-    network = arrange(get_architecture("digits_resnet8", "digits"), Arrangement(), CPU)
+    network = arrange(get_architecture("digits_resnet8", "digits"), CPU)
     if batch % 16 == 0:
         check(network, batch, (1, 8, 8))
 

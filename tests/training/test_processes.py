@@ -7,7 +7,6 @@ import copy
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.images import InMemoryImages
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
-from smoothadv.training.attacked import attacked_form
 from smoothadv.training.evaluate import evaluate
 from smoothadv.training.execution import Execution
 from smoothadv.training.processes import Processes, join_processes
@@ -114,11 +112,10 @@ def evaluated(processes: Processes) -> dict[str, float]:
         labels = copy.deepcopy(model).eval()(pixels.float() / 255).argmax(1)
     labels[::4] = (labels[::4] + 1) % 3
     images = InMemoryImages(pixels, labels, describe_dataset("digits"))
-    attacked = attacked_form(model, torch.zeros(1, 1, 8, 8))
-    objective = SmoothAdv(ATTACKS["PGD"](3.0, 5), 0.0)
+    objective, optimizer = SmoothAdv(ATTACKS["PGD"](3.0, 5), 0.0), torch.optim.SGD(model.parameters(), 0.1)
+    update = Update(model, objective, optimizer, Execution(), processes, CPU, torch.zeros(1, 1, 8, 8))
     # Batches of four, the last of one image.
-    arguments = torch.arange(21), 4, Address(0, 0, 0), processes, CPU, nullcontext()
-    return evaluate(model, attacked, objective, images, *arguments)
+    return evaluate(update, images, torch.arange(21), 4, Address(0, 0, 0))
 
 
 def statistics(processes: Processes) -> dict[str, Any]:

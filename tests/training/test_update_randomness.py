@@ -196,34 +196,3 @@ def test_the_noise_of_a_part_is_that_part_of_the_noise(copies, micro):
         torch.testing.assert_close(ours, noise[part], rtol=0, atol=1e-6)
     # Negative control: the second part has another noise than the first.
     assert (noise[4:7] - noise[:3]).abs().max() > 0.1
-
-
-def test_the_mean_of_the_gradients_of_two_parts_is_that_of_the_whole():
-    def gradient(processes: Processes, part: slice) -> torch.Tensor:
-        torch.manual_seed(0)
-        model = nn.Sequential(
-            nn.Identity(), nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 3))
-        )
-        Watched(smoothadv(2), model, processes)(part=part)
-        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-
-    whole = gradient(Processes(), slice(0, 7))
-    halves = [gradient(OneOfTwo(rank), part) for rank, part in enumerate([slice(0, 4), slice(4, 7)])]
-    torch.testing.assert_close(sum(halves) / 2, whole, rtol=1e-4, atol=1e-6)
-    assert not torch.allclose(halves[0], whole, rtol=1e-2)
-
-
-# ---- variants of the objective ----
-
-
-@pytest.mark.parametrize(
-    ("from_first", "epoch", "share"), [(True, 0, 0.1), (True, 1, 0.2), (True, 9, 1), (False, 1, 0.1), (False, 10, 1)]
-)
-def test_epsilon_of_the_warmup_is_how_far_images_are_moved(from_first, epoch, share):
-    """Two steps of length epsilon from the middle of the box nearly always end on the border of the ball."""
-    watched = Watched(smoothadv(2, 2, warmup_from_first_epoch=from_first))
-    watched(Address(3, epoch, 0))
-    plain = Watched(smoothadv(2, warmup=10**9))
-    plain(Address(3, epoch, 0))
-    moved = (watched.trained_on - plain.trained_on).flatten(1).norm(dim=1)
-    assert moved.max() == pytest.approx(share * EPSILON, rel=1e-3)

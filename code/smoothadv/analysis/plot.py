@@ -8,7 +8,7 @@ import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.probabilities import with_bounds
-from smoothadv.analysis.shared.figure_style import Figure, draw_steps, finished, looks, mark_every, new_figure
+from smoothadv.analysis.shared.figure_style import Figure, draw_steps, finished, looks, mark_radii, new_figure
 from smoothadv.analysis.shared.log_statistics import accuracy_curve, survival_curve
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import Bands, Norm
@@ -45,7 +45,7 @@ class CertifiedAccuracyPlot(Bands, Norm, Analysis):
             axes.axvline(0.5, color="0.7", linewidth=1, linestyle=":")
         lines = []
         for position, ((log, corners, shares), look) in enumerate(zip(curves, looks(len(curves)))):
-            marks = mark_every(len(corners), position, len(curves))
+            marks = mark_radii(corners, end, position, len(curves))
             lines.append(draw_steps(axes, corners, shares, label=log.label.shown, markevery=marks, **look))
             if self.confidence is not None:
                 # To the right end: where no image counts, a band may have a width too.

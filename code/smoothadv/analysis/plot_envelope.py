@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.shared.figure_style import Figure, draw_steps, finished, looks, mark_every, new_figure
+from smoothadv.analysis.shared.figure_style import Figure, draw_steps, finished, looks, mark_radii, new_figure
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import Norm
 from smoothadv.analysis.shared.selection import Choosing, grouping, groups_of
@@ -62,11 +62,10 @@ class EnvelopePlot(Choosing, Norm, Analysis):
             styled += [(name, group, like.get(_key(group, by), spare), "--") for name, group in dashed]
         else:
             styled += [(name, group, look, "--") for (name, group), look in zip(dashed, lines[len(curves) :])]
-        largest, drawn = 0.0, []
-        for position, (name, group, look, style) in enumerate(styled):
-            radii, accuracies = self.envelope_curve(group)
-            largest = max(largest, radii[-1])
-            marks = mark_every(len(radii), position, len(styled))
+        envelopes, drawn = [self.envelope_curve(group) for _, group, _, _ in styled], []
+        largest = max(radii[-1] for radii, _ in envelopes)
+        for position, ((name, _, look, style), (radii, accuracies)) in enumerate(zip(styled, envelopes)):
+            marks = mark_radii(radii, largest, position, len(styled))
             drawn.append(draw_steps(axes, radii, accuracies, label=name, linestyle=style, markevery=marks, **look))
         return finished(figure, drawn, (self.axis_title, "certified accuracy (%)"), 1.04 * largest, self.title)
 

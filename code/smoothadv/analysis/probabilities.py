@@ -10,7 +10,7 @@ from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.log_statistics import average_certified_radius
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.procedure import procedure_of, radii_follow_from_counts
-from smoothadv.analysis.shared.selection import with_selected
+from smoothadv.analysis.shared.selection import with_facts
 from smoothadv.analysis.shared.table_formats import Cell, Column, Table
 from smoothadv.bounds import lower_confidence_bound
 from smoothadv.errors import UserError, warn
@@ -35,7 +35,7 @@ class Probabilities(Analysis):
             *(Column(f"quantile_{share:g}", f"{100 * share:g}% quantile", "number") for share in _QUANTILES),
             *(Column(f"at_least_{level:g}", f"at least {level:g}", "fraction") for level in _LEVELS),
         ]
-        return with_selected(Table(columns, [_row(log, bounds) for log, bounds in told]), [log for log, _ in told])
+        return with_facts(Table(columns, [_row(log, bounds) for log, bounds in told]), [log for log, _ in told])
 
 
 def _row(log: Log, bounds: np.ndarray) -> list[Cell]:

@@ -15,6 +15,7 @@ from smoothadv.analysis.envelope import Envelope
 from smoothadv.analysis.examples import Examples
 from smoothadv.analysis.gap import Gap
 from smoothadv.analysis.heat_map import HeatMap
+from smoothadv.analysis.held_out import HeldOut
 from smoothadv.analysis.parameters_table import ParametersTable
 from smoothadv.analysis.plot import CertifiedAccuracyPlot
 from smoothadv.analysis.plot_empirical import EmpiricalPlot
@@ -78,6 +79,14 @@ class Report(Choosing, AtRadii, Analysis):
         certification, prediction = ([*filter(self.takes, some)] for some in (logs.certification, logs.prediction))
         if logs.certification:
             yield self._certified_accuracy(logs)
+            held_out = HeldOut(self.norm, self.high_probability, self.radii, self.unfinished)
+            if parts := _if_possible("Chosen on some images, measured on others", held_out, Logs(certification)):
+                yield Section(
+                    "The best models on other images",
+                    "The best of many models is partly the luckiest on the images that chose it. The right columns are "
+                    "of images that had no part in the choice: these are the numbers to report.",
+                    parts,
+                )
         for name, those in Logs(certification, prediction).by("images").items():
             if those.certification:
                 yield self._best_of_groups(those, name)

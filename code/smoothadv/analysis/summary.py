@@ -6,7 +6,7 @@ from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.log_statistics import abstention_rate, average_certified_radius, clean_accuracy
 from smoothadv.analysis.shared.logs import Logs
 from smoothadv.analysis.shared.radii import AtRadii, radius_column
-from smoothadv.analysis.shared.selection import are_alike, with_selected
+from smoothadv.analysis.shared.selection import are_alike, with_facts
 from smoothadv.analysis.shared.table_formats import Cell, Column, Table
 
 _ON_GRID = Column("average_certified_radius_on_the_grid", "average certified radius (l2) on the grid", "number")
@@ -41,4 +41,4 @@ class Summary(AtRadii, Analysis):
             ]
             for log in logs.certification
         ]
-        return with_selected(Table(columns, rows), logs.certification)
+        return with_facts(Table(columns, rows), logs.certification)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.logs import Logs
 from smoothadv.analysis.shared.radii import AtRadii, Bands, radius_column, radius_key, radius_text
-from smoothadv.analysis.shared.selection import are_alike, with_selected
+from smoothadv.analysis.shared.selection import are_alike, hyper_parameter, labels_by, with_facts
 from smoothadv.analysis.shared.table_formats import Annotated, Column, Table
+from smoothadv.settings import setting
 
 
 @ANALYSES.register("table")
@@ -14,15 +15,26 @@ from smoothadv.analysis.shared.table_formats import Annotated, Column, Table
 class CertifiedAccuracyTable(Bands, AtRadii, Analysis):
     """a row per log: certified accuracy at each radius, the best of a column in bold"""
 
+    label_by: list[str] | None = setting(
+        None,
+        many=True,
+        parse=hyper_parameter,
+        help="hyper-parameters that order the rows of each group and, for people, name them in place of paths, like "
+        "sigma epsilon; csv and json have columns of them",
+    )
+
     def __call__(self, logs: Logs) -> Table:
         radii = self.radii or [0.0, *self.chosen_radii(logs.certification)]
-        accuracies = {log.label: self.accuracies(log, radii) for log in logs.certification}
+        by = self.label_by or []
+        labelled = labels_by(logs.certification, by)
+        ordered = [log for log, _ in labelled]
+        accuracies = {label: self.accuracies(log, radii) for log, label in labelled}
         first = Column("log", self.heading + self.band_note, "text")
-        columns = [first, *(radius_column(radius, are_alike(logs.certification)) for radius in radii)]
+        columns = [first, *(radius_column(radius, are_alike(ordered)) for radius in radii)]
         rows = [[name, *values.tolist()] for name, values in accuracies.items()]
         if self.confidence is None:
-            return with_selected(Table(columns, rows), logs.certification)
-        intervals = [self.ends(accuracies[log.label], len(log.table)) for log in logs.certification]
+            return with_facts(Table(columns, rows), ordered, by)
+        intervals = [self.ends(accuracies[label], len(log.table)) for log, label in labelled]
         shown = [
             [name, *(Annotated(value, interval=ends) for value, ends in zip(values, zip(*map(list, interval))))]
             for (name, *values), interval in zip(rows, intervals)
@@ -32,7 +44,7 @@ class CertifiedAccuracyTable(Bands, AtRadii, Analysis):
             [name, *(float(x) for triple in zip(values, *interval) for x in triple)]
             for (name, *values), interval in zip(rows, intervals)
         ]
-        return with_selected(Table(full_columns, full, Table(columns, shown)), logs.certification)
+        return with_facts(Table(full_columns, full, Table(columns, shown)), ordered, by)
 
 
 def _with_interval(radius: float) -> list[Column]:

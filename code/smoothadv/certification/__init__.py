@@ -113,10 +113,11 @@ class Procedure(ABC):
     def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
         """Of a fixed sample, the radius that the ``counts`` in a row of a log certify; None for an abstention.
 
-        ``settings`` are those that the log records: sigma, alpha and the procedure's own. KeyError, TypeError or
-        ValueError where one is missing or impossible.
+        ``settings`` are those that the log records: sigma, alpha and the procedure's own; and the ``noise_distance`` of
+        ``Smoothing``, 0 where they lack it. KeyError, TypeError or ValueError where one is missing or impossible.
         """
-        return certified_radius(counts["successes"], counts["trials"], settings["sigma"], settings["alpha"])
+        distance = settings.get("noise_distance", 0.0)
+        return certified_radius(counts["successes"], counts["trials"], settings["sigma"], settings["alpha"], distance)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -145,6 +146,49 @@ class Procedure(ABC):
 
         The label may decide which class the statement is about, or, in benchmarks, that none is needed.
         """
+
+
+@dataclass(frozen=True)
+class FixedSample(Procedure):
+    """Selects a class by n0 votes, then certifies ``radius_from`` the counts of n fresh votes.
+
+    Counting stops as soon as only an abstention is possible: this changes no decision, but the counts of such an
+    abstention are partial.
+    """
+
+    default_n: ClassVar[int] = 100_000
+    fixed_sample: ClassVar[bool] = True
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.counts(vars(self))[len(COUNT_COLUMNS) :]
+
+    def candidate(self, selection: np.ndarray, label: int) -> int:
+        """The class that the statement is about, by the votes [K] of the selection; the smallest class among ties."""
+        return int(selection.argmax())
+
+    def rivals(self, votes: np.ndarray, candidate: int) -> list[int]:
+        """The counts of other classes that the radius depends on, one for each of ``columns``."""
+        return []
+
+    def votes(self, label: int) -> Voting:
+        n, settings = self.smoothing.n, {**vars(self.smoothing), **vars(self)}
+        columns = self.counts(settings)
+        selection = yield Draws(self.smoothing.n0)
+        candidate = self.candidate(selection, label)
+
+        def radius(successes: int, votes: np.ndarray) -> float | None:
+            return self.radius_from(dict(zip(columns, [successes, n, *self.rivals(votes, candidate)])), settings)
+
+        def must_abstain(votes: np.ndarray) -> bool:
+            most = n - int(votes.sum() - votes[candidate])
+            return radius(most, votes) is None
+
+        estimation = yield Draws(n, must_abstain)
+        successes, trials = int(estimation[candidate]), int(estimation.sum())
+        found = radius(successes, estimation) if trials == n else None
+        details = dict(zip(self.columns, self.rivals(estimation, candidate)))
+        return Certificate(*((ABSTAIN, 0.0) if found is None else (candidate, found)), successes, trials, details)
 
 
 PROCEDURES: Registry[type[Procedure]] = Registry("certification procedure")

@@ -8,8 +8,10 @@ one null hypothesis p <= t; it is crossed if at some look the successes so far r
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from scipy import special
@@ -71,15 +73,13 @@ def look_schedule(
 def _first_all_success_look(t: float, n_max: int, alpha: float, early: float, step: int) -> int | None:
     if t > 1 - _NEAR_ONE:
         return None
+
+    def is_rejected(steps: int) -> bool:
+        return steps * step * math.log(t) <= math.log(spending(steps * step, n_max, alpha, early))
+
     # n ln t - ln spending(n) falls as n grows, so that bisection finds where it reaches 0.
-    low, high = 1, math.ceil(n_max / step)
-    while low < high:
-        middle = (low + high) // 2
-        if middle * step * math.log(t) <= math.log(spending(middle * step, n_max, alpha, early)):
-            high = middle
-        else:
-            low = middle + 1
-    return low * step if low * step < n_max else None
+    n = step * (1 + bisect_left(range(1, math.ceil(n_max / step)), True, key=is_rejected))
+    return n if n < n_max else None
 
 
 def efficacy_row(null: float, looks: np.ndarray, allowance: Sequence[float]) -> np.ndarray:
@@ -136,17 +136,12 @@ def futility_row(last_boundary: int, looks: np.ndarray, gamma: float) -> np.ndar
     The largest s with s + (n_max - n) U(s, n) < last_boundary, U the Clopper-Pearson upper bound at level ``gamma``;
     -1 where there is none. This spends no error: giving up early only loses certificates.
     """
-    row = np.empty(len(looks), dtype=np.int64)
-    for k, n in enumerate(looks):
-        low, high = -1, int(n)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if middle + (looks[-1] - n) * success_upper_bound(middle, int(n), gamma) < last_boundary:
-                low = middle
-            else:
-                high = middle - 1
-        row[k] = low
-    return row
+
+    def is_in_reach(successes: int, n: int) -> bool:
+        return successes + (looks[-1] - n) * success_upper_bound(successes, n, gamma) >= last_boundary
+
+    most = [bisect_left(range(n + 1), True, key=partial(is_in_reach, n=n)) - 1 for n in looks.tolist()]
+    return np.array(most, dtype=np.int64)
 
 
 def futility_probability(n: int, n_max: int, null: float, patience: float, power: float, tilt: float) -> float:

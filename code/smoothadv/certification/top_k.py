@@ -26,8 +26,7 @@ class TopK(TwoSided):
 
     The class c is the label, if it is among the k most frequent of the n0 votes, else the most frequent one; so the
     share of images whose label is certified is the certified top-k accuracy. The largest counts of k other classes,
-    ``rival_1`` to ``rival_k``, and that of c give ``bounds.top_k_radius``, or an abstention. Counting stops as soon as
-    only an abstention is possible.
+    ``rival_1`` to ``rival_k``, and that of c give ``bounds.top_k_radius``, or an abstention.
 
     Formal guarantee: the probability, over the draws, of returning a class and a radius such that an image of the
     closed ball of that radius has k classes that are, under noise, at least as probable as this one, is at most alpha
@@ -41,10 +40,6 @@ class TopK(TwoSided):
         _rival_columns(self.top_k)  # raises on an impossible k
         check_share(self.alpha_share, self.smoothing.alpha / self.top_k)
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return _rival_columns(self.top_k)
-
     @classmethod
     def counts(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
         return (*COUNT_COLUMNS, *_rival_columns(settings["top_k"]))
@@ -52,7 +47,7 @@ class TopK(TwoSided):
     @classmethod
     def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
         rivals = [counts[name] for name in _rival_columns(settings["top_k"])]
-        levels = settings["alpha"], settings["alpha_share"]
+        levels = settings["alpha"], settings["alpha_share"], settings.get("noise_distance", 0.0)
         return top_k_radius(counts["successes"], rivals, counts["trials"], settings["sigma"], *levels)
 
     def candidate(self, selection: np.ndarray, label: int) -> int:
@@ -62,10 +57,6 @@ class TopK(TwoSided):
     def rivals(self, votes: np.ndarray, candidate: int) -> list[int]:
         largest = np.sort(np.delete(votes, candidate))[::-1][: self.top_k].tolist()
         return largest + [0] * (self.top_k - len(largest))
-
-    def radius(self, successes: int, rivals: list[int]) -> float | None:
-        s = self.smoothing
-        return top_k_radius(successes, rivals, s.n, s.sigma, s.alpha, self.alpha_share, s.noise_distance)
 
 
 def leading_classes(votes: np.ndarray, k: int) -> list[int]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from smoothadv.bounds import two_sided_radius
-from smoothadv.certification import ABSTAIN, PROCEDURES, Certificate, Draws, Procedure, Voting
+from smoothadv.certification import PROCEDURES, FixedSample
 from smoothadv.records import COUNT_COLUMNS
 from smoothadv.settings import number, setting
 
@@ -41,13 +41,12 @@ def strongest_rival(votes: np.ndarray, candidate: int) -> int:
 
 @PROCEDURES.register("two-sided")
 @dataclass(frozen=True)
-class TwoSided(Procedure):
+class TwoSided(FixedSample):
     """Select a class by n0 votes, then bound its probability, and that of its rivals, by n fresh votes.
 
     With c the most frequent of the n0 votes, k its count among the n and b the largest count of another class, returns
     c with radius ``bounds.two_sided_radius(k, b, n, ...)``, or abstains. That may be positive also where p_A < 1/2, if
-    no rival is as probable. Counting stops as soon as only an abstention is possible: this changes no decision, but
-    the counts of such an abstention are partial.
+    no rival is as probable.
 
     Formal guarantee: the probability, over the draws, of returning a class and a radius such that the
     smoothed classifier is not that class throughout the closed ball of that radius is at most alpha (proof:
@@ -55,16 +54,10 @@ class TwoSided(Procedure):
     is chosen after the draws, or if the run is repeated until its result pleases.
     """
 
-    default_n: ClassVar[int] = 100_000
-    fixed_sample: ClassVar[bool] = True
     alpha_share: float = share_setting()
 
     def __post_init__(self) -> None:
         check_share(self.alpha_share, self.smoothing.alpha)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (RIVAL,)
 
     @classmethod
     def counts(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -73,33 +66,8 @@ class TwoSided(Procedure):
     @classmethod
     def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
         successes, rival, trials = (counts[name] for name in ("successes", RIVAL, "trials"))
-        levels = settings["alpha"], settings["alpha_share"]
+        levels = settings["alpha"], settings["alpha_share"], settings.get("noise_distance", 0.0)
         return two_sided_radius(successes, rival, trials, settings["sigma"], *levels)
 
-    def candidate(self, selection: np.ndarray, label: int) -> int:
-        """The class that the statement is about, by the votes [K] of the selection."""
-        return int(selection.argmax())
-
     def rivals(self, votes: np.ndarray, candidate: int) -> list[int]:
-        """The counts of other classes that the radius depends on, one for each of ``columns``."""
         return [strongest_rival(votes, candidate)]
-
-    def radius(self, successes: int, rivals: list[int]) -> float | None:
-        """The radius that these counts among n draws certify; None for an abstention."""
-        s = self.smoothing
-        return two_sided_radius(successes, rivals[0], s.n, s.sigma, s.alpha, self.alpha_share, s.noise_distance)
-
-    def votes(self, label: int) -> Voting:
-        selection = yield Draws(self.smoothing.n0)
-        candidate = self.candidate(selection, label)
-
-        def must_abstain(counts: np.ndarray) -> bool:
-            most = self.smoothing.n - int(counts.sum() - counts[candidate])
-            return self.radius(most, self.rivals(counts, candidate)) is None
-
-        estimation = yield Draws(self.smoothing.n, must_abstain)
-        successes, trials = int(estimation[candidate]), int(estimation.sum())
-        rivals = self.rivals(estimation, candidate)
-        radius = self.radius(successes, rivals) if trials == self.smoothing.n else None
-        statement = (ABSTAIN, 0.0) if radius is None else (candidate, radius)
-        return Certificate(*statement, successes, trials, dict(zip(self.columns, rivals)))

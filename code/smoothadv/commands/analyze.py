@@ -32,6 +32,11 @@ _EXAMPLES = """examples:
   python code/analyze.py report logs/quickstart -o logs/report
 """
 
+_FILES = {
+    "table": "file to write, in the format of its ending; may be given several times (default: standard output)",
+    "figure": "both FILE.png and FILE.pdf are written, whichever of the two FILE names; only FILE.svg if it names that",
+    "page": "page to write, or the folder to write report.html to (default: this folder)",
+}
 _OUTPUT = {
     "--format": (list(FORMATS), "format of a table (default: by FILE's ending, else markdown)"),
     "--decimals D": (non_negative_int, "decimals of percentages in markdown and latex (default: 1)"),
@@ -75,7 +80,7 @@ def _make_parser() -> Parser:
             type=Path,
             action="append",
             default=[],
-            help="file to write; a table may have several, -o FILE -o FILE (default: standard output for tables)",
+            help=_FILES[ANALYSES[name].makes],
         )
         add_options(output, _OUTPUT)
         add_settings(command.add_argument_group(name), settings_of(ANALYSES[name]))

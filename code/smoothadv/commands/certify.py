@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from smoothadv.certification import PROCEDURES
+from smoothadv.certification import PROCEDURES, Procedure
 from smoothadv.commands.merging import evaluation_main, finished_shard_message
 from smoothadv.commands.options.components import (
     add_components,
@@ -19,9 +19,6 @@ from smoothadv.commands.runner import Parser
 from smoothadv.evaluation.requests import CertifyRequest
 from smoothadv.readers import read_certification_log
 from smoothadv.settings import positive_int
-
-if TYPE_CHECKING:
-    from smoothadv.evaluation.certifying import CertifiedLog
 
 _EXAMPLES = """examples:
   python code/certify.py digits models/digits_gaussian/checkpoint.pth.tar 0.25 logs/digits.tsv --N 10000
@@ -88,23 +85,23 @@ def _certify(parser: Parser, options: argparse.Namespace, command: Sequence[str]
     request = request_of(parser, options, command)
     from smoothadv.evaluation.certifying import certify  # imports torch, for which a usage error need not wait
 
-    log = certify(request)
-    if log.is_whole:
-        _summarise(log)
+    is_whole, procedure = certify(request)
+    if is_whole:
+        _summarise(request.outfile, procedure)
     elif request.shard is not None:
         print(finished_shard_message(request.shard, request.outfile, "certify"))
 
 
-def _summarise(log: CertifiedLog) -> None:
+def _summarise(log: Path, procedure: Procedure) -> None:
     """Print one line with the results in the log; where radii lie on a grid, the accuracies at the grid's radii."""
     from smoothadv.analysis.shared.log_statistics import average_certified_radius, certified_accuracy, default_radii
 
-    table = read_certification_log(log.path)
-    grid = [radius for radius in getattr(log.procedure, "radii", ()) if radius > 0]
+    table = read_certification_log(log)
+    grid = [radius for radius in getattr(procedure, "radii", ()) if radius > 0]
     radii = grid or default_radii([table])
     accuracies = ", ".join(f"{certified_accuracy(table, radius):.1%} at {radius:g}" for radius in [0.0, *radii][:6])
-    on_the_grid = " on the grid of radii" if log.procedure.on_grid else ""
+    on_the_grid = " on the grid of radii" if procedure.on_grid else ""
     print(
-        f"{log.path}: {len(table)} examples, certified accuracy {accuracies}; "
+        f"{log}: {len(table)} examples, certified accuracy {accuracies}; "
         f"average certified radius{on_the_grid} {average_certified_radius(table):.3f}"
     )

@@ -43,8 +43,10 @@ def attack_record(attack: SmoothedAttack | None) -> dict[str, Any]:
     }
 
 
-def passes_of(attack: SmoothedAttack, job: SmoothingJob) -> dict[str, Any]:
-    """The fields of a ``LogPlan`` that say how many images the attack takes at a time, and in which batches."""
+def examples_at_a_time(attack: SmoothedAttack | None, job: SmoothingJob) -> int:
+    """How many images of a job are attacked together; one without an attack."""
+    if attack is None:
+        return 1
     group = attack.examples_per_pass
     if group > 1:
         # An image's index decides its place in a pass. In one pass's worth of images, several have the same place, and
@@ -52,11 +54,7 @@ def passes_of(attack: SmoothedAttack, job: SmoothingJob) -> dict[str, Any]:
         group *= _PASSES
     if job.workers is not None:  # if one process took many images, others might get none
         group = max(1, min(group, len(job.indices) // (_TURNS * job.workers.size)))
-    return {
-        "group": group,
-        "attack_memory": attack,
-        "run": lambda: {"attack_batch": attack.batch},
-    }
+    return group
 
 
 def fit_to_job(plan: AttackPlan, job: SmoothingJob, request: EvaluationRequest, log: Path) -> SmoothedAttack:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.errors import UserError
-from smoothadv.evaluation.attacked_images import AttackedPolls, attack_record, fit_to_job, passes_of
+from smoothadv.evaluation.attacked_images import AttackedPolls, attack_record, fit_to_job
 from smoothadv.evaluation.log_writing import LogPlan, write_log
-from smoothadv.evaluation.requests import AttackPlan, AttackRequest, FalsifyRequest
+from smoothadv.evaluation.requests import AttackPlan, AttackRequest
 from smoothadv.evaluation.smoothing_job import SmoothingJob, prepare, recorded_number, warn_of_few_draws
 from smoothadv.records import attacked_log
 
@@ -40,7 +40,7 @@ def attack(request: AttackRequest) -> Iterator[AttackedLog]:
         )
     fitted = fit_to_job(request.attack, job, request, first)
     for path, plan in plans.items():
-        log_job, smoothed_attack = job_and_attack_for(request, path, job, plan, fitted.batch)
+        log_job, smoothed_attack = _job_and_attack_for(request, path, job, plan, fitted.batch)
         polls = AttackedPolls(log_job, smoothed_attack, request.n, request.alpha)
         is_whole = write_log(
             log_job,
@@ -51,10 +51,8 @@ def attack(request: AttackRequest) -> Iterator[AttackedLog]:
                 settings={"N": request.n, **attack_record(smoothed_attack)},
                 make_polls=polls,
                 description=f"attacking, epsilon {plan.attack.epsilon:g}",
-                title="correct",
-                scores=lambda row: bool(row["correct"]),
+                attack=smoothed_attack,
                 keeps_images=True,
-                **passes_of(smoothed_attack, log_job),
             ),
         )
         yield AttackedLog(path, is_whole, log_job.batch, smoothed_attack.batch)
@@ -84,8 +82,8 @@ def chosen_images(only: Sequence[int], known: Collection[int], complaint: str) -
     return sorted(set(only))
 
 
-def job_and_attack_for(
-    request: AttackRequest | FalsifyRequest, path: Path, job: SmoothingJob, plan: AttackPlan, attack_batch: int
+def _job_and_attack_for(
+    request: AttackRequest, path: Path, job: SmoothingJob, plan: AttackPlan, attack_batch: int
 ) -> tuple[SmoothingJob, SmoothedAttack]:
     """The job and the attack for one of several logs: with the batches with which that log was begun."""
     batch = request.batch or recorded_number(request, path, "batch") or job.batch

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,19 +23,11 @@ from smoothadv.smoothing.voting import Poll
 _SOUND_COLUMN = "squared_radius"
 
 
-@dataclass(frozen=True)
-class CertifiedLog:
-    """A log that ``procedure`` made; ``is_whole`` is False where this process has written only a share of it."""
-
-    path: Path
-    is_whole: bool
-    procedure: Procedure
-
-
-def certify(request: CertifyRequest) -> CertifiedLog:
+def certify(request: CertifyRequest) -> tuple[bool, Procedure]:
     """Write the missing rows of the log ``request.outfile``.
 
-    UserError where the request cannot be carried out, possibly after some rows; the log keeps the rows written so far.
+    Returns the procedure that made it, after False where this process has written only a share of it. UserError where
+    the request cannot be carried out, possibly after some rows; the log keeps the rows written so far.
     """
     job = prepare(request, request.outfile, request.sound)
     procedure = make_procedure(request, job.dataset.description, job.noise_distance)
@@ -62,7 +52,7 @@ def certify(request: CertifyRequest) -> CertifiedLog:
         title=f"certified at {request.sigma:g}:",
         scores=lambda row: bool(row["correct"]) and float(row["radius"]) >= request.sigma,
     )
-    return CertifiedLog(request.outfile, write_log(job, plan), procedure)
+    return write_log(job, plan), procedure
 
 
 def make_procedure(request: CertifyRequest, description: DatasetDescription, noise_distance: float) -> Procedure:

@@ -6,14 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from smoothadv.attacks.estimators import frozen
-from smoothadv.checkpoints import classifier_from_members, file_digest, read_members, recorded_input_layer
+from smoothadv.checkpoints import classifier_from_members, file_digest, recorded_input_layer
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.ensembles import Members
 from smoothadv.errors import UserError, warn
@@ -52,11 +51,6 @@ class BaseClassifier:
                 warn(f"{path} was trained on '{trained_on}', not on '{dataset}'")
             if noise_sd is not None and noise_sd != sigma:
                 warn(f"{path} was trained with noise {noise_sd}; it is being smoothed with {sigma}")
-
-
-def read_source(source: Path | torch.nn.Module) -> Members | torch.nn.Module:
-    """What a path names, read; UserError where it cannot be read. A module is returned as it is."""
-    return source if isinstance(source, torch.nn.Module) else read_members(source)
 
 
 def base_classifier(

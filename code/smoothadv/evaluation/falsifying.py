@@ -26,8 +26,8 @@ from smoothadv.bounds import tolerated_false_statements
 from smoothadv.certification import ABSTAIN
 from smoothadv.checkpoints import file_digest
 from smoothadv.errors import UserError, warn
-from smoothadv.evaluation.attacked_images import AttackedPolls, attack_record, fit_to_job, passes_of
-from smoothadv.evaluation.attacking import AttackedLog, chosen_images, job_and_attack_for, refuse_file_as_folder
+from smoothadv.evaluation.attacked_images import AttackedPolls, attack_record, fit_to_job
+from smoothadv.evaluation.attacking import AttackedLog, chosen_images, refuse_file_as_folder
 from smoothadv.evaluation.image_loop import Example
 from smoothadv.evaluation.log_writing import LogPlan, write_log
 from smoothadv.evaluation.requests import FalsifyRequest
@@ -227,8 +227,7 @@ def falsify(request: FalsifyRequest) -> tuple[AttackedLog, Certificates]:
     if request.only is not None:
         indices = chosen_images(request.only, indices, f"{request.against} certifies no image")
     job = dataclasses.replace(job, indices=indices)
-    fitted = fit_to_job(request.attack, job, request, path)
-    job, attack = job_and_attack_for(request, path, job, request.attack, fitted.batch)
+    attack = fit_to_job(request.attack, job, request, path)
     polls = CertificatePolls(job, attack, request.n, request.alpha, certificates.top_k, certificates=certificates)
     settings = {"N": request.n, **attack_record(attack), "against": certificates.record}
     settings["attack"]["epsilon"] = None  # each image has its own
@@ -241,8 +240,8 @@ def falsify(request: FalsifyRequest) -> tuple[AttackedLog, Certificates]:
         description=f"attacking {request.against.name}",
         title="falsified",
         scores=lambda row: bool(row["flipped"]),
+        attack=attack,
         keeps_images=True,
-        **passes_of(attack, job),
     )
     return AttackedLog(path, write_log(job, plan), job.batch, attack.batch), certificates
 

@@ -102,7 +102,7 @@ def evaluate_examples(
     make_polls: Callable[[list[Example]], Iterable[Poll]],
     bar: ProgressBar,
     group: int = 1,
-    attack_memory: SmoothedAttack | None = None,
+    attack: SmoothedAttack | None = None,
 ) -> None:
     """Append the missing rows to the log of each part, in the order of the part's indices.
 
@@ -110,7 +110,7 @@ def evaluate_examples(
     of the row, except idx, label, correct and time, which this function adds: ``correct`` is 1 where ``predict`` equals
     the label, ``time`` is this example's share of the wall-clock time as H:MM:SS.ffffff. The draws of several images,
     also of different parts, share a batch; the next part is opened when a batch has room for its draws. Each row is on
-    the disk before the next is written. ``attack_memory`` is an attack, which may have to halve its batch too.
+    the disk before the next is written. ``attack`` may have to halve its batch too.
     """
     open_parts: list[Part] = []
 
@@ -126,8 +126,8 @@ def evaluate_examples(
 
     counter.on_batch = bar.batch
     counter.on_smaller_batch = lambda batch: amend(batch=batch)
-    if attack_memory is not None:
-        attack_memory.on_smaller_batch = lambda batch: amend(attack_batch=batch)
+    if attack is not None:
+        attack.on_smaller_batch = lambda batch: amend(attack_batch=batch)
     try:
         for result in counter.run(polls()):
             while open_parts[0] is not result.tag[0]:

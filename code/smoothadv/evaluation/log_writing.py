@@ -9,6 +9,7 @@ from typing import Any
 
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.errors import UserError, warn
+from smoothadv.evaluation.attacked_images import examples_at_a_time
 from smoothadv.evaluation.image_loop import Example, Part, ProgressBar, evaluate_examples
 from smoothadv.evaluation.requests import EvaluationRequest
 from smoothadv.evaluation.saved_examples import Spool, pack
@@ -33,10 +34,10 @@ _IMAGES = "images_saved"
 class LogPlan:
     """How a log that a ``request`` asks for is made: its path, its columns, and how examples become rows.
 
-    ``make_polls`` makes polls of examples, ``group`` of them at a time; the polls return the ``columns`` of the rows,
-    see ``evaluate_examples``. ``settings`` are added to those of the job, ``run()`` to the manifest's description of
-    this process. ``description``, ``title`` and ``scores`` are those of the progress bar. ``attack_memory`` is the
-    attack, which may have to halve its batch. ``keeps_images`` saves the images on which the votes are counted.
+    ``make_polls`` makes polls of examples; the polls return the ``columns`` of the rows, see ``evaluate_examples``.
+    ``settings`` are added to those of the job. ``description``, ``title`` and ``scores`` are those of the progress bar.
+    ``attack`` is the attack in ``make_polls``, if there is one. ``keeps_images`` saves the images on which the votes
+    are counted.
     """
 
     request: EvaluationRequest
@@ -45,11 +46,9 @@ class LogPlan:
     settings: dict[str, Any]
     make_polls: Callable[[list[Example]], Iterable[Poll]]
     description: str
-    title: str
-    scores: Callable[[dict[str, Any]], bool]
-    run: Callable[[], dict[str, Any]] = dict
-    group: int = 1
-    attack_memory: SmoothedAttack | None = None
+    title: str = "correct"
+    scores: Callable[[dict[str, Any]], bool] = lambda row: bool(row["correct"])
+    attack: SmoothedAttack | None = None
     keeps_images: bool = False
 
 
@@ -70,7 +69,8 @@ def write_log(job: SmoothingJob, plan: LogPlan) -> bool:
         report=workers.report if workers else None,
         quiet=workers is not None and workers.rank > 0,
     )
-    evaluate_examples(job.dataset, parts.opened(), counter, plan.make_polls, bar, plan.group, plan.attack_memory)
+    group = examples_at_a_time(plan.attack, job)
+    evaluate_examples(job.dataset, parts.opened(), counter, plan.make_polls, bar, group, plan.attack)
     if workers is None:
         if plan.request.shard is None:
             _pack(plan, [plan.path])
@@ -127,13 +127,10 @@ class _Parts:
         return self._part(shard.path(self.plan.path), shard.of(self.job.indices), settings, existing)
 
     def _part(self, path: Path, indices: Sequence[int], settings: dict[str, Any], existing: str) -> Part:
-        # After memory has run out, the batch is smaller than that in the settings.
-        run = {
-            **self.job.run,
-            "images": len(self.job.dataset),
-            "batch": self.counter.batch,
-            **self.plan.run(),
-        }
+        # After memory has run out, batches are smaller than those in the settings.
+        run = {**self.job.run, "images": len(self.job.dataset), "batch": self.counter.batch}
+        if self.plan.attack is not None:
+            run["attack_batch"] = self.plan.attack.batch
         key = self.job.noise.key
         if key is not None:
             run["seeds"] = used_seeds(key)

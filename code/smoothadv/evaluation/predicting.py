@@ -14,7 +14,6 @@ from smoothadv.evaluation.attacked_images import (
     attack_record,
     base_prediction,
     fit_to_job,
-    passes_of,
     prediction_columns,
 )
 from smoothadv.evaluation.image_loop import Example
@@ -48,9 +47,7 @@ def predict(request: PredictRequest) -> bool:
         settings={"N": request.n, **attack_record(attack), **({"top_k": request.top_k} if request.top_k > 1 else {})},
         make_polls=attacked or polls,
         description="predicting",
-        title="correct",
-        scores=lambda row: bool(row["correct"]),
-        **({} if attack is None else passes_of(attack, job)),
+        attack=attack,
     )
     return write_log(job, plan)
 

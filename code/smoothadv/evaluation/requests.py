@@ -71,16 +71,14 @@ class EvaluationRequest:
 
     def __post_init__(self) -> None:
         """UserError where a value is out of its range."""
-        _convert(self, int, "seed", "draws", "skip", "maximum", "batch")
+        _convert(self, int, "seed", "draws")
         _convert(self, float, "sigma", "alpha")
         _require(
             0 < self.sigma <= 10, "sigma", self.sigma, "a standard deviation above 0, up to 10, on images in [0, 1]"
         )
         _require(0 < self.alpha < 1, "alpha", self.alpha, "a probability strictly between 0 and 1")
         _require(self.draws is None or 1 <= self.draws <= 4_000_000_000, "n", self.draws, "1 to 4,000,000,000 draws")
-        for name in ("skip", "maximum", "batch"):
-            value = getattr(self, name)
-            _require(value is None or value >= 1, name, value, "a whole number of at least 1")
+        _require_from_one(self, "skip", "maximum", "batch")
         _require(0 <= self.seed < 2**128, "seed", self.seed, "a whole number from 0 to 2^128 - 1")
         for name, known in (("split", SPLITS), ("precision", PRECISION_NAMES), ("existing", EXISTING)):
             _require(getattr(self, name) in known, name, getattr(self, name), f"one of {', '.join(known)}")
@@ -139,6 +137,15 @@ def _convert(request: Any, kind: type[int] | type[float], *names: str) -> None:
             object.__setattr__(request, name, number)  # the dataclass is frozen, but not yet complete
 
 
+def _require_from_one(request: Any, *names: str) -> None:
+    """UserError unless these fields are whole numbers of at least 1; None where the field's default is None."""
+    _convert(request, int, *names)
+    for name in names:
+        value = getattr(request, name)
+        is_right = type(request).__dataclass_fields__[name].default is None if value is None else value >= 1
+        _require(is_right, name, value, "a whole number of at least 1")
+
+
 def check_existing(existing: str) -> str:
     """``existing``; UserError where it is none of EXISTING."""
     _require(existing in EXISTING, "existing", existing, f"one of {', '.join(EXISTING)}")
@@ -161,8 +168,7 @@ class CertifyRequest(EvaluationRequest):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _convert(self, int, "n0")
-        _require(self.n0 >= 1, "n0", self.n0, "a whole number of at least 1")
+        _require_from_one(self, "n0")
         fields = {field.name for field in dataclasses.fields(self.procedure)} - {"smoothing"}
         for name in self.procedure_settings:
             _require(
@@ -201,10 +207,7 @@ class AttackPlan:
 
     def __post_init__(self) -> None:
         """UserError where a value is out of its range."""
-        _convert(self, int, "num_noise_vec", "restarts", "batch")
-        for name in ("num_noise_vec", "restarts", "batch"):
-            value = getattr(self, name)
-            _require(value is None or value >= 1, name, value, "a whole number of at least 1")
+        _require_from_one(self, "num_noise_vec", "restarts", "batch")
 
     def smoothed(self, sigma: float, seed: int) -> SmoothedAttack:
         """The attack on a classifier that is smoothed with ``sigma``; the caller must still set its batch."""
@@ -233,8 +236,7 @@ class PredictRequest(EvaluationRequest):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _convert(self, int, "top_k")
-        _require(self.top_k is not None and self.top_k >= 1, "top_k", self.top_k, "a whole number of at least 1")
+        _require_from_one(self, "top_k")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from smoothadv.certification.prediction import least_draws
+from smoothadv.checkpoints import read_members
 from smoothadv.datasets import get_dataset
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.devices import default_device, device_name, device_of_process
 from smoothadv.errors import UsageError, UserError, warn
-from smoothadv.evaluation.classifiers import BaseClassifier, base_classifier, classifier_digest, read_source
+from smoothadv.evaluation.classifiers import BaseClassifier, base_classifier, classifier_digest
 from smoothadv.evaluation.image_loop import select_examples
 from smoothadv.evaluation.requests import EvaluationRequest
 from smoothadv.evaluation.shards import shards_of
@@ -27,7 +28,6 @@ from smoothadv.noise import GaussianNoise, Noise, NoiseKey, NoiseStream, Purpose
 from smoothadv.provenance import provenance
 from smoothadv.records import CLASSIFIER, LOGITS, recorded_settings
 from smoothadv.smoothing.classifier import (
-    Arrangement,
     CompiledClassifier,
     VotingClassifier,
     arrange,
@@ -133,13 +133,6 @@ def check_top_k(top_k: int, description: DatasetDescription) -> None:
         raise UsageError(f"--top-k {top_k}: give a number below that of the classes, {description.num_classes}")
 
 
-def images_of(request: EvaluationRequest) -> ImageDataset:
-    """The images that a request names or holds."""
-    if isinstance(request.images, str):
-        return get_dataset(request.images, request.split, request.data_dir)
-    return request.images
-
-
 def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> SmoothingJob:
     """Load all that a request needs; UserError where classifier, images and options do not fit together.
 
@@ -149,8 +142,10 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
         make_deterministic()
     if getattr(request, "attack", None) is not None:  # before the digest of the logits
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
-    source = read_source(request.classifier)  # first, since reading or downloading images takes longer
-    dataset = images_of(request)
+    given, images = request.classifier, request.images
+    # First, since reading or downloading images takes longer.
+    source = given if isinstance(given, torch.nn.Module) else read_members(given)
+    dataset = get_dataset(images, request.split, request.data_dir) if isinstance(images, str) else images
     base = base_classifier(source, dataset.description, request.input_layer)
     workers = join_workers()
     if workers is not None and request.shard is not None:
@@ -167,7 +162,7 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
     if is_first:
         base.warn_about_mismatch(request.images if isinstance(request.images, str) else None, request.sigma)
     example = dataset[0][0] if len(dataset) else None
-    voter = arrange(classifier, Arrangement(request.precision), device, example)
+    voter = arrange(classifier, device, example, request.precision)
     if example is not None and isinstance(source, torch.nn.Module):
         _check_module(voter, example, type(source).__name__, is_first)
     attacked = voter
@@ -176,7 +171,7 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
         shape, is_shard = dataset.description.image_shape, request.shard is not None
         batch = default_batch(voter, shape, device, of_total=is_shard)
     if request.precision == "fp16":  # the gradients of confident predictions underflow in fp16
-        attacked = arrange(classifier, Arrangement("fp32"), device, example)
+        attacked = arrange(classifier, device, example)
     if request.compile:
         if sound and device.type != "cpu":
             raise UserError("--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by speed")

@@ -7,7 +7,6 @@ changes are recorded in a log's settings.
 import copy
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,14 +21,6 @@ from smoothadv.smoothing.folding import fold
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # The most images in a pass of an attack; the number of noisy images above which a CPU gains nothing.
 _MOST_EXAMPLES, _ENOUGH_FOR_A_CPU = 64, 16
-
-
-@dataclass(frozen=True)
-class Arrangement:
-    """How to run the classifier: ``precision`` of weights and activations (a name in PRECISIONS), compiled or not."""
-
-    precision: str = "fp32"
-    compile: bool = False
 
 
 def logits_in(output: Any) -> torch.Tensor:
@@ -70,21 +61,20 @@ class VotingClassifier(nn.Module):
 
 
 def arrange(
-    classifier: nn.Module, arrangement: Arrangement, device: torch.device, example: torch.Tensor | None = None
+    classifier: nn.Module, device: torch.device, example: torch.Tensor | None = None, precision: str = "fp32"
 ) -> VotingClassifier:
     """A copy of ``classifier`` (maps images [B, C, H, W] to logits) on ``device``, in eval mode, arranged for speed.
 
     Batch normalization, and the input layer's division, are folded into convolutions, unless that changes the logits of
-    ``example``, an image [C, H, W], by more than rounding. Tensors are channels-last. With ``arrangement.compile``,
-    compiled at the first batch: UserError then, if there is no compiler.
+    ``example``, an image [C, H, W], by more than rounding. Tensors are channels-last; ``precision`` of weights and
+    activations is a name in PRECISIONS.
     """
     # Folding in float64 on the CPU changes nothing within the digits of float32.
     original = copy.deepcopy(classifier).eval().cpu().double()
     folded = fold(original, None if example is None else example.cpu().double().unsqueeze(0))
-    dtype = PRECISIONS[arrangement.precision]
+    dtype = PRECISIONS[precision]
     voting = VotingClassifier(folded.to(dtype).to(device), dtype, is_folded=folded is not original)
-    voting = voting.eval().requires_grad_(False).to(memory_format=torch.channels_last)
-    return CompiledClassifier(voting) if arrangement.compile else voting
+    return voting.eval().requires_grad_(False).to(memory_format=torch.channels_last)
 
 
 class CompiledClassifier(VotingClassifier):
@@ -109,27 +99,24 @@ class CompiledClassifier(VotingClassifier):
 
 
 def default_batch(
-    classifier: nn.Module, image_shape: tuple[int, ...], device: torch.device, of_total: bool = False
+    classifier: nn.Module,
+    image_shape: tuple[int, ...],
+    device: torch.device,
+    of_total: bool = False,
+    with_gradient: bool = False,
 ) -> int:
-    """A batch of noisy images for ``classifier`` that suits the device: see ``memory.batch_that_suits``."""
+    """A batch of noisy images for ``classifier`` that suits the device: see ``memory.batch_that_suits``.
 
-    @torch.inference_mode()
-    def forward(images: torch.Tensor) -> None:
-        classifier(images)
+    ``with_gradient`` is for gradients with respect to the images, which keep activations in memory.
+    """
 
-    return batch_that_suits(forward, image_shape, device, of_total)
+    @torch.inference_mode(not with_gradient)
+    def work(images: torch.Tensor) -> None:
+        logits = classifier(images.requires_grad_(with_gradient))
+        if with_gradient:
+            torch.autograd.grad(logits.sum(), images)
 
-
-def default_gradient_batch(
-    classifier: nn.Module, image_shape: tuple[int, ...], device: torch.device, of_total: bool = False
-) -> int:
-    """As ``default_batch``, for gradients with respect to the images, which keep activations in memory."""
-
-    def forward_and_backward(images: torch.Tensor) -> None:
-        images = images.requires_grad_()
-        torch.autograd.grad(classifier(images).sum(), images)
-
-    return batch_that_suits(forward_and_backward, image_shape, device, of_total)
+    return batch_that_suits(work, image_shape, device, of_total)
 
 
 def default_attack_batch(
@@ -137,7 +124,8 @@ def default_attack_batch(
 ) -> int:
     """As ``default_batch``, for attacks on images with ``copies`` noisy copies each."""
     # With more images in a pass, an interruption loses more work and processes share the images less evenly.
-    batch = min(default_gradient_batch(classifier, image_shape, device, of_total), _MOST_EXAMPLES * copies)
+    fitting = default_batch(classifier, image_shape, device, of_total, with_gradient=True)
+    batch = min(fitting, _MOST_EXAMPLES * copies)
     # A CPU gains nothing from larger passes, and in a pass of one image no place can stay empty.
     return min(batch, max(copies, _ENOUGH_FOR_A_CPU)) if device.type == "cpu" else batch
 

@@ -12,17 +12,16 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from smoothadv.certification import Draws
 from smoothadv.errors import NonFiniteError, UserError
-from smoothadv.memory import first_line, free_cached_memory, is_out_of_memory
+from smoothadv.memory import within_memory
 from smoothadv.noise import NoiseStream, Purpose, derive_generator
 
-T = TypeVar("T")
 _PROBED_AT_ONCE = 64
 
 
@@ -202,17 +201,7 @@ class VoteCounter:
             parts = [self._forward(shares, start, self.batch) for start in range(0, rows, self.batch)]
             return torch.cat(parts)[:rows]
 
-        return self._within_memory(votes)
-
-    def _within_memory(self, compute: Callable[[], T]) -> T:
-        """What ``compute`` returns; halves the batch until it fits in memory."""
-        while True:
-            try:
-                return compute()
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                self._halve(error)
+        return within_memory(votes, self._halve)
 
     @torch.inference_mode()
     def logits_digest(self, image_shape: tuple[int, ...]) -> str:
@@ -230,7 +219,7 @@ class VoteCounter:
                 rows.copy_(grey.float().div_(255))
             return self.classifier(buffer).float().cpu().contiguous()
 
-        return hashlib.sha256(self._within_memory(logits).numpy().data).hexdigest()
+        return hashlib.sha256(within_memory(logits, self._halve).numpy().data).hexdigest()
 
     @torch.inference_mode()
     def _forward(self, shares: list[_Share], start: int, rows: int) -> torch.Tensor:
@@ -263,13 +252,12 @@ class VoteCounter:
             )
         return self._buffer
 
-    def _halve(self, error: BaseException) -> None:
+    def _halve(self, reason: str) -> None:
         """Continue with half the batch; draws keep their numbers, so none is lost or repeated."""
         if self.keep_batch or self.batch == 1:
-            raise UserError(f"out of memory with --batch {self.batch}: give a smaller one ({first_line(error)})")
+            raise UserError(f"out of memory with --batch {self.batch}: give a smaller one ({reason})")
         self._buffer = None
         self.batch //= 2
-        free_cached_memory(self.device)
         self.on_smaller_batch(self.batch)
 
 

@@ -35,12 +35,19 @@
     [[attack]]                                   # a log of every model and epsilon, under attack
     epsilon = [0.25, 0.5]
 
+    [[certify]]                                  # of the best models only: of each group the one that certifies most
+    best = "fine"                                # by that earlier [[certify]] (true: the only one), at some radius
+    name = "best"
+    skip = 1
+
 "{noise}" in a text is replaced by the value of that option of the same model, written as in the names of folders.
 """
 
+from __future__ import annotations
+
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,14 +114,17 @@ class EvaluationTable:
     """A [[certify]] or [[attack]] table: the ``options`` of an evaluation that is made at each of the ``sigmas``.
 
     A sigma of None stands for the noise of the training. ``name`` is a part of the names of its logs. It is for the
-    models of ``groups``. ``source`` says where in the file the table is, for messages.
+    models of ``groups``, or those among them that are the best by the logs of another table, ``best``. ``source`` says
+    where in the file the table is, for messages.
     """
 
+    command: str
     options: Options
     sigmas: tuple[Any, ...]
     name: str
     groups: tuple[str, ...]
     source: str
+    best: EvaluationTable | None = None
 
 
 @dataclass(frozen=True)
@@ -131,8 +141,7 @@ class Grid:
     processes: int
     threads: int | None
     trained: list[Model]
-    certify: list[EvaluationTable] = field(default_factory=list)
-    attack: list[EvaluationTable] = field(default_factory=list)
+    evaluations: list[EvaluationTable] = field(default_factory=list)
     ensembles: list[EnsembleTable] = field(default_factory=list)
     plugins: tuple[str, ...] = ()
 
@@ -167,8 +176,7 @@ def read_grid(path: Path, most_models: int = MOST_MODELS) -> Grid:
         processes=content.get("processes", 1),
         threads=content.get("threads"),
         trained=trained,
-        certify=list(_evaluation_tables(path, content, "certify", groups)),
-        attack=list(_evaluation_tables(path, content, "attack", groups)),
+        evaluations=_evaluation_tables(path, content, groups),
         ensembles=ensembles,
         plugins=tuple(str(path.parent / name) if is_file_name(name) else name for name in content.get("plugins", [])),
     )
@@ -247,16 +255,34 @@ def _ensemble_tables(path: Path, content: Options, groups: tuple[str, ...]) -> I
         yield EnsembleTable(of, over, mean, group, source)
 
 
-def _evaluation_tables(
-    path: Path, content: Options, command: str, groups: tuple[str, ...]
-) -> Iterator[EvaluationTable]:
-    for number, table in enumerate(content.get(command, []), start=1):
-        source = f"grid {path}, [[{command}]] {number}"
-        _check_options(source, table, (*_NEVER, *_NEVER_IN_EVALUATIONS))
-        options = {key: value for key, value in table.items() if key not in ("sigma", "name", "group")}
-        chosen = tuple(_known_group(group, groups, source) for group in _listed(table.get("group", list(groups))))
-        sigmas = tuple(_listed(table.get("sigma", [None])))
-        yield EvaluationTable(options, sigmas, str(table.get("name", "")), chosen, source)
+def _evaluation_tables(path: Path, content: Options, groups: tuple[str, ...]) -> list[EvaluationTable]:
+    tables: list[EvaluationTable] = []
+    for command in ("certify", "attack"):
+        for number, table in enumerate(content.get(command, []), start=1):
+            source = f"grid {path}, [[{command}]] {number}"
+            _check_options(source, table, (*_NEVER, *_NEVER_IN_EVALUATIONS))
+            options = {key: value for key, value in table.items() if key not in ("sigma", "name", "group", "best")}
+            best = _chooser(table["best"], tables, source) if "best" in table else None
+            default = list(best.groups if best else groups)
+            chosen = tuple(_known_group(group, groups, source) for group in _listed(table.get("group", default)))
+            if best and (others := set(chosen) - set(best.groups)):
+                raise UserError(f"{source}: {best.source}, which chooses the best, is not about {sorted(others)[0]!r}")
+            sigmas = tuple(_listed(table.get("sigma", [None])))
+            tables.append(EvaluationTable(command, options, sigmas, str(table.get("name", "")), chosen, source, best))
+    return tables
+
+
+def _chooser(name: Any, tables: Sequence[EvaluationTable], source: str) -> EvaluationTable:
+    """The table whose logs choose the best models, a log of each: that of this name, or, for True, the only one."""
+    known = [table for table in tables if table.command == "certify" and not table.best and len(table.sigmas) == 1]
+    found = [table for table in known if name is True or table.name == name]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(repr(table.name) for table in known) or "none"
+    raise UserError(
+        f"{source}: 'best' is {name!r}, expected the name of an earlier [[certify]] that makes a log of every model "
+        f"({names}), or true where there is one"
+    )
 
 
 def _listed(value: Any) -> list[Any]:

@@ -1,19 +1,14 @@
 """Evaluates the base classifier on test images during training: for the log, not for model selection."""
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.noise import Purpose
-from smoothadv.objectives import Objective
-from smoothadv.training.processes import Processes
-from smoothadv.training.update import Address
+from smoothadv.training.update import Address, Update
 
 COLUMNS = ("test_loss", "test_accuracy", "test_clean_accuracy", "test_adversarial_accuracy", "test_images")
 
@@ -36,23 +31,15 @@ class EvaluationSchedule:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module,
-    attacked: Callable[[torch.Tensor], torch.Tensor],
-    objective: Objective,
-    test_set: ImageDataset,
-    indices: torch.Tensor,
-    batch: int,
-    address: Address,
-    processes: Processes,
-    device: torch.device,
-    precision: AbstractContextManager[object],
+    update: Update, test_set: ImageDataset, indices: torch.Tensor, batch: int, address: Address
 ) -> dict[str, float]:
     """Loss and accuracy under one draw of noise, without noise, and under noise and the objective's attack: COLUMNS.
 
-    The attack has its full epsilon from the first epoch on; nan where the objective has none. It attacks ``attacked``,
-    the same classifier as ``model``. All randomness is a function of ``address``. Networks run within ``precision``.
+    That is of the model that ``update`` trains, in the form that is attacked. The attack has its full epsilon from the
+    first epoch on; nan where the objective has none. All randomness is a function of ``address``.
     """
-    model.eval()
+    objective, processes, device = update.objective, update.processes, update.device
+    model, attacked = update.model.eval(), update.attacked_uncompiled
     batches = [(len(whole), *processes.share(whole)) for whole in indices.split(batch)]
     epsilon = objective.full_epsilon
     sums = torch.zeros(4, dtype=torch.float64, device=device)
@@ -63,7 +50,7 @@ def evaluate(
         generator = address.generator(device, Purpose.EVALUATION, number)
         # Drawn for the whole batch, so that the noise does not depend on how many processes share the batch.
         noise = objective.draw(images[:1].expand(whole, *images.shape[1:]), generator)[part]
-        with precision:
+        with update.execution.autocast(device):
             noisy = model(images + noise[:, 0]).float()
             hits = [noisy, model(images)]
             if epsilon:

@@ -211,17 +211,12 @@ class TrainingRun:
             self.processes.share_buffers(self.model)
             self.update.refresh_attacked()
             tested = evaluate(
-                self.model,
-                self.update.attacked_uncompiled,
-                self.objective,
+                self.update,
                 self.data.test,
                 self.evaluation.chosen(len(self.data.test)),
                 # An attack on so many images takes the memory of an update.
                 min(self.schedule.batch, (self.schedule.micro_batch or self.schedule.batch) * self.processes.size),
                 Address(self.seed, epoch, self.steps),
-                self.processes,
-                self.device,
-                self.execution.autocast(self.device),
             )
         return {
             "epoch": epoch,

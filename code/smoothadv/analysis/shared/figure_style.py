@@ -47,9 +47,17 @@ def looks(count: int) -> list[dict[str, Any]]:
 
 
 def mark_every(corners: int, position: int, curves: int) -> tuple[int, int]:
-    """Which corners of a curve get markers, as (first, step); shifted by curve so that markers do not overlap."""
+    """Which points of a curve get markers, as (first, step); shifted by curve so that markers do not overlap."""
     step = max(1, corners // _MARKS_PER_CURVE)
     return (position * max(1, step // curves) % step, step)
+
+
+def mark_radii(radii: np.ndarray, largest: float, position: int, curves: int) -> list[int]:
+    """Which corners of a curve of ascending ``radii`` get markers: at least one, and as many in each part of an axis
+    that ends at ``largest``, however short the curve; shifted by curve so that markers do not overlap."""
+    step = (largest or 1.0) / _MARKS_PER_CURVE
+    marks = np.searchsorted(radii, step * (np.arange(_MARKS_PER_CURVE) + (position + 0.5) / curves))
+    return np.unique(marks[marks < len(radii)]).tolist() or [int(len(radii) * (position + 0.5) / curves)]
 
 
 def save(figure: Figure, file: BinaryIO, kind: str) -> None:

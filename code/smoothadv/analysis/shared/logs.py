@@ -42,10 +42,10 @@ _READ_BY = {
 class Log:
     """A log's ``table`` (see ``readers``), a ``name`` that is short yet unique, and its hyper-parameters.
 
-    ``group`` is the name given on the command line (NAME=LOG), else the folder or glob in which the log was found,
-    "" for a log that was named itself. ``notes`` are sentences that a reader of its numbers should know. ``images`` is
-    what people call the images that it is about, "" where all logs that were read are about the same ones; likewise
-    ``procedure``, of a prediction log only whether it is of the k most probable classes.
+    ``group`` is the name given on the command line (NAME=LOG: it is ``grouped``), else the folder or glob in which the
+    log was found, "" for a log that was named itself. ``notes`` are sentences that a reader of its numbers should know.
+    ``images`` is what people call the images that it is about, "" where all logs that were read are about the same
+    ones; likewise ``procedure``, of a prediction log only whether it is of the k most probable classes.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Log:
     notes: tuple[str, ...] = ()
     images: str = ""
     procedure: str = ""
+    grouped: bool = False
 
     @property
     def is_on_grid(self) -> bool:
@@ -76,9 +77,13 @@ class Log:
     @property
     def label(self) -> Label:
         """Its name; people also see its progress, its images and its procedure."""
+        return self.labelled(self.name)
+
+    def labelled(self, words: str) -> Label:
+        """Its label, in which people see ``words`` in place of its name."""
         label = Label(self.name)
-        name = self.name + f" ({self.progress})" * bool(self.progress)
-        label.shown = ", ".join(filter(None, (name, self.images, self.procedure)))
+        words += f" ({self.progress})" * bool(self.progress)
+        label.shown = ", ".join(filter(None, (words, self.images, self.procedure)))
         return label
 
 
@@ -237,7 +242,7 @@ def _read_one(entry: _Found, kinds: set[str], stated: Mapping[str, ParameterValu
 
 
 def _log(entry: _Found, table: DataFrame, parameters: Parameters, notes: list[str]) -> Log:
-    return Log("", entry.path, entry.group, table, parameters, tuple(notes))
+    return Log("", entry.path, entry.group, table, parameters, tuple(notes), grouped=entry.grouped)
 
 
 def _without_training_images(logs: Logs, warn: Warn) -> Logs:

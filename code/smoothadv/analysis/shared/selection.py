@@ -10,7 +10,7 @@ import numpy as np
 from smoothadv.analysis.shared.hyper_parameters import FIELDS, ParameterValue, display
 from smoothadv.analysis.shared.log_statistics import clean_accuracy
 from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.table_formats import Column, Table
+from smoothadv.analysis.shared.table_formats import Cell, Column, Label, Table
 from smoothadv.errors import UserError
 from smoothadv.settings import SettingError, setting
 
@@ -153,17 +153,39 @@ def refuse_several(logs: Sequence[Log], what: str, *facts: str) -> None:
             raise UserError(f"{what} needs logs of {whole}, not of {found}; name those of one {one}, or use --where")
 
 
-def with_selected(table: Table, logs: Sequence[Log]) -> Table:
-    """A table with a row per log; programs get a column ``selected`` if one is unfinished, and a last one
-    ``procedure`` if there are several: people see both in the log's label."""
-    shown = table.shown or table
+def with_facts(table: Table, logs: Sequence[Log], by: Sequence[str] = ()) -> Table:
+    """A table with a row per log, and for programs last columns that tell the logs apart: the hyper-parameters ``by``,
+    the group if the user named one, ``selected`` if a log is unfinished, ``procedure`` if there are several.
+
+    People see the group in the first column, the others in the log's label.
+    """
+    grouped, shown = any(log.grouped for log in logs), table.shown or table
+    facts: dict[str, list[Cell]] = {name: [log.parameters.get(name) for log in logs] for name in by}
+    if grouped:
+        facts["group"] = [log.group for log in logs]
+        columns = [Column("group", "group", "text"), *shown.columns]
+        shown = Table(columns, [[log.group, *row] for row, log in zip(shown.rows, logs)])
     if any(log.progress for log in logs):
-        rows = [[*row, log.selected] for row, log in zip(table.rows, logs)]
-        table = Table([*table.columns, Column("selected", "selected", "count")], rows, shown)
+        facts["selected"] = [log.selected for log in logs]
     if not are_alike(logs, "procedure"):
-        rows = [[*row, log.procedure] for row, log in zip(table.rows, logs)]
-        table = Table([*table.columns, Column("procedure", "procedure", "text")], rows, shown)
-    return table
+        facts["procedure"] = [log.procedure for log in logs]
+    rows = [[*row, *more] for row, *more in zip(table.rows, *facts.values())]
+    return Table([*table.columns, *(Column(name, name, "text") for name in facts)], rows, shown)
+
+
+def labels_by(logs: Sequence[Log], by: Sequence[str]) -> list[tuple[Log, Label]]:
+    """The logs in the order of their groups and hyper-parameters ``by``, each with these as its label, like
+    "sigma = 0.12 | epsilon = 0.25"; after that its name where others of its group have the same ones. Without ``by``,
+    the logs as they are."""
+    if not by:
+        return [(log, log.label) for log in logs]
+    labelled = []
+    for group in groups_of(logs, by, name_group=True).values():
+        for log in group:
+            words = " | ".join(_equation(name, log, set()) for name in by if log.parameters.get(name) is not None)
+            whole = words if words and len(group) == 1 else ": ".join(filter(None, (words, log.name)))
+            labelled.append((log, log.labelled(whole)))
+    return labelled
 
 
 def groups_of(logs: Sequence[Log], by: Sequence[str], name_group: bool = False) -> dict[str, list[Log]]:

@@ -162,7 +162,7 @@ def latex(table: Table, decimals: int = 1) -> str:
 
 
 def _latex_escape(text: str) -> str:
-    words = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater"}
+    words = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater", "|": "bar"}
     special = {character: rf"\text{word}{{}}" for character, word in words.items()}
     special |= {character: "\\" + character for character in "&%$#_{}"}
     return "".join(special.get(character, character) for character in text)

@@ -16,7 +16,7 @@ from smoothadv.attacks.shared.gradient_attack import GradientAttack
 from smoothadv.attacks.shared.micro_batches import FixedShape, InParts, places_in_pass, rows_per_pass
 from smoothadv.attacks.target_rules import EVERY, KNOWN_TARGETS, TARGET_RULES
 from smoothadv.errors import NonFiniteError, UserError
-from smoothadv.memory import first_line, free_cached_memory, is_out_of_memory
+from smoothadv.memory import within_memory
 from smoothadv.noise import GaussianNoise, Purpose, derive_generator
 
 
@@ -157,24 +157,20 @@ class SmoothedAttack:
         is_padded = examples.indices is not None
         results: dict[int, torch.Tensor] = {}
         waiting = list(range(len(inputs)))
-        while waiting:
+
+        def results_of_a_pass() -> dict[int, torch.Tensor]:
             count = self.examples_per_pass
             placed = places_in_pass({row: numbers[row] for row in waiting}, count) if is_padded else waiting[:count]
             rows = [waiting[0] if row is None else row for row in placed]
-            try:
-                shape = rows_per_pass(self.num_noise_vec, self.batch)
-                shape = shape if is_padded else min(shape, len(inputs) * self.num_noise_vec)
-                seen = FixedShape(model, shape, classes)
-                with frozen(model):
-                    found = work(seen, examples.of(rows))
-                results |= {row: result for row, result in zip(placed, found) if row is not None}
-                waiting = [row for row in waiting if row not in results]
-                continue
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                reason = first_line(error)
-            self._halve(reason, inputs.device)  # not above: the error there still refers to what was allocated
+            shape = rows_per_pass(self.num_noise_vec, self.batch)
+            shape = shape if is_padded else min(shape, len(inputs) * self.num_noise_vec)
+            with frozen(model):
+                found = work(FixedShape(model, shape, classes), examples.of(rows))
+            return {row: result for row, result in zip(placed, found) if row is not None}
+
+        while waiting:
+            results |= within_memory(results_of_a_pass, self._halve)
+            waiting = [row for row in waiting if row not in results]
         return torch.stack([results[row] for row in range(len(inputs))]) if results else inputs.detach()
 
     def _classes_needed(self, labels: torch.Tensor, targets: torch.Tensor | None) -> int:
@@ -183,11 +179,10 @@ class SmoothedAttack:
         # A target rule needs a class other than the label.
         return 1 + max([self.target if isinstance(self.target, int) else int(self.target is not None), *named])
 
-    def _halve(self, reason: str, device: torch.device) -> None:
+    def _halve(self, reason: str) -> None:
         if self.batch == 1:
             raise UserError(f"out of memory with one noisy copy at a time: fewer draws may fit ({reason})")
         self.batch //= 2
-        free_cached_memory(device)
         self.on_smaller_batch(self.batch)
 
     def _attack(self, model: FixedShape, group: _Examples) -> torch.Tensor:

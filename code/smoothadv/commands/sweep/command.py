@@ -96,7 +96,11 @@ def _add_report(parser: Parser) -> None:
 
 def _read(options: argparse.Namespace) -> list[Sweep]:
     """The grids with the jobs that --only selects, by default all."""
-    grids = [read_grid(path, options.max_models) for path in options.grids]
+    return _planned([read_grid(path, options.max_models) for path in options.grids], options)
+
+
+def _planned(grids: Sequence[Grid], options: argparse.Namespace) -> list[Sweep]:
+    """As ``_read``, of grids that have been read: their files may change while a sweep runs."""
     # Imports the commands of the jobs, and torch: the help and an error in a grid's file do not wait for these.
     from smoothadv.commands.sweep.planning import SharedOptions, plan_sweep
 
@@ -135,16 +139,19 @@ def _plan(parser: Parser, options: argparse.Namespace) -> None:
     for sweep in _read(options):
         grid, plans = sweep.grid, sweep.plans
         columns = [Column(name, name, "text") for name in ("group", "folder", "then")]
-        rows = [
-            [plan.job.group, plan.job.name, ", ".join(stage.title for stage in plan.job.evaluations) or "nothing"]
-            for plan in plans
-        ]
+        rows = [[plan.job.group, plan.job.name, ", ".join(_then(plan)) or "nothing"] for plan in plans]
         print(f"{grid.name}: {grid.about}; {len(plans)} jobs\nmodels in {grid.models}, logs in {grid.logs}\n")
         print(FORMATS[options.format](Table(columns, rows), 1))
         if not options.no_cost:
             from smoothadv.commands.sweep.costs import cost_table
 
             print(cost_table(grid, plans, options.device) + "\n")
+
+
+def _then(plan: Plan) -> list[str]:
+    """What follows the training, for people."""
+    perhaps = [f"{table.command} {table.name} if best" for table in plan.pending]
+    return [*(stage.title for stage in plan.job.evaluations), *perhaps]
 
 
 def _status(parser: Parser, options: argparse.Namespace) -> None:
@@ -165,7 +172,9 @@ def _jobs(sweeps: Sequence[Sweep]) -> list[Job]:
 
 def _summary(sweeps: Sequence[Sweep], states: Sequence[JobState]) -> str:
     counted = ", ".join(f"{number} {kind.value}" for kind, number in count_states(states).items())
-    return f"{', '.join(sweep.grid.name for sweep in sweeps)}: {len(states)} jobs: {counted}"
+    names = dict.fromkeys(table.name for sweep in sweeps for plan in sweep.plans for table in plan.pending)
+    later = f"; the best models, for {' and '.join(map(repr, names))}, are not known yet" if names else ""
+    return f"{', '.join(sweep.grid.name for sweep in sweeps)}: {len(states)} jobs: {counted}{later}"
 
 
 def _work(parser: Parser, options: argparse.Namespace, *kinds: StateKind) -> None:
@@ -173,7 +182,8 @@ def _work(parser: Parser, options: argparse.Namespace, *kinds: StateKind) -> Non
     if os.name == "nt":
         raise UserError(f"sweep {options.action} needs the locks and signals of Linux or macOS; plan and report do not")
     engine = compose_chosen(parser, ENGINES, options, "--engine")
-    sweeps = _read(options)
+    grids = [read_grid(path, options.max_models) for path in options.grids]
+    sweeps = _planned(grids, options)
     jobs = _jobs(sweeps)
     states = _states(jobs)
     print(_summary(sweeps, states))
@@ -184,12 +194,14 @@ def _work(parser: Parser, options: argparse.Namespace, *kinds: StateKind) -> Non
     to_do = [job for job in wanted if job.key not in queued]
     if not to_do:
         print("nothing to do")
-    blocked = [job for job, state in zip(jobs, states) if state.kind is StateKind.BLOCKED]
+    taken = {(job.key, len(job.stages)) for job in wanted}
     while to_do:
         _hand_over(engine, to_do, _site(sweeps, options))
-        # What these jobs made may be what others wait for, like the members of an ensemble.
-        to_do = [job for job in blocked if state_of(job).kind in kinds]
-        blocked = [job for job in blocked if job not in to_do]
+        # What these jobs made may be what others wait for: members of an ensemble, or logs that tell the best models.
+        sweeps = _planned(grids, options)
+        jobs = _jobs(sweeps)
+        to_do = [job for job in jobs if (job.key, len(job.stages)) not in taken and state_of(job).kind in kinds]
+        taken |= {(job.key, len(job.stages)) for job in to_do}
     _conclude(sweeps, options, is_detached=getattr(engine, "detach", False))
 
 

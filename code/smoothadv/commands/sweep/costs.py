@@ -28,7 +28,7 @@ from smoothadv.errors import UserError
 from smoothadv.evaluation.image_loop import select_examples
 from smoothadv.evaluation.requests import AttackPlan
 from smoothadv.objectives import Objective
-from smoothadv.smoothing.classifier import Arrangement, arrange, default_batch, default_gradient_batch
+from smoothadv.smoothing.classifier import arrange, default_batch
 from smoothadv.sweeps.grid import Grid
 from smoothadv.sweeps.job_execution import stage_environment
 from smoothadv.training.processes import Processes
@@ -185,9 +185,9 @@ class _CostMeter:
         """Seconds of a vote, or of the gradient at one noisy copy, as attacks on a trained classifier compute it."""
         shape = training.description.image_shape
         network = get_architecture(training.request.arch, training.description, "normalize").eval()
-        voter = arrange(network, Arrangement(evaluation.request.precision), self.device, torch.rand(shape))
+        voter = arrange(network, self.device, torch.rand(shape), evaluation.request.precision)
         stated = evaluation.attack_batch if with_gradient else evaluation.request.batch
-        batch = stated or (default_gradient_batch if with_gradient else default_batch)(voter, shape, self.device)
+        batch = stated or default_batch(voter, shape, self.device, with_gradient=with_gradient)
         image = torch.rand(1, *shape, device=self.device)
 
         def once() -> None:

@@ -1,17 +1,19 @@
 """From a grid to its jobs: every command of every job is read before anything runs."""
 
-import dataclasses
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from smoothadv import plugins
+from smoothadv.analysis.envelope import Envelope
+from smoothadv.analysis.shared.logs import read_logs
+from smoothadv.analysis.shared.selection import groups_of
 from smoothadv.commands.sweep.reading import CommandReader, EvaluationPlan, TrainingPlan
 from smoothadv.ensembles import MEANS, Members
-from smoothadv.errors import UserError
+from smoothadv.errors import UserError, warn
 from smoothadv.objectives import Objective
 from smoothadv.sweeps.folders import NAMED_OPTIONS, TrainingFacts, evaluation_name, fill_placeholders, model_folder
 from smoothadv.sweeps.grid import EnsembleTable, EvaluationTable, Grid, Model, Options
@@ -21,15 +23,18 @@ from smoothadv.sweeps.stages import EvaluationStage, TrainingStage
 
 @dataclass(frozen=True)
 class Plan:
-    """A job, the plans of its evaluations, and the ``model`` of the grid that it is for.
+    """A job for a ``model`` of the grid, and the plans of its evaluations of the ``classifier`` that it makes.
 
     ``trainings`` has the plan of the job's training or, for an ensemble, of those of all members, done by other jobs.
+    ``pending`` are tables of evaluations for which the model may yet be chosen as one of the best.
     """
 
     job: Job
     trainings: tuple[TrainingPlan, ...]
-    evaluations: tuple[EvaluationPlan, ...]
     model: Model
+    classifier: Members
+    evaluations: tuple[EvaluationPlan, ...] = ()
+    pending: tuple[EvaluationTable, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ def plan_sweep(grid: Grid, shared: SharedOptions) -> list[Plan]:
     """The jobs of a grid in its order; UserError, or a usage error of the command concerned, if one is impossible."""
     for plugin in grid.plugins:
         plugins.load(plugin)
-    shared = dataclasses.replace(shared, plugins=tuple(dict.fromkeys([*shared.plugins, *grid.plugins])))
+    shared = replace(shared, plugins=tuple(dict.fromkeys([*shared.plugins, *grid.plugins])))
     planner = _Planner(grid, shared)
     plans = [planner.plan(model) for model in grid.trained]
     plans += [plan for table in grid.ensembles for plan in planner.ensembles(table, plans)]
@@ -65,7 +70,23 @@ def plan_sweep(grid: Grid, shared: SharedOptions) -> list[Plan]:
                 f"{plan.model.source}: two models would share the folder {plan.job.name}, one from "
                 f"{other.model.source}: {_differences(other.model.options, plan.model.options)}"
             )
+    for table in grid.evaluations:
+        plans = list(planner.evaluated(plans, table))
     return plans
+
+
+def _best_logs(logs: Mapping[Path, Plan]) -> set[Path]:
+    """Of certification logs those that certify most of their group at one of the default radii, as ``envelope`` does.
+
+    UserError if one of them cannot be read.
+    """
+    read = read_logs([f"{plan.model.group}={path}" for path, plan in logs.items()], warn=warn).certification
+    if len(read) < len(logs):
+        raise UserError(f"the best of {len(logs)} models cannot be chosen from {len(read)} logs: put the others right")
+    envelope = Envelope()
+    radii = envelope.chosen_radii(read)
+    winners = [best for group in groups_of(read, []).values() for best in envelope.select(group, radii)]
+    return {best.log.path for best in winners if best.certified_accuracy > 0}
 
 
 def _differences(one: Options, other: Options) -> str:
@@ -128,7 +149,7 @@ class _Planner:
             started_from=request.pretrained_model and self.cwd / request.pretrained_model,
             needs=tuple(self.cwd / path for path in (request.pretrained_model, request.use_unlabelled) if path),
         )
-        return self._job(model, name, Members(training.checkpoint, (training.checkpoint,)), (plan,), training)
+        return self._plan(model, name, Members(training.checkpoint, (training.checkpoint,)), (plan,), training)
 
     def ensembles(self, table: EnsembleTable, plans: Sequence[Plan]) -> Iterator[Plan]:
         """The ensembles, in the order of their first members, of models whose ``plans`` these are."""
@@ -146,16 +167,41 @@ class _Planner:
                 )
             trainings = tuple(training for plan in members for training in plan.trainings)
             archs = "+".join(dict.fromkeys(training.request.arch for training in trainings))
-            facts = dataclasses.replace(_training_facts(trainings[0]), arch=archs)
+            facts = replace(_training_facts(trainings[0]), arch=archs)
             rest = {option: value for option, value in first.options.items() if option not in table.over}
             model = Model(rest, tuple(option for option in first.swept if option in rest), table.group, table.source)
             kind = f"{len(members)}{'' if table.mean == MEANS[0] else f'_{table.mean}'}"
             name = model_folder(facts, [("ensemble_of", kind), *_unnamed(model)])
             checkpoints = tuple(plan.job.training.checkpoint for plan in members if plan.job.training)
             file = self.cwd / self.grid.models / name / "ensemble.toml"
-            yield self._job(model, name, Members(file, checkpoints, table.mean), trainings)
+            yield self._plan(model, name, Members(file, checkpoints, table.mean), trainings)
 
-    def _job(
+    def evaluated(self, plans: Sequence[Plan], table: EvaluationTable) -> Iterator[Plan]:
+        """The plans with the evaluations that a table asks for, or saying that the best models are not known yet."""
+        chosen = {plan.job.name for plan in plans if plan.model.group in table.groups}
+        best = (
+            chosen
+            if table.best is None
+            else self._best([plan for plan in plans if plan.job.name in chosen], table.best)
+        )
+        for plan in plans:
+            if best is None and plan.job.name in chosen:
+                yield replace(plan, pending=(*plan.pending, table))
+            else:
+                yield self._with_evaluations(plan, table) if best and plan.job.name in best else plan
+
+    def _best(self, plans: Sequence[Plan], chooser: EvaluationTable) -> set[str] | None:
+        """The names of the jobs whose models are the best by the logs of a table; None while one is incomplete."""
+        logs: dict[Path, Plan] = {}
+        for plan in plans:
+            log = self._output(chooser, chooser.sigmas[0], plan)
+            stage = next(stage for stage in plan.job.evaluations if stage.logs == (self.cwd / log,))
+            if not stage.progress().is_complete:
+                return None
+            logs[log] = plan
+        return {logs[log].job.name for log in _best_logs(logs)}
+
+    def _plan(
         self,
         model: Model,
         name: Path,
@@ -163,31 +209,18 @@ class _Planner:
         trainings: tuple[TrainingPlan, ...],
         training: TrainingStage | None = None,
     ) -> Plan:
-        objective = trainings[0].request.objective
-        evaluations = [
-            self._evaluation(command, table, _sigma(table, sigma, model, objective), model, name, classifier, trainings)
-            for command, tables in (("certify", self.grid.certify), ("attack", self.grid.attack))
-            for table in tables
-            if model.group in table.groups
-            for sigma in table.sigmas
-        ]
-        logs = [log for stage, _ in evaluations for log in stage.logs]
-        twice = [log for log, count in Counter(logs).items() if count > 1]
-        if twice:
-            raise UserError(
-                f"grid {self.grid.path}: two tables would write {os.path.relpath(twice[0])}: give one a 'name'"
-            )
+        """A plan without evaluations; ``name`` is the model's folder within the sweep."""
         job = Job(
             name=name.as_posix(),
             group=model.group,
             cwd=self.cwd,
             logs=self.grid.logs / name,
             training=training,
-            evaluations=tuple(stage for stage, _ in evaluations),
+            evaluations=(),
             processes=self.grid.processes,
             threads=self.grid.threads,
         )
-        return Plan(job, trainings, tuple(evaluation for _, evaluation in evaluations), model)
+        return Plan(job, trainings, model, classifier)
 
     def _training(self, model: Model) -> tuple[list[str], TrainingPlan, Path]:
         """The words of the training command, its plan, and the model's folder within the sweep."""
@@ -200,33 +233,46 @@ class _Planner:
         name = model_folder(_training_facts(plan), _unnamed(model))
         return [command, *start, str(self.grid.models / name), *further], plan, name
 
-    def _evaluation(
-        self,
-        command: str,
-        table: EvaluationTable,
-        sigma: Any,
-        model: Model,
-        name: Path,
-        classifier: Members,
-        trainings: tuple[TrainingPlan, ...],
-    ) -> tuple[EvaluationStage, EvaluationPlan]:
-        """An evaluation, by certify or attack, that a ``table`` asks for; ``name`` is the model's folder."""
+    def _output(self, table: EvaluationTable, sigma: Any, plan: Plan) -> Path:
+        """The log of a certification, or the folder of an attack's logs."""
+        sigma = _sigma(table, sigma, plan.model, plan.trainings[0].request.objective)
         place = evaluation_name(str(table.options.get("split", "test")), sigma, table.name)
-        is_attack, folder = command == "attack", self.grid.logs / name
-        output = folder / "attacked" / place if is_attack else folder / place.with_name(f"{place.name}.tsv")
-        options = fill_placeholders(table.options, model.options, table.source)
-        checkpoint = os.path.relpath(classifier.name, self.cwd)
-        words = [str(model.options["dataset"]), checkpoint, str(sigma), str(output)]
-        words += [*self._reader.option_words(command, options, table.source), *self.shared.words]
-        read = self._reader.read_attack if is_attack else self._reader.read_certification
-        plan = read(words, [training.request.arch for training in trainings], table.source)
+        is_attack = table.command == "attack"
+        return plan.job.logs / ("attacked" / place if is_attack else place.with_name(f"{place.name}.tsv"))
+
+    def _with_evaluations(self, plan: Plan, table: EvaluationTable) -> Plan:
+        """The plan with the evaluations that a table asks for."""
+        made = [self._evaluation(table, sigma, plan) for sigma in table.sigmas]
+        stages = (*plan.job.evaluations, *(stage for stage, _ in made))
+        twice = [log for log, count in Counter(log for stage in stages for log in stage.logs).items() if count > 1]
+        if twice:
+            raise UserError(
+                f"grid {self.grid.path}: two tables would write {os.path.relpath(twice[0])}: give one a 'name'"
+            )
+        evaluations = (*plan.evaluations, *(evaluation for _, evaluation in made))
+        return replace(plan, job=replace(plan.job, evaluations=stages), evaluations=evaluations)
+
+    def _evaluation(self, table: EvaluationTable, sigma: Any, plan: Plan) -> tuple[EvaluationStage, EvaluationPlan]:
+        """An evaluation of a model, by certify or attack, at one sigma."""
+        output, classifier = self._output(table, sigma, plan), plan.classifier
+        options = fill_placeholders(table.options, plan.model.options, table.source)
+        value = _sigma(table, sigma, plan.model, plan.trainings[0].request.objective)
+        words = [
+            str(plan.model.options["dataset"]),
+            os.path.relpath(classifier.name, self.cwd),
+            str(value),
+            str(output),
+        ]
+        words += [*self._reader.option_words(table.command, options, table.source), *self.shared.words]
+        read = self._reader.read_attack if table.command == "attack" else self._reader.read_certification
+        evaluation = read(words, [training.request.arch for training in plan.trainings], table.source)
         stage = EvaluationStage(
-            words=(command, *words),
-            title=f"{command} {place.name}",
+            words=(table.command, *words),
+            title=f"{table.command} {output.name.removesuffix('.tsv')}",
             classifier=classifier,
-            logs=tuple(self.cwd / log for log in plan.attacks or (output,)),
-            settings=plan.settings,
-            selection=plan.selection,
+            logs=tuple(self.cwd / log for log in evaluation.attacks or (output,)),
+            settings=evaluation.settings,
+            selection=evaluation.selection,
             needs=classifier.paths if classifier.mean else (),
         )
-        return stage, plan
+        return stage, evaluation

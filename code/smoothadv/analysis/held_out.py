@@ -1,0 +1,93 @@
+"""held_out: the best of many models, chosen on some images, on the images that had no part in the choice."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from smoothadv.analysis import ANALYSES, Analysis
+from smoothadv.analysis.envelope import Envelope
+from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.radii import AtRadii
+from smoothadv.analysis.shared.selection import Choosing
+from smoothadv.analysis.shared.table_formats import Cell, Column, Table
+from smoothadv.errors import UserError
+from smoothadv.settings import probability, setting
+
+
+@ANALYSES.register("held_out")
+@dataclass(frozen=True)
+class HeldOut(Choosing, AtRadii, Analysis):
+    """at each radius the best log of its group, as the paper reports it, and the same model on other images: logs of
+    the images on which most models were certified choose; another log of the chosen model has the other images"""
+
+    confidence: float = setting(0.95, parse=probability, help="LEVEL of the difference's interval")
+
+    def __call__(self, logs: Logs) -> Table:
+        part = self.taking_part(logs.certification)
+        groups: dict[str, list[Log]] = {}
+        for log in part:
+            groups.setdefault(log.group, []).append(log)
+        choosing = {name: _of_most_models(group) for name, group in groups.items()}
+        radii = self.chosen_radii([log for some in choosing.values() for log in some])
+        rows = [row for name, group in groups.items() for row in self._rows(name, group, choosing[name], radii)]
+        if all(row[-1] is None for row in rows):
+            raise UserError("held_out needs a further log of a chosen model, of images beside those that chose it")
+        columns = [
+            Column("group", "group", "text"),
+            Column("radius", self.heading, "number"),
+            Column("model", "chosen model", "text"),
+            Column("models", "of", "count"),
+            Column("chosen", "on the images that chose it (the paper's protocol)", "fraction"),
+            Column("chosen_examples", "images", "count"),
+            Column("held_out", "on other images", "fraction"),
+            Column("held_out_examples", "other images", "count"),
+            Column("difference", "difference", "difference"),
+            Column("low", f"{100 * self.confidence:g}% low", "difference"),
+            Column("high", f"{100 * self.confidence:g}% high", "difference"),
+        ]
+        return Table(columns, rows)
+
+    def _rows(self, name: str, group: Sequence[Log], choosing: list[Log], radii: Sequence[float]) -> list[list[Cell]]:
+        envelope = Envelope(self.norm, self.high_probability, self.radii, self.unfinished)
+        rows: list[list[Cell]] = []
+        for radius, best in zip(radii, envelope.select(choosing, radii)):
+            count = len(best.log.table)
+            row: list[Cell] = [name, float(radius), best.log.label, len(choosing), best.certified_accuracy, count]
+            further = [_without(log, best.log) for log in group if _model(log) == _model(best.log)]
+            other = max(further, key=lambda log: len(log.table))
+            if len(other.table) and best.certified_accuracy:
+                accuracy = float(self.accuracies(other, [radius])[0])
+                interval = self._interval(best.certified_accuracy, count, accuracy, len(other.table))
+                row += [accuracy, len(other.table), accuracy - best.certified_accuracy, *interval]
+            rows.append(row + [None] * (11 - len(row)))
+        return rows
+
+    def _interval(self, first: float, n_first: int, second: float, n_second: int) -> tuple[float, float]:
+        """Newcombe's interval (1998, method 10) of second - first, shares of independent samples of images."""
+        from statsmodels.stats.proportion import confint_proportions_2indep  # takes a second to load
+
+        counts = round(second * n_second), n_second, round(first * n_first), n_first
+        low, high = confint_proportions_2indep(*counts, method="newcomb", alpha=1 - self.confidence)
+        return float(low), float(high)
+
+
+def _of_most_models(logs: Sequence[Log]) -> list[Log]:
+    """The logs of the images on which most models were certified; of equally many, those with fewer images."""
+    sets: dict[str, list[Log]] = {}
+    for log in logs:
+        sets.setdefault(log.images, []).append(log)
+    return max(sets.values(), key=lambda some: (len(some), -len(some[0].table)))
+
+
+def _model(log: Log) -> tuple[object, ...]:
+    """What tells smoothed classifiers apart: checkpoint and sigma, or, without a manifest, the log itself."""
+    digest = log.parameters.settings.get("checkpoint_sha256") or log.parameters.settings.get("module_sha256")
+    return (str(digest), log.parameters.get("sigma")) if digest else (log.path,)
+
+
+def _without(log: Log, other: Log) -> Log:
+    """The log without the images of the other one."""
+    data = [
+        (some.parameters.get("split"), some.parameters.settings.get("dataset_fingerprint")) for some in (log, other)
+    ]
+    is_shared = log.table["idx"].isin(other.table["idx"]) & (data[0] == data[1])
+    return replace(log, table=log.table[~is_shared])

@@ -1,0 +1,100 @@
+"""The second stage of a sweep: the best models by one [[certify]] are certified on more images by another."""
+
+from pathlib import Path
+
+import pytest
+
+from smoothadv.bounds import certified_radius
+from smoothadv.records import format_radius, tsv
+from support.commands import call, header, rows
+from support.sweeping import do, jobs_of, plans_of, write_grid
+from support.warm import patch_stages
+
+pytestmark = pytest.mark.usefixtures("workplace")
+SWEEP = {"noise": [0.25, 0.5, 1.0], "group": "A"}
+FEW = {"name": "all", "max": 5, "N": 200}
+MORE = {"name": "more", "max": 9, "N": 300, "best": "all"}
+CPU = ["--device", "cpu"]
+
+
+def log(noise: str, name: str) -> Path:
+    return Path(f"logs/grid/gaussian/digits/digits_resnet8/noise_{noise}/test/sigma_{noise}_{name}.tsv")
+
+
+def pretend(noise: str, certified: int) -> None:
+    """Rewrite a log as if so many of its five images had been certified by unanimous votes, and no others."""
+    path, radius = log(noise, "all"), format_radius(certified_radius(200, 200, float(noise), 0.001))
+    yes = {"radius": radius, "correct": 1, "successes": 200, "trials": 200}
+    no = {"predict": -1, "radius": "0.0", "correct": 0, "successes": 100, "trials": 200}
+    changed = [
+        {**row, "predict": row["label"], **(yes if number < certified else no)} for number, row in enumerate(rows(path))
+    ]
+    path.write_text(tsv(header(path), changed))
+
+
+@pytest.fixture
+def first_stage(capsys, warm, monkeypatch):
+    """The sweep with all models trained and certified; at noise 0.25 one is best at radius 0.25, at 0.5 up to 0.75."""
+    patch_stages(warm, monkeypatch)
+    write_grid(Path("grid.toml"), SWEEP, certify=[FEW, MORE], threads=1)
+    for job in jobs_of(Path("grid.toml")):
+        for stage in job.stages:
+            do(stage)
+    pretend("0.25", 4)
+    pretend("0.50", 3)
+    pretend("1.00", 0)
+
+
+def test_best_models_are_certified_on_more_images_as_soon_as_all_have_been_compared(first_stage, capsys):
+    kept = log("1.00", "all").read_text()
+    log("1.00", "all").write_text("".join(kept.splitlines(keepends=True)[:-1]))
+    assert all([table.name for table in plan.pending] == ["more"] for plan in plans_of(Path("grid.toml")))
+    planned = call(capsys, "sweep", "plan", "grid.toml", "--no-cost", *CPU)
+    assert planned.code == 0 and planned.out.count("certify more if best") == 3
+    status = call(capsys, "sweep", "status", "grid.toml", *CPU)
+    assert status.code == 0 and "the best models, for 'more', are not known yet" in status.out
+    log("1.00", "all").write_text(kept)
+    outcome = call(capsys, "sweep", "run", "grid.toml", *CPU)
+    assert outcome.code == 0 and outcome.out.splitlines()[0] == "grid: 3 jobs: 2 stopped, 1 done"
+    assert "are not known" not in outcome.out and outcome.out.splitlines()[-2] == "grid: 3 jobs: 3 done"
+    assert [log(noise, "more").exists() for noise in ("0.25", "0.50", "1.00")] == [True, True, False]
+    assert len(rows(log("0.25", "more"))) == 9
+    again = call(capsys, "sweep", "run", "grid.toml", *CPU)
+    assert again.code == 0 and "nothing to do" in again.out
+    assert call(capsys, "sweep", "report", "grid.toml", *CPU).code == 0
+    assert "on other images" in Path("logs/grid/report.html").read_text()
+
+
+def test_one_run_does_both_stages(capsys, warm, monkeypatch):
+    """Every model that certifies an image at some radius is compared; those of no such image are not chosen."""
+    patch_stages(warm, monkeypatch)
+    monkeypatch.setattr("smoothadv.commands.sweep.planning._best_logs", lambda logs: set(list(logs)[1:]))
+    write_grid(Path("grid.toml"), {**SWEEP, "noise": [0.25, 0.5]}, certify=[FEW, {**MORE, "best": True}], threads=1)
+    outcome = call(capsys, "sweep", "run", "grid.toml", *CPU)
+    assert outcome.code == 0 and "; the best models, for 'more', are not known yet" in outcome.out.splitlines()[0]
+    assert [log(noise, "more").exists() for noise in ("0.25", "0.50")] == [False, True]
+
+
+def test_held_out_accuracy_leaves_out_the_images_that_chose(first_stage, capsys):
+    for job in jobs_of(Path("grid.toml")):
+        for stage in job.evaluations[1:]:
+            do(stage)
+    outcome = call(capsys, "analyze", "held_out", "A=logs/grid", "--format", "csv")
+    lines = [line.split(",") for line in outcome.out.splitlines()]
+    found = [dict(zip(lines[0], line)) for line in lines[1:]]
+    assert [float(row["radius"]) for row in found] == [0.25, 0.5, 0.75]
+    assert [row["model"].split("noise_")[-1][:4] for row in found] == ["0.25", "0.50", "0.50"], found
+    assert [(row["chosen"], row["models"], row["chosen_examples"]) for row in found] == [
+        ("0.8", "3", "5"),
+        *[("0.6", "3", "5")] * 2,
+    ]
+    for row, noise in zip(found, ("0.25", "0.50", "0.50")):
+        others = rows(log(noise, "more"))[5:]
+        expected = sum(one["correct"] == "1" and float(one["radius"]) >= float(row["radius"]) for one in others) / 4
+        assert (float(row["held_out"]), row["held_out_examples"]) == (expected, "4")
+        assert float(row["low"]) <= float(row["difference"]) == expected - float(row["chosen"]) <= float(row["high"])
+
+
+def test_held_out_needs_other_images(first_stage, capsys):
+    outcome = call(capsys, "analyze", "held_out", "A=logs/grid")
+    assert outcome.code == 1 and "images beside those that chose it" in outcome.err and outcome.err.count("\n") == 1
