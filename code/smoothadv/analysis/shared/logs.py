@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from tqdm import tqdm
 
@@ -32,6 +33,7 @@ from smoothadv.readers import (
 from smoothadv.records import images_selected, is_manifest, is_shard_folder
 
 Warn = Callable[[str], None]
+Key = TypeVar("Key", bound=Hashable)
 _READ_BY = {
     "prediction": "; for predictions there are empirical and compare",
     "training": "; for training plot_training",
@@ -105,6 +107,14 @@ class Logs:
             for log in getattr(self, kind):
                 getattr(parts.setdefault(getattr(log, fact), Logs()), kind).append(log)
         return parts
+
+
+def grouped(logs: Iterable[Log], key: Callable[[Log], Key]) -> dict[Key, list[Log]]:
+    """The logs by their ``key``, in the order in which the keys occur first."""
+    groups: dict[Key, list[Log]] = {}
+    for log in logs:
+        groups.setdefault(key(log), []).append(log)
+    return groups
 
 
 @dataclass(frozen=True)
