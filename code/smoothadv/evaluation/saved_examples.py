@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from smoothadv.errors import UserError
+from smoothadv.errors import UserError, first_line
 from smoothadv.files import read_array_header, refuse_to_inflate, write_atomically
 from smoothadv.readers import read_prediction_log
 from smoothadv.records import examples_path, pictures_folder, spool_path
@@ -176,8 +176,7 @@ def read_examples(path: Path, most: int | None = None) -> dict[str, np.ndarray]:
                 arrays[name.removesuffix(".npy")] = array
                 counts.add(count)
     except Exception as error:  # a damaged file can raise nearly anything
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path} cannot be read as adversarial examples: {reason}") from error
+        raise UserError(f"{path} cannot be read as adversarial examples: {first_line(error)}") from error
     idx, image, adversarial = (arrays.get(name, np.empty(())) for name in ("idx", "image", "adversarial"))
     is_whole = idx.ndim == 1 and idx.dtype.kind == "i" and image.ndim == 4 and image.shape == adversarial.shape
     if not is_whole or image.dtype != np.float32 or adversarial.dtype != np.float32 or counts != {len(idx)}:

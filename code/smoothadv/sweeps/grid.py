@@ -131,7 +131,8 @@ class EvaluationTable:
 class Grid:
     """A sweep as its file describes it: ``models`` and ``logs`` are folders, ``trained`` lists the models.
 
-    ``plugins`` are what --plugin takes: modules, and files relative to the working folder.
+    ``plugins`` are what --plugin takes: modules, and files relative to the working folder. ``formula`` says how the
+    number of models comes about, like "2 noise x 3 epsilon + 2 noise".
     """
 
     path: Path
@@ -144,6 +145,7 @@ class Grid:
     evaluations: list[EvaluationTable] = field(default_factory=list)
     ensembles: list[EnsembleTable] = field(default_factory=list)
     plugins: tuple[str, ...] = ()
+    formula: str = ""
 
     @property
     def name(self) -> str:
@@ -178,6 +180,7 @@ def read_grid(path: Path, most_models: int = MOST_MODELS) -> Grid:
         trained=trained,
         evaluations=_evaluation_tables(path, content, groups),
         ensembles=ensembles,
+        formula=" + ".join(_product({**content.get("fixed", {}), **table}) for table in content["sweep"]),
         plugins=tuple(str(path.parent / name) if is_file_name(name) else name for name in content.get("plugins", [])),
     )
 
@@ -223,6 +226,10 @@ def _models(path: Path, content: Options, most: int) -> Iterator[Model]:
         for values in itertools.product(*axes.values()):
             model = dict(zip(axes, values))
             yield Model(fill_placeholders(model, model, source), swept, group, source)
+
+
+def _product(table: Options) -> str:
+    return " x ".join(f"{len(value)} {key}" for key, value in table.items() if isinstance(value, list)) or "1"
 
 
 def _group(table: Options, default: str, source: str) -> str:

@@ -143,16 +143,21 @@ def _states(jobs: Sequence[Job]) -> list[JobState]:
 
 
 def _plan(parser: Parser, options: argparse.Namespace) -> None:
-    for sweep in _read(options):
+    sweeps = _read(options)
+    for sweep in sweeps:
         grid, plans = sweep.grid, sweep.plans
         columns = [Column(name, name, "text") for name in ("group", "folder", "then")]
         rows = [[plan.job.group, plan.job.name, ", ".join(_then(plan)) or "nothing"] for plan in plans]
-        print(f"{grid.name}: {grid.about}; {len(plans)} jobs\nmodels in {grid.models}, logs in {grid.logs}\n")
+        print(f"{grid.name}: {grid.about}; {len(plans)} jobs\nmodels in {grid.models}, logs in {grid.logs}")
+        print(f"{len(grid.trained)} models = {grid.formula}\n")
         print(FORMATS[options.format](Table(columns, rows), 1))
         if not options.no_cost:
             from smoothadv.commands.sweep.costs import cost_table
 
             print(cost_table(grid, plans, options.device) + "\n")
+    if len(sweeps) > 1:
+        counts, names = zip(*((len(sweep.grid.trained), sweep.grid.name) for sweep in sweeps))
+        print(f"{sum(counts)} models = {' + '.join(map(str, counts))}, of {', '.join(names)}")
 
 
 def _then(plan: Plan) -> list[str]:
