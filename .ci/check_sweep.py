@@ -15,8 +15,11 @@ def artefacts() -> dict[str, int]:
 
 
 page = Path(sys.argv[1]).read_text()
-for part in ("Upper envelopes by group", "Best certified accuracy by sigma and epsilon", "Selected log at each radius"):
+parts = ("Upper envelopes by group", "Best certified accuracy by sigma and epsilon", "Selected log at each radius")
+for part in (*parts, "Chosen on some images, measured on others", "on other images"):
     assert part in page, f"the report has no '{part}'"
+chosen = sum(1 for path in Path("logs/digits-smoke").rglob("sigma_*_best.tsv"))
+assert 2 <= chosen < MODELS, f"{chosen} models were chosen as the best of their group"
 before = artefacts()
 assert sum(name.endswith("checkpoint.pth.tar") for name in before) == MODELS
 done = subprocess.run([sys.executable, "code/sweep.py", "run", GRID], capture_output=True, text=True)

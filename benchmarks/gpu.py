@@ -219,7 +219,7 @@ def updates(name: str, options: argparse.Namespace) -> list[Variant]:
         execution = Execution(product_precision(precision), mode == "compiled")
         model = execution.prepare(copy.deepcopy(network), device)
         objective = OBJECTIVES["smoothadv"](ATTACKS[method](EPSILON, steps), SIGMA, copies, warmup=0)
-        update = Update(model, objective, sgd(model), execution, Processes(), device, images[:2])
+        update = Update(model, objective, sgd(model), execution, Processes(), device, images[:2], len(images))
         run = updating(update, images, labels)
         variants.append(Variant(Measurement(case, precision, mode, size), run, size))
     return variants

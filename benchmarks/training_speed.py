@@ -78,7 +78,7 @@ def variants(case: str, network: torch.nn.Module, options: argparse.Namespace) -
             execution = Execution(precision, compiled)
             model = execution.prepare(copy.deepcopy(network), device)
             objective = OBJECTIVES["smoothadv"](ATTACKS[name](EPSILON, steps), SIGMA, copies, warmup=0)
-            update = Update(model, objective, sgd(model), execution, Processes(), device, images[:2])
+            update = Update(model, objective, sgd(model), execution, Processes(), device, images[:2], len(images))
             runs[f"{precision}{', compiled' if compiled else ''}"] = updating(update, images, labels)
     return runs
 

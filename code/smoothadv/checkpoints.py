@@ -29,6 +29,7 @@ from smoothadv.errors import UserError, warn
 from smoothadv.files import refuse_to_inflate, write_atomically
 from smoothadv.registry import UnknownNameError
 
+Weights = dict[str, torch.Tensor]
 MODULE_PREFIX = "module:"
 """Begins the ``arch`` of a checkpoint whose network is no registered architecture; the name of its class follows."""
 _PICKLES_OF_AN_OLD_FILE = 5
@@ -166,35 +167,29 @@ def load_classifier(
     be left out otherwise.
     UserError where the file, the dataset and the input layer do not fit together.
     """
-    return classifier_from_members(read_members(path), dataset, input_layer)
+    members = read_members(path)
+    description = describe_dataset(dataset) if isinstance(dataset, str) else dataset
+    return classifier_from_members(members, description, input_layer)
 
 
-def classifier_from_members(
-    members: Members, dataset: str | DatasetDescription, input_layer: str | None = None
-) -> torch.nn.Module:
-    """As ``load_classifier``, for checkpoints that have been read."""
-    layers = members.input_layers(input_layer)
-    each = zip(members.contents, members.paths, layers)
-    loaded = [_load(content, path, dataset, layer) for content, path, layer in each]
+def classifier_from_members(members: Members, description: DatasetDescription, asked: str | None) -> torch.nn.Module:
+    """As ``load_classifier``, for checkpoints that have been read; ``asked`` is its input layer."""
+    each = zip(members.contents, members.paths, members.input_layers(asked))
+    loaded = [_load(content, path, description, layer) for content, path, layer in each]
     return loaded[0] if members.mean is None else Ensemble(loaded, members.mean).eval()
 
 
-def _load(
-    content: dict[str, Any], path: Path, dataset: str | DatasetDescription, input_layer: str | None
-) -> torch.nn.Module:
+def _load(content: dict[str, Any], path: Path, description: DatasetDescription, asked: str | None) -> torch.nn.Module:
     if is_module(content):
         name = content["arch"].removeprefix(MODULE_PREFIX)
         raise UserError(
             f"checkpoint {path} holds the weights of a {name}, which is no architecture: load its state_dict into that "
             "module and pass the module"
         )
-    description = describe_dataset(dataset) if isinstance(dataset, str) else dataset
-    weights = network_keys(content["state_dict"])
     _check_recorded_images(content, path, description)
     description = with_recorded_constants(content, path, description)
-    model = get_architecture(content["arch"], description, recorded_input_layer(content, path, input_layer))
-    _check_fit(weights, model.state_dict(), path, content["arch"], description)
-    model.load_state_dict(weights)
+    model = get_architecture(content["arch"], description, recorded_input_layer(content, path, asked))
+    _load_weights(model, network_keys(content["state_dict"]), path, content["arch"], description)
     return model.eval()
 
 
@@ -213,8 +208,7 @@ def start_from(
     recorded = content.get("classes")
     is_new = not fits or (recorded is not None and list(recorded) != list(description.class_names))
     kept = {**weights, **{key: model.state_dict()[key] for key in of_last}} if is_new else weights
-    _check_fit(kept, model.state_dict(), path, arch, description)
-    model.load_state_dict(kept)
+    _load_weights(model, kept, path, arch, description)
     layer = f"a new classification layer for {description.num_classes} classes" if is_new else "all of its layers"
     return f"starting from {path} with {layer}"
 
@@ -237,14 +231,14 @@ def recorded_input_layer(content: dict[str, Any], path: str | Path, asked: str |
     return INPUT_LAYERS.require(input_layer)
 
 
-def released_keys(state_dict: dict[str, torch.Tensor], arch: str) -> dict[str, torch.Tensor]:
+def released_keys(state_dict: Weights, arch: str) -> Weights:
     """Our keys, renamed as in the released code: it wraps resnet50 in a DataParallel, so ``1.x`` is ``1.module.x``."""
     if arch != "resnet50":
         return state_dict
     return {key.replace("1.", "1.module.", 1): value for key, value in state_dict.items()}
 
 
-def network_keys(state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def network_keys(state_dict: Weights) -> Weights:
     """Released keys, renamed as ours: without the ``module`` that a DataParallel, inside or outside, adds."""
     return {".".join(part for part in key.split(".") if part != "module"): value for key, value in state_dict.items()}
 
@@ -288,19 +282,16 @@ def _named(description: DatasetDescription) -> str:
     return f"dataset '{description.name}' ({description.num_classes} classes, images {shape})"
 
 
-def _check_fit(
-    weights: dict[str, torch.Tensor],
-    expected: dict[str, torch.Tensor],
-    path: str | Path,
-    arch: str,
-    description: DatasetDescription,
+def _load_weights(
+    model: torch.nn.Module, weights: Weights, path: str | Path, arch: str, description: DatasetDescription
 ) -> None:
-    """UserError unless the weights have the names, shapes and kinds that the architecture expects."""
-    if reason := misfit(weights, expected):
+    """Load weights; UserError unless they have the names, shapes and kinds that the architecture ``arch`` expects."""
+    if reason := misfit(weights, model.state_dict()):
         raise UserError(f"checkpoint {path} is not a {arch} for {_named(description)}: {reason}")
+    model.load_state_dict(weights)
 
 
-def misfit(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> str:
+def misfit(weights: Weights, expected: Weights) -> str:
     """How the names, shapes and kinds (floating-point or whole numbers) of tensors differ, "" if they do not."""
     missing, extra = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
     if missing or extra:

@@ -2,7 +2,7 @@
 
 import torch
 
-from smoothadv.errors import UserError
+from smoothadv.errors import UserError, first_line
 
 
 def usable_device(name: str | torch.device) -> torch.device:
@@ -12,8 +12,7 @@ def usable_device(name: str | torch.device) -> torch.device:
         torch.Generator(device=device)  # smoothing needs random numbers
         torch.zeros((), dtype=torch.float64, device=device)  # and float64, which mps, for example, lacks
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"'{name}' is no device that can be used here: {reason}") from None
+        raise UserError(f"'{name}' is no device that can be used here: {first_line(error)}") from None
     return device
 
 

@@ -50,6 +50,11 @@ def warn(message: str) -> None:
     warnings.warn(shown(message), DoubtfulWarning, stacklevel=3)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, or the name of its type where it has no message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 class Terminated(Exception):
     """The process was asked to end by SIGTERM, as clusters do, and has saved its work."""
 

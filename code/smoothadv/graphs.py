@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 
-from smoothadv.errors import UserError
+from smoothadv.errors import UserError, first_line
 
 
 def traced_plainly(network: nn.Module) -> torch.fx.GraphModule | None:
@@ -41,7 +41,7 @@ def overwrite_in_place(network: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """
     fresh: set[torch.fx.Node] = set()  # values that share their memory with no other value
     for node in network.graph.nodes:
-        layer = network.get_submodule(str(node.target)) if node.op == "call_module" else None
+        layer = layer_of(network, node)
         if isinstance(layer, nn.Conv2d):
             fresh.add(node)
         elif isinstance(layer, nn.ReLU) or node.target is F.relu:
@@ -60,6 +60,11 @@ def overwrite_in_place(network: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return network
 
 
+def layer_of(graph: torch.fx.GraphModule, node: torch.fx.Node) -> nn.Module | None:
+    """The layer that a node calls; None where it calls none."""
+    return graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
 def _may_be_overwritten(value: torch.fx.Node, fresh: set[torch.fx.Node]) -> bool:
     return value in fresh and len(value.users) == 1
 
@@ -71,7 +76,5 @@ def call_compiled(compiled: Callable[[torch.Tensor], torch.Tensor], images: torc
     except Exception as error:
         if not type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
             raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"--compile failed: leave it out, or install a C++ compiler (on a GPU: Triton); {reason}"
-        ) from error
+        advice = "--compile failed: leave it out, or install a C++ compiler (on a GPU: Triton)"
+        raise UserError(f"{advice}; {first_line(error)}") from error

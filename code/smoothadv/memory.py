@@ -6,6 +6,8 @@ from typing import TypeVar
 
 import torch
 
+from smoothadv.errors import first_line
+
 T = TypeVar("T")
 _SIGNS = ("can't allocate memory", "STATUS_ALLOC_FAILED", "ALLOCATION_FAILED", "out of memory")
 _CPU_ELEMENTS = 100 * 3 * 32 * 32
@@ -16,11 +18,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that an allocation failed, on an accelerator or on the host."""
     # The allocators of the host, of the CUDA driver and of its libraries raise a plain RuntimeError.
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(sign in str(error) for sign in _SIGNS)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, or the name of its type where it has no message."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def within_memory(compute: Callable[[], T], halve: Callable[[str], None]) -> T:

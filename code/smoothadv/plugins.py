@@ -73,13 +73,11 @@ def load(name: str | Path, is_installed: bool = False) -> Plugin:
     """
     spec, source, display = _found(str(name))
     sha256 = _digest(spec, display)
-    known = _loaded.get(spec.name)
-    if known is not None and known.sha256 == sha256:
-        return known
-    if known is not None:
+    if known := _loaded.get(spec.name):
+        if known.sha256 == sha256:
+            return known
         unload(known)
-    twin = next((plugin for plugin in _loaded.values() if plugin.name == display), None)
-    if twin is not None:
+    if twin := next((plugin for plugin in _loaded.values() if plugin.name == display), None):
         raise UserError(f"plug-ins {twin.source} and {source} have the same name, by which records know them")
     _loaded[spec.name] = Plugin(display, source, sha256, is_installed, *_imported(spec, display))
     _share_files()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from smoothadv.errors import UserError, shown
+from smoothadv.errors import UserError, first_line, shown
 from smoothadv.files import read_array_header, read_regular, refuse_to_inflate
 from smoothadv.records import (
     ATTACK_COLUMNS,
@@ -315,8 +315,7 @@ def read_examples(path: Path, rows: Sequence[int] | None = None) -> dict[str, np
                 arrays[name.removesuffix(".npy")] = array
                 counts.add(count)
     except Exception as error:  # a damaged file can raise nearly anything
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path} cannot be read as adversarial examples: {reason}") from error
+        raise UserError(f"{path} cannot be read as adversarial examples: {first_line(error)}") from error
     idx, image, adversarial = (arrays.get(name, np.empty(())) for name in ("idx", "image", "adversarial"))
     is_whole = idx.ndim == 1 and idx.dtype.kind == "i" and image.ndim == 4 and image.shape == adversarial.shape
     if not is_whole or image.dtype != np.float32 or adversarial.dtype != np.float32 or counts != {len(idx)}:

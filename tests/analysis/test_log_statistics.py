@@ -19,7 +19,6 @@ from smoothadv.analysis.shared.log_statistics import (
     clopper_pearson_band,
     default_radii,
     dkw_band,
-    empirical_accuracy,
 )
 from support.statistical_checks import too_many
 
@@ -51,11 +50,6 @@ def test_curve_has_the_accuracies_at_its_corners_and_encloses_the_average_radius
     assert accuracies == pytest.approx([0.6, 0.6, 0.4, 0.2, 0])
     # Between two corners the accuracy is that of the larger radius.
     assert np.sum(np.diff(radii) * accuracies[1:]) == pytest.approx(0.35)
-
-
-def test_under_attack_abstentions_are_wrong():
-    predictions = pd.DataFrame({"predict": [1, -1, 2, 1], "correct": [1, 0, 0, 1]})
-    assert empirical_accuracy(predictions) == 0.5
 
 
 def test_resampled_shares_have_the_quantiles_counted_by_hand():

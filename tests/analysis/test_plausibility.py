@@ -290,8 +290,3 @@ def test_classifier_that_ignores_its_input_is_noted(predict, words):
     assert words in note
     others = [table.iloc[:10], table.assign(label=7), table.assign(predict=[predict] * 29 + [3])]
     assert [check_certificates(LOG, other, parameters_of(0.5))[1] for other in others] == [[], [], []]
-
-
-def test_an_empty_answer_about_counts_is_no_obstacle():
-    """Where every example abstains there is no radius to compare."""
-    assert accepted(counted(400, 300, 0), parameters_of(0.5, "manifest", N=1000))

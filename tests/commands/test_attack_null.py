@@ -63,7 +63,9 @@ def test_a_log_that_holds_its_alpha_is_not_accused(runs):
 
 def test_counting_the_certified_images_alone_would_accuse_it(runs):
     """The negative control: far more than a share alpha of the certified are false."""
-    alone = [(dataclasses.replace(certificates, images=certificates.indices), table) for certificates, table in runs]
+    alone = [
+        (dataclasses.replace(certificates, images=sorted(certificates.claims)), table) for certificates, table in runs
+    ]
     assert sum(is_accused(*run) for run in alone) > RUNS / 10
 
 

@@ -60,13 +60,9 @@ def test_values_are_not_taken_for_options(words, title, rest):
     assert (options.title, options.rest) == (title, rest)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_prints_the_version(name, capsys):
-    assert call(capsys, name, "--version").out == f"smoothadv {__version__}\n"
-
-
-def test_console_command_prints_the_version(capsys):
-    assert smoothadv.commands.main(["--version"]) == 0
+@pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS)])
+def test_every_command_prints_the_version(words, capsys):
+    assert smoothadv.commands.main([*words, "--version"]) == 0
     assert capsys.readouterr().out == f"smoothadv {__version__}\n"
 
 

@@ -69,7 +69,7 @@ def test_figures_are_in_the_page_and_named(page):
 
 
 def test_every_legend_entry_names_a_curve_that_has_its_values(text):
-    figures, labels = re.findall(r"<figure data-panels='.*?</figure>", text, re.DOTALL), []
+    figures, labels = re.findall(r"<figure class=\"curves\".*?</figure>", text, re.DOTALL), []
     assert len(figures) == text.count("<svg") >= 4
     for figure in figures:
         entries, curves = (set(re.findall(f'<g data-{name}="([0-9]+)"', figure)) for name in ("entry", "curve"))
@@ -250,8 +250,10 @@ SELECTED = "Selected log at each radius"
 
 def test_selected_logs_are_shown_with_what_tells_them_apart(report, workplace):
     write_two_groups()
-    heading, *rows = page_of(report, "Ours=ours", "Cohen=cohen", "--radii", 0.25, 0.5).tables[SELECTED]
+    page = page_of(report, "Ours=ours", "Cohen=cohen", "--radii", 0.25, 0.5)
+    heading, *rows = page.tables[SELECTED]
     assert heading[:3] == ["group", "l2 radius", "certified accuracy (%)"] and heading[-1] == "model"
+    assert page.tables["All logs"][0][:2] == ["log", "group"], "the log stays in sight"
     named = ["training", "attack", "epsilon", "T", "m", "sigma"]
     assert heading[3:-1] == named, "no data set, no n, and no noise of training, which is sigma in all"
     assert [row[:3] + row[5:7] + row[8:9] for row in rows] == [

@@ -109,6 +109,18 @@ def test_damaged_archive_is_not_used(published):
         get_dataset("cifar10", "test", published)
 
 
+@pytest.mark.parametrize("name", ["cifar-10-batches-py/data_batch_3", "cifar-10-python.tar.gz"])
+def test_a_damaged_file_is_named_and_not_said_to_be_absent(published, offline, name):
+    (published / "cifar-10-batches-py/test_batch").unlink()
+    for other in list(published.glob("*.tar.gz")):
+        if other != published / name:
+            other.unlink()
+    (published / name).write_bytes((published / name).read_bytes()[:-100])
+    with pytest.raises(UserError, match=f"cifar10 is damaged: {published / name} is not .* MD5") as refused:
+        get_dataset("cifar10", "test", published)
+    assert "\n" not in str(refused.value)
+
+
 def test_images_are_looked_for_in_the_data_folder_of_the_working_folder(published, tmp_path, monkeypatch):
     published.rename(tmp_path / "data")
     monkeypatch.chdir(tmp_path)

@@ -45,10 +45,13 @@ def test_validation_file_is_read_with_labels_counted_from_0(tmp_path):
     assert [dataset[0][1], dataset[1][1]] == [0, 999]
 
 
-def test_the_ten_training_files_follow_each_other_in_numerical_order(tmp_path):
+@pytest.mark.parametrize("folder", [".", "Imagenet32_train"])
+def test_the_ten_training_files_follow_each_other_in_numerical_order(tmp_path, folder):
+    """In one folder with val_data, or beside it as for the released code."""
     contents = [batch_content(seed, images=2) for seed in range(10)]
+    (tmp_path / folder).mkdir(exist_ok=True)
     for name, content in zip(TRAINING_FILES, contents):
-        write(tmp_path / name, content)
+        write(tmp_path / folder / name, content)
     assert_holds(get_dataset("imagenet32", "train", tmp_path), contents)
 
 

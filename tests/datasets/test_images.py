@@ -5,7 +5,6 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import PILToTensor
 
 from smoothadv.datasets.augmentation import Augmentation, augmented, pixels_of
@@ -150,7 +149,7 @@ def streamed(tmp_path):
             for label in (0, 1)
         ]
         description = DatasetDescription("made up", ("0", "1"), (3, 4, 5), (0.5,) * 3, (0.5,) * 3, CIFAR_TRAINING)
-        return StreamedImages(edit(files), pil_loader, PILToTensor(), PILToTensor(), description)
+        return StreamedImages(edit(files), PILToTensor(), PILToTensor(), description)
 
     return make
 

@@ -143,10 +143,10 @@ def test_other_sizes_than_those_of_batches_run_uncompiled(monkeypatch):
 def test_a_compiled_model_has_the_weights_of_the_model():
     """Each weight is listed once: the compiled module does not list it again."""
     module = Calls()
-    compiled = CompiledForSizes(module, None)
+    compiled = CompiledForSizes(module, {4})
     assert [parameter is module.scale for parameter in compiled.parameters()] == [True]
     assert list(compiled.state_dict()) == ["module.scale"]
-    assert Execution(compile=False).compiled(module) is module
+    assert Execution(compile=False).compiled(module, {4}) is module
 
 
 def test_compiling_without_a_compiler_is_a_clear_error(own_compiler_cache):

@@ -39,7 +39,7 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def our_losses(attack: str, steps: int, copies: int, model: torch.nn.Module) -> list[float]:
     objective = SmoothAdv(ATTACKS[attack](EPSILON, steps), SIGMA, copies, warmup=0)
-    update = Update(model, objective, sgd(model), Execution(), Processes(), CPU, torch.rand(2, 1, 8, 8))
+    update = Update(model, objective, sgd(model), Execution(), Processes(), CPU, torch.rand(2, 1, 8, 8), BATCH)
     whole = slice(0, BATCH)
     sums = [
         update(images, labels, BATCH, whole, Address(SEED, 0, step), 1.0)

@@ -64,17 +64,17 @@ def network(normalized: bool = False) -> nn.Module:
 
 
 # Objective, micro-batch and network of each run.
-RUNS: dict[str, tuple[str, int | None, Callable[[], nn.Module]]] = {
-    "gaussian": ("gaussian", None, network),
+RUNS: dict[str, tuple[str, int, Callable[[], nn.Module]]] = {
+    "gaussian": ("gaussian", 8, network),
     "gaussian by 3": ("gaussian", 3, network),
-    "smoothadv": ("smoothadv", None, network),
+    "smoothadv": ("smoothadv", 8, network),
     "smoothadv by 1": ("smoothadv", 1, network),
     "smoothadv by 2": ("smoothadv", 2, network),
     "smoothadv of an opaque network": ("smoothadv", 2, lambda: Opaque(network())),
 }
 
 
-def updater(model: nn.Module, objective: str, micro_batch: int | None, processes: Processes) -> Update:
+def updater(model: nn.Module, objective: str, micro_batch: int, processes: Processes) -> Update:
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-2)
     example = torch.zeros(2, 1, 8, 8)
     return Update(model, OBJECTIVES[objective], optimizer, Execution(), processes, CPU, example, micro_batch)
@@ -92,7 +92,7 @@ def do_update(update: Update, processes: Processes, step: int) -> torch.Tensor:
     return processes.total(seen)
 
 
-def trained(processes: Processes, objective: str, micro_batch: int | None, build: Callable[[], nn.Module]):
+def trained(processes: Processes, objective: str, micro_batch: int, build: Callable[[], nn.Module]):
     """For each update the weights after it, and its sums."""
     model = build().double()
     update = updater(model, objective, micro_batch, processes)
@@ -113,7 +113,7 @@ def evaluated(processes: Processes) -> dict[str, float]:
     labels[::4] = (labels[::4] + 1) % 3
     images = InMemoryImages(pixels, labels, describe_dataset("digits"))
     objective, optimizer = SmoothAdv(ATTACKS["PGD"](3.0, 5), 0.0), torch.optim.SGD(model.parameters(), 0.1)
-    update = Update(model, objective, optimizer, Execution(), processes, CPU, torch.zeros(1, 1, 8, 8))
+    update = Update(model, objective, optimizer, Execution(), processes, CPU, torch.zeros(1, 1, 8, 8), 4)
     # Batches of four, the last of one image.
     return evaluate(update, images, torch.arange(21), 4, Address(0, 0, 0))
 
@@ -121,7 +121,7 @@ def evaluated(processes: Processes) -> dict[str, float]:
 def statistics(processes: Processes) -> dict[str, Any]:
     """Batch normalization statistics after two updates, before and after sharing, and those that the attack uses."""
     model = network(normalized=True)
-    update = updater(model, "smoothadv", None, processes)
+    update = updater(model, "smoothadv", 8, processes)
     for step in range(2):
         do_update(update, processes, step)
     weights = torch.cat([each.detach().flatten() for each in model.parameters()])

@@ -38,7 +38,7 @@ def smoothadv(copies: int = 1, **settings) -> SmoothAdv:
     return SmoothAdv(ATTACKS["PGD"](EPSILON, STEPS), SIGMA, copies, **{"warmup": 10, **settings})
 
 
-def updater(model: nn.Module, objective, micro_batch: int | None = None) -> Update:
+def updater(model: nn.Module, objective, micro_batch: int = 7) -> Update:
     optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=MOMENTUM, weight_decay=DECAY)
     return Update(model, objective, optimizer, Execution(), Processes(), CPU, batch(99)[0][:2], micro_batch)
 
@@ -52,7 +52,7 @@ def state(model: nn.Module) -> torch.Tensor:
     return torch.cat([part.detach().flatten() for each in model.parameters() for part in (each, each.grad)])
 
 
-def state_after(objective, micro_batch: int | None, normalization: type[nn.Module] | None = None) -> torch.Tensor:
+def state_after(objective, micro_batch: int, normalization: type[nn.Module] | None = None) -> torch.Tensor:
     model = network(normalization)
     update = updater(model, objective, micro_batch)
     for step in range(2):
@@ -65,10 +65,10 @@ every_objective = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=
 
 
 @every_objective
-@pytest.mark.parametrize("micro_batch", [1, 3, 7, 100])
+@pytest.mark.parametrize("micro_batch", [1, 3, 100])
 def test_micro_batches_give_the_gradients_of_one_batch(objective, micro_batch):
     """Seven images in micro-batches of three are two of them and one of one."""
-    whole, ours = (state_after(objective, size) for size in (None, micro_batch))
+    whole, ours = (state_after(objective, size) for size in (7, micro_batch))
     assert (ours - whole).abs().max() < 1e-10
     assert whole.abs().max() > 0.1
 
@@ -76,15 +76,15 @@ def test_micro_batches_give_the_gradients_of_one_batch(objective, micro_batch):
 @every_objective
 def test_micro_batches_have_statistics_of_their_own(objective):
     """Negative control of the above: where batches matter, the comparison notices."""
-    whole, ours = (state_after(objective, size, nn.BatchNorm2d) for size in (None, 3))
+    whole, ours = (state_after(objective, size, nn.BatchNorm2d) for size in (7, 3))
     assert (ours - whole).abs().max() > 1e-4
-    assert torch.equal(state_after(objective, 7, nn.BatchNorm2d), whole)
+    assert torch.equal(state_after(objective, 100, nn.BatchNorm2d), whole)
 
 
-@pytest.mark.parametrize("micro_batch", [None, 3])
+@pytest.mark.parametrize("micro_batch", [1, 3])
 def test_micro_batches_are_counted_alike(micro_batch):
     """Micro-batches count the same: losses and correct classifications before the update."""
-    expected, ours = (sums_of(updater(network(), smoothadv(4), size)) for size in (None, micro_batch))
+    expected, ours = (sums_of(updater(network(), smoothadv(4), size)) for size in (7, micro_batch))
     assert ours == pytest.approx(expected, rel=1e-12)
     assert ours[EXAMPLES] == ours[UNATTACKED_EXAMPLES] == 28
 

@@ -46,7 +46,7 @@ class OneOfTwo(Processes):
 class Watched:
     """A network and its update, and all batches that the attack and the training saw."""
 
-    def __init__(self, objective, model: nn.Module | None = None, processes: Processes | None = None, micro=None):
+    def __init__(self, objective, model: nn.Module | None = None, processes: Processes | None = None, micro=7):
         self.model = network() if model is None else model
         optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
         arguments = Execution(), processes or Processes(), CPU, IMAGES[:2], micro
@@ -73,7 +73,7 @@ def smoothadv(copies: int = 1, steps: int = 3, attack: str = "PGD", **settings) 
 
 
 @pytest.mark.parametrize("steps", [1, 2, 10])
-@pytest.mark.parametrize(("micro", "sizes"), [(None, [7]), (3, [3, 3, 1])])
+@pytest.mark.parametrize(("micro", "sizes"), [(7, [7]), (3, [3, 3, 1])])
 @pytest.mark.parametrize("copies", [1, 2])
 def test_pgd_looks_once_per_step_and_micro_batch(steps, micro, sizes, copies):
     watched = Watched(smoothadv(copies, steps), micro=micro)
@@ -181,7 +181,7 @@ def test_dropout_is_on_in_training_and_off_in_the_attack():
 
 
 @pytest.mark.parametrize("copies", [1, 4])
-@pytest.mark.parametrize("micro", [None, 2])
+@pytest.mark.parametrize("micro", [7, 2])
 def test_the_noise_of_a_part_is_that_part_of_the_noise(copies, micro):
     objective = smoothadv(copies, warmup=10**9)  # an attack with epsilon near 0
     whole = Watched(objective)

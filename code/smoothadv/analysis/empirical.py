@@ -9,7 +9,7 @@ from typing import ClassVar
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.hyper_parameters import path_without_attack
 from smoothadv.analysis.shared.log_statistics import abstention_rate, empirical_accuracy
-from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.logs import Log, Logs, grouped
 from smoothadv.analysis.shared.radii import radius_column
 from smoothadv.analysis.shared.selection import Choosing, grouping, groups_of, one_of
 from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table
@@ -96,10 +96,8 @@ def empirical_curve(logs: Sequence[Log]) -> dict[float, Attacked]:
     Of each model only the logs with its largest n count: with fewer draws PREDICT abstains more often, which is not
     the attack's success. A log without an attack counts at radius 0. UserError where an attack's radius is unknown.
     """
-    at_radius: dict[float, dict[tuple[object, ...], list[Log]]] = {}
-    for log in logs:
-        at_radius.setdefault(attack_radius(log), {}).setdefault(model_of(log), []).append(log)
-    return {radius: _most_accurate(list(at_radius[radius].values())) for radius in sorted(at_radius)}
+    at_radius = sorted(grouped(logs, attack_radius).items())
+    return {radius: _most_accurate(list(grouped(some, model_of).values())) for radius, some in at_radius}
 
 
 def attack_radius(log: Log) -> float:
@@ -111,8 +109,8 @@ def attack_radius(log: Log) -> float:
 
 
 def model_of(log: Log) -> tuple[object, ...]:
-    """What identifies an attacked model: checkpoint and sigma, or the part of the path that describes no attack."""
-    digest = log.parameters.settings.get("checkpoint_sha256")
+    """What identifies a smoothed classifier: checkpoint and sigma, or the part of the path that describes no attack."""
+    digest = log.parameters.settings.get("checkpoint_sha256") or log.parameters.settings.get("module_sha256")
     return (str(digest), log.parameters.get("sigma")) if digest else path_without_attack(log.path)
 
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.compare import pair_up
 from smoothadv.analysis.empirical import attack_radius, model_of
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.procedure import top_k_of
-from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table
+from smoothadv.analysis.shared.table_formats import Annotated, Column, Table
 from smoothadv.bounds import binomial_interval, tolerated_false_statements
 from smoothadv.errors import UserError
 from smoothadv.readers import DataFrame
@@ -47,22 +47,21 @@ class Gap(Analysis):
             Column("tolerated", "tolerated", "count"),
         ]
         attacks = sorted(attacks, key=attack_radius)
-        rows = [self._rows(log, certificates_for(log, logs.certification)) for log in attacks]
+        rows = [self._row(log, certificates_for(log, logs.certification)) for log in attacks]
+        # People see the interval beside the accuracy.
         kept = [column for column in columns if column.key not in ("low", "high")]
-        return Table(columns, [full for full, _ in rows], Table(kept, [shown for _, shown in rows]))
+        shown = [[*row[:4], Annotated(row[4], interval=(row[5], row[6])), *row[7:]] for row in rows]
+        return Table(columns, rows, Table(kept, shown))
 
-    def _rows(self, attacked: Log, certified: Log) -> tuple[list[Cell], list[Cell]]:
-        """The row of an attack for programs, and that for people, in which the interval is beside the accuracy."""
-        radius = attack_radius(attacked)
-        pairs = pair_up(certified, attacked)
-        hits = int(pairs.correct_second.sum())
+    def _row(self, attacked: Log, certified: Log) -> list[Any]:
+        radius, pairs = attack_radius(attacked), pair_up(certified, attacked)
         certified_accuracy = float((pairs.correct_first.eq(1) & pairs.radius.ge(radius)).mean())
+        hits = int(pairs.correct_second.sum())
+        interval = binomial_interval(hits, len(pairs), self.confidence)
         alphas = attacked.parameters.alpha + certified.parameters.alpha
-        before: list[Cell] = [attacked.label, radius, len(pairs), certified_accuracy]
-        accuracy, interval = hits / len(pairs), binomial_interval(hits, len(pairs), self.confidence)
         tolerated = tolerated_false_statements(len(pairs), alphas, _FALSE_ALARM)
-        after: list[Cell] = [float(pairs.predict_second.eq(-1).mean()), contradictions(pairs, radius), tolerated]
-        return [*before, accuracy, *interval, *after], [*before, Annotated(accuracy, interval=interval), *after]
+        after = [float(pairs.predict_second.eq(-1).mean()), contradictions(pairs, radius), tolerated]
+        return [attacked.label, radius, len(pairs), certified_accuracy, hits / len(pairs), *interval, *after]
 
 
 def contradictions(pairs: DataFrame, epsilon: float) -> int:

@@ -14,7 +14,7 @@ from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.figure_style import SYMBOLS, Axes, Figure, add_title
 from smoothadv.analysis.shared.hyper_parameters import FIELDS, ParameterValue, display
 from smoothadv.analysis.shared.log_statistics import average_certified_radius
-from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.logs import Log, Logs, grouped
 from smoothadv.analysis.shared.radii import AtRadii, radius_text
 from smoothadv.analysis.shared.selection import Choosing, hyper_parameter, one_of, refuse_several
 from smoothadv.errors import UserError
@@ -83,9 +83,8 @@ class HeatMap(Choosing, AtRadii, Analysis):
 
         A log that belongs to several groups counts once.
         """
-        found: dict[tuple[ParameterValue, ParameterValue], list[Log]] = {}
-        for log in {log.path.resolve(): log for log in logs}.values():
-            found.setdefault((log.parameters.get(self.rows), log.parameters.get(self.columns)), []).append(log)
+        once = {log.path.resolve(): log for log in logs}.values()
+        found = grouped(once, lambda log: (log.parameters.get(self.rows), log.parameters.get(self.columns)))
         if found.keys() <= {(None, None)}:
             raise UserError(f"no log states its {self.rows} or its {self.columns}: there is nothing to draw over them")
         return Cells(_ascending(row for row, _ in found), _ascending(column for _, column in found), found)

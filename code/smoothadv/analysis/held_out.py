@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from smoothadv.analysis import ANALYSES, Analysis
+from smoothadv.analysis.empirical import model_of
 from smoothadv.analysis.envelope import Envelope
-from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.logs import Log, Logs, grouped
 from smoothadv.analysis.shared.radii import AtRadii
 from smoothadv.analysis.shared.selection import Choosing
 from smoothadv.analysis.shared.table_formats import Cell, Column, Table
@@ -22,10 +23,7 @@ class HeldOut(Choosing, AtRadii, Analysis):
     confidence: float = setting(0.95, parse=probability, help="LEVEL of the difference's interval")
 
     def __call__(self, logs: Logs) -> Table:
-        part = self.taking_part(logs.certification)
-        groups: dict[str, list[Log]] = {}
-        for log in part:
-            groups.setdefault(log.group, []).append(log)
+        groups = grouped(self.taking_part(logs.certification), lambda log: log.group)
         choosing = {name: _of_most_models(group) for name, group in groups.items()}
         radii = self.chosen_radii([log for some in choosing.values() for log in some])
         rows = [row for name, group in groups.items() for row in self._rows(name, group, choosing[name], radii)]
@@ -52,7 +50,7 @@ class HeldOut(Choosing, AtRadii, Analysis):
         for radius, best in zip(radii, envelope.select(choosing, radii)):
             count = len(best.log.table)
             row: list[Cell] = [name, float(radius), best.log.label, len(choosing), best.certified_accuracy, count]
-            further = [_without(log, best.log) for log in group if _model(log) == _model(best.log)]
+            further = [_without(log, best.log) for log in group if model_of(log) == model_of(best.log)]
             other = max(further, key=lambda log: len(log.table))
             if len(other.table) and best.certified_accuracy:
                 accuracy = float(self.accuracies(other, [radius])[0])
@@ -72,16 +70,7 @@ class HeldOut(Choosing, AtRadii, Analysis):
 
 def _of_most_models(logs: Sequence[Log]) -> list[Log]:
     """The logs of the images on which most models were certified; of equally many, those with fewer images."""
-    sets: dict[str, list[Log]] = {}
-    for log in logs:
-        sets.setdefault(log.images, []).append(log)
-    return max(sets.values(), key=lambda some: (len(some), -len(some[0].table)))
-
-
-def _model(log: Log) -> tuple[object, ...]:
-    """What tells smoothed classifiers apart: checkpoint and sigma, or, without a manifest, the log itself."""
-    digest = log.parameters.settings.get("checkpoint_sha256") or log.parameters.settings.get("module_sha256")
-    return (str(digest), log.parameters.get("sigma")) if digest else (log.path,)
+    return max(grouped(logs, lambda log: log.images).values(), key=lambda some: (len(some), -len(some[0].table)))
 
 
 def _without(log: Log, other: Log) -> Log:

@@ -93,13 +93,10 @@ def certify(
     Returns columns idx, label, predict, correct (int64), radius (float64), successes, trials and those of the method.
     UserError on bad input, NonFiniteError where a logit is NaN or infinite.
     """
-    fields = common_fields("certify", model, images, labels, options)
+    fields = common_fields("certify", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
     with log_at(log) as outfile:
         request = CertifyRequest(
             **fields,
-            sigma=sigma,
-            alpha=alpha,
-            draws=n,
             outfile=outfile,
             n0=n0,
             method=method,
@@ -143,14 +140,13 @@ def predict(
     Returns columns idx, label, predict, correct (int64) and, of attacked images, attack_norm, epsilon (float64) and
     what else the log has. UserError on bad input, NonFiniteError where a logit is NaN or infinite.
     """
-    fields = common_fields("predict", model, images, labels, options)
+    fields = common_fields("predict", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
     plan = None
     if attack is not None:
         further = {"restarts": restarts, "target": target, "batch": attack_batch}
         plan = attack_plan(attack, num_noise_vec, base_attack, **further)
     with log_at(log) as outfile:
-        common = {**fields, "sigma": sigma, "alpha": alpha, "draws": n, "outfile": outfile}
-        request = PredictRequest(**common, attack=plan, top_k=top_k)
+        request = PredictRequest(**fields, outfile=outfile, attack=plan, top_k=top_k)
         predicting.predict(request)
         return read_prediction_log(outfile)
 
@@ -188,11 +184,11 @@ def attack(
     """
     import pandas as pd
 
-    fields = common_fields("attack", model, images, labels, options)
+    fields = common_fields("attack", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
     plan = attack_plan(attack, num_noise_vec, base_attack, restarts=restarts, target=target, batch=attack_batch)
     sizes = attack_sizes(epsilons, attack)
     with folder_at(folder) as outdir:
-        request = AttackRequest(**fields, sigma=sigma, alpha=alpha, draws=n, outdir=outdir, attack=plan, epsilons=sizes)
+        request = AttackRequest(**fields, outdir=outdir, attack=plan, epsilons=sizes)
         return pd.concat([read_prediction_log(log.path) for log in attacking.attack(request)], ignore_index=True)
 
 
@@ -221,13 +217,10 @@ def falsify(
     and whether they refute the log, which happens to a true one with probability at most ``false_alarm``.
     UserError on bad input and where the log is about another model, other images or another sigma.
     """
-    fields = common_fields("falsify", model, images, labels, options)
+    fields = common_fields("falsify", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
     with folder_at(folder) as outdir:
         request = FalsifyRequest(
             **fields,
-            sigma=sigma,
-            alpha=alpha,
-            draws=n,
             outdir=outdir,
             attack=attack_plan(attack, num_noise_vec, False, restarts=restarts, batch=attack_batch),
             against=Path(against),

@@ -55,12 +55,14 @@ class CommonOptions(TypedDict, total=False):
     """ "resume" continues a log that is there, "overwrite" replaces it, "refuse" raises ("resume")."""
 
 
-def common_fields(function: str, model: Model, images: Any, labels: Any, further: CommonOptions) -> dict[str, Any]:
-    """The model, the images and the ``further`` arguments of ``function`` as fields of an ``EvaluationRequest``."""
+def common_fields(
+    function: str, model: Model, images: Any, labels: Any, further: CommonOptions, **fixed: Any
+) -> dict[str, Any]:
+    """Model, images and ``further`` arguments of ``function``, and ``fixed``, as fields of an ``EvaluationRequest``."""
     unknown = sorted(further.keys() - CommonOptions.__annotations__.keys())
     if unknown:
         raise TypeError(f"{function}() got an unexpected keyword argument '{unknown[0]}'")
-    fields: dict[str, Any] = {**further}
+    fields: dict[str, Any] = {**further, **fixed}
     name, num_classes = fields.pop("name", "images"), fields.pop("num_classes", None)
     if not isinstance(model, (str, os.PathLike, torch.nn.Module)):
         raise UserError(f"the model is a {type(model).__name__}: give a torch.nn.Module or the path of a checkpoint")

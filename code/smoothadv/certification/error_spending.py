@@ -91,12 +91,14 @@ def efficacy_row(null: float, looks: np.ndarray, allowance: Sequence[float]) -> 
     Formal guarantee: for every p <= ``null``, P[the boundaries are crossed] <= allowance[-1], since crossing is an
     increasing event.
     """
+    from scipy import signal  # takes a second to load
+
     row = np.empty(len(looks), dtype=np.int64)
     if null > 1 - _NEAR_ONE:
         return looks + 1
     alive, start, spent = np.ones(1), 0, 0.0
     for k, (n, (low, more)) in enumerate(zip(looks, _increments(looks, null))):
-        alive, start = _convolved(alive, more), start + low
+        alive, start = np.maximum(signal.convolve(alive, more), 0.0), start + low
         tails = np.append(np.cumsum(alive[::-1])[::-1], 0.0)
         first = int(np.argmax(tails <= allowance[k] - spent - _SLACK))
         if tails[first] > allowance[k] - spent - _SLACK:  # too little error is left for any boundary
@@ -113,7 +115,7 @@ def efficacy_row(null: float, looks: np.ndarray, allowance: Sequence[float]) -> 
 
 def _increments(looks: np.ndarray, p: float) -> list[tuple[int, np.ndarray]]:
     """For each look, the distribution of the successes among the draws since the one before, and where it starts."""
-    from scipy import stats  # takes a second to load
+    from scipy import stats
 
     # Three calls for all looks: each takes longer than the numbers that it computes for one of them.
     draws = np.diff(looks, prepend=0)
@@ -122,12 +124,6 @@ def _increments(looks: np.ndarray, p: float) -> list[tuple[int, np.ndarray]]:
     sizes = [len(each) for each in counts]
     pmf = stats.binom.pmf(np.concatenate(counts), np.repeat(draws, sizes), p)
     return list(zip(low.tolist(), np.split(pmf, np.cumsum(sizes)[:-1])))
-
-
-def _convolved(alive: np.ndarray, more: np.ndarray) -> np.ndarray:
-    from scipy import signal
-
-    return np.maximum(signal.convolve(alive, more), 0.0)
 
 
 def futility_row(last_boundary: int, looks: np.ndarray, gamma: float) -> np.ndarray:

@@ -164,15 +164,12 @@ def run(
         return USAGE
     except UserError as error:
         return _failed(str(error), arguments)
-    except MemoryError as error:
-        return _failed(f"out of memory: use a smaller --batch ({error})", arguments)
-    except RuntimeError as error:
+    except (MemoryError, RuntimeError) as error:
         # torch.OutOfMemoryError or an error of the host's allocator, known by its text: torch is not imported here.
-        if not any(sign in str(error) for sign in ("out of memory", "can't allocate memory", "ALLOCATION_FAILED")):
+        signs, what = ("out of memory", "can't allocate memory", "ALLOCATION_FAILED"), str(error).split(". ")[0]
+        if not isinstance(error, MemoryError) and not any(sign in str(error) for sign in signs):
             raise
-        return _failed(
-            f"out of memory: use a smaller --batch or --num-noise-vec ({str(error).split('. ')[0]})", arguments
-        )
+        return _failed(f"out of memory: use a smaller --batch or --num-noise-vec ({what})", arguments)
     except BrokenPipeError:
         # The reader of the output has closed it, as in `... | head`: that is no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

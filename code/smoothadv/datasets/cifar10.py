@@ -20,6 +20,7 @@ _DESCRIPTION = DatasetDescription(
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     import torch
     from torchvision.datasets import CIFAR10
+    from torchvision.datasets.utils import check_integrity
 
     from smoothadv.datasets.images import InMemoryImages
 
@@ -27,6 +28,14 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     try:
         raw = CIFAR10(str(folder), train=split == "train", download=True)
     except (OSError, RuntimeError) as error:
+        batches = [(f"{CIFAR10.base_folder}/{name}", md5) for name, md5 in [*CIFAR10.train_list, *CIFAR10.test_list]]
+        files = {folder / name: md5 for name, md5 in [*batches, (CIFAR10.filename, CIFAR10.tgz_md5)]}
+        damaged = [path for path, md5 in files.items() if path.exists() and not check_integrity(str(path), md5)]
+        if damaged:
+            raise UserError(
+                f"cifar10 is damaged: {damaged[0]} is not the published file, by its MD5, and could not be downloaded "
+                f"({error}): remove it and put cifar-10-python.tar.gz into {folder}"
+            ) from error
         raise UserError(
             f"cifar10 is not in {folder} and could not be downloaded ({error}): put "
             f"cifar-10-python.tar.gz into {folder} or name its folder with --data-dir"

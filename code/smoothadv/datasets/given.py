@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, Wei
 from smoothadv.datasets.augmentation import augmented, draw_augmentation, pixels_of
 from smoothadv.datasets.description import DatasetDescription, TrainingDefaults
 from smoothadv.datasets.images import Batches, fingerprint_of
-from smoothadv.errors import UserError
+from smoothadv.errors import UserError, first_line
 
 _DEFAULTS = TrainingDefaults(batch=256, epochs=30, learning_rate=0.1, learning_rate_step=10)
 _MOST_SAMPLED = 256
@@ -201,7 +201,7 @@ def items_of(images: Any, labels: Any = None) -> Items:
         try:
             return Arrays(torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts]))
         except RuntimeError as error:  # they have several shapes, or the loader makes no batches
-            raise UserError(f"the batches of the DataLoader cannot be joined: {str(error).splitlines()[0]}") from error
+            raise UserError(f"the batches of the DataLoader cannot be joined: {first_line(error)}") from error
     if isinstance(images, (torch.Tensor, np.ndarray)):
         return Arrays(images, labels)
     if hasattr(images, "__getitem__") and hasattr(images, "__len__") and not isinstance(images, (list, tuple, dict)):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, ImageDataset, Source
 from smoothadv.datasets.description import IMAGENET_RADII, DatasetDescription, TrainingDefaults
-from smoothadv.datasets.image_files import Image, open_image
 from smoothadv.errors import UserError
 
 _CLASSES = 1000
@@ -46,11 +45,6 @@ def _files(folder: Path) -> list[tuple[str, int]]:
     return found.samples
 
 
-def _read(path: str) -> Image:
-    with open_image(Path(path)) as image:
-        return image.convert("RGB")
-
-
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     from torchvision.transforms import v2
 
@@ -59,13 +53,7 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     root = data_dir or Path(os.environ.get("IMAGENET_DIR") or DEFAULT_DATA_DIR / "imagenet")
     training = v2.Compose([v2.RandomResizedCrop(_CROP), v2.RandomHorizontalFlip(), v2.PILToTensor()])
     evaluation = v2.Compose([v2.Resize(_RESIZE), v2.CenterCrop(_CROP), v2.PILToTensor()])
-    return StreamedImages(
-        _files((root / _FOLDERS[split]).resolve()),
-        _read,
-        training,
-        evaluation,
-        _DESCRIPTION,
-    )
+    return StreamedImages(_files((root / _FOLDERS[split]).resolve()), training, evaluation, _DESCRIPTION)
 
 
 DATASETS.register("imagenet")(Source(describe=lambda location, data_dir: _DESCRIPTION, load=_load))

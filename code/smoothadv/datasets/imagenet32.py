@@ -20,6 +20,9 @@ _DESCRIPTION = DatasetDescription(
 )
 _FILES = {"train": [f"train_data_batch_{part}" for part in range(1, 11)], "test": ["val_data"]}
 
+_RELEASED = "Imagenet32_train"
+"""Where the code released with SmoothAdv has the training batches, in the folder of val_data."""
+
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """One file: images uint8 [N, 3, 32, 32] and labels 0..999, which the files count from 1."""
@@ -46,7 +49,10 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
 
     from smoothadv.datasets.images import InMemoryImages
 
-    parts = [_read((data_dir or DEFAULT_DATA_DIR) / name) for name in _FILES[split]]
+    folder = data_dir or DEFAULT_DATA_DIR
+    if split == "train" and not (folder / _FILES["train"][0]).exists() and (folder / _RELEASED).is_dir():
+        folder = folder / _RELEASED
+    parts = [_read(folder / name) for name in _FILES[split]]
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts))
     return InMemoryImages(torch.from_numpy(images), torch.from_numpy(labels), _DESCRIPTION)
 

@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from smoothadv.datasets.augmentation import augmented, draw_augmentation, pixels_of
 from smoothadv.datasets.description import DatasetDescription
-from smoothadv.datasets.image_files import Image
+from smoothadv.datasets.image_files import Image, open_image
 from smoothadv.errors import UserError
 from smoothadv.noise import Purpose, derive_generator
 
@@ -139,7 +140,7 @@ class ImagesOnDemand(InMemoryImages):
 
 
 class _Files(Dataset[Item | UserError]):
-    """Image files, passed through one transform. One that cannot be read gives a UserError as a value.
+    """Image files in colour, passed through one transform. One that cannot be read gives a UserError as a value.
 
     If the error was raised, a DataLoader would hide it in a worker's traceback. With ``epoch_seed`` each image has a
     seed for a transform that draws from torch's global generator; with a seed for each worker the images would depend
@@ -147,13 +148,9 @@ class _Files(Dataset[Item | UserError]):
     """
 
     def __init__(
-        self,
-        files: list[tuple[str, int]],
-        load: Callable[[str], Image],
-        transform: Callable[[Image], torch.Tensor],
-        epoch_seed: int | None = None,
+        self, files: list[tuple[str, int]], transform: Callable[[Image], torch.Tensor], epoch_seed: int | None = None
     ) -> None:
-        self.files, self.load, self.transform, self.epoch_seed = files, load, transform, epoch_seed
+        self.files, self.transform, self.epoch_seed = files, transform, epoch_seed
 
     def __len__(self) -> int:
         return len(self.files)
@@ -161,7 +158,8 @@ class _Files(Dataset[Item | UserError]):
     def __getitem__(self, index: int) -> Item | UserError:
         path, label = self.files[index]
         try:
-            image = self.load(path)
+            with open_image(Path(path)) as opened:
+                image = opened.convert("RGB")
         except Exception as error:  # for a damaged file Pillow raises nearly any exception
             return UserError(f"{path} cannot be read as an image: {' '.join(str(error).split())}")
         if self.epoch_seed is None:
@@ -185,20 +183,19 @@ def _workers() -> int:
 class StreamedImages(Dataset[Item]):
     """Images read from files by worker processes, for datasets that do not fit in memory.
 
-    ``files`` are (path, label) pairs; ``load`` reads a path as a PIL image; the two transforms return uint8 [C, H, W].
+    ``files`` are (path, label) pairs; the two transforms make uint8 [3, H, W] of a PIL image.
     """
 
     def __init__(
         self,
         files: list[tuple[str, int]],
-        load: Callable[[str], Image],
         training_transform: Callable[[Image], torch.Tensor],
         evaluation_transform: Callable[[Image], torch.Tensor],
         description: DatasetDescription,
     ) -> None:
         self.description = description
-        self._evaluation = _Files(files, load, evaluation_transform)
-        self._training = partial(_Files, files, load, training_transform)
+        self._evaluation = _Files(files, evaluation_transform)
+        self._training = partial(_Files, files, training_transform)
 
     def __len__(self) -> int:
         return len(self._evaluation)

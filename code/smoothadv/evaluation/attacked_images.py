@@ -1,4 +1,4 @@
-"""Attacks on the images of a job, and the rows that the attacked images get in a log."""
+"""Predictions on the images of a job, clean or attacked, and the rows that they get in a log."""
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from smoothadv.evaluation.image_loop import Example
 from smoothadv.evaluation.requests import AttackPlan, EvaluationRequest
 from smoothadv.evaluation.smoothing_job import SmoothingJob, recorded_number
 from smoothadv.noise import Purpose, RoundedGaussianNoise
-from smoothadv.records import ATTACK_COLUMNS, class_columns
+from smoothadv.records import ATTACK_COLUMNS, PREDICTION_COLUMNS, class_columns
 from smoothadv.settings import settings_record
 from smoothadv.smoothing.classifier import default_attack_batch
 from smoothadv.smoothing.voting import Poll
@@ -77,14 +77,14 @@ def fit_to_job(plan: AttackPlan, job: SmoothingJob, request: EvaluationRequest, 
 
 
 @dataclass(frozen=True)
-class AttackedPolls:
-    """Attacks examples and polls the attacked images, for PREDICT with ``n`` draws: ``make_polls`` of a ``LogPlan``.
+class PredictionPolls:
+    """Polls images for PREDICT with ``n`` draws, after an ``attack`` on them, if any: ``make_polls`` of a ``LogPlan``.
 
     A prediction is correct if the label is among its ``top_k`` classes.
     """
 
     job: SmoothingJob
-    attack: SmoothedAttack
+    attack: SmoothedAttack | None
     n: int
     alpha: float
     top_k: int = 1
@@ -93,11 +93,16 @@ class AttackedPolls:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of the rows: also the target, where each example has one, and the classes of a set."""
+        if self.attack is None:
+            return (*PREDICTION_COLUMNS, *class_columns(self.top_k))
         target = ("target",) if self.attack.target not in (None, EVERY) else ()
         return (*ATTACK_COLUMNS, *target, *class_columns(self.top_k))
 
     def __call__(self, examples: list[Example]) -> Iterator[Poll]:
         job, attack = self.job, self.attack
+        if attack is None:
+            yield from (self._poll(example, example.image.to(job.device), {}) for example in examples)
+            return
         images = torch.stack([example.image for example in examples]).to(job.device)
         indices = [example.index for example in examples]
         aims = [self.aim(example) for example in examples]
@@ -112,35 +117,29 @@ class AttackedPolls:
             columns = {"attack_norm": norms[row], "epsilon": float(epsilon[row])}
             if targets is not None:
                 columns["target"] = int(targets[row])
-            columns["basePredict"] = base_prediction(job, adversarial[row])
-            yield Poll(adversarial[row], job.stream(example.index, self.votes), self._voting(example, columns))
+            yield self._poll(example, adversarial[row], columns)
 
     def aim(self, example: Example) -> tuple[int, float]:
         """What the attack on an example wants: to leave this label, by a perturbation of at most this l2 norm."""
-        return example.label, self.attack.attack.epsilon
+        return example.label, 0.0 if self.attack is None else self.attack.attack.epsilon
 
-    def outcome(self, example: Example, prediction: int, norm: float) -> dict[str, Any]:
-        """Further columns of the row of an example, whose perturbation has the l2 norm ``norm``."""
+    def outcome(self, example: Example, prediction: int, columns: dict[str, Any]) -> dict[str, Any]:
+        """Further columns of the row of an example, which has ``columns`` of its attack."""
         return {}
 
+    @torch.inference_mode()
+    def _poll(self, example: Example, image: torch.Tensor, columns: dict[str, Any]) -> Poll:
+        """The poll of one image, whose row has also the base classifier's class for it, without noise."""
+        columns["basePredict"] = int(self.job.classifier(image.unsqueeze(0)).argmax())
+        return Poll(image, self.job.stream(example.index, self.votes), self._voting(example, columns))
+
     def _voting(self, example: Example, columns: dict[str, Any]) -> Generator[Draws, np.ndarray, dict[str, Any]]:
-        """Run PREDICT on one attacked image; returns the columns of the image's row."""
-        classes = yield from predict(self.n, self.alpha, self.top_k)
-        predicted = prediction_columns(classes, self.aim(example)[0], self.top_k)
-        further = self.outcome(example, predicted["predict"], columns["attack_norm"])
-        return {"abstain": int(not classes), **predicted, **columns, **further}
+        """Run PREDICT on one image; returns the columns of the image's row.
 
-
-def prediction_columns(classes: list[int], wanted: int, top_k: int) -> dict[str, int]:
-    """What the row of an image says of its predicted ``classes``, none for an abstention.
-
-    ``predict`` is ``wanted`` if it is one of them, else the first.
-    """
-    predict = wanted if wanted in classes else [*classes, ABSTAIN][0]
-    return {"predict": predict, **dict(zip(class_columns(top_k), classes or [ABSTAIN] * top_k))}
-
-
-@torch.inference_mode()
-def base_prediction(job: SmoothingJob, image: torch.Tensor) -> int:
-    """The base classifier's class for an image [C, H, W] without noise."""
-    return int(job.classifier(image.unsqueeze(0)).argmax())
+        ``predict`` is the label to be left if that is among the predicted classes, else the first of them.
+        """
+        classes, (wanted, _) = (yield from predict(self.n, self.alpha, self.top_k)), self.aim(example)
+        prediction = wanted if wanted in classes else [*classes, ABSTAIN][0]
+        of_set = dict(zip(class_columns(self.top_k), classes or [ABSTAIN] * self.top_k))
+        further = {**columns, **self.outcome(example, prediction, columns)}
+        return {"abstain": int(not classes), "predict": prediction, **of_set, **further}

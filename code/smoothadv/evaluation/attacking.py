@@ -7,7 +7,7 @@ from pathlib import Path
 
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.errors import UserError
-from smoothadv.evaluation.attacked_images import AttackedPolls, attack_record, fit_to_job
+from smoothadv.evaluation.attacked_images import PredictionPolls, attack_record, fit_to_job
 from smoothadv.evaluation.log_writing import LogPlan, write_log
 from smoothadv.evaluation.requests import AttackPlan, AttackRequest
 from smoothadv.evaluation.smoothing_job import SmoothingJob, prepare, recorded_number, warn_of_few_draws
@@ -41,7 +41,7 @@ def attack(request: AttackRequest) -> Iterator[AttackedLog]:
     fitted = fit_to_job(request.attack, job, request, first)
     for path, plan in plans.items():
         log_job, smoothed_attack = _job_and_attack_for(request, path, job, plan, fitted.batch)
-        polls = AttackedPolls(log_job, smoothed_attack, request.n, request.alpha)
+        polls = PredictionPolls(log_job, smoothed_attack, request.n, request.alpha)
         is_whole = write_log(
             log_job,
             LogPlan(

@@ -32,9 +32,10 @@ def certify(request: CertifyRequest) -> tuple[bool, Procedure]:
     job = prepare(request, request.outfile, request.sound)
     procedure = make_procedure(request, job.dataset.description, job.noise_distance)
     if procedure.largest_radius is None:
+        least = procedure.least_draws(request.alpha)
         warn(
             f"--N {request.n} can certify nothing at --alpha {request.alpha:g}, every image will abstain: "
-            f"{_enough(request)} is needed"
+            f"{'a larger --N' if least is None else f'at least --N {least}'} is needed"
         )
 
     def polls(examples: list[Example]) -> Iterator[Poll]:
@@ -83,12 +84,6 @@ def procedure_record(request: CertifyRequest, procedure: Procedure) -> dict[str,
         **fields,
         **procedure.settings,
     }
-
-
-def _enough(request: CertifyRequest) -> str:
-    """How many draws are needed to certify anything, as words of a warning."""
-    least = request.procedure.least_draws(request.alpha)
-    return "a larger --N" if least is None else f"at least --N {least}"
 
 
 def _voting(procedure: Procedure, label: int, sound: bool) -> Generator[Draws, np.ndarray, dict[str, Any]]:

@@ -15,7 +15,7 @@ from smoothadv.attacks.estimators import frozen
 from smoothadv.checkpoints import classifier_from_members, file_digest, recorded_input_layer
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.ensembles import Members
-from smoothadv.errors import UserError, warn
+from smoothadv.errors import UserError, first_line, warn
 from smoothadv.smoothing.classifier import logits_in
 
 # Where an object lies in memory, as Python prints it: another place in every process.
@@ -194,8 +194,8 @@ def _try_on(network: torch.nn.Module, image: torch.Tensor) -> tuple[torch.nn.Mod
     try:
         output = network(image.unsqueeze(0).to(weight.device))
     except (RuntimeError, ValueError, TypeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{name} cannot be applied to images of shape {shape}, float32 in [0, 1]: {reason}") from error
+        message = f"{name} cannot be applied to images of shape {shape}, float32 in [0, 1]: {first_line(error)}"
+        raise UserError(message) from error
     logits = logits_in(output)
     if logits.dim() != 2 or len(logits) != 1:
         raise UserError(f"{name} returns logits of shape {list(logits.shape)} for one image, expected [1, K]")

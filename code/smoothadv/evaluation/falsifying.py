@@ -26,7 +26,7 @@ from smoothadv.bounds import tolerated_false_statements
 from smoothadv.certification import ABSTAIN
 from smoothadv.checkpoints import file_digest
 from smoothadv.errors import UserError, warn
-from smoothadv.evaluation.attacked_images import AttackedPolls, attack_record, fit_to_job
+from smoothadv.evaluation.attacked_images import PredictionPolls, attack_record, fit_to_job
 from smoothadv.evaluation.attacking import AttackedLog, chosen_images, refuse_file_as_folder
 from smoothadv.evaluation.image_loop import Example
 from smoothadv.evaluation.log_writing import LogPlan, write_log
@@ -88,10 +88,6 @@ class Certificates:
         if not claims:
             raise UserError(f"{self.path} certifies none of the images that --skip and --max leave")
         return dataclasses.replace(self, images=images, claims=claims)
-
-    @property
-    def indices(self) -> list[int]:
-        return sorted(self.claims)
 
     @property
     def sound(self) -> bool:
@@ -170,7 +166,7 @@ def read_certificates(request: FalsifyRequest) -> Certificates:
 
 
 @dataclass(frozen=True)
-class CertificatePolls(AttackedPolls):
+class CertificatePolls(PredictionPolls):
     """Attacks away from the certified class, within a fraction of the radius; PREDICT then uses fresh draws."""
 
     certificates: Certificates = field(kw_only=True)
@@ -185,9 +181,9 @@ class CertificatePolls(AttackedPolls):
             )
         return claim.certified, self.certificates.fraction * claim.radius
 
-    def outcome(self, example: Example, prediction: int, norm: float) -> dict[str, Any]:
+    def outcome(self, example: Example, prediction: int, columns: dict[str, Any]) -> dict[str, Any]:
         claim = self.certificates.claims[example.index]
-        flipped = prediction not in (ABSTAIN, claim.certified) and norm < claim.radius
+        flipped = prediction not in (ABSTAIN, claim.certified) and columns["attack_norm"] < claim.radius
         return {"certified": claim.certified, "radius": claim.radius, "flipped": int(flipped)}
 
 
@@ -223,7 +219,7 @@ def falsify(request: FalsifyRequest) -> tuple[AttackedLog, Certificates]:
     job = prepare(request, path, sound=certificates.sound)
     certificates.check_job(job)
     certificates = certificates.restricted_to(request.skip, request.maximum)
-    indices = certificates.indices
+    indices = sorted(certificates.claims)
     if request.only is not None:
         indices = chosen_images(request.only, indices, f"{request.against} certifies no image")
     job = dataclasses.replace(job, indices=indices)

@@ -1,20 +1,21 @@
-"""The resumable loop over test examples that certification, prediction and attacks share."""
+"""What the loop over test examples is made of: which examples, the parts of a log, and the progress bar."""
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from smoothadv.attacks import SmoothedAttack
-from smoothadv.datasets.images import ImageDataset
 from smoothadv.errors import shown
 from smoothadv.evaluation.saved_examples import Spool
+from smoothadv.evaluation.workers import Workers
 from smoothadv.records import ExampleLog
-from smoothadv.smoothing.voting import Poll, Result, VoteCounter
+
+Row = dict[str, Any]
+"""The columns of an example in a log."""
 
 
 def select_examples(size: int, skip: int, maximum: int | None) -> range:
@@ -49,22 +50,16 @@ class Example:
 class ProgressBar:
     """The progress bar: examples done of ``total``, a share ``title`` of them, draws per second.
 
-    ``scores`` decides whether a row counts for the share. ``report`` gets the number of examples that this process has
-    finished since its last call, and returns the number that all processes have finished. Nothing is shown if
-    ``quiet`` or if standard error is no terminal.
+    ``scores`` decides whether a row counts for the share. Of ``workers`` the first one shows the examples that all have
+    done, the others show nothing; nor does it where standard error is no terminal.
     """
 
     def __init__(
-        self,
-        description: str,
-        total: int,
-        title: str,
-        scores: Callable[[dict[str, Any]], bool],
-        report: Callable[[int], int] | None = None,
-        quiet: bool = False,
+        self, description: str, total: int, title: str, scores: Callable[[Row], bool], workers: Workers | None
     ) -> None:
-        self._bar = tqdm(total=total, desc=shown(description, 80), unit="example", disable=True if quiet else None)
-        self._title, self._scores, self._report = title, scores, report
+        is_quiet = workers is not None and workers.rank > 0
+        self._bar = tqdm(total=total, desc=shown(description, 80), unit="example", disable=True if is_quiet else None)
+        self._title, self._scores, self._workers = title, scores, workers
         self._done_here = self._hits = self._draws = self._skipped = 0
 
     def skip(self, done: int) -> None:
@@ -72,7 +67,7 @@ class ProgressBar:
         self._skipped += done
         self._advance(done)
 
-    def add(self, row: dict[str, Any]) -> None:
+    def add(self, row: Row) -> None:
         self._done_here += 1
         self._hits += self._scores(row)
         self._advance(1)
@@ -85,7 +80,7 @@ class ProgressBar:
         self._bar.update(0)
 
     def _advance(self, examples: int) -> None:
-        done = self._report(examples) if self._report else self._skipped + self._done_here
+        done = self._workers.report(examples) if self._workers else self._skipped + self._done_here
         if examples and self._done_here == 0:
             # The rows of earlier runs must not count in the estimate of the remaining time.
             self._bar.initial = done
@@ -93,76 +88,3 @@ class ProgressBar:
 
     def close(self) -> None:
         self._bar.close()
-
-
-def evaluate_examples(
-    dataset: ImageDataset,
-    parts: Iterable[Part],
-    counter: VoteCounter,
-    make_polls: Callable[[list[Example]], Iterable[Poll]],
-    bar: ProgressBar,
-    group: int = 1,
-    attack: SmoothedAttack | None = None,
-) -> None:
-    """Append the missing rows to the log of each part, in the order of the part's indices.
-
-    ``make_polls`` makes one poll for each of up to ``group`` examples. The outcome of a poll is a dict with the columns
-    of the row, except idx, label, correct and time, which this function adds: ``correct`` is 1 where ``predict`` equals
-    the label, ``time`` is this example's share of the wall-clock time as H:MM:SS.ffffff. The draws of several images,
-    also of different parts, share a batch; the next part is opened when a batch has room for its draws. Each row is on
-    the disk before the next is written. ``attack`` may have to halve its batch too.
-    """
-    open_parts: list[Part] = []
-
-    def polls() -> Iterator[Poll]:
-        lacking = _lacking(dataset, parts, open_parts, bar)
-        while waiting := list(itertools.islice(lacking, group)):
-            for (part, example), poll in zip(waiting, make_polls([example for _, example in waiting])):
-                yield replace(poll, tag=(part, example, poll.image))
-
-    def amend(**run: int) -> None:
-        for part in open_parts:
-            part.log.amend(run)
-
-    counter.on_batch = bar.batch
-    counter.on_smaller_batch = lambda batch: amend(batch=batch)
-    if attack is not None:
-        attack.on_smaller_batch = lambda batch: amend(attack_batch=batch)
-    try:
-        for result in counter.run(polls()):
-            while open_parts[0] is not result.tag[0]:
-                open_parts.pop(0).close()
-            bar.add(_append(result))
-    finally:
-        for part in open_parts:
-            part.close()
-        bar.close()
-
-
-def _lacking(
-    dataset: ImageDataset, parts: Iterable[Part], open_parts: list[Part], bar: ProgressBar
-) -> Iterator[tuple[Part, Example]]:
-    """The examples without a row in the logs; a part is added to ``open_parts`` when the iteration reaches it."""
-    for part in parts:
-        open_parts.append(part)
-        bar.skip(len(part.log.done))
-        for index in part.indices:
-            if index not in part.log.done:
-                image, label = dataset[index]
-                yield part, Example(index, image, label)
-
-
-def _append(result: Result) -> dict[str, Any]:
-    (part, example, voted_on), columns = result.tag, result.outcome
-    row = {
-        "idx": example.index,
-        "label": example.label,
-        "correct": int(columns["predict"] == example.label),
-        "time": timedelta(seconds=result.seconds),
-        **columns,
-    }
-    if part.spool is not None:
-        # Before the row: an image without a row is computed again, but a row without its image could not be completed.
-        part.spool.append(example.index, example.image.numpy(), voted_on.cpu().numpy())
-    part.log.append(row)
-    return row

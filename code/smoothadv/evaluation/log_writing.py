@@ -1,16 +1,18 @@
 """Writes the log of a smoothing job: whole, one shard of it, or together with the other processes of torchrun."""
 
 import contextlib
+import itertools
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.errors import UserError, warn
 from smoothadv.evaluation.attacked_images import examples_at_a_time
-from smoothadv.evaluation.image_loop import Example, Part, ProgressBar, evaluate_examples
+from smoothadv.evaluation.image_loop import Example, Part, ProgressBar, Row
 from smoothadv.evaluation.requests import EvaluationRequest
 from smoothadv.evaluation.saved_examples import Spool, pack
 from smoothadv.evaluation.shards import Shard, check_siblings, is_merged, merge, shard_count, shards_of
@@ -25,7 +27,7 @@ from smoothadv.records import (
     shard_folder,
     spool_path,
 )
-from smoothadv.smoothing.voting import Poll, VoteCounter
+from smoothadv.smoothing.voting import Poll, Result
 
 _IMAGES = "images_saved"
 
@@ -34,10 +36,11 @@ _IMAGES = "images_saved"
 class LogPlan:
     """How a log that a ``request`` asks for is made: its path, its columns, and how examples become rows.
 
-    ``make_polls`` makes polls of examples; the polls return the ``columns`` of the rows, see ``evaluate_examples``.
-    ``settings`` are added to those of the job. ``description``, ``title`` and ``scores`` are those of the progress bar.
-    ``attack`` is the attack in ``make_polls``, if there is one. ``keeps_images`` saves the images on which the votes
-    are counted.
+    ``make_polls`` makes one poll for each of some examples. The outcome of a poll is a dict with the ``columns`` of the
+    row, except idx, label, correct and time: ``correct`` is 1 where ``predict`` equals the label, ``time`` is this
+    example's share of the wall-clock time as H:MM:SS.ffffff. ``settings`` are added to those of the job.
+    ``description``, ``title`` and ``scores`` are those of the progress bar. ``attack`` is the attack in ``make_polls``,
+    if there is one. ``keeps_images`` saves the images on which the votes are counted.
     """
 
     request: EvaluationRequest
@@ -47,7 +50,7 @@ class LogPlan:
     make_polls: Callable[[list[Example]], Iterable[Poll]]
     description: str
     title: str = "correct"
-    scores: Callable[[dict[str, Any]], bool] = lambda row: bool(row["correct"])
+    scores: Callable[[Row], bool] = lambda row: bool(row["correct"])
     attack: SmoothedAttack | None = None
     keeps_images: bool = False
 
@@ -55,22 +58,11 @@ class LogPlan:
 def write_log(job: SmoothingJob, plan: LogPlan) -> bool:
     """Write the missing rows of a log, or of this process's share of it; True if the whole log is now written."""
     settings = {**job.settings, **plan.settings, **({_IMAGES: True} if plan.keeps_images else {})}
-    workers, counter = job.workers, job.counter()
+    workers = job.workers
     _refuse_other_way(plan, job, settings)
     if job.noise.key is None and (workers is None or workers.rank == 0):
         warn(f"{plan.path} was begun with noise that depends on --seed alone, and is continued with it")
-    parts = _Parts(plan, job, settings, counter)
-    indices = job.indices if plan.request.shard is None else plan.request.shard.of(job.indices)
-    bar = ProgressBar(
-        plan.description,
-        len(indices),
-        plan.title,
-        plan.scores,
-        report=workers.report if workers else None,
-        quiet=workers is not None and workers.rank > 0,
-    )
-    group = examples_at_a_time(plan.attack, job)
-    evaluate_examples(job.dataset, parts.opened(), counter, plan.make_polls, bar, group, plan.attack)
+    _Writer(plan, job, settings).run()
     if workers is None:
         if plan.request.shard is None:
             _pack(plan, [plan.path])
@@ -88,13 +80,56 @@ def _pack(plan: LogPlan, parts: list[Path]) -> None:
         raise UserError(f"the adversarial examples of {plan.path} are missing; --overwrite starts anew")
 
 
-class _Parts:
-    """Opens the parts of a log that this process writes."""
+class _Writer:
+    """Appends the missing rows to the parts of a log that this process writes, in the order of each part's indices.
 
-    def __init__(self, plan: LogPlan, job: SmoothingJob, settings: dict[str, Any], counter: VoteCounter) -> None:
-        self.plan, self.job, self.settings, self.counter = plan, job, settings, counter
+    The draws of several images, also of different parts, share a batch; the next part is opened when a batch has room
+    for its draws. Each row is on the disk before the next is written.
+    """
 
-    def opened(self) -> Iterator[Part]:
+    def __init__(self, plan: LogPlan, job: SmoothingJob, settings: dict[str, Any]) -> None:
+        self.plan, self.job, self.settings, self.counter = plan, job, settings, job.counter()
+        self.open_parts: list[Part] = []
+        total = len(job.indices if plan.request.shard is None else plan.request.shard.of(job.indices))
+        self.bar = ProgressBar(plan.description, total, plan.title, plan.scores, job.workers)
+
+    def run(self) -> None:
+        """Write all rows; the parts are closed in any case."""
+        self.counter.on_batch = self.bar.batch
+        self.counter.on_smaller_batch = lambda batch: self._amend(batch=batch)
+        if self.plan.attack is not None:  # it may have to halve its batch, too
+            self.plan.attack.on_smaller_batch = lambda batch: self._amend(attack_batch=batch)
+        try:
+            for result in self.counter.run(self._polls()):
+                while self.open_parts[0] is not result.tag[0]:
+                    self.open_parts.pop(0).close()
+                self.bar.add(_append(result))
+        finally:
+            for part in self.open_parts:
+                part.close()
+            self.bar.close()
+
+    def _amend(self, **run: int) -> None:
+        for part in self.open_parts:
+            part.log.amend(run)
+
+    def _polls(self) -> Iterator[Poll]:
+        lacking, group = self._lacking(), examples_at_a_time(self.plan.attack, self.job)
+        while waiting := list(itertools.islice(lacking, group)):
+            for (part, example), poll in zip(waiting, self.plan.make_polls([example for _, example in waiting])):
+                yield replace(poll, tag=(part, example, poll.image))
+
+    def _lacking(self) -> Iterator[tuple[Part, Example]]:
+        """The examples without a row in the logs; a part is among the open ones when the iteration reaches it."""
+        for part in self._parts():
+            self.open_parts.append(part)
+            self.bar.skip(len(part.log.done))
+            for index in part.indices:
+                if index not in part.log.done:
+                    image, label = self.job.dataset[index]
+                    yield part, Example(index, image, label)
+
+    def _parts(self) -> Iterator[Part]:
         """The parts; each is opened only when the iteration reaches it."""
         request = self.plan.request
         if self.job.workers is not None:
@@ -159,6 +194,22 @@ class _Parts:
             # An earlier run merged the shards of this log, but was stopped before it packed their images.
             pack(path, shards_of(path))
         return Spool(path, self.job.dataset.description.image_shape, log.done)
+
+
+def _append(result: Result) -> Row:
+    (part, example, voted_on), columns = result.tag, result.outcome
+    row = {
+        "idx": example.index,
+        "label": example.label,
+        "correct": int(columns["predict"] == example.label),
+        "time": timedelta(seconds=result.seconds),
+        **columns,
+    }
+    if part.spool is not None:
+        # Before the row: an image without a row is computed again, but a row without its image could not be completed.
+        part.spool.append(example.index, example.image.numpy(), voted_on.cpu().numpy())
+    part.log.append(row)
+    return row
 
 
 def _merge_shards_of_workers(plan: LogPlan, examples: int) -> None:

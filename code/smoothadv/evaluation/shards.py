@@ -112,8 +112,7 @@ def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
         raise UserError(f"shard {missing[0]} does not exist")
     if log.exists() and not overwrite:
         raise UserError(f"{log} exists already: add --overwrite to replace it")
-    if log.exists():
-        refuse_to_replace_other_files(log)
+    refuse_to_replace_other_files(log)
     manifests = [read_manifest_file(path) for path in shards]
     settings = _common_settings(shards, manifests)
     _check_complete(shards, manifests)

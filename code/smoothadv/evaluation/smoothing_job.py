@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from smoothadv.datasets import get_dataset
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.devices import default_device, device_name, device_of_process
-from smoothadv.errors import UsageError, UserError, warn
+from smoothadv.errors import UsageError, UserError, first_line, warn
 from smoothadv.evaluation.classifiers import BaseClassifier, base_classifier, classifier_digest
 from smoothadv.evaluation.image_loop import select_examples
 from smoothadv.evaluation.requests import EvaluationRequest
@@ -66,13 +66,11 @@ class SmoothingJob:
     run: dict[str, Any]
     workers: Workers | None
 
-    def counter(self) -> VoteCounter:
-        """A new counter of the votes of ``voter``."""
-        return self._counter(self.batch, self.voter.scores)
-
-    def _counter(self, batch: int, scores: Callable[[torch.Tensor], torch.Tensor]) -> VoteCounter:
+    def counter(self, batch: int | None = None, consensus: bool = True) -> VoteCounter:
+        """A new counter of ``voter.scores``, in batches of this size (None: that of the job)."""
+        scores, classes = partial(self.voter.scores, consensus=consensus), self.dataset.description.num_classes
         keep_batch = isinstance(self.noise, RoundedGaussianNoise)
-        return VoteCounter(scores, self.dataset.description.num_classes, batch, self.device, keep_batch=keep_batch)
+        return VoteCounter(scores, classes, batch or self.batch, self.device, keep_batch=keep_batch)
 
     def stream(self, index: int, purpose: int = Purpose.VOTES) -> NoiseStream:
         """The noise of an image."""
@@ -96,7 +94,7 @@ class SmoothingJob:
         """As ``VoteCounter.logits_digest``, of all members of ``voter``; None if memory is too small for the batch."""
         if batch == self.batch and LOGITS in self.run:
             return self.run[LOGITS]
-        counter = self._counter(batch, partial(self.voter.scores, consensus=False))
+        counter = self.counter(batch, consensus=False)
         digest = counter.logits_digest(self.dataset.description.image_shape)
         return digest if counter.batch == batch else None
 
@@ -188,10 +186,12 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
         indices=select_examples(len(dataset), request.skip, request.maximum),
         device=device,
         batch=batch,
-        settings=_settings(request, base, dataset, fingerprint, sound, voter.is_folded, device),
-        run=_run(request, base, dataset, device),
+        settings={},
+        run={},
         workers=workers,
-    ).for_log(request, log, batch)
+    )
+    job = replace(job, settings=_settings(request, base, job), run=_run(request, base, job))
+    job = job.for_log(request, log, batch)
     if workers is not None:
         _agree_on_logits(job, workers, sound)
     if len(job.indices):
@@ -222,8 +222,8 @@ def _check_module(voter: VotingClassifier, image: torch.Tensor, name: str, warns
         logits = voter(torch.stack([first, 1 - first, first]))[0]
         again = voter(torch.stack([first, first / 2, 1 - first]))[0]
     except (RuntimeError, ValueError, TypeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{name} does not run with weights and images of {voter.dtype}, batch 3: {reason}") from error
+        message = f"{name} does not run with weights and images of {voter.dtype}, batch 3: {first_line(error)}"
+        raise UserError(message) from error
     if warns and not torch.allclose(logits, again, rtol=_FUNCTION, atol=_FUNCTION * float(logits.abs().max())):
         warn(
             f"the logits of {name} for an image depend on the other images in a batch, or on chance, in eval mode too: "
@@ -231,46 +231,37 @@ def _check_module(voter: VotingClassifier, image: torch.Tensor, name: str, warns
         )
 
 
-def _settings(
-    request: EvaluationRequest,
-    base: BaseClassifier,
-    dataset: ImageDataset,
-    fingerprint: str,
-    sound: bool,
-    is_folded: bool,
-    device: torch.device,
-) -> dict[str, Any]:
+def _settings(request: EvaluationRequest, base: BaseClassifier, job: SmoothingJob) -> dict[str, Any]:
     """All settings that decide the numbers, but for those of ``for_log``: logs are continued only with equal ones."""
+    device = job.device
     settings = {
         **request.stated_settings(*base.architectures),
-        "dataset_fingerprint": fingerprint,
+        "dataset_fingerprint": job.key.dataset,
         **base.settings,
-        "num_classes": dataset.description.num_classes,
-        "noise": (RoundedGaussianNoise if sound else GaussianNoise).__name__,
-        "folded": is_folded,
+        "num_classes": job.dataset.description.num_classes,
+        "noise": type(job.noise).__name__,
+        "folded": job.voter.is_folded,
         "device": device_name(device),
         "torch": torch.__version__,
     }
     if device.type == "cuda" and request.precision == "fp32":
         settings["tf32"] = torch.backends.cudnn.allow_tf32
-    if sound and device.type == "cpu":
+    if isinstance(job.noise, RoundedGaussianNoise) and device.type == "cpu":
         # --sound certifies the executed program: what may change its rounding is part of the settings.
         settings["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
         settings["threads"] = torch.get_num_threads()
     return settings
 
 
-def _run(
-    request: EvaluationRequest, base: BaseClassifier, dataset: ImageDataset, device: torch.device
-) -> dict[str, Any]:
+def _run(request: EvaluationRequest, base: BaseClassifier, job: SmoothingJob) -> dict[str, Any]:
     """A description of this process for the manifest; it does not decide the numbers."""
     return {
         "checkpoint": base.name,
         "skip": request.skip,
         "max": request.maximum,
-        "image_shape": list(dataset.description.image_shape),
+        "image_shape": list(job.dataset.description.image_shape),
         "torch_threads": torch.get_num_threads(),
-        "device": device_name(device),
+        "device": device_name(job.device),
         **provenance(request.command),
     }
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.architectures.input_layers import Center, Normalize
-from smoothadv.graphs import overwrite_in_place, traced_plainly
+from smoothadv.graphs import layer_of, overwrite_in_place, traced_plainly
 
 _ROUNDING = 1e-6
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -82,7 +82,7 @@ def replace_norms(graph: torch.fx.GraphModule, dtype: torch.dtype | None = None)
         before = node.args[0] if node.args else None
         if not isinstance(before, torch.fx.Node) or len(before.users) > 1:
             continue
-        norm, convolution = _layer(graph, node), _layer(graph, before)
+        norm, convolution = layer_of(graph, node), layer_of(graph, before)
         if not isinstance(convolution, Convolution) or not isinstance(norm, BatchNorm) or norm.running_var is None:
             continue
         if type(norm) not in _NORMS.get(type(convolution), ()):
@@ -123,10 +123,6 @@ def refresh(replaced: list[Folded]) -> None:
     torch._foreach_copy_([layer.bias for layer in folded], biases)
 
 
-def _layer(graph: torch.fx.GraphModule, node: torch.fx.Node) -> nn.Module | None:
-    return graph.get_submodule(str(node.target)) if node.op == "call_module" else None
-
-
 def _convolution_like(layer: Convolution, dtype: torch.dtype) -> Convolution:
     """A convolution of the same geometry with a bias, whose parameters need no gradients."""
     geometry = {name: getattr(layer, name) for name in _GEOMETRY}
@@ -143,9 +139,7 @@ def _scale_first_convolution(network: torch.fx.GraphModule, std: torch.Tensor) -
     bias would not be exact, since the border of a centred image stands for the mean.
     """
     users = list(next(node for node in network.graph.nodes if node.op == "placeholder").users)
-    if len(users) != 1 or users[0].op != "call_module":
-        return False
-    layer = network.get_submodule(str(users[0].target))
+    layer = layer_of(network, users[0]) if len(users) == 1 else None
     if not isinstance(layer, nn.Conv2d) or layer.padding_mode != "zeros" or layer.groups != 1:
         return False
     layer.weight.data /= std.flatten().view(1, -1, 1, 1)

@@ -1,46 +1,7 @@
-"""The file that describes a sweep: fixed options, swept options, and the evaluations that follow each training.
+"""The file that describes a sweep: fixed options, swept options, ensembles, and the evaluations that follow.
 
-    about = "SmoothAdv-PGD on CIFAR-10"          # one line, for people
-    models = "models/mine"                       # where checkpoints go (default: models/NAME-OF-THE-FILE)
-    logs = "logs/mine"                           # where logs go (default: logs/NAME-OF-THE-FILE)
-    processes = 1                                # processes per job, each on a GPU of its own if there are GPUs
-    threads = 1                                  # CPU threads of each process (default: PyTorch's choice)
-    plugins = ["mine.py"]                        # plug-ins: files, relative to this one's folder, or modules
-
-    [fixed]                                      # options of every training, spelled as on the command line
-    dataset = "cifar10"
-    arch = "cifar_resnet110"
-
-    [[sweep]]                                    # a model for each combination of the lists; there can be several
-    group = "SmoothAdv"                          # curve and table row in the report (default: the file's name)
-    attack = "PGD"
-    noise = [0.25, 0.5]
-    epsilon = ["127/255", "255/255"]
-
-    [[ensemble]]                                 # models that differ in nothing but 'over', as one classifier
-    of = "SmoothAdv"                             # of this group
-    over = "seed"                                # a swept option, or a list of them (default: seed)
-    group = "three seeds"                        # its name in the report (default: "SmoothAdv ensemble")
-    mean = "probabilities"                       # or "logits" (default)
-
-    [[certify]]                                  # a log of every model, at its noise; another table makes another log
-    skip = 20
-
-    [[certify]]
-    group = "SmoothAdv"                          # only models of this group, or of a list of groups (default: all)
-    name = "fine"                                # part of the log's name; needed if two logs had the same name
-    sigma = [0.25, 0.5]                          # a log for each (default: the noise of the training)
-    N = 1000000
-
-    [[attack]]                                   # a log of every model and epsilon, under attack
-    epsilon = [0.25, 0.5]
-
-    [[certify]]                                  # of the best models only: of each group the one that certifies most
-    best = "fine"                                # by that earlier [[certify]] (true: the only one), at some radius
-    name = "best"
-    skip = 1
-
-"{noise}" in a text is replaced by the value of that option of the same model, written as in the names of folders.
+docs/sweeps.md shows all that a grid can hold. "{noise}" in a text is replaced by the value of that option of the same
+model, written as in the names of folders.
 """
 
 from __future__ import annotations
@@ -131,7 +92,8 @@ class EvaluationTable:
 class Grid:
     """A sweep as its file describes it: ``models`` and ``logs`` are folders, ``trained`` lists the models.
 
-    ``plugins`` are what --plugin takes: modules, and files relative to the working folder.
+    ``plugins`` are what --plugin takes: modules, and files relative to the working folder. ``formula`` says how the
+    number of models comes about, like "2 noise x 3 epsilon + 2 noise".
     """
 
     path: Path
@@ -144,6 +106,7 @@ class Grid:
     evaluations: list[EvaluationTable] = field(default_factory=list)
     ensembles: list[EnsembleTable] = field(default_factory=list)
     plugins: tuple[str, ...] = ()
+    formula: str = ""
 
     @property
     def name(self) -> str:
@@ -178,6 +141,7 @@ def read_grid(path: Path, most_models: int = MOST_MODELS) -> Grid:
         trained=trained,
         evaluations=_evaluation_tables(path, content, groups),
         ensembles=ensembles,
+        formula=" + ".join(_product({**content.get("fixed", {}), **table}) for table in content["sweep"]),
         plugins=tuple(str(path.parent / name) if is_file_name(name) else name for name in content.get("plugins", [])),
     )
 
@@ -223,6 +187,10 @@ def _models(path: Path, content: Options, most: int) -> Iterator[Model]:
         for values in itertools.product(*axes.values()):
             model = dict(zip(axes, values))
             yield Model(fill_placeholders(model, model, source), swept, group, source)
+
+
+def _product(table: Options) -> str:
+    return " x ".join(f"{len(value)} {key}" for key, value in table.items() if isinstance(value, list)) or "1"
 
 
 def _group(table: Options, default: str, source: str) -> str:

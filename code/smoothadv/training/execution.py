@@ -38,8 +38,8 @@ class Execution:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return model.to(memory_format=torch.channels_last)
 
-    def compiled(self, model: nn.Module, sizes: set[int] | None = None) -> nn.Module:
-        """The model; with ``compile``, compiled for batches of these sizes (None: all)."""
+    def compiled(self, model: nn.Module, sizes: set[int]) -> nn.Module:
+        """The model; with ``compile``, compiled for batches of these sizes."""
         return CompiledForSizes(model, sizes) if self.compile else model
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
@@ -50,18 +50,16 @@ class Execution:
 
 
 class CompiledForSizes(nn.Module):
-    """A module compiled for the sizes that nearly all batches have (None: all); other batches run uncompiled.
+    """A module compiled for the sizes that nearly all batches have; other batches run uncompiled.
 
     To compile again for the smaller last batch of an epoch would take longer than it saves. Which sizes are compiled
     must not depend on which batch comes first: otherwise a resumed run would compute differently.
     """
 
-    def __init__(self, module: nn.Module, sizes: set[int] | None) -> None:
+    def __init__(self, module: nn.Module, sizes: set[int]) -> None:
         super().__init__()
         self.module, self._sizes = module, sizes
         self._compiled = (torch.compile(module, dynamic=False),)  # in a tuple: it has the weights of ``module``
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        if self._sizes is not None and len(images) not in self._sizes:
-            return self.module(images)
-        return call_compiled(self._compiled[0], images)
+        return call_compiled(self._compiled[0], images) if len(images) in self._sizes else self.module(images)

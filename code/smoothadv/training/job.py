@@ -16,7 +16,7 @@ from smoothadv.checkpoints import (
     start_from,
     with_recorded_constants,
 )
-from smoothadv.datasets import get_dataset
+from smoothadv.datasets import SPLITS, get_dataset
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
 from smoothadv.devices import default_device, device_name, device_of_process
@@ -66,17 +66,12 @@ def train(request: TrainingRequest, report: Callable[[str], None] = print) -> Tr
 def _load(request: TrainingRequest) -> Data:
     """The images, augmented as asked."""
     if isinstance(request.images, str):
-        training = get_dataset(request.images, "train", request.data_dir)
+        training, test = (get_dataset(request.images, split, request.data_dir) for split in SPLITS)
     else:
-        training = copy.copy(request.images[0])
+        training, test = copy.copy(request.images[0]), request.images[1]
     training.description = request.augmented(training.description)
-    pseudo = None
-    if request.use_unlabelled is not None:
-        pseudo = load_pseudo_labelled(request.use_unlabelled, training.description)
-    if isinstance(request.images, str):
-        test = get_dataset(request.images, "test", request.data_dir)
-    else:
-        test = request.images[1]
+    path = request.use_unlabelled
+    pseudo = None if path is None else load_pseudo_labelled(path, training.description)
     return Data(training, test, pseudo, request.unlabelled_weight)
 
 

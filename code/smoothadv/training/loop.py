@@ -38,10 +38,6 @@ class Data:
     pseudo_labelled: ImageDataset | None = None
     pseudo_weight: float = 1.0
 
-    @property
-    def sizes(self) -> tuple[int, int]:
-        return len(self.training), len(self.pseudo_labelled or ())
-
 
 @dataclass(frozen=True)
 class Job:
@@ -179,18 +175,18 @@ class TrainingRun:
             images_seen += len(step.indices)
             progress.advance(len(step.indices))
             if progress.wants_look():
-                self._require_finite_loss(epoch)
+                self._require_finite(epoch, with_weights=False)
                 averages = means(self.sums.tolist())
                 progress.show(epoch, self.objective.epsilon(epoch), averages, self.history)
             self._save_within_epoch(epoch, number + 1, time.monotonic() - start, interruption)
-        self._require_finite_loss(epoch)
-        self._require_finite_weights(epoch)
+        self._require_finite(epoch)
         seconds = time.monotonic() - start
         return self._row(epoch, self.seconds + seconds, images_seen / max(seconds, 1e-9))
 
     def _plan(self, epoch: int) -> list[Step]:
         """The steps of an epoch, without a last batch of fewer images than there are processes."""
-        return steps_of_epoch(self.schedule, *self.data.sizes, self.seed, epoch, smallest=self.processes.size)
+        sizes = len(self.data.training), len(self.data.pseudo_labelled or ())
+        return steps_of_epoch(self.schedule, *sizes, self.seed, epoch, smallest=self.processes.size)
 
     def _batches(self, epoch: int, plan: list[Step]) -> Iterator[tuple[int, Step, tuple[torch.Tensor, torch.Tensor]]]:
         """The remaining steps, with their numbers and this process's images and labels."""
@@ -238,8 +234,7 @@ class TrainingRun:
         if decision == _GO_ON:
             return
         sums = self.processes.total(self.sums).tolist()
-        self._require_finite_loss(epoch)
-        self._require_finite_weights(epoch)
+        self._require_finite(epoch)
         self._save({"step": done, "sums": sums, "seconds": self.seconds + seconds})
         self._stop_if(decision)
 
@@ -258,18 +253,13 @@ class TrainingRun:
             self.run.save(self.model, self.optimizer, self.history, within_epoch)
         self.last_save = time.monotonic()
 
-    def _require_finite_loss(self, epoch: int) -> None:
-        if (bad := int(self.first_bad_step)) >= 0:
-            raise NonFiniteError(
-                f"the loss stopped being finite in epoch {epoch + 1}, step {bad + 1} of {self.steps}: {_ADVICE}"
-                f"{self.run.last_good()}"
-            )
-
-    def _require_finite_weights(self, epoch: int) -> None:
+    def _require_finite(self, epoch: int, with_weights: bool = True) -> None:
         """NonFiniteError if the last updates broke the model: it must not replace a good checkpoint."""
-        broken = [name for name, value in self.model.state_dict().items() if not value.isfinite().all()]
-        if broken:
-            raise NonFiniteError(
-                f"the weights stopped being finite in epoch {epoch + 1} ({len(broken)} tensors): {_ADVICE}"
-                f"{self.run.last_good()}"
-            )
+        weights = self.model.state_dict().values() if with_weights else ()
+        if (bad := int(self.first_bad_step)) >= 0:
+            what = f"the loss stopped being finite in epoch {epoch + 1}, step {bad + 1} of {self.steps}"
+        elif broken := sum(not bool(value.isfinite().all()) for value in weights):
+            what = f"the weights stopped being finite in epoch {epoch + 1} ({broken} tensors)"
+        else:
+            return
+        raise NonFiniteError(f"{what}: {_ADVICE}{self.run.last_good()}")

@@ -1,10 +1,10 @@
 """Sums over the examples of a training run, on the device: reading them makes the device wait, so it is done rarely."""
 
+import math
+
 import torch
 
 from smoothadv.objectives import Outcome
-
-_FIELDS = ("loss", "correct", "examples", "unattacked_correct", "unattacked_examples")
 
 
 def no_sums(device: torch.device) -> torch.Tensor:
@@ -12,7 +12,7 @@ def no_sums(device: torch.device) -> torch.Tensor:
 
     An accelerator adds to them without waiting: ``sums += sums_of(outcome)``.
     """
-    return torch.zeros(len(_FIELDS), dtype=torch.float64, device=device)
+    return torch.zeros(5, dtype=torch.float64, device=device)
 
 
 def sums_of(outcome: Outcome) -> torch.Tensor:
@@ -27,13 +27,6 @@ def sums_of(outcome: Outcome) -> torch.Tensor:
 
 def means(sums: list[float]) -> dict[str, float]:
     """Loss, accuracy and accuracy before the attack as means over examples; nan where there are none."""
-    total = dict(zip(_FIELDS, sums))
-
-    def ratio(numerator: str, denominator: str) -> float:
-        return total[numerator] / total[denominator] if total[denominator] else float("nan")
-
-    return {
-        "loss": ratio("loss", "examples"),
-        "accuracy": ratio("correct", "examples"),
-        "unattacked_accuracy": ratio("unattacked_correct", "unattacked_examples"),
-    }
+    loss, correct, examples, *unattacked = sums
+    ratios = {"loss": (loss, examples), "accuracy": (correct, examples), "unattacked_accuracy": unattacked}
+    return {name: part / whole if whole else math.nan for name, (part, whole) in ratios.items()}

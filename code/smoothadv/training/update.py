@@ -28,7 +28,7 @@ class Address:
 class Update:
     """Updates ``model``, already on its device, with ``optimizer``.
 
-    Gradients are computed for ``images_at_a_time`` images with all their copies (None: for all images of this process).
+    Gradients are computed for ``images_at_a_time`` images with all their copies.
     ``example`` [B, C, H, W] holds images of the dataset: on them the form of the model that is attacked is checked.
     """
 
@@ -41,13 +41,13 @@ class Update:
         processes: Processes,
         device: torch.device,
         example: torch.Tensor,
-        images_at_a_time: int | None = None,
+        images_at_a_time: int,
     ) -> None:
         self.model, self.objective, self.optimizer = model, objective, optimizer
         self.execution, self.processes, self.device = execution, processes, device
         self.images_at_a_time = images_at_a_time
         # An attack may see one copy of each image, or all.
-        shapes = None if images_at_a_time is None else {images_at_a_time, images_at_a_time * objective.copies}
+        shapes = {images_at_a_time, images_at_a_time * objective.copies}
         self.forward = execution.compiled(model, shapes)
         self._form = attacked_form(model, example, CONVOLUTION_DTYPES[execution.precision])
         # For evaluation, whose batches have other shapes than those compiled for.
@@ -78,7 +78,7 @@ class Update:
         choices = address.generator(self.device, Purpose.ATTACK_CHOICES, self.processes.rank)
         sums = no_sums(self.device)
         self.optimizer.zero_grad(set_to_none=True)
-        starts = range(0, len(images), self.images_at_a_time or len(images))
+        starts = range(0, len(images), self.images_at_a_time)
         for start in starts:
             chosen = slice(start, start + starts.step)
             # Makes the loss a mean over all images of the batch: later the processes' gradients are averaged.

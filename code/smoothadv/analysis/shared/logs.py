@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -16,7 +17,6 @@ from smoothadv.analysis.shared.hyper_parameters import (
     certification_parameters,
     prediction_parameters,
 )
-from smoothadv.analysis.shared.image_sets import image_set_names
 from smoothadv.analysis.shared.plausibility import check_certificates
 from smoothadv.analysis.shared.procedure import is_on_grid, prediction_names, procedure_names, with_method
 from smoothadv.analysis.shared.table_formats import Label
@@ -32,6 +32,7 @@ from smoothadv.readers import (
 from smoothadv.records import images_selected, is_manifest, is_shard_folder
 
 Warn = Callable[[str], None]
+Key = TypeVar("Key", bound=Hashable)
 _READ_BY = {
     "prediction": "; for predictions there are empirical and compare",
     "training": "; for training plot_training",
@@ -108,6 +109,14 @@ class Logs:
         return parts
 
 
+def grouped(logs: Iterable[Log], key: Callable[[Log], Key]) -> dict[Key, list[Log]]:
+    """The logs by their ``key``, in the order in which the keys occur first."""
+    groups: dict[Key, list[Log]] = {}
+    for log in logs:
+        groups.setdefault(key(log), []).append(log)
+    return groups
+
+
 @dataclass(frozen=True)
 class _Found:
     path: Path
@@ -146,7 +155,7 @@ def read_logs(
     both = [*_with_names(logs.certification), *_with_names(logs.prediction)]
     count, facts = len(logs.certification), [(log.table, log.parameters) for log in both]
     procedures = [*procedure_names(facts[:count]), *prediction_names(facts[count:], facts[:count])]
-    names = zip(both, image_set_names(facts), procedures)
+    names = zip(both, _image_set_names(both), procedures)
     named = [replace(log, images=images, procedure=procedure) for log, images, procedure in names]
     return Logs(named[:count], named[count:], _with_names(logs.training), [*left_out, *logs.left_out])
 
@@ -272,3 +281,33 @@ def _with_names(logs: list[Log]) -> list[Log]:
     )
     names = next((names for names in attempts if len(set(names)) == len(names) and all(names)), attempts[-1])
     return [replace(log, name=name) for log, name in zip(logs, names)]
+
+
+def _image_set_names(logs: Sequence[Log]) -> list[str]:
+    """What people call the image set of each log, like "digits, 180 images"; "" if all are of one set.
+
+    Logs are of one set if dataset, split, fingerprint and indices are equal. A log whose manifest states no dataset is
+    of the set that has its dataset and indices; all others of a dataset are one set, as the paper pools its logs.
+    Accuracies on other images differ by chance too, so the best is chosen per set.
+    """
+    indices = [log.table["idx"].to_numpy().tobytes() for log in logs]
+    keys = [_image_set(log.parameters, own) for log, own in zip(logs, indices)]
+    stated = {(key[0], key[-1]): key for key in keys if len(key) > 1}
+    keys = [key if len(key) > 1 else stated.get((key[0], own), key) for key, own in zip(keys, indices)]
+    sizes: dict[tuple[Any, ...], list[int]] = {}
+    for key, log in zip(keys, logs):
+        sizes.setdefault(key, []).append(len(log.table))
+    names: dict[tuple[Any, ...], str] = {}
+    for key, some in sizes.items():
+        count = " to ".join(f"{size:,}" for size in sorted({min(some), max(some)}))
+        name = f"{key[0] or 'unknown dataset'}, {count} images"
+        alike = sum(other.partition(" (")[0] == name for other in names.values())
+        names[key] = name if not alike else f"{name} (set {alike + 1})"
+    return [names[key] if len(names) > 1 else "" for key in keys]
+
+
+def _image_set(parameters: Parameters, indices: bytes) -> tuple[Any, ...]:
+    settings, dataset = parameters.settings, parameters.get("dataset")
+    if dataset is None or not settings.get("dataset"):
+        return (dataset,)
+    return dataset, parameters.get("split"), str(settings.get("dataset_fingerprint")), indices

@@ -227,10 +227,10 @@ class SmoothedAttack:
         classes = model(inputs[:1]).shape[-1]
         return [(True, (labels + shift) % classes) for shift in range(1, classes)]
 
-    def _noise(self, inputs: torch.Tensor, indices: Sequence[int]) -> torch.Tensor | None:
-        """The draws of each example, [B, m, ...], which no prediction uses; None for the base classifier."""
+    def _noise(self, inputs: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
+        """The draws of each example, [B, m, ...], which no prediction uses; zeros for the base classifier."""
         if self.sigma == 0:
-            return None
+            return no_noise(inputs)
         noise = GaussianNoise(self.sigma, self.seed)
         drawn = torch.empty(
             (len(inputs), self.num_noise_vec, *inputs.shape[1:]), dtype=inputs.dtype, device=inputs.device
@@ -245,25 +245,22 @@ class SmoothedAttack:
         """A generator per example for this purpose, on the CPU, so that choices are the same on all devices."""
         return [derive_generator("cpu", self.seed, int(index), *purpose) for index in indices]
 
-    def _chosen(self, model: Model, group: _Examples, noise: torch.Tensor | None) -> torch.Tensor:
+    @torch.no_grad()
+    def _chosen(self, model: Model, group: _Examples, noise: torch.Tensor) -> torch.Tensor:
         """The targets int64 [B]: the one class, or those that the rule chooses."""
         if isinstance(self.target, int):
             return torch.full_like(group.labels, self.target)
         assert self.target is not None  # an untargeted attack chooses nothing
-        probabilities = F.softmax(self._logits(model, group.inputs, noise), dim=-1).mean(1)
+        probabilities = F.softmax(noisy_logits(model, group.inputs, noise), dim=-1).mean(1)
         generators = self._generators(group.numbers, Purpose.ATTACK_TARGETS)
         return TARGET_RULES[self.target](probabilities, group.labels, generators)
 
     @torch.no_grad()
-    def _logits(self, model: Model, inputs: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
-        """Logits [B, m, K] of the noisy copies."""
-        return noisy_logits(model, inputs, no_noise(inputs) if noise is None else noise)
-
     def _loss(
-        self, model: Model, found: torch.Tensor, wanted: torch.Tensor, noise: torch.Tensor | None, targeted: bool
+        self, model: Model, found: torch.Tensor, wanted: torch.Tensor, noise: torch.Tensor, targeted: bool
     ) -> torch.Tensor:
         """The success of an attack, [B]: the loss J or, for an attack that sees decisions only, the share of votes."""
-        logits = self._logits(model, found, noise)
+        logits = noisy_logits(model, found, noise)
         if isinstance(self.attack.estimator, Stein) and self.attack.estimator.hard:
             loss = (logits.argmax(-1) != wanted[:, None]).to(found.dtype).mean(1)
         else:

@@ -2,8 +2,7 @@
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 from smoothadv.attacks import ATTACKS, GradientAttack
@@ -16,10 +15,14 @@ from smoothadv.settings import Setting, batch_size, perturbation_size_in_256ths,
 
 BASE = "base"
 _GROUP = "attack"
-_NO_GRADIENT = {
-    "--no-grad-attack": "estimate gradients from probabilities, without backpropagation (SmoothAdv, section 3.1)",
-    "--hard-no-grad-attack": "as --no-grad-attack, but from the base classifier's decisions only",
+NO_GRADIENT = {
+    "--no-grad-attack": (
+        None,
+        "estimate gradients from probabilities, without backpropagation (SmoothAdv, section 3.1)",
+    ),
+    "--hard-no-grad-attack": (None, "as --no-grad-attack, but from the base classifier's decisions only"),
 }
+"""The estimators of gradients that training offers."""
 
 
 def unchanged(setting: Setting) -> Setting:
@@ -28,19 +31,12 @@ def unchanged(setting: Setting) -> Setting:
 
 
 def add_attack(
-    parser: Parser,
-    adapt: Callable[[Setting], Setting] = unchanged,
-    default: str | None = None,
-    same_as: Mapping[str, str] = MappingProxyType({}),
+    parser: Parser, adapt: Callable[[Setting], Setting], default: str | None = None
 ) -> argparse._ArgumentGroup:
-    """--attack, the estimators of its gradients, and the settings of all attacks, each changed by ``adapt``.
-
-    ``same_as`` replaces the help texts of flags for which a command has another name too.
-    """
+    """--attack and the settings of all attacks, each changed by ``adapt``, in a group that further options join."""
     group = parser.add_argument_group(_GROUP)
     names = f"one of {', '.join(ATTACKS)} (default: {default or 'none'})"
     add_components(group, "--attack", ATTACKS, names, default, adapt)
-    add_options(group, {flag: (None, same_as.get(flag, what)) for flag, what in _NO_GRADIENT.items()})
     return group
 
 
@@ -62,7 +58,7 @@ def compose_attack(parser: Parser, options: argparse.Namespace, noise_sd: float,
 
 
 def _estimator(parser: Parser, options: argparse.Namespace, noise_sd: float) -> GradientEstimator:
-    given = [flag for flag in _NO_GRADIENT if getattr(options, flag[2:].replace("-", "_"))]
+    given = [flag for flag in NO_GRADIENT if getattr(options, flag[2:].replace("-", "_"))]
     named = getattr(options, "gradient", None)
     if named is not None and given:
         parser.error(f"{given[0]} and --gradient say the same thing: leave one of them out")
@@ -117,11 +113,7 @@ def add_evaluation_attack(
     default_draws: int = 1,
 ) -> None:
     """--attack and its settings, and the further options of an attack on a smoothed classifier."""
-    same_as = {
-        "--no-grad-attack": "the same as --gradient stein",
-        "--hard-no-grad-attack": "the same as --gradient hard-stein",
-    }
-    group = add_attack(parser, adapt, default, same_as)
+    group = add_attack(parser, adapt, default)
     kinds = {name: estimator.description for name, estimator in ESTIMATORS.items()}
     kinds[BASE] = "of the base classifier, without noise"
     text = "; ".join(f"{name}: {what}" for name, what in kinds.items())
@@ -132,6 +124,8 @@ def add_evaluation_attack(
             "--num-noise-vec M": (positive_int, draws),
             "--gradient": (list(kinds), f"how gradients are computed (default: plug-in). {text}"),
             "--base-attack": (None, f"the same as --gradient {BASE}"),
+            "--no-grad-attack": (None, "the same as --gradient stein"),
+            "--hard-no-grad-attack": (None, "the same as --gradient hard-stein"),
             **_EVALUATION,
         },
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from smoothadv.attacks import ATTACKS
 from smoothadv.choices import INPUT_LAYER_NAMES
-from smoothadv.commands.options.attack import add_attack, compose_attack, given_attack_flags
+from smoothadv.commands.options.attack import NO_GRADIENT, add_attack, compose_attack, given_attack_flags
 from smoothadv.commands.options.components import add_components, add_options, compose_chosen, fields_given
 from smoothadv.commands.options.recipes import RELEASED, recipe_names, with_recipe
 from smoothadv.commands.runner import Parser
@@ -100,7 +100,7 @@ def add_training(parser: Parser, objective: str, adapt: Callable[[Setting], Sett
     names = f"one of {', '.join(OBJECTIVES)} (default: {objective})"
     parser.set_defaults(default_objective=objective)
     add_components(group, "--objective", OBJECTIVES, names)
-    add_attack(parser, adapt)
+    add_options(add_attack(parser, adapt), NO_GRADIENT)
     add_options(parser.add_argument_group("schedule (defaults: the paper's for the dataset)"), _SCHEDULE)
     add_options(parser.add_argument_group("data and start"), _DATA)
     add_options(parser.add_argument_group("execution"), _EXECUTION)

@@ -7,8 +7,8 @@ import fnmatch
 import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from smoothadv.analysis.report import Report
+from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.analysis.shared.table_formats import FORMATS, Column, Table
 from smoothadv.commands.options.components import add_components, add_options, add_settings, compose, compose_chosen
 from smoothadv.commands.runner import Parser, run, terminable
-from smoothadv.commands.sweep.report import write_report
 from smoothadv.errors import UserError, warn
+from smoothadv.files import PAGE, refuse_to_replace, write_text
+from smoothadv.records import TRAINING_LOG
 from smoothadv.settings import positive_int, settings_of
 from smoothadv.sweeps.engines import ENGINES
 from smoothadv.sweeps.engines.engine import Engine, Site
@@ -131,21 +133,31 @@ def _refuse_shared_folders(grids: Sequence[Grid]) -> None:
                 raise UserError(f"grids {other.path} and {grid.path} have the same folder of {kind}, {folder}")
 
 
+def _shown(jobs: Sequence[Job]) -> Iterable[Job]:
+    """The jobs, with a bar while the files of one after the other are looked at."""
+    return tqdm(jobs, "checking files", unit="job", disable=None, delay=1)
+
+
 def _states(jobs: Sequence[Job]) -> list[JobState]:
-    return [state_of(job) for job in tqdm(jobs, "checking files", unit="job", disable=None, delay=1)]
+    return [state_of(job) for job in _shown(jobs)]
 
 
 def _plan(parser: Parser, options: argparse.Namespace) -> None:
-    for sweep in _read(options):
+    sweeps = _read(options)
+    for sweep in sweeps:
         grid, plans = sweep.grid, sweep.plans
         columns = [Column(name, name, "text") for name in ("group", "folder", "then")]
         rows = [[plan.job.group, plan.job.name, ", ".join(_then(plan)) or "nothing"] for plan in plans]
-        print(f"{grid.name}: {grid.about}; {len(plans)} jobs\nmodels in {grid.models}, logs in {grid.logs}\n")
+        print(f"{grid.name}: {grid.about}; {len(plans)} jobs\nmodels in {grid.models}, logs in {grid.logs}")
+        print(f"{len(grid.trained)} models = {grid.formula}\n")
         print(FORMATS[options.format](Table(columns, rows), 1))
         if not options.no_cost:
             from smoothadv.commands.sweep.costs import cost_table
 
             print(cost_table(grid, plans, options.device) + "\n")
+    if len(sweeps) > 1:
+        counts, names = zip(*((len(sweep.grid.trained), sweep.grid.name) for sweep in sweeps))
+        print(f"{sum(counts)} models = {' + '.join(map(str, counts))}, of {', '.join(names)}")
 
 
 def _then(plan: Plan) -> list[str]:
@@ -258,9 +270,36 @@ def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_detached:
 
 
 def _report(parser: Parser, options: argparse.Namespace) -> None:
+    """Write the page that analyze writes, about all logs of the sweeps that are complete; UserError if there is none.
+
+    Others are left out, with a warning, unless asked for.
+    """
     report = compose(parser, Report, options, "sweep report")
     sweeps = _read(options)
-    write_report([sweep.grid for sweep in sweeps], _jobs(sweeps), report, options.output)
+    grids, jobs = [sweep.grid for sweep in sweeps], _jobs(sweeps)
+    path = options.output or (grids[0].logs if len(grids) == 1 else Path("logs")) / "report.html"
+    refuse_to_replace(path, *PAGE)
+    arguments, unfinished = [], 0
+    for job in _shown(jobs):
+        come = [(stage.logs, stage.progress()) for stage in job.evaluations]
+        taken = [logs for logs, it in come if it.is_complete or (report.unfinished and it.done and not it.conflict)]
+        paths = [log for logs in taken for log in logs if log.exists()]
+        unfinished += len(taken) < len(come)
+        if job.training and job.training.progress().is_complete:
+            paths.append(job.training.folder / TRAINING_LOG)
+        arguments += [
+            f"{job.group}={log.relative_to(job.cwd) if log.is_relative_to(job.cwd) else log}" for log in paths
+        ]
+    if not arguments:
+        names = " ".join(str(grid.path) for grid in grids)
+        raise UserError(f"none of {len(jobs)} jobs has a finished log yet: python code/sweep.py run {names}")
+    if unfinished:
+        warn(f"{unfinished} of {len(jobs)} jobs are unfinished: their incomplete logs are left out")
+    logs = read_logs(arguments, Report.kinds, warn=warn)
+    if report.title == Report.title and len(grids) == 1:
+        report = replace(report, title=grids[0].about)
+    write_text(path, report(logs))
+    print(f"wrote {path}")
 
 
 _ACTIONS: dict[str, tuple[str, Callable[[Parser], None], Callable[[Parser, argparse.Namespace], None]]] = {

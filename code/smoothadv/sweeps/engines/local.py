@@ -1,6 +1,5 @@
 """local: this machine, one job after the other, or one job per GPU."""
 
-import queue
 import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -23,13 +22,18 @@ class Local(Engine):
 
     def run(self, jobs: Sequence[Job], site: Site, report_end: ReportEnd) -> None:
         groups = self._groups(jobs, site)
-        free: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
-        for group in groups:
-            free.put(group)
-        stop = threading.Event()
-        with ThreadPoolExecutor(len(groups)) as pool:
+        stop, thread, not_taken = threading.Event(), threading.local(), iter(groups)
+
+        def take_gpus() -> None:
+            thread.gpus = next(not_taken)
+
+        def work(job: Job) -> str:
+            environment = {"CUDA_VISIBLE_DEVICES": ",".join(thread.gpus)} if thread.gpus else {}
+            return attempt(job, environment, stop, {"engine": "local"})
+
+        with ThreadPoolExecutor(len(groups), initializer=take_gpus) as pool:
             try:
-                futures = {pool.submit(self._one, job, free, stop): job for job in jobs}
+                futures = {pool.submit(work, job): job for job in jobs}
                 waiting = set(futures)
                 while waiting:
                     done, waiting = wait(waiting, _POLL_SECONDS, FIRST_COMPLETED)
@@ -52,12 +56,3 @@ class Local(Engine):
         # If more jobs run at a time than there are groups, jobs share GPUs.
         count = min(self.jobs or len(groups), len(jobs))
         return [groups[number % len(groups)] for number in range(count)]
-
-    @staticmethod
-    def _one(job: Job, free: queue.SimpleQueue[tuple[str, ...]], stop: threading.Event) -> str:
-        gpus = free.get()
-        try:
-            environment = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
-            return attempt(job, environment, stop, {"engine": "local"})
-        finally:
-            free.put(gpus)

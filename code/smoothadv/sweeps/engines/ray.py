@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smoothadv.errors import UserError
+from smoothadv.errors import UserError, first_line
 from smoothadv.settings import SettingError, non_negative_int, setting
 from smoothadv.sweeps.engines import ENGINES
 from smoothadv.sweeps.engines.engine import Engine, ReportEnd, Site
@@ -149,8 +149,8 @@ def _connected(ray: Any, address: str | None, job: Job, site: Site, gpus: int) -
                 configure_logging=False,
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UserError(f"Ray{f' at {address}' if address else ''} cannot be used: {reason}") from error
+            where_it_is = f"Ray at {address}" if address else "Ray"
+            raise UserError(f"{where_it_is} cannot be used: {first_line(error)}") from error
         finally:
             signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
         try:
