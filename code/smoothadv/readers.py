@@ -331,11 +331,8 @@ def _read_array(archive: zipfile.ZipFile, name: str, rows: Sequence[int] | None)
         shape, is_fortran, dtype = read_array_header(archive, member, name)
         if is_fortran or not shape:
             raise ValueError("an array of another kind")
-        size, start, count = dtype.itemsize * math.prod(shape[1:]), member.tell(), shape[0]
-        if rows is None:
-            return np.frombuffer(member.read(count * size), dtype).reshape(shape), count
-        parts = []
-        for row in (row for row in rows if row < count):
+        size, start, parts = dtype.itemsize * math.prod(shape[1:]), member.tell(), []
+        for row in range(shape[0]) if rows is None else (row for row in rows if row < shape[0]):
             member.seek(start + row * size)
             parts.append(member.read(size))
-    return np.frombuffer(b"".join(parts), dtype).reshape(len(parts), *shape[1:]), count
+    return np.frombuffer(b"".join(parts), dtype).reshape(len(parts), *shape[1:]), shape[0]

@@ -42,7 +42,7 @@ class CertifiedAccuracyPlot(Bands, Norm, Analysis):
         figure, (axes,) = new_figure()
         if self.of == _P_A:
             labels, end = ("lower confidence bound of $p_A$", "images of at least this bound (%)"), 1.0
-            axes.axvline(0.5, color="0.7", linewidth=1, linestyle=":")
+            axes.axvline(0.5, color="0.7", linewidth=1, linestyle=":", label="")
         lines = []
         for position, ((log, corners, shares), look) in enumerate(zip(curves, looks(len(curves)))):
             marks = mark_radii(corners, end, position, len(curves))

@@ -313,7 +313,12 @@ def _table(caption: str, table: Table) -> Part:
     markup = Markup(lambda text: f"<b>{text}</b>", lambda text: f"<sup>({text})</sup>", _escape)
     rows = [
         [
-            {"html": text, "value": _sortable(value), "kind": column.kind, "full": getattr(value, "full", None)}
+            {
+                "html": text,
+                "value": getattr(value, "value", value),
+                "kind": column.kind,
+                "full": getattr(value, "full", None),
+            }
             for text, value, column in zip(texts, values, shown.columns)
         ]
         for texts, values in zip(display_cells(shown, 1, markup), shown.rows)
@@ -325,11 +330,6 @@ def _table(caption: str, table: Table) -> Part:
 def _escape(text: str) -> str:
     """Text as HTML, which may break a long path after each folder."""
     return html.escape(text).replace("/", "/<wbr>")
-
-
-def _sortable(value: object) -> str:
-    value = getattr(value, "value", value)
-    return "" if value is None else str(value)
 
 
 def _figure(caption: str, figure: Figure) -> Part:

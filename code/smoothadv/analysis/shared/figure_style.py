@@ -106,7 +106,7 @@ def readings(figure: Figure) -> list[dict[str, Any]]:
             panel = {"box": axes.get_position().bounds, "ends": [*axes.get_xlim(), *axes.get_ylim()], "x": x.tolist()}
             panel["title"] = axes.get_xlabel().replace("$", "").replace("\\ell_", "l").replace("\\infty", "_inf")
             panel["curves"] = [
-                [int(line.get_gid().split("-")[1]), line.get_label(), _values(line, x)] for line in lines
+                [int(line.get_gid().split("-")[1]), shown(line.get_label(), None), _values(line, x)] for line in lines
             ]
             panels.append(panel)
     return panels
