@@ -218,6 +218,8 @@ def test_manifest_of_another_training_is_understood(tmp_path, objective, values)
         ("PGD", {"name": "Stein", "hard": False}, False, "gradient-free"),
         ("PGD", {"name": "Stein", "hard": True}, False, "gradient-free, hard decisions"),
         ("DDN", "plug_in", True, "base classifier"),
+        ("PGD", {"name": "PlugIn", "beta": 4.0}, False, "plug-in, beta = 4.0"),
+        ("PGD", {"name": "PlugIn", "beta": 4.0}, True, "base classifier, beta = 4.0"),
     ],
 )
 def test_manifest_of_a_prediction_log_tells_its_attack(tmp_path, name, estimator, base, gradient):

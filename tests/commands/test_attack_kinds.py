@@ -51,13 +51,14 @@ def test_attacks_with_gradients_make_labels_less_probable(attack, classifier, gr
     assert (of_label(after, arrays) < of_label(before, arrays)).all()
 
 
-def test_plug_in_is_the_default(attack):
-    assert_same_attack(attack("one", "--gradient", "plug-in"), attack("two"))
+@pytest.mark.parametrize("options", [[], ["--beta", 1]], ids=str)
+def test_plug_in_at_the_papers_beta_is_the_default(attack, options):
+    assert_same_attack(attack("one", "--gradient", "plug-in", *options), attack("two"))
 
 
 def test_no_two_gradients_make_the_same_examples(attack):
-    kinds = ["plug-in", "expected-loss", "stein", "hard-stein"]
-    logs = {kind: attack(kind, "--gradient", kind) for kind in kinds}
+    kinds = ["plug-in", "expected-loss", "stein", "hard-stein", "plug-in --beta 4"]
+    logs = {kind: attack(kind, "--gradient", *kind.split()) for kind in kinds}
     images = {kind: archive(log)["adversarial"] for kind, log in logs.items()}
     for first in kinds:
         for second in kinds[: kinds.index(first)]:
@@ -128,6 +129,7 @@ def test_every_class_in_turn_is_at_least_as_good_as_one_of_them(attack, classifi
 
 CHANGES = [
     (["--gradient", "stein"], "attack.estimator"),
+    (["--beta", 4], "attack.estimator.beta was None, now 4.0"),
     (["--restarts", 2], "restarts was 1, now 2"),
     (["--target", "random"], "target was None, now 'random'"),
     (["--num-steps", 4], "attack.num_steps was 3, now 4"),

@@ -25,6 +25,9 @@ SHORT = ["--device", "cpu", "--epochs", 1, "--steps-per-epoch", 1]
         ([*PGD, "--sync-bn", "--micro-batch", 8], ["--sync-bn", "--micro-batch"]),
         ([*DDN, "--init-norm-DDN", 2, "--init-norm-is-epsilon-DDN"], ["--init-norm-DDN", "--init-norm-is-epsilon-DDN"]),
         ([*PGD, "--base-attack", "--no-grad-attack"], ["--no-grad-attack", "--base-attack"]),
+        ([*PGD, "--hard-no-grad-attack", "--beta", 2], ["--beta", "--hard-no-grad-attack"]),
+        ([*PGD, "--beta", 0], ["--beta", "'0'"]),
+        ([*PGD[:2], "--objective", "gaussian", "--beta", 2], ["--beta", "--objective gaussian"]),
         ([*PGD, "--recipe", "released-behaviour"], ["--released-behaviour"]),
     ],
 )

@@ -79,6 +79,12 @@ def test_released_behaviour_counts_in_256ths_only_where_it_is_asked_for():
     assert objective["attack"]["epsilon"] == 0.25 and objective["warmup_from_first_epoch"] is True
 
 
+def test_beta_is_part_of_the_recipe_and_of_the_folder():
+    ours, papers = planned({**PGD, "beta": [4, 1]})
+    names = [job.training.recipe["objective"]["attack"]["estimator"] for job in (ours, papers)]
+    assert names == [{"name": "PlugIn", "beta": 4.0}, "plug_in"] and "/beta_4/" in ours.name
+
+
 TRAINED = {
     "Gaussian": {"noise": 0.25},
     "PGD": {**PGD, "num-noise-vec": 2, "epochs": 1, "random-start": True},

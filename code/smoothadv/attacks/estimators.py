@@ -91,6 +91,43 @@ def plug_in(model: Model, points: torch.Tensor, labels: torch.Tensor, noise: tor
     return Estimate(gradient, logits, torch.logsumexp(log_true_probability(logits, labels), dim=1))
 
 
+def plug_in_at(beta: float) -> "GradientEstimator":
+    """``plug_in`` with softmax(beta * logits) as the probabilities (SmoothAdv, appendix B); for 1 ``plug_in`` itself.
+
+    The larger ``beta``, the closer their mean is to the share of votes. ValueError unless beta is positive and finite.
+    """
+    return plug_in if beta == 1 else PlugIn(beta)
+
+
+@dataclass(frozen=True)
+class PlugIn:
+    """``plug_in_at``: its gradients have another length, which neither vanishes nor overflows however large beta is."""
+
+    beta: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta < math.inf:
+            raise ValueError(f"beta: found {self.beta}, expected a finite number above 0")
+
+    def __call__(self, model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
+        def ascent(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            odds, log_slopes = self._odds(logits, labels)
+            return (log_slopes.detach().softmax(1) * odds).sum(1) / self.beta
+
+        gradient, logits = _gradient(ascent, model, points, labels, noise)
+        return Estimate(gradient, logits, torch.logsumexp(self._odds(logits, labels)[1], dim=1))
+
+    def sharpened(self, logits: torch.Tensor) -> torch.Tensor:
+        """beta * logits, shifted so that the largest is 0 and none overflows: [..., K] gives float64 [..., K]."""
+        return ((logits - logits.amax(-1, keepdim=True)).double() * self.beta).clamp(min=-1e300)
+
+    def _odds(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """log((1 - p) / p), where p is the label's probability in a copy, and log(p (1 - p)): float64 [B, m] each."""
+        index, sharp = labels[:, None, None].expand(-1, logits.shape[1], 1), self.sharpened(logits)
+        odds = torch.logsumexp((sharp - sharp.gather(-1, index)).scatter(-1, index, -math.inf), dim=-1)
+        return odds, F.logsigmoid(odds) + F.logsigmoid(-odds)
+
+
 def expected_loss(model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
     """The gradient of the mean over copies of their cross-entropies (Cohen et al., 2019, appendix G.3).
 

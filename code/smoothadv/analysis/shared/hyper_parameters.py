@@ -48,7 +48,7 @@ _SENSIBLE: dict[str, Callable[[Any], bool]] = {
 }
 """What certificates depend on: a manifest must state these."""
 _NUMBERS = {"sigma", "N", "alpha", "noise", "epsilon", "num_steps", "num_noise_vec", "restarts", "dimension"}
-_GRADIENTS = {"plug_in": "plug-in", "expected_loss": "expected loss", "Stein": "gradient-free"}
+_GRADIENTS = {"plug_in": "plug-in", "PlugIn": "plug-in", "expected_loss": "expected loss", "Stein": "gradient-free"}
 _PUBLISHED_N, _PUBLISHED_ALPHA = 100_000, 0.001
 _PUBLISHED: dict[str, ParameterValue] = {"N": _PUBLISHED_N, "alpha": _PUBLISHED_ALPHA}
 _NOMINAL: dict[ParameterValue, ParameterValue] = {127 / 256: 0.5, 255 / 256: 1.0}
@@ -215,7 +215,7 @@ def _training_of_recipe(recipe: dict[str, Any], objective: dict[str, Any], attac
             known = isinstance(noise, (int, float))
             name = f"vanilla {attack['name']}" + (" + noise" if noise else "") if known else None
         else:
-            name = f"{name}-{attack['name']}"
+            name = f"{name}-{attack['name']}{_beta(attack)}"
     extras = [("pre-training", "pretrained_sha256"), ("self-training", "pseudo_labelled_fingerprint")]
     return " + ".join([name, *(extra for extra, key in extras if key in recipe)]) if isinstance(name, str) else None
 
@@ -233,10 +233,16 @@ def _from_prediction_manifest(settings: dict[str, Any]) -> dict[str, ParameterVa
         "epsilon": attack.get("epsilon"),
         "num_steps": attack.get("num_steps"),
         "num_noise_vec": None if is_base else settings.get("num_noise_vec"),
-        "gradient": "base classifier" if is_base else gradient,
+        "gradient": ("base classifier" if is_base else gradient or "") + _beta(attack),
         "restarts": settings.get("restarts"),
         "target": target if target is None else str(target),
     }
+
+
+def _beta(attack: dict[str, Any]) -> str:
+    """What to say of the softmax's inverse temperature in an attack's gradients, if it is not that of the paper."""
+    estimator = _mapping(attack.get("estimator"))
+    return f", beta = {estimator.get('beta')}" if estimator.get("name") == "PlugIn" else ""
 
 
 def _mapping(value: Any) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class InParts:
 def combined(parts: list[Estimate]) -> Estimate:
     """The estimate over all copies, from the estimates over disjoint parts of them."""
     log_weights = torch.stack([_log_weight(part) for part in parts])
-    weights = torch.softmax(log_weights, dim=0)
+    weights = torch.softmax(log_weights, dim=0).to(parts[0].gradient.dtype)
     gradients = torch.stack([part.gradient for part in parts])
     gradient = (weights.reshape(*weights.shape, *[1] * (gradients.dim() - 2)) * gradients).sum(0)
     logits = torch.cat([part.logits for part in parts], dim=1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from smoothadv.attacks.estimators import Model, Stein, frozen, no_noise, noisy_logits, smoothed_loss
+from smoothadv.attacks.estimators import Model, PlugIn, Stein, frozen, no_noise, noisy_logits, smoothed_loss
 from smoothadv.attacks.shared.geometry import per_example, uniform_in_ball
 from smoothadv.attacks.shared.gradient_attack import GradientAttack
 from smoothadv.attacks.shared.micro_batches import FixedShape, InParts, places_in_pass, rows_per_pass
@@ -260,11 +260,11 @@ class SmoothedAttack:
         self, model: Model, found: torch.Tensor, wanted: torch.Tensor, noise: torch.Tensor, targeted: bool
     ) -> torch.Tensor:
         """The success of an attack, [B]: the loss J or, for an attack that sees decisions only, the share of votes."""
-        logits = noisy_logits(model, found, noise)
-        if isinstance(self.attack.estimator, Stein) and self.attack.estimator.hard:
+        logits, estimator = noisy_logits(model, found, noise), self.attack.estimator
+        if isinstance(estimator, Stein) and estimator.hard:
             loss = (logits.argmax(-1) != wanted[:, None]).to(found.dtype).mean(1)
         else:
-            loss = smoothed_loss(logits, wanted)
+            loss = smoothed_loss(estimator.sharpened(logits) if isinstance(estimator, PlugIn) else logits, wanted)
         return -loss if targeted else loss
 
 

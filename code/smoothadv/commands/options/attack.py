@@ -6,15 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 from smoothadv.attacks import ATTACKS, GradientAttack
-from smoothadv.attacks.estimators import ESTIMATORS, GradientEstimator, Stein, plug_in
+from smoothadv.attacks.estimators import ESTIMATORS, GradientEstimator, Stein, plug_in_at
 from smoothadv.attacks.target_rules import EVERY, KNOWN_TARGETS, TARGET_RULES
 from smoothadv.commands.options.components import add_components, add_options, compose_chosen
 from smoothadv.commands.runner import Parser
 from smoothadv.evaluation.requests import AttackPlan
-from smoothadv.settings import Setting, batch_size, perturbation_size_in_256ths, positive_int
+from smoothadv.settings import Setting, batch_size, perturbation_size_in_256ths, positive_float, positive_int
 
 BASE = "base"
 _GROUP = "attack"
+_BETA = (
+    "inverse temperature of the softmax that the plug-in gradient averages (SmoothAdv, appendix B): the larger, the "
+    "closer to a vote (default: 1, as in the paper)"
+)
 NO_GRADIENT = {
     "--no-grad-attack": (
         None,
@@ -37,6 +41,7 @@ def add_attack(
     group = parser.add_argument_group(_GROUP)
     names = f"one of {', '.join(ATTACKS)} (default: {default or 'none'})"
     add_components(group, "--attack", ATTACKS, names, default, adapt)
+    add_options(group, {"--beta B": (positive_float, _BETA)})
     return group
 
 
@@ -59,11 +64,16 @@ def compose_attack(parser: Parser, options: argparse.Namespace, noise_sd: float,
 
 def _estimator(parser: Parser, options: argparse.Namespace, noise_sd: float) -> GradientEstimator:
     given = [flag for flag in NO_GRADIENT if getattr(options, flag[2:].replace("-", "_"))]
-    named = getattr(options, "gradient", None)
+    named: Any = getattr(options, "gradient", None)
     if named is not None and given:
         parser.error(f"{given[0]} and --gradient say the same thing: leave one of them out")
+    if not given and named in (None, "plug-in", BASE):
+        return plug_in_at(1 if options.beta is None else options.beta)
+    if options.beta is not None:
+        other = given[0] if given else f"--gradient {named}"
+        parser.error(f"--beta is not read by {other}, but by the plug-in gradient: leave one of them out")
     if not given:
-        return ESTIMATORS[named].make(noise_sd) if named in ESTIMATORS else plug_in
+        return ESTIMATORS[named].make(noise_sd)
     if noise_sd == 0:
         is_base = getattr(options, "base_attack", False) or "--base-attack" in options
         reason = "--base-attack has none" if is_base else "--noise is 0"

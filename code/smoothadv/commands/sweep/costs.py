@@ -1,19 +1,18 @@
 """What a sweep will cost: the time of updates and votes, measured on this machine, times their numbers."""
 
 import dataclasses
-import itertools
 import math
 import os
-import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -34,54 +33,82 @@ from smoothadv.sweeps.job_execution import stage_environment
 from smoothadv.training.processes import Processes
 from smoothadv.training.update import Address, Update
 
-Measurement = TypeVar("Measurement")
-
-_REPEATS = 3
-# On a CPU an update is measured on fewer images than a batch has, but on at least this many images or pixel values.
-_FEWEST_IMAGES, _FEWEST_NUMBERS = 4, 2**16
-_STEPS_MEASURED = (1, 3)
+_REPEATS = 5
+# When measuring has taken so long, on a slow machine, what remains is measured once.
+_SECONDS_TO_MEASURE = 20.0
+# On a CPU passes are measured on fewer images than a batch has, but on at least this many images or pixel values.
+_FEWEST_IMAGES, _FEWEST_NUMBERS = 2, 2**15
+_STEPS_MEASURED = (1, 2)
 _DAY, _HOUR = 86_400, 3600
 
 
 Seconds = Counter[str]
-"""The time of jobs on this machine, one process at a time, by what they do; starting lasts until commands begin."""
+"""The time of jobs on this machine, one process at a time, by what they do; starting lasts until commands begin.
+
+Each is an array [2]: by the fastest and by the slowest measurements.
+"""
 _TRAINING, _CERTIFYING, _ATTACKING, _STARTING = "training", "certifying", "attacking", "starting commands"
 
 
 def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
-    """Sentences for people about what the jobs will cost.
+    """Sentences for people about what the jobs will cost, by the fastest and the slowest of several measurements.
 
-    An update is measured with one noisy copy, either without an attack or with attacks of 1 and of 3 steps. The time
+    An update is measured with one noisy copy, either without an attack or with attacks of 1 and of 2 steps. The time
     per copy, and per copy and step of attack, is assumed to be the same for all m and T. UserError if the size of a
     dataset cannot be known.
     """
-    meter = _CostMeter(torch.device(device) if device else default_device())
     threads = torch.get_num_threads()
     torch.set_num_threads(grid.threads or threads)
     try:
+        meter = _CostMeter(torch.device(device) if device else default_device())
         with tqdm(plans, "measuring", unit="job", disable=None, delay=1, leave=False) as measured:
             costs = [meter.cost(plan) for plan in measured]
+        later = _sum(meter.evaluations(plan, plan.possible) for plan in plans)
+        clock = _clock(meter.device)
     finally:
         torch.set_num_threads(threads)
-    total = sum(costs, Seconds())
-    shares = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in total.items() if name != _STARTING)
+    total, each = _sum(costs), np.sort([cost.total() for cost in costs], axis=0)
+    shares = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in total.items())
     lines = [
-        f"about {_duration(total.total())} on {device_name(meter.device)}, one process at a time: {shares}, "
-        f"starting commands {_duration(total[_STARTING])}",
-        f"the shortest job takes about {_duration(min(cost.total() for cost in costs))}, "
-        f"the longest {_duration(max(cost.total() for cost in costs))}",
+        f"about {_duration(total.total())} on {device_name(meter.device)}, one process at a time: {shares}",
+        f"the shortest job takes about {_duration(each[0])}, the longest {_duration(each[-1])}",
+        f"ranges: fastest and slowest of {meter.fewest} or more measurements of each kind of work ({clock})",
     ]
+    if later:
+        lines.append(f"the best models, chosen later, are not counted: at most {_duration(later.total())} more")
     if any(evaluation.may_stop_early for plan in plans for evaluation in plan.evaluations):
         lines.append("certifying counts all --N draws; a procedure that stops early takes fewer")
     return "\n".join(lines)
 
 
-def _duration(seconds: float) -> str:
-    """Seconds as a text with a suitable unit, like "2.5 hours"."""
-    for unit, name in ((_DAY, "days"), (_HOUR, "hours"), (60, "minutes")):
-        if seconds >= 2 * unit:
-            return f"{seconds / unit:,.3g} {name}" if seconds < 1000 * unit else f"{seconds / unit:,.0f} {name}"
-    return f"{seconds:.3g} seconds"
+def _clock(device: torch.device) -> str:
+    """What ``_CostMeter`` reads, for people."""
+    threads = torch.get_num_threads()
+    return (
+        "time"
+        if device.type == "cuda"
+        else "processor time"
+        if threads == 1
+        else f"processor time of {threads} threads, shared equally, to time"
+    )
+
+
+def _sum(costs: Iterable[Seconds]) -> Seconds:
+    total = Seconds()
+    for cost in costs:
+        total.update(cost)
+    return total
+
+
+def _duration(seconds: Any) -> str:
+    """Seconds, a number or a range [2], as a text with a suitable unit, like "2.5 to 2.7 hours"."""
+    low, high = np.sort(np.broadcast_to(seconds, 2))
+    unit, name = next(
+        ((unit, name) for unit, name in ((_DAY, "days"), (_HOUR, "hours"), (60, "minutes")) if low >= 2 * unit),
+        (1, "seconds"),
+    )
+    texts = [f"{value / unit:,.3g}" if value < 1000 * unit else f"{value / unit:,.0f}" for value in (low, high)]
+    return f"{' to '.join(dict.fromkeys(texts))} {name}"
 
 
 class _CostMeter:
@@ -92,9 +119,10 @@ class _CostMeter:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.processes = device, 1
-        self._known: dict[Any, Any] = {}
+        self._end, self._known = time.monotonic() + _SECONDS_TO_MEASURE, dict[Any, Any]()
+        self.fewest = _REPEATS
 
-    def _once(self, key: Any, measure: Callable[[], Measurement]) -> Measurement:
+    def _once(self, key: Any, measure: Callable[[], Any]) -> Any:
         """The result of ``measure``, which is called at the first use of ``key`` only."""
         if key not in self._known:
             self._known[key] = measure()
@@ -104,14 +132,18 @@ class _CostMeter:
         """The time of a whole job."""
         start = self._once("start", lambda: _starting_seconds(plan))
         self.processes = plan.job.processes
-        cost = Seconds({_STARTING: start * len(plan.job.stages)})
+        cost = self.evaluations(plan, plan.evaluations)
         if plan.job.training:
             training = plan.trainings[0]
             update, step = self._once((_kind(training), self.processes), lambda: self._measure_update(training))
-            cost += Seconds({_TRAINING: self._training(training, update, step)})
-        for member, evaluation in itertools.product(plan.trainings, plan.evaluations):
-            cost += self._evaluation(member, evaluation)
+            cost.update({_TRAINING: self._training(training, update, step), _STARTING: start})
         return cost
+
+    def evaluations(self, plan: Plan, evaluations: Sequence[EvaluationPlan]) -> Seconds:
+        """The time of some evaluations of the model of a plan."""
+        start = self._once("start", lambda: _starting_seconds(plan))
+        costs = [Seconds({_STARTING: start}) for _ in evaluations]
+        return _sum([*costs, *(self._evaluation(one, other) for one in plan.trainings for other in evaluations)])
 
     def _evaluation(self, training: TrainingPlan, evaluation: EvaluationPlan) -> Seconds:
         """The time of votes, and of the gradients that attacks need."""
@@ -122,7 +154,7 @@ class _CostMeter:
         vote = self._once(("vote", key), lambda: self._measure_pass(training, evaluation, False))
         if not evaluation.attacks:
             return Seconds({_CERTIFYING: examples * evaluation.draws * vote})
-        seconds = 0.0
+        seconds: Any = 0.0
         for attack in evaluation.attacks.values():
             passes = _passes(attack, training.description.num_classes)
             one = vote
@@ -131,7 +163,7 @@ class _CostMeter:
             seconds += examples * (evaluation.draws * vote + passes * one)
         return Seconds({_ATTACKING: seconds})
 
-    def _training(self, training: TrainingPlan, update: float, step: float) -> float:
+    def _training(self, training: TrainingPlan, update: Any, step: Any) -> Any:
         """Seconds of all epochs; the first epoch of a warm-up may have no attack."""
         request, schedule, objective = training.request, training.schedule, training.request.objective
         images = _size(request.dataset, "train", request.data_dir)
@@ -147,25 +179,24 @@ class _CostMeter:
         tested = len(request.tests.chosen(_size(request.dataset, "test", request.data_dir))) * objective.copies
         return copies * (schedule.epochs * update + attacked * attack) + tests * tested * (update + attack)
 
-    def _measure_update(self, training: TrainingPlan) -> tuple[float, float]:
+    def _measure_update(self, training: TrainingPlan) -> tuple[Any, Any]:
         """Seconds of an update per noisy copy: without an attack, and in addition for each step of the attack."""
         if not _steps(training.request.objective):
             return self._update_seconds(training, training.request.objective), 0.0
         few, many = (
             self._update_seconds(training, _with_steps(training.request.objective, count)) for count in _STEPS_MEASURED
         )
-        step = max(many - few, 0.0) / (_STEPS_MEASURED[1] - _STEPS_MEASURED[0])
         # On a busy machine the difference may have any size; but a step costs one forward and backward pass, and so
         # does the update itself.
-        step = min(step, few / (_STEPS_MEASURED[0] + 1))
+        step = np.sort(
+            np.clip((many - few) / (_STEPS_MEASURED[1] - _STEPS_MEASURED[0]), 0, few / (_STEPS_MEASURED[0] + 1))
+        )
         return few - _STEPS_MEASURED[0] * step, step
 
-    def _update_seconds(self, training: TrainingPlan, objective: Objective) -> float:
+    def _update_seconds(self, training: TrainingPlan, objective: Objective) -> Any:
         device, schedule = self.device, training.schedule
         shape = training.description.image_shape
-        fewest = max(_FEWEST_IMAGES, _FEWEST_NUMBERS // math.prod(shape))
-        local_batch = -(-schedule.batch // self.processes)
-        count = local_batch if device.type == "cuda" else min(local_batch, fewest)
+        count = self._images(-(-schedule.batch // self.processes), shape)
         network = get_architecture(training.request.arch, training.description, "normalize")
         model = training.request.execution.prepare(network, device)
         optimizer = torch.optim.SGD(model.parameters(), 1e-4, momentum=schedule.momentum)
@@ -181,13 +212,14 @@ class _CostMeter:
 
         return self._seconds(once) / (count * objective.copies)
 
-    def _measure_pass(self, training: TrainingPlan, evaluation: EvaluationPlan, with_gradient: bool) -> float:
+    def _measure_pass(self, training: TrainingPlan, evaluation: EvaluationPlan, with_gradient: bool) -> Any:
         """Seconds of a vote, or of the gradient at one noisy copy, as attacks on a trained classifier compute it."""
         shape = training.description.image_shape
         network = get_architecture(training.request.arch, training.description, "normalize").eval()
         voter = arrange(network, self.device, torch.rand(shape), evaluation.request.precision)
         stated = evaluation.attack_batch if with_gradient else evaluation.request.batch
         batch = stated or default_batch(voter, shape, self.device, with_gradient=with_gradient)
+        batch = self._images(batch, shape)
         image = torch.rand(1, *shape, device=self.device)
 
         def once() -> None:
@@ -200,16 +232,31 @@ class _CostMeter:
         with torch.inference_mode(not with_gradient):
             return self._seconds(once) / batch
 
-    def _seconds(self, work: Callable[[], None]) -> float:
-        """The median time of several runs, after one run to warm up."""
-        times = []
-        for _ in range(1 + _REPEATS):
-            start = time.perf_counter()
+    def _images(self, batch: int, shape: Sequence[int]) -> int:
+        """How many images to measure a pass on, of a batch."""
+        return (
+            batch
+            if self.device.type == "cuda"
+            else min(batch, max(_FEWEST_IMAGES, _FEWEST_NUMBERS // math.prod(shape)))
+        )
+
+    def _seconds(self, work: Callable[[], None]) -> Any:
+        """The shortest and the longest time of several runs, [2], after one run to warm up unless time is short.
+
+        Waiting for other programs is no processor time; but neither is that of several threads the time that they take.
+        """
+        times: list[tuple[float, float]] = []
+        threads, on_cpu = torch.get_num_threads(), self.device.type == "cpu"
+        while not times or (len(times) <= _REPEATS and time.monotonic() < self._end):
+            start, used = time.perf_counter(), time.process_time()
             work()
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
-            times.append(time.perf_counter() - start)
-        return statistics.median(times[1:])
+            clock, processor = time.perf_counter() - start, (time.process_time() - used) / threads
+            times.append((processor if on_cpu else clock, processor if on_cpu and threads == 1 else clock))
+        times = times[1:] or times
+        self.fewest = min(self.fewest, len(times))
+        return np.array([min(times)[0], max(longest for _, longest in times)])
 
 
 def _kind(training: TrainingPlan) -> tuple:
@@ -251,11 +298,13 @@ def _size(dataset: str, split: str, data_dir: str | Path | None) -> int:
 
 
 def _starting_seconds(plan: Plan) -> float:
-    """Seconds until a command begins its work."""
-    start = time.perf_counter()
+    """Seconds of processor time, or where that is not known of time, until a command begins its work."""
+    start, before = time.perf_counter(), os.times()
     command = [sys.executable, "-m", "smoothadv", "certify", "--help"]
     environment = {**os.environ, **stage_environment(plan.job)}
     done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL)
     if done.returncode:
         raise UserError("the command certify does not start")
-    return time.perf_counter() - start
+    after = os.times()
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return used or time.perf_counter() - start

@@ -26,7 +26,8 @@ class Plan:
     """A job for a ``model`` of the grid, and the plans of its evaluations of the ``classifier`` that it makes.
 
     ``trainings`` has the plan of the job's training or, for an ensemble, of those of all members, done by other jobs.
-    ``pending`` are tables of evaluations for which the model may yet be chosen as one of the best.
+    ``pending`` are tables of evaluations for which the model may yet be chosen as one of the best, ``possible`` the
+    plans of these evaluations.
     """
 
     job: Job
@@ -35,6 +36,7 @@ class Plan:
     classifier: Members
     evaluations: tuple[EvaluationPlan, ...] = ()
     pending: tuple[EvaluationTable, ...] = ()
+    possible: tuple[EvaluationPlan, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,8 @@ class _Planner:
         )
         for plan in plans:
             if best is None and plan.job.name in chosen:
-                yield replace(plan, pending=(*plan.pending, table))
+                possible = (self._evaluation(table, sigma, plan)[1] for sigma in table.sigmas)
+                yield replace(plan, pending=(*plan.pending, table), possible=(*plan.possible, *possible))
             else:
                 yield self._with_evaluations(plan, table) if best and plan.job.name in best else plan
 
