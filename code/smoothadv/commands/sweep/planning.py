@@ -137,6 +137,7 @@ class _Planner:
     def __init__(self, grid: Grid, shared: SharedOptions) -> None:
         self.grid, self.shared, self.cwd = grid, shared, Path.cwd()
         self._reader = CommandReader()
+        self._trainings: dict[Path, TrainingStage] = {}
 
     def plan(self, model: Model) -> Plan:
         words, plan, name = self._training(model)
@@ -149,6 +150,7 @@ class _Planner:
             started_from=request.pretrained_model and self.cwd / request.pretrained_model,
             needs=tuple(self.cwd / path for path in (request.pretrained_model, request.use_unlabelled) if path),
         )
+        self._trainings[training.checkpoint] = training
         return self._plan(model, name, Members(training.checkpoint, (training.checkpoint,)), (plan,), training)
 
     def ensembles(self, table: EnsembleTable, plans: Sequence[Plan]) -> Iterator[Plan]:
@@ -274,5 +276,6 @@ class _Planner:
             settings=evaluation.settings,
             selection=evaluation.selection,
             needs=classifier.paths if classifier.mean else (),
+            members=tuple(self._trainings[path] for path in classifier.paths) if classifier.mean else (),
         )
         return stage, evaluation
