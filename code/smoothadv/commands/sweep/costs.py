@@ -73,6 +73,8 @@ def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
     ]
     if any(evaluation.may_stop_early for plan in plans for evaluation in plan.evaluations):
         lines.append("certifying counts all --N draws; a procedure that stops early takes fewer")
+    if any(plan.pending for plan in plans):
+        lines.append("the evaluations of the best models come on top: these are not known yet")
     return "\n".join(lines)
 
 

@@ -70,6 +70,11 @@ def plan_sweep(grid: Grid, shared: SharedOptions) -> list[Plan]:
                 f"{plan.model.source}: two models would share the folder {plan.job.name}, one from "
                 f"{other.model.source}: {_differences(other.model.options, plan.model.options)}"
             )
+    everything = plans
+    for table in grid.evaluations:  # as if all were the best: an error must not wait for the logs that choose them
+        everything = list(planner.evaluated(everything, replace(table, best=None)))
+    if not any(table.best for table in grid.evaluations):
+        return everything
     for table in grid.evaluations:
         plans = list(planner.evaluated(plans, table))
     return plans
