@@ -324,3 +324,36 @@ def test_bands_for_all_radii_at_once_are_called_so(workplace, analyze):
 def test_bands_and_curves_that_cannot_be_are_usage_errors(workplace, analyze, arguments, message):
     outcome = analyze(arguments[0], log("one.tsv", [0.5] * 4), *arguments[1:])
     assert outcome.code == 2 and message in outcome.err.splitlines()[-1] and not Path("x.png").exists()
+
+
+EVERY_TENTH, EVERY_THIRD = range(0, 60, 10), range(0, 60, 3)
+IN_BOTH = len({*EVERY_TENTH} & {*EVERY_THIRD})
+
+
+def certified(path: str, idx: range, count: int, model: str, **settings) -> None:
+    """A finished log in which the first ``count`` images are certified at 0.4."""
+    radii = [0.4 if number < count else 0.0 for number in range(len(idx))]
+    log(path, radii, idx, {"images": 60, "skip": 1, "max": len(idx)}, checkpoint_sha256=model, **settings)
+
+
+@pytest.mark.parametrize(
+    "further",
+    [
+        {},
+        {"another sigma": {"sigma": 0.75}, "and another": {"sigma": 1.0}},
+        {"of top 3": {"method": "top-k", "top_k": 3, "idx": range(60)}},
+        {"of other data": {"dataset": "corrupted", "dataset_fingerprint": "cd", "idx": range(60)}},
+    ],
+    ids=str,
+)
+def test_held_out_is_of_the_images_procedure_and_data_of_the_choice(analyze, further):
+    """Further logs of the two best of three models change nothing, though there are more of them, or of more images."""
+    for number, model in enumerate("abc"):
+        certified(f"logs/{model}/all.tsv", EVERY_TENTH, 4 - number, model)
+    for model in "ab":
+        certified(f"logs/{model}/more.tsv", EVERY_THIRD, 20, model, dataset_fingerprint=None if model == "a" else "ab")
+        for name, settings in further.items():
+            certified(f"logs/{model}/{name}.tsv", **{"idx": EVERY_THIRD, "count": 60, "model": model, **settings})
+    (row,) = records(analyze("held_out", "A=logs", "--radii", 0.25, "--format", "json"))
+    assert (row["model"], row["models"], row["chosen"]) == ("a/all", 3, 4 / 6), row
+    assert (row["held_out"], row["held_out_examples"]) == (1, len(EVERY_THIRD) - IN_BOTH), row

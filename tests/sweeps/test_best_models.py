@@ -1,5 +1,6 @@
 """The second stage of a sweep: the best models by one [[certify]] are certified on more images by another."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,20 @@ def test_held_out_accuracy_leaves_out_the_images_that_chose(first_stage, capsys)
 def test_held_out_needs_other_images(first_stage, capsys):
     outcome = call(capsys, "analyze", "held_out", "A=logs/grid")
     assert outcome.code == 1 and "images beside those that chose it" in outcome.err and outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("mistaken", "said"),
+    [({"skp": 3}, "unknown option --skp"), ({"name": "all"}, "two tables would write"), ({"max": 0}, "--max")],
+)
+def test_error_in_a_table_about_the_best_does_not_wait_for_their_logs(capsys, mistaken, said):
+    write_grid(Path("grid.toml"), SWEEP, certify=[FEW, {**MORE, **mistaken}])
+    outcome = call(capsys, "sweep", "plan", "grid.toml", "--no-cost", *CPU)
+    assert outcome.code and said in outcome.err and not outcome.out
+
+
+def test_costs_say_that_the_best_models_come_on_top(capsys, monkeypatch):
+    monkeypatch.setattr("smoothadv.commands.sweep.costs._CostMeter.cost", lambda *_: Counter({"training": 1.0}))
+    for certify, told in (([FEW], 0), ([FEW, MORE], 1)):
+        write_grid(Path("grid.toml"), SWEEP, certify=certify)
+        assert call(capsys, "sweep", "plan", "grid.toml", *CPU).out.count("best models come on top") == told

@@ -9,7 +9,7 @@ from smoothadv.analysis.shared.hyper_parameters import certification_parameters
 from smoothadv.errors import UserError
 from smoothadv.sweeps.jobs import StateKind, state_of
 from support.commands import call, rows, succeed
-from support.sweeping import finish, jobs_of, write_grid
+from support.sweeping import do, finish, jobs_of, write_grid
 from support.warm import patch_stages
 
 pytestmark = pytest.mark.usefixtures("workplace")
@@ -70,3 +70,14 @@ def test_a_single_member_is_refused():
     grid = write_grid(Path("grid.toml"), {"noise": [0.25, 0.5], "group": "A"}, ensemble=[{"of": "A"}])
     with pytest.raises(UserError, match=r"\[\[ensemble\]\] 1: gaussian/.*noise_0.25 would be alone: .* but seed"):
         jobs_of(grid)
+
+
+def test_a_member_of_another_recipe_is_not_evaluated():
+    """The grid was edited after a member had been trained, so that its own job fails, and the ensemble must too."""
+    write_grid(Path("grid.toml"), SEEDS, ensemble=[{"of": "single"}], certify=[CERTIFY])
+    for job in jobs_of(Path("grid.toml"))[:2]:
+        do(job.stages[0])
+    write_grid(Path("grid.toml"), {**SEEDS, "weight-decay": 0.5}, ensemble=[{"of": "single"}], certify=[CERTIFY])
+    for job in jobs_of(Path("grid.toml")):
+        state = state_of(job)
+        assert state.kind is StateKind.FAILED and "holds a model of another recipe" in state.detail, job.name

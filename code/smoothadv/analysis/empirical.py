@@ -110,8 +110,14 @@ def attack_radius(log: Log) -> float:
 
 def model_of(log: Log) -> tuple[object, ...]:
     """What identifies a smoothed classifier: checkpoint and sigma, or the part of the path that describes no attack."""
-    digest = log.parameters.settings.get("checkpoint_sha256") or log.parameters.settings.get("module_sha256")
-    return (str(digest), log.parameters.get("sigma")) if digest else path_without_attack(log.path)
+    digest = digest_of(log)
+    return (digest, log.parameters.get("sigma")) if digest else path_without_attack(log.path)
+
+
+def digest_of(log: Log) -> str:
+    """The digest of the file with the weights, or of those of all members; "" where no manifest tells."""
+    settings = log.parameters.settings
+    return str(settings.get("checkpoint_sha256") or settings.get("module_sha256") or "")
 
 
 def _most_accurate(models: list[list[Log]]) -> Attacked:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.empirical import model_of
+from smoothadv.analysis.empirical import digest_of, model_of
 from smoothadv.analysis.envelope import Envelope
 from smoothadv.analysis.shared.logs import Log, Logs, grouped
 from smoothadv.analysis.shared.radii import AtRadii
@@ -20,7 +20,9 @@ class HeldOut(Choosing, AtRadii, Analysis):
     """at each radius the best log of its group, as the paper reports it, and the same model on other images: logs of
     the images on which most models were certified choose; another log of the chosen model has the other images"""
 
-    confidence: float = setting(0.95, parse=probability, help="LEVEL of the difference's interval")
+    confidence: float = setting(
+        0.95, parse=probability, help="LEVEL of the difference's interval, as if the model had not been chosen"
+    )
 
     def __call__(self, logs: Logs) -> Table:
         groups = grouped(self.taking_part(logs.certification), lambda log: log.group)
@@ -47,10 +49,12 @@ class HeldOut(Choosing, AtRadii, Analysis):
     def _rows(self, name: str, group: Sequence[Log], choosing: list[Log], radii: Sequence[float]) -> list[list[Cell]]:
         envelope = Envelope(self.norm, self.high_probability, self.radii, self.unfinished)
         rows: list[list[Cell]] = []
+        of_choice = list({log.table["idx"].to_numpy().tobytes(): log for log in choosing}.values())
         for radius, best in zip(radii, envelope.select(choosing, radii)):
             count = len(best.log.table)
             row: list[Cell] = [name, float(radius), best.log.label, len(choosing), best.certified_accuracy, count]
-            further = [_without(log, best.log) for log in group if model_of(log) == model_of(best.log)]
+            alike = [log for log in group if _kind(log) == _kind(best.log)]
+            further = [_without(log, of_choice) for log in alike if model_of(log) == model_of(best.log)]
             other = max(further, key=lambda log: len(log.table))
             if len(other.table) and best.certified_accuracy:
                 accuracy = float(self.accuracies(other, [radius])[0])
@@ -69,14 +73,29 @@ class HeldOut(Choosing, AtRadii, Analysis):
 
 
 def _of_most_models(logs: Sequence[Log]) -> list[Log]:
-    """The logs of the images on which most models were certified; of equally many, those with fewer images."""
-    return max(grouped(logs, lambda log: log.images).values(), key=lambda some: (len(some), -len(some[0].table)))
+    """The logs of the images, and procedure, of the most models; of equally many, those with fewer images."""
+
+    def size(some: list[Log]) -> tuple[int, int]:
+        return len({digest_of(log) or log.path for log in some}), -len(some[0].table)
+
+    return max(grouped(logs, lambda log: (log.images, log.procedure)).values(), key=size)
 
 
-def _without(log: Log, other: Log) -> Log:
-    """The log without the images of the other one."""
-    data = [
-        (some.parameters.get("split"), some.parameters.settings.get("dataset_fingerprint")) for some in (log, other)
-    ]
-    is_shared = log.table["idx"].isin(other.table["idx"]) & (data[0] == data[1])
-    return replace(log, table=log.table[~is_shared])
+def _kind(log: Log) -> tuple[str, object]:
+    """What must be equal where accuracies on two sets of images are compared."""
+    return log.procedure, log.parameters.get("dataset")
+
+
+def _without(log: Log, others: Sequence[Log]) -> Log:
+    """The log without the images of the others, unless manifests say that theirs are of other data."""
+    table = log.table
+    for other in others:
+        if all(_is_same(log, other, name) for name in ("split", "dataset_fingerprint")):
+            table = table[~table["idx"].isin(other.table["idx"])]
+    return replace(log, table=table)
+
+
+def _is_same(log: Log, other: Log, name: str) -> bool:
+    """Whether a setting is the same in both logs, as far as they tell."""
+    values = log.parameters.settings.get(name), other.parameters.settings.get(name)
+    return None in values or values[0] == values[1]

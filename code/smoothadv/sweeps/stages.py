@@ -90,7 +90,8 @@ class EvaluationStage:
     """Writes ``logs`` about ``classifier``; ``words``, ``title`` and ``needs`` as in ``TrainingStage``.
 
     ``settings`` has, for each log, those settings of its manifest that are known before it is written. ``selection``
-    says which images are evaluated: the values of the options ``skip`` and ``max``.
+    says which images are evaluated: the values of the options ``skip`` and ``max``. ``members`` are the trainings, in
+    other jobs, of an ensemble.
     """
 
     words: tuple[str, ...]
@@ -100,6 +101,7 @@ class EvaluationStage:
     settings: tuple[Mapping[str, Any], ...]
     selection: Mapping[str, Any]
     needs: tuple[Path, ...] = ()
+    members: tuple[TrainingStage, ...] = ()
 
     def prepare(self) -> None:
         """Write the file that describes the classifier if it is an ensemble."""
@@ -109,7 +111,8 @@ class EvaluationStage:
 
     def progress(self) -> StageProgress:
         parts = [self._one(log, settings) for log, settings in zip(self.logs, self.settings)]
-        conflict = next((part.conflict for part in parts if part.conflict), "")
+        of_members = (member.progress() for member in self.members)  # another recipe's model must not stand for theirs
+        conflict = next((part.conflict for part in (*parts, *of_members) if part.conflict), "")
         totals = [part.total for part in parts]
         total = None if None in totals else sum(filter(None, totals))
         return StageProgress(sum(part.done for part in parts), total, "images", conflict)

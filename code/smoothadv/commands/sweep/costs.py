@@ -78,6 +78,8 @@ def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
         lines.append(f"the best models, chosen later, are not counted: at most {_duration(later.total())} more")
     if any(evaluation.may_stop_early for plan in plans for evaluation in plan.evaluations):
         lines.append("certifying counts all --N draws; a procedure that stops early takes fewer")
+    if any(plan.pending for plan in plans):
+        lines.append("the evaluations of the best models come on top: these are not known yet")
     return "\n".join(lines)
 
 

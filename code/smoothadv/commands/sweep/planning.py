@@ -72,6 +72,11 @@ def plan_sweep(grid: Grid, shared: SharedOptions) -> list[Plan]:
                 f"{plan.model.source}: two models would share the folder {plan.job.name}, one from "
                 f"{other.model.source}: {_differences(other.model.options, plan.model.options)}"
             )
+    everything = plans
+    for table in grid.evaluations:  # as if all were the best: an error must not wait for the logs that choose them
+        everything = list(planner.evaluated(everything, replace(table, best=None)))
+    if not any(table.best for table in grid.evaluations):
+        return everything
     for table in grid.evaluations:
         plans = list(planner.evaluated(plans, table))
     return plans
@@ -139,6 +144,7 @@ class _Planner:
     def __init__(self, grid: Grid, shared: SharedOptions) -> None:
         self.grid, self.shared, self.cwd = grid, shared, Path.cwd()
         self._reader = CommandReader()
+        self._trainings: dict[Path, TrainingStage] = {}
 
     def plan(self, model: Model) -> Plan:
         words, plan, name = self._training(model)
@@ -151,6 +157,7 @@ class _Planner:
             started_from=request.pretrained_model and self.cwd / request.pretrained_model,
             needs=tuple(self.cwd / path for path in (request.pretrained_model, request.use_unlabelled) if path),
         )
+        self._trainings[training.checkpoint] = training
         return self._plan(model, name, Members(training.checkpoint, (training.checkpoint,)), (plan,), training)
 
     def ensembles(self, table: EnsembleTable, plans: Sequence[Plan]) -> Iterator[Plan]:
@@ -277,5 +284,6 @@ class _Planner:
             settings=evaluation.settings,
             selection=evaluation.selection,
             needs=classifier.paths if classifier.mean else (),
+            members=tuple(self._trainings[path] for path in classifier.paths) if classifier.mean else (),
         )
         return stage, evaluation
