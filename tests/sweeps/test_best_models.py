@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from smoothadv.analysis.envelope import Envelope
+from smoothadv.analysis.shared.selection import Selected
 from smoothadv.bounds import certified_radius
 from smoothadv.records import format_radius, tsv
 from support.commands import call, header, rows
@@ -69,7 +71,9 @@ def test_best_models_are_certified_on_more_images_as_soon_as_all_have_been_compa
 def test_one_run_does_both_stages(capsys, warm, monkeypatch):
     """Every model that certifies an image at some radius is compared; those of no such image are not chosen."""
     patch_stages(warm, monkeypatch)
-    monkeypatch.setattr("smoothadv.commands.sweep.planning._best_logs", lambda logs: set(list(logs)[1:]))
+    monkeypatch.setattr(
+        Envelope, "select", lambda envelope, group, radii: [Selected(log, 1.0) for log in group if "0.50" in log.name]
+    )
     write_grid(Path("grid.toml"), {**SWEEP, "noise": [0.25, 0.5]}, certify=[FEW, {**MORE, "best": True}], threads=1)
     outcome = call(capsys, "sweep", "run", "grid.toml", *CPU)
     assert outcome.code == 0 and "; the best models, for 'more', are not known yet" in outcome.out.splitlines()[0]

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,20 +80,6 @@ def plan_sweep(grid: Grid, shared: SharedOptions) -> list[Plan]:
     for table in grid.evaluations:
         plans = list(planner.evaluated(plans, table))
     return plans
-
-
-def _best_logs(logs: Mapping[Path, Plan]) -> set[Path]:
-    """Of certification logs those that certify most of their group at one of the default radii, as ``envelope`` does.
-
-    UserError if one of them cannot be read.
-    """
-    read = read_logs([f"{plan.model.group}={path}" for path, plan in logs.items()], warn=warn).certification
-    if len(read) < len(logs):
-        raise UserError(f"the best of {len(logs)} models cannot be chosen from {len(read)} logs: put the others right")
-    envelope = Envelope()
-    radii = envelope.chosen_radii(read)
-    winners = [best for group in groups_of(read, []).values() for best in envelope.select(group, radii)]
-    return {best.log.path for best in winners if best.certified_accuracy > 0}
 
 
 def _differences(one: Options, other: Options) -> str:
@@ -187,29 +173,32 @@ class _Planner:
 
     def evaluated(self, plans: Sequence[Plan], table: EvaluationTable) -> Iterator[Plan]:
         """The plans with the evaluations that a table asks for, or saying that the best models are not known yet."""
-        chosen = {plan.job.name for plan in plans if plan.model.group in table.groups}
-        best = (
-            chosen
-            if table.best is None
-            else self._best([plan for plan in plans if plan.job.name in chosen], table.best)
-        )
+        concerned = {plan.job.name: plan for plan in plans if plan.model.group in table.groups}
+        best = self._best(concerned, table.best) if table.best else concerned.keys()
         for plan in plans:
-            if best is None and plan.job.name in chosen:
+            if best is None and plan.job.name in concerned:
                 possible = (self._evaluation(table, sigma, plan)[1] for sigma in table.sigmas)
                 yield replace(plan, pending=(*plan.pending, table), possible=(*plan.possible, *possible))
             else:
                 yield self._with_evaluations(plan, table) if best and plan.job.name in best else plan
 
-    def _best(self, plans: Sequence[Plan], chooser: EvaluationTable) -> set[str] | None:
-        """The names of the jobs whose models are the best by the logs of a table; None while one is incomplete."""
-        logs: dict[Path, Plan] = {}
-        for plan in plans:
-            log = self._output(chooser, chooser.sigmas[0], plan)
-            stage = next(stage for stage in plan.job.evaluations if stage.logs == (self.cwd / log,))
-            if not stage.progress().is_complete:
-                return None
-            logs[log] = plan
-        return {logs[log].job.name for log in _best_logs(logs)}
+    def _best(self, plans: Mapping[str, Plan], chooser: EvaluationTable) -> Collection[str] | None:
+        """The names of the ``plans`` that are the best of their group at a default radius, as ``envelope`` chooses.
+
+        None while a log of the table that chooses is incomplete; UserError if one cannot be read.
+        """
+        names = {self._output(chooser, chooser.sigmas[0], plan): name for name, plan in plans.items()}
+        places = {self.cwd / log for log in names}
+        stages = [stage for plan in plans.values() for stage in plan.job.evaluations if stage.logs[0] in places]
+        if not all(stage.progress().is_complete for stage in stages):
+            return None
+        logs = read_logs([f"{plans[name].model.group}={log}" for log, name in names.items()], warn=warn).certification
+        if len(logs) < len(names):
+            raise UserError(f"the best of {len(names)} models cannot be chosen from {len(logs)} logs")
+        envelope = Envelope()
+        radii = envelope.chosen_radii(logs)
+        winners = [best for group in groups_of(logs, []).values() for best in envelope.select(group, radii)]
+        return {names[best.log.path] for best in winners if best.certified_accuracy > 0}
 
     def _plan(
         self,
@@ -267,12 +256,8 @@ class _Planner:
         output, classifier = self._output(table, sigma, plan), plan.classifier
         options = fill_placeholders(table.options, plan.model.options, table.source)
         value = _sigma(table, sigma, plan.model, plan.trainings[0].request.objective)
-        words = [
-            str(plan.model.options["dataset"]),
-            os.path.relpath(classifier.name, self.cwd),
-            str(value),
-            str(output),
-        ]
+        checkpoint = os.path.relpath(classifier.name, self.cwd)
+        words = [str(plan.model.options["dataset"]), checkpoint, str(value), str(output)]
         words += [*self._reader.option_words(table.command, options, table.source), *self.shared.words]
         read = self._reader.read_attack if table.command == "attack" else self._reader.read_certification
         evaluation = read(words, [training.request.arch for training in plan.trainings], table.source)
