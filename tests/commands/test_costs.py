@@ -145,8 +145,9 @@ def test_little_is_measured_on_a_slow_machine(monkeypatch):
     assert (len(calls), machine.fewest) == (1, 1)
 
 
-def test_step_of_an_attack_is_measured(workplace):
+def test_step_of_an_attack_is_measured(workplace, monkeypatch):
     """With real measurements: an update takes time, and so does a step of its attack."""
+    monkeypatch.setattr(costs, "_REPEATS", 1)
     (plan,) = plans('attack = "PGD"\nepsilon = 0.5\nnum-steps = 4\nbatch = 64\n[[sweep]]\nseed = 0\n')
     machine = costs._CostMeter(torch.device("cpu"))
     update, step = machine._measure_update(plan.trainings[0])
