@@ -149,7 +149,7 @@ def test_false_claims_in_many_runs_of_the_default_size():
             if p[1] + p[0] <= 1:
                 assert not too_many(false_claims(procedure, p, 200_000), 200_000, SMALL.alpha)
     for p in [*POINTS.values(), [1e-3] * 1000]:
-        runs = 200_000 if len(p) < 1000 else 20_000
+        runs = 200_000 if len(p) < 1000 else 5_000
         assert not too_many(false_claims(procedure, p, runs), runs, SMALL.alpha)
 
 
