@@ -119,4 +119,4 @@ def test_costs_say_that_the_best_models_come_on_top(capsys, monkeypatch):
     monkeypatch.setattr("smoothadv.commands.sweep.costs._CostMeter.cost", lambda *_: Counter({"training": 1.0}))
     for certify, told in (([FEW], 0), ([FEW, MORE], 1)):
         write_grid(Path("grid.toml"), SWEEP, certify=certify)
-        assert call(capsys, "sweep", "plan", "grid.toml", *CPU).out.count("best models come on top") == told
+        assert call(capsys, "sweep", "plan", "grid.toml", *CPU).out.count("the best models, chosen later") == told

@@ -64,11 +64,13 @@ def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
         with tqdm(plans, "measuring", unit="job", disable=None, delay=1, leave=False) as measured:
             costs = [meter.cost(plan) for plan in measured]
         later = _sum(meter.evaluations(plan, plan.possible) for plan in plans)
-        clock = _clock(meter.device)
+        count = torch.get_num_threads()
     finally:
         torch.set_num_threads(threads)
     total, each = _sum(costs), np.sort([cost.total() for cost in costs], axis=0)
     shares = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in total.items())
+    many = f"processor time of {count} threads, shared equally, to time" if count > 1 else "processor time"
+    clock = "time" if meter.device.type == "cuda" else many
     lines = [
         f"about {_duration(total.total())} on {device_name(meter.device)}, one process at a time: {shares}",
         f"the shortest job takes about {_duration(each[0])}, the longest {_duration(each[-1])}",
@@ -78,21 +80,7 @@ def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
         lines.append(f"the best models, chosen later, are not counted: at most {_duration(later.total())} more")
     if any(evaluation.may_stop_early for plan in plans for evaluation in plan.evaluations):
         lines.append("certifying counts all --N draws; a procedure that stops early takes fewer")
-    if any(plan.pending for plan in plans):
-        lines.append("the evaluations of the best models come on top: these are not known yet")
     return "\n".join(lines)
-
-
-def _clock(device: torch.device) -> str:
-    """What ``_CostMeter`` reads, for people."""
-    threads = torch.get_num_threads()
-    return (
-        "time"
-        if device.type == "cuda"
-        else "processor time"
-        if threads == 1
-        else f"processor time of {threads} threads, shared equally, to time"
-    )
 
 
 def _sum(costs: Iterable[Seconds]) -> Seconds:
@@ -190,9 +178,8 @@ class _CostMeter:
         )
         # On a busy machine the difference may have any size; but a step costs one forward and backward pass, and so
         # does the update itself.
-        step = np.sort(
-            np.clip((many - few) / (_STEPS_MEASURED[1] - _STEPS_MEASURED[0]), 0, few / (_STEPS_MEASURED[0] + 1))
-        )
+        steps = _STEPS_MEASURED[1] - _STEPS_MEASURED[0]
+        step = np.sort(np.clip((many - few) / steps, 0, few / (_STEPS_MEASURED[0] + 1)))
         return few - _STEPS_MEASURED[0] * step, step
 
     def _update_seconds(self, training: TrainingPlan, objective: Objective) -> Any:
@@ -236,11 +223,8 @@ class _CostMeter:
 
     def _images(self, batch: int, shape: Sequence[int]) -> int:
         """How many images to measure a pass on, of a batch."""
-        return (
-            batch
-            if self.device.type == "cuda"
-            else min(batch, max(_FEWEST_IMAGES, _FEWEST_NUMBERS // math.prod(shape)))
-        )
+        fewest = max(_FEWEST_IMAGES, _FEWEST_NUMBERS // math.prod(shape))
+        return batch if self.device.type == "cuda" else min(batch, fewest)
 
     def _seconds(self, work: Callable[[], None]) -> Any:
         """The shortest and the longest time of several runs, [2], after one run to warm up unless time is short.
