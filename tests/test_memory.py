@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from smoothadv.memory import batch_that_suits, is_out_of_memory
+from smoothadv.memory import batch_that_suits, is_out_of_memory, within_memory
 from smoothadv.smoothing.classifier import default_attack_batch, default_batch
 
 SHAPE = (3, 4, 4)
@@ -104,3 +104,15 @@ def test_other_errors_of_the_trial_are_not_taken_for_memory(gpu):
 
     with pytest.raises(RuntimeError, match="shapes do not match"):
         batch_that_suits(broken, SHAPE, gpu)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("no")], ids=str
+)
+def test_other_errors_are_not_taken_for_a_lack_of_memory(error):
+    def compute() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        within_memory(compute, halve=pytest.fail)
+    assert caught.value is error

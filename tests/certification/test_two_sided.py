@@ -17,6 +17,7 @@ from scipy import integrate, special, stats
 
 from smoothadv.bounds import _quantile_below, certified_radius, quantile_loss, two_sided_radius
 from smoothadv.certification import ABSTAIN, Smoothing
+from smoothadv.certification.top_k import TopK
 from smoothadv.certification.two_sided import TwoSided
 from smoothadv.core import Smooth
 from smoothadv.noise import GaussianNoise
@@ -245,3 +246,10 @@ def test_wedges_in_the_plane(distance):
     radii = both_bounds(np.random.default_rng(2).multinomial(100_000, p, 100_000), 100_000, ALPHA)
     assert not too_many(int((radii > distance).sum()), len(radii), ALPHA)
     assert abs(np.median(radii) / distance - 1) < 0.05
+
+
+@pytest.mark.parametrize("make", [TwoSided, lambda smoothing: TopK(smoothing, top_k=2)], ids=["two-sided", "top-2"])
+def test_distance_of_the_drawn_noise_from_a_gaussian_is_paid_for(make):
+    votes = np.tile([2] * 8 + [1, 0], 101)
+    found = [certify(make(Smoothing(0.5, 10, 1000, ALPHA, d)), ListedVotes(votes)) for d in (0.0, 1e-3, 0.01)]
+    assert [one.prediction for one in found] == [2] * 3 and found[0].radius > found[1].radius > found[2].radius > 0

@@ -357,3 +357,6 @@ def test_held_out_is_of_the_images_procedure_and_data_of_the_choice(analyze, fur
     (row,) = records(analyze("held_out", "A=logs", "--radii", 0.25, "--format", "json"))
     assert (row["model"], row["models"], row["chosen"]) == ("a/all", 3, 4 / 6), row
     assert (row["held_out"], row["held_out_examples"]) == (1, len(EVERY_THIRD) - IN_BOTH), row
+    lowered = ["held_out", "A=logs", "--radii", 0.25, "--high-probability", 0.5, "--format", "json"]
+    (row,) = records(analyze(*lowered))
+    assert 0 < row["held_out"] < 1 and row["difference"] is row["low"] is None, "deductions differ with the images"

@@ -29,7 +29,7 @@ class HeldOut(Choosing, AtRadii, Analysis):
         choosing = {name: _of_most_models(group) for name, group in groups.items()}
         radii = self.chosen_radii([log for some in choosing.values() for log in some])
         rows = [row for name, group in groups.items() for row in self._rows(name, group, choosing[name], radii)]
-        if all(row[-1] is None for row in rows):
+        if all(row[6] is None for row in rows):  # the column held_out
             raise UserError("held_out needs a further log of a chosen model, of images beside those that chose it")
         columns = [
             Column("group", "group", "text"),
@@ -58,8 +58,10 @@ class HeldOut(Choosing, AtRadii, Analysis):
             other = max(further, key=lambda log: len(log.table))
             if len(other.table) and best.certified_accuracy:
                 accuracy = float(self.accuracies(other, [radius])[0])
-                interval = self._interval(best.certified_accuracy, count, accuracy, len(other.table))
-                row += [accuracy, len(other.table), accuracy - best.certified_accuracy, *interval]
+                row += [accuracy, len(other.table)]
+                if self.high_probability is None:  # else each is lower by a deduction of its own
+                    interval = self._interval(best.certified_accuracy, count, accuracy, len(other.table))
+                    row += [accuracy - best.certified_accuracy, *interval]
             rows.append(row + [None] * (11 - len(row)))
         return rows
 
