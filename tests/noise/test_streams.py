@@ -75,6 +75,13 @@ def test_gaussian_check_rejects_another_distribution_of_the_same_moments():
     assert not is_gaussian_sample(uniform, 1.0)
 
 
+@pytest.mark.parametrize("sigma", [0.12, 1.0])
+def test_training_noise_is_gaussian_of_the_stated_scale(sigma):
+    sample = training_noise(torch.zeros(100, 1, 20, 20), 8, sigma, generator(0)).numpy()
+    assert is_gaussian_sample(sample, sigma)
+    assert not is_gaussian_sample(sample, 1.01 * sigma)
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2, 3])
 def test_draws_and_coordinates_are_uncorrelated(axis):
     sample = draws(4_000)
@@ -109,6 +116,12 @@ def test_global_generators_are_neither_read_nor_changed():
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(2)
     assert (draws(100) == first).all()
+
+
+def test_draws_can_be_changed_without_changing_later_ones():
+    stream = GaussianNoise(0.25, 0).stream(0, "cpu")
+    stream.draw(10, IMAGE).zero_()
+    assert (stream.draw(90, IMAGE).numpy() == draws(100)[10:]).all()
 
 
 @pytest.mark.parametrize("copies", [1, 3])

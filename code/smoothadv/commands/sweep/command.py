@@ -264,6 +264,8 @@ def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_detached:
     if is_detached and StateKind.FAILED not in counted:
         return
     advice = f"see python code/sweep.py status {grids}"
+    if counted.keys() & {StateKind.WAITING, StateKind.STOPPED}:
+        advice += f"; python code/sweep.py run {grids} continues"
     if StateKind.FAILED in counted:
         advice += f"; python code/sweep.py retry {grids} runs the failed ones again"
     raise UserError(f"{len(jobs) - counted.get(StateKind.DONE, 0)} of {len(jobs)} jobs are not done: {advice}")

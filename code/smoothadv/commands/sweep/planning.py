@@ -175,6 +175,8 @@ class _Planner:
         """The plans with the evaluations that a table asks for, or saying that the best models are not known yet."""
         concerned = {plan.job.name: plan for plan in plans if plan.model.group in table.groups}
         best = self._best(concerned, table.best) if table.best else concerned.keys()
+        if best is not None and not best:
+            warn(f"{table.source}: no model certifies anything at a default radius, so none is chosen as the best")
         for plan in plans:
             if best is None and plan.job.name in concerned:
                 possible = (self._evaluation(table, sigma, plan)[1] for sigma in table.sigmas)
