@@ -173,14 +173,17 @@ def cache_folder() -> Path:
     return Path(explicit) if explicit else Path(xdg or Path.home() / ".cache") / "smoothadv"
 
 
-def read_cached(name: str) -> bytes | None:
-    """The bytes that ``write_cached`` saved as ``name``; None if there is no such file or it is damaged."""
+def cached(name: str, compute: Callable[[], bytes]) -> bytes:
+    """The bytes that the cache has as ``name``; where they are missing or damaged, ``compute`` makes them."""
     try:
         content = (cache_folder() / name).read_bytes()
     except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
-        return None
+        content = b""
     digest, payload = content[:32], content[32:]
-    return payload if hashlib.sha256(payload).digest() == digest else None
+    if hashlib.sha256(payload).digest() != digest:
+        payload = compute()
+        write_cached(name, payload)
+    return payload
 
 
 def write_cached(name: str, payload: bytes) -> None:

@@ -318,12 +318,6 @@ class ExampleLog:
     def close(self) -> None:
         self._file.close()
 
-    def __enter__(self) -> ExampleLog:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def _check_manifest(self, now: dict[str, Any]) -> dict[str, Any]:
         """The manifest of the earlier runs; UserError unless they had the settings of ``now``, the present one."""
         try:
