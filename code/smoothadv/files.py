@@ -59,6 +59,18 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         raise
 
 
+def append_whole(file: IO[bytes], content: bytes, path: Path) -> None:
+    """Append ``content`` to the disk file ``path``, open unbuffered as ``file``; where that fails, none of it stays."""
+    before = os.fstat(file.fileno()).st_size
+    try:
+        while content:  # a write may write only a part and return its length
+            content = content[file.write(content) :]
+        os.fsync(file.fileno())
+    except OSError as error:
+        file.truncate(before)  # if the disk is full, half of it may be there
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def refuse_to_replace(path: Path, what: str, *starts: bytes) -> None:
     """UserError unless the file ``path`` is missing, empty or ``what``: a name given by mistake must destroy nothing.
 

@@ -50,8 +50,7 @@ def frozen(model: Model) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     model.eval()
-    for parameter, _ in flags:
-        parameter.requires_grad_(False)
+    model.requires_grad_(False)
     try:
         yield
     finally:

@@ -85,12 +85,11 @@ class GridProcedure(Procedure):
 
     def votes(self, label: int) -> Voting:
         selection = yield Draws(self.smoothing.n0)
-        candidate, skipped = int(selection.argmax()), False
+        candidate = int(selection.argmax())
+        skipped = self.label_aware and candidate != label
         votes = deciding = np.zeros_like(selection)
         drawn, looks, best = 0, 0, -1.0
-        if self.label_aware and candidate != label:
-            skipped = True
-        elif not self.is_futile(selection, candidate, -1, 0.0):
+        if not skipped and not self.is_futile(selection, candidate, -1, 0.0):
             for look, n in enumerate(self.looks):
                 votes = votes + (yield Draws(int(n) - drawn))
                 drawn, looks = int(n), look + 1
@@ -123,7 +122,4 @@ def cached_array(parameters: dict[str, Any], build: Callable[[], np.ndarray]) ->
 
 def digest_of(*arrays: np.ndarray) -> str:
     """A SHA-256, in hexadecimal, of the values of arrays."""
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(array.tobytes())
-    return digest.hexdigest()
+    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()

@@ -107,7 +107,6 @@ class EvaluationStage:
     def prepare(self) -> None:
         """Write the file that describes the classifier if it is an ensemble."""
         if self.classifier.mean:
-            self.classifier.name.parent.mkdir(parents=True, exist_ok=True)
             write_text(self.classifier.name, self.classifier.described())
 
     def progress(self) -> StageProgress:
