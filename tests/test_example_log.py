@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -22,8 +23,8 @@ WHOLE = b"idx\tlabel\tradius\n0\t3\t0.123456789\n20\t10\t0.0\n40\t7\t1.5\n"
 SETTINGS = {"sigma": 0.25, "n": 1000, "digest": "abc"}
 
 
-def open_log(path, existing: str = "refuse", settings: dict | None = None, **details) -> ExampleLog:
-    return ExampleLog(path, COLUMNS, SETTINGS if settings is None else settings, details, existing)
+def open_log(path, existing: str = "refuse", settings: dict | None = None, **details) -> closing[ExampleLog]:
+    return closing(ExampleLog(path, COLUMNS, SETTINGS if settings is None else settings, details, existing))
 
 
 def write_log(path, rows=ROWS, existing: str = "refuse"):
@@ -160,7 +161,8 @@ def test_setting_that_is_gone_is_named(tmp_path):
 
 def test_settings_compare_as_the_manifest_stores_them(tmp_path):
     for existing in ("refuse", "resume"):
-        open_log(tmp_path / "log", existing, {"classes": (1, 2), "sigma": 0.1 + 0.2}).close()
+        with open_log(tmp_path / "log", existing, {"classes": (1, 2), "sigma": 0.1 + 0.2}):
+            pass
 
 
 @pytest.mark.parametrize("content", [None, b"", b'{"settings": {"sig', b"[]", b"{}", b"\xff\xfe"])
@@ -197,7 +199,8 @@ def test_second_writer_is_refused_while_the_first_one_writes(tmp_path, existing)
         log.append(ROWS[1])
         log.append(ROWS[2])
     assert (tmp_path / "log").read_bytes() == WHOLE
-    open_log(tmp_path / "log", existing).close()
+    with open_log(tmp_path / "log", existing):
+        pass
 
 
 WRITER = """

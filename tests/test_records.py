@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from importlib import metadata
@@ -131,7 +132,7 @@ def test_manifest_lies_beside_the_log(tmp_path):
 
 
 def test_manifest_says_which_settings_made_the_log_and_which_run(tmp_path):
-    with ExampleLog(tmp_path / "log", ("idx",), {"sigma": 0.25, "classes": (1, 2)}, {"device": "cpu"}):
+    with closing(ExampleLog(tmp_path / "log", ("idx",), {"sigma": 0.25, "classes": (1, 2)}, {"device": "cpu"})):
         manifest = json.loads(manifest_path(tmp_path / "log").read_text())
     assert manifest["settings"] == {"sigma": 0.25, "classes": [1, 2]}
     assert manifest["runs"] == [{"first_row": 0, "device": "cpu"}]

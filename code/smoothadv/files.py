@@ -59,6 +59,18 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         raise
 
 
+def append_whole(file: IO[bytes], content: bytes, path: Path) -> None:
+    """Append ``content`` to the disk file ``path``, open unbuffered as ``file``; where that fails, none of it stays."""
+    before = os.fstat(file.fileno()).st_size
+    try:
+        while content:  # a write may write only a part and return its length
+            content = content[file.write(content) :]
+        os.fsync(file.fileno())
+    except OSError as error:
+        file.truncate(before)  # if the disk is full, half of it may be there
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def refuse_to_replace(path: Path, what: str, *starts: bytes) -> None:
     """UserError unless the file ``path`` is missing, empty or ``what``: a name given by mistake must destroy nothing.
 
@@ -173,14 +185,17 @@ def cache_folder() -> Path:
     return Path(explicit) if explicit else Path(xdg or Path.home() / ".cache") / "smoothadv"
 
 
-def read_cached(name: str) -> bytes | None:
-    """The bytes that ``write_cached`` saved as ``name``; None if there is no such file or it is damaged."""
+def cached(name: str, compute: Callable[[], bytes]) -> bytes:
+    """The bytes that the cache has as ``name``; where they are missing or damaged, ``compute`` makes them."""
     try:
         content = (cache_folder() / name).read_bytes()
     except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
-        return None
+        content = b""
     digest, payload = content[:32], content[32:]
-    return payload if hashlib.sha256(payload).digest() == digest else None
+    if hashlib.sha256(payload).digest() != digest:
+        payload = compute()
+        write_cached(name, payload)
+    return payload
 
 
 def write_cached(name: str, payload: bytes) -> None:

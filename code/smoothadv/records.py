@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.errors import UserError, warn
-from smoothadv.files import lock, read_json, refuse_to_replace, write_json
+from smoothadv.files import append_whole, lock, read_json, refuse_to_replace, write_json
 
 CHECKPOINT = "checkpoint.pth.tar"
 TRAINING_LOG = "log.txt"
@@ -305,24 +305,10 @@ class ExampleLog:
             )
 
     def _write(self, fields: Iterable[str]) -> None:
-        whole = os.fstat(self._file.fileno()).st_size
-        try:
-            line = ("\t".join(fields) + "\n").encode()
-            while line:  # a write may write only a part and return its length
-                line = line[self._file.write(line) :]
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            self._file.truncate(whole)  # if the disk is full, half of the row may be there
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
+        append_whole(self._file, ("\t".join(fields) + "\n").encode(), self.path)
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> ExampleLog:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _check_manifest(self, now: dict[str, Any]) -> dict[str, Any]:
         """The manifest of the earlier runs; UserError unless they had the settings of ``now``, the present one."""

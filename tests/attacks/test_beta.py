@@ -7,7 +7,7 @@ import torch
 
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.ddn import DDN
-from smoothadv.attacks.estimators import PlugIn, plug_in, plug_in_at, smoothed_loss
+from smoothadv.attacks.estimators import PlugIn, plug_in, smoothed_loss
 from smoothadv.attacks.pgd import PGD
 from smoothadv.attacks.shared.geometry import unit
 from smoothadv.attacks.shared.micro_batches import InParts
@@ -77,11 +77,10 @@ def test_all_attacks_and_targets_take_it_and_restarts_compete_by_its_objective(a
 
 
 def test_manifests_tell_it_where_it_is_not_1_the_papers_attack():
-    assert plug_in_at(1) is plug_in
-    assert settings_record(PGD(0.5, 4, estimator=plug_in_at(4.0)))["estimator"] == {"name": "PlugIn", "beta": 4.0}
+    assert settings_record(PGD(0.5, 4, estimator=PlugIn(4.0)))["estimator"] == {"name": "PlugIn", "beta": 4.0}
 
 
 @pytest.mark.parametrize("beta", [0.0, -1.0, math.inf, math.nan])
 def test_other_numbers_are_refused(beta):
     with pytest.raises(ValueError, match="beta: found .*, expected a finite number above 0"):
-        plug_in_at(beta)
+        PlugIn(beta)

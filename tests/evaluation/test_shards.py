@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,7 @@ def write_shard(
     part = Shard(index, count)
     record = {**SETTINGS, **changed, "shard": part.record(examples)}
     path = part.path(log)
-    with ExampleLog(path, columns, record, {"device": f"device {index}"}, "overwrite") as written:
+    with closing(ExampleLog(path, columns, record, {"device": f"device {index}"}, "overwrite")) as written:
         for idx in part.of(examples) if rows is None else rows:
             written.append({"idx": idx, "label": idx % 10, "time": f"0:00:0{index}", "more": 1})
     return path
@@ -134,7 +135,7 @@ def test_manifest_of_the_whole_has_the_common_settings_and_every_run(log):
 
 def test_merged_log_can_be_resumed_like_one_that_was_never_in_shards(log):
     merge(log, shards_of(log))
-    with ExampleLog(log, COLUMNS, SETTINGS, {}, "resume") as whole:
+    with closing(ExampleLog(log, COLUMNS, SETTINGS, {}, "resume")) as whole:
         assert whole.done == set(range(0, 35, 5))
     assert log.read_text() == WHOLE
 
@@ -164,7 +165,7 @@ def test_shards_may_lie_anywhere_and_the_folder_of_the_log_is_made(log, tmp_path
 def test_merging_that_is_killed_can_be_done_again(log, monkeypatch, file, written, overwrite):
     """Killed at any point, merging must leave no log without its manifest, or with another log's."""
     if overwrite:
-        with ExampleLog(log, COLUMNS, {**SETTINGS, "sigma": 1.0}, {}) as other:
+        with closing(ExampleLog(log, COLUMNS, {**SETTINGS, "sigma": 1.0}, {})) as other:
             other.append({"idx": 1, "label": 1, "time": "0:00:09"})
     write = getattr(shards, file)
 
@@ -316,7 +317,7 @@ def test_other_columns_are_refused(log):
 
 def test_log_that_is_no_shard_is_refused(log, tmp_path):
     whole = tmp_path / "whole.tsv"
-    with ExampleLog(whole, COLUMNS, SETTINGS, {}):
+    with closing(ExampleLog(whole, COLUMNS, SETTINGS, {})):
         pass
     message = refusal(log, [*shards_of(log)[:2], whole])
     assert str(whole) in message and "no shard" in message

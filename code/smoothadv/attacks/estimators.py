@@ -50,8 +50,7 @@ def frozen(model: Model) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     model.eval()
-    for parameter, _ in flags:
-        parameter.requires_grad_(False)
+    model.requires_grad_(False)
     try:
         yield
     finally:
@@ -91,17 +90,13 @@ def plug_in(model: Model, points: torch.Tensor, labels: torch.Tensor, noise: tor
     return Estimate(gradient, logits, torch.logsumexp(log_true_probability(logits, labels), dim=1))
 
 
-def plug_in_at(beta: float) -> "GradientEstimator":
-    """``plug_in`` with softmax(beta * logits) as the probabilities (SmoothAdv, appendix B); for 1 ``plug_in`` itself.
-
-    The larger ``beta``, the closer their mean is to the share of votes. ValueError unless beta is positive and finite.
-    """
-    return plug_in if beta == 1 else PlugIn(beta)
-
-
 @dataclass(frozen=True)
 class PlugIn:
-    """``plug_in_at``: its gradients have another length, which neither vanishes nor overflows however large beta is."""
+    """``plug_in`` with softmax(beta * logits) as the probabilities (SmoothAdv, appendix B).
+
+    The larger ``beta``, the closer their mean is to the share of votes. The gradients have another length, which
+    neither vanishes nor overflows however large beta is. ValueError unless beta is positive and finite.
+    """
 
     beta: float
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from smoothadv.certification import ABSTAIN, Certificate, Draws, Procedure, Voting
 from smoothadv.certification.two_sided import RIVAL, strongest_rival
-from smoothadv.files import read_cached, write_cached
+from smoothadv.files import cached
 from smoothadv.settings import non_negative_float, setting
 
 PAPER_RADII = tuple(0.25 * step for step in range(10))
@@ -35,6 +35,7 @@ class GridProcedure(Procedure):
 
     on_grid: ClassVar[bool] = True
     default_n: ClassVar[int] = 125_000
+    further_columns: ClassVar[tuple[str, ...]] = ()
     radii: tuple[float, ...] | None = setting(
         None,
         help="l2 radii to decide, in addition to 0 (default: the columns of the paper's tables for the dataset)",
@@ -61,7 +62,7 @@ class GridProcedure(Procedure):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (*GRID_COLUMNS, *((LABEL_AWARE,) if self.label_aware else ()))
+        return (*GRID_COLUMNS, *self.further_columns, *((LABEL_AWARE,) if self.label_aware else ()))
 
     @property
     @abstractmethod
@@ -84,12 +85,11 @@ class GridProcedure(Procedure):
 
     def votes(self, label: int) -> Voting:
         selection = yield Draws(self.smoothing.n0)
-        candidate, skipped = int(selection.argmax()), False
+        candidate = int(selection.argmax())
+        skipped = self.label_aware and candidate != label
         votes = deciding = np.zeros_like(selection)
         drawn, looks, best = 0, 0, -1.0
-        if self.label_aware and candidate != label:
-            skipped = True
-        elif not self.is_futile(selection, candidate, -1, 0.0):
+        if not skipped and not self.is_futile(selection, candidate, -1, 0.0):
             for look, n in enumerate(self.looks):
                 votes = votes + (yield Draws(int(n) - drawn))
                 drawn, looks = int(n), look + 1
@@ -100,7 +100,7 @@ class GridProcedure(Procedure):
                     break
         level = sum(radius <= best for radius in self.radii_to_decide) - 1
         details = dict(zip(GRID_COLUMNS, (self.smoothing.n0 + drawn, level, looks)))
-        if RIVAL in self.columns:
+        if RIVAL in self.further_columns:
             details[RIVAL] = strongest_rival(deciding, candidate)
         if self.label_aware:
             details[LABEL_AWARE] = int(skipped)
@@ -110,19 +110,16 @@ class GridProcedure(Procedure):
 
 def cached_array(parameters: dict[str, Any], build: Callable[[], np.ndarray]) -> np.ndarray:
     """The array that ``build`` makes of ``parameters``, from this user's cache; missing or damaged, it is built."""
+
+    def saved() -> bytes:
+        content = io.BytesIO()
+        np.save(content, build())
+        return content.getvalue()
+
     name = "tables-" + hashlib.sha256(json.dumps(parameters).encode()).hexdigest()[:32]
-    cached = read_cached(name)
-    if cached is not None:
-        return np.load(io.BytesIO(cached), allow_pickle=False)
-    content = io.BytesIO()
-    np.save(content, array := build())
-    write_cached(name, content.getvalue())
-    return array
+    return np.load(io.BytesIO(cached(name, saved)), allow_pickle=False)
 
 
 def digest_of(*arrays: np.ndarray) -> str:
     """A SHA-256, in hexadecimal, of the values of arrays."""
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(array.tobytes())
-    return digest.hexdigest()
+    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()

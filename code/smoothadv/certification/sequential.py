@@ -20,7 +20,7 @@ from smoothadv.certification.error_spending import (
     predictive_quantile,
     success_upper_bound,
 )
-from smoothadv.certification.on_grid import GRID_COLUMNS, LABEL_AWARE, GridProcedure, cached_array, digest_of
+from smoothadv.certification.on_grid import GridProcedure, cached_array, digest_of
 from smoothadv.certification.two_sided import RIVAL, check_share, share_setting, strongest_rival
 
 STEPS = 50
@@ -57,15 +57,12 @@ class Sequential(GridProcedure):
     """
 
     default_n: ClassVar[int] = 150_000
+    further_columns: ClassVar[tuple[str, ...]] = (RIVAL,)
     alpha_share: float = share_setting()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_share(self.alpha_share, self.smoothing.alpha)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (*GRID_COLUMNS, RIVAL, *((LABEL_AWARE,) if self.label_aware else ()))
 
     @property
     def settings(self) -> dict[str, str]:

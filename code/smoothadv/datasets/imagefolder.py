@@ -16,7 +16,7 @@ from smoothadv.datasets import DATASETS, SPLITS, ImageDataset, Source
 from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
 from smoothadv.datasets.image_files import Image, open_image
 from smoothadv.errors import UserError
-from smoothadv.files import read_cached, write_cached
+from smoothadv.files import cached
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 _IMAGES_FOR_CONSTANTS = 10_000
@@ -176,12 +176,7 @@ def _remembered(what: str, files: list[tuple[Path, int]], compute: Callable[[], 
 
     key = [what, PIL.__version__, *(f"{os.path.abspath(path)} {label} {_stamp(path)}" for path, label in files)]
     name = f"imagefolder-{hashlib.sha256(repr(key).encode()).hexdigest()}"
-    cached = read_cached(name)
-    if cached is not None:
-        return cached.decode()
-    result = compute()
-    write_cached(name, result.encode())
-    return result
+    return cached(name, lambda: compute().encode()).decode()
 
 
 DATASETS.register("imagefolder")(Source(describe=_describe, load=_load, takes_location=True))

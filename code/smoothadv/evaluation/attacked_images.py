@@ -71,9 +71,8 @@ def fit_to_job(plan: AttackPlan, job: SmoothingJob, request: EvaluationRequest, 
     if batch is None:
         shape, is_shard = job.dataset.description.image_shape, request.shard is not None
         batch = default_attack_batch(job.attacked, shape, job.device, plan.num_noise_vec, is_shard)
-    attack = plan.smoothed(request.sigma, job.attack_seed)
-    attack.batch = batch if job.workers is None else job.workers.agree("attack_batch", batch)
-    return attack
+    batch = batch if job.workers is None else job.workers.agree("attack_batch", batch)
+    return plan.smoothed(request.sigma, job.attack_seed, batch)
 
 
 @dataclass(frozen=True)

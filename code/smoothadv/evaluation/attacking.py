@@ -89,6 +89,5 @@ def _job_and_attack_for(
     batch = request.batch or recorded_number(request, path, "batch") or job.batch
     workers = None if job.workers is None else job.workers.for_log(path.name)
     job = dataclasses.replace(job.for_log(request, path, batch), workers=workers)
-    smoothed_attack = plan.smoothed(request.sigma, job.attack_seed)
-    smoothed_attack.batch = plan.batch or recorded_number(request, path, "attack_batch") or attack_batch
-    return job, smoothed_attack
+    attack_batch = plan.batch or recorded_number(request, path, "attack_batch") or attack_batch
+    return job, plan.smoothed(request.sigma, job.attack_seed, attack_batch)

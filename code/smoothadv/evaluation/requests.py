@@ -209,8 +209,8 @@ class AttackPlan:
         """UserError where a value is out of its range."""
         _require_from_one(self, "num_noise_vec", "restarts", "batch")
 
-    def smoothed(self, sigma: float, seed: int) -> SmoothedAttack:
-        """The attack on a classifier that is smoothed with ``sigma``; the caller must still set its batch."""
+    def smoothed(self, sigma: float, seed: int, batch: int = 256) -> SmoothedAttack:
+        """The attack on a classifier that is smoothed with ``sigma``, ``batch`` copies at a time."""
         from smoothadv.attacks import SmoothedAttack
 
         return SmoothedAttack(
@@ -220,6 +220,7 @@ class AttackPlan:
             seed=seed,
             restarts=self.restarts,
             target=self.target,
+            batch=batch,
         )
 
 

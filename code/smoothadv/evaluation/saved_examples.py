@@ -7,6 +7,7 @@ compressed NumPy archive of arrays with one entry per row, in the order of the i
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from smoothadv.errors import UserError
-from smoothadv.files import read_array_header, write_atomically
+from smoothadv.files import append_whole, read_array_header, write_atomically
 from smoothadv.readers import read_examples, read_prediction_log
 from smoothadv.records import examples_path, pictures_folder, spool_path
 
@@ -54,13 +55,8 @@ class Spool:
         """Write one example, two images float32 [C, H, W], to the disk."""
         if self._file is None:
             self._file = self._opened()
-        remaining = np.array([(index, image, adversarial)], dtype=self.dtype).tobytes()
-        try:
-            while remaining:  # a write may write only a part and return its length
-                remaining = remaining[self._file.write(remaining) :]
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
+        record = np.array([(index, image, adversarial)], dtype=self.dtype)
+        append_whole(self._file, record.tobytes(), self.path)
 
     def close(self) -> None:
         if self._file is not None:
@@ -84,11 +80,7 @@ class Spool:
         return self.path.open("ab", buffering=0)
 
     def _rewrite(self, records: Iterable[bytes]) -> None:
-        def write(file: IO[bytes]) -> None:
-            file.write(self._header)
-            file.writelines(records)
-
-        write_atomically(self.path, write)
+        write_atomically(self.path, lambda file: file.writelines(itertools.chain([self._header], records)))
 
 
 def _record_type(shape: Sequence[int]) -> np.dtype:

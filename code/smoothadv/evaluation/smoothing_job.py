@@ -163,13 +163,12 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
     voter = arrange(classifier, device, example, request.precision)
     if example is not None and isinstance(source, torch.nn.Module):
         _check_module(voter, example, type(source).__name__, is_first)
-    attacked = voter
     batch = request.batch or recorded_number(request, log, "batch")
     if batch is None:
         shape, is_shard = dataset.description.image_shape, request.shard is not None
         batch = default_batch(voter, shape, device, of_total=is_shard)
-    if request.precision == "fp16":  # the gradients of confident predictions underflow in fp16
-        attacked = arrange(classifier, device, example)
+    # The gradients of confident predictions underflow in fp16.
+    attacked = arrange(classifier, device, example) if request.precision == "fp16" else voter
     if request.compile:
         if sound and device.type != "cpu":
             raise UserError("--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by speed")

@@ -1,5 +1,6 @@
 """Runs what is missing of one job: each incomplete stage in a process of its own, with its output in the job's log."""
 
+import contextlib
 import os
 import shlex
 import signal
@@ -135,14 +136,11 @@ def _run(job: Job, stage: Stage, environment: Mapping[str, str], stop: threading
 
 def _wait(process: subprocess.Popen[bytes], stop: threading.Event) -> int:
     """Wait for a process to end, and send it SIGTERM once ``stop`` is set; returns its exit code."""
-    was_asked = False
-    while True:
-        try:
+    while not stop.is_set():
+        with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(_POLL_SECONDS)
-        except subprocess.TimeoutExpired:
-            if stop.is_set() and not was_asked:
-                was_asked = True
-                process.terminate()
+    process.terminate()
+    return process.wait()
 
 
 def stage_environment(job: Job) -> dict[str, str]:

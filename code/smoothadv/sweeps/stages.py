@@ -5,6 +5,7 @@ a row for every selected image. Files that were made with other settings than th
 """
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -106,7 +107,6 @@ class EvaluationStage:
     def prepare(self) -> None:
         """Write the file that describes the classifier if it is an ensemble."""
         if self.classifier.mean:
-            self.classifier.name.parent.mkdir(parents=True, exist_ok=True)
             write_text(self.classifier.name, self.classifier.described())
 
     def progress(self) -> StageProgress:
@@ -138,17 +138,12 @@ class EvaluationStage:
             now = " or ".join(map(str, members))
             return replace(nothing, conflict=f"{log} was made from another model than {now} holds now")
         indices = (int(first) for row in rows or () if (first := row.partition(b"\t")[0]).isdigit())
-        if (foreign := next((index for index in indices if not self._selects(index)), None)) is not None:
+        selected = range(0, sys.maxsize, self.selection["skip"])[: self.selection["max"]]
+        if (foreign := next((index for index in indices if index not in selected), None)) is not None:
             return replace(nothing, conflict=f"{log} has image {foreign}, which is not selected here")
         # Of the dataset that the last run saw; unknown if it did not record the dataset's size.
         total = images_selected({**manifest["runs"][-1], **self.selection}) if manifest["runs"] else None
         return StageProgress(len(rows or ()), total, "images")
-
-    def _selects(self, index: int) -> bool:
-        """Whether the image is selected: every ``skip``-th image is, up to ``max`` images."""
-        number, rest = divmod(index, self.selection["skip"])
-        most = self.selection["max"]
-        return rest == 0 and (most is None or number < most)
 
 
 Stage = TrainingStage | EvaluationStage

@@ -85,11 +85,10 @@ class TrainingRun:
         self._restore()
         processes.share_state(self.model)
         example = torch.stack([data.training[index][0] for index in range(min(2, len(data.training)))])
-        execution, objective = self.execution, self.objective
         share, _ = processes.share(torch.arange(schedule.batch))
         at_a_time = min(len(share), schedule.micro_batch or len(share))
         self.update = Update(
-            self.model, objective, self.optimizer, execution, processes, job.device, example, at_a_time
+            self.model, self.objective, self.optimizer, self.execution, processes, job.device, example, at_a_time
         )
         self.first_bad_step = torch.full((), -1, device=job.device)
         self.last_save = time.monotonic()

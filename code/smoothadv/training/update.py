@@ -1,6 +1,6 @@
 """One update of the weights: noise, attack, loss and gradient of a batch, in micro-batches where it is large."""
 
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ class Address:
         return derive_generator(device, self.seed, self.epoch, self.step, *more, purpose)
 
 
+@dataclass(eq=False)
 class Update:
     """Updates ``model``, already on its device, with ``optimizer``.
 
@@ -32,27 +33,23 @@ class Update:
     ``example`` [B, C, H, W] holds images of the dataset: on them the form of the model that is attacked is checked.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        objective: Objective,
-        optimizer: torch.optim.Optimizer,
-        execution: Execution,
-        processes: Processes,
-        device: torch.device,
-        example: torch.Tensor,
-        images_at_a_time: int,
-    ) -> None:
-        self.model, self.objective, self.optimizer = model, objective, optimizer
-        self.execution, self.processes, self.device = execution, processes, device
-        self.images_at_a_time = images_at_a_time
+    model: nn.Module
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    execution: Execution
+    processes: Processes
+    device: torch.device
+    example: InitVar[torch.Tensor]
+    images_at_a_time: int
+
+    def __post_init__(self, example: torch.Tensor) -> None:
         # An attack may see one copy of each image, or all.
-        shapes = {images_at_a_time, images_at_a_time * objective.copies}
-        self.forward = execution.compiled(model, shapes)
-        self._form = attacked_form(model, example, CONVOLUTION_DTYPES[execution.precision])
+        shapes = {self.images_at_a_time, self.images_at_a_time * self.objective.copies}
+        self.forward = self.execution.compiled(self.model, shapes)
+        self._form = attacked_form(self.model, example, CONVOLUTION_DTYPES[self.execution.precision])
         # For evaluation, whose batches have other shapes than those compiled for.
-        self.attacked_uncompiled = model if self._form is None else self._form
-        self.attacked = execution.compiled(self.attacked_uncompiled, shapes)
+        self.attacked_uncompiled = self.model if self._form is None else self._form
+        self.attacked = self.execution.compiled(self.attacked_uncompiled, shapes)
 
     def refresh_attacked(self) -> None:
         """Copy the model's present weights to the form that is attacked."""

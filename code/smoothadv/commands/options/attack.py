@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from smoothadv.attacks import ATTACKS, GradientAttack
-from smoothadv.attacks.estimators import ESTIMATORS, GradientEstimator, Stein, plug_in_at
+from smoothadv.attacks.estimators import ESTIMATORS, GradientEstimator, PlugIn, Stein, plug_in
 from smoothadv.attacks.target_rules import EVERY, KNOWN_TARGETS, TARGET_RULES
 from smoothadv.commands.options.components import add_components, add_options, compose_chosen
 from smoothadv.commands.runner import Parser
@@ -68,7 +68,7 @@ def _estimator(parser: Parser, options: argparse.Namespace, noise_sd: float) -> 
     if named is not None and given:
         parser.error(f"{given[0]} and --gradient say the same thing: leave one of them out")
     if not given and named in (None, "plug-in", BASE):
-        return plug_in_at(1 if options.beta is None else options.beta)
+        return plug_in if options.beta in (None, 1) else PlugIn(options.beta)
     if options.beta is not None:
         other = given[0] if given else f"--gradient {named}"
         parser.error(f"--beta is not read by {other}, but by the plug-in gradient: leave one of them out")
