@@ -23,11 +23,11 @@ from smoothadv.analysis.plot_training import TrainingPlot
 from smoothadv.analysis.probabilities import Probabilities
 from smoothadv.analysis.shared.figure_style import SYMBOLS, Figure, as_element, readings
 from smoothadv.analysis.shared.hyper_parameters import FIELDS, display
-from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.logs import Log, Logs, sizes_of
 from smoothadv.analysis.shared.plausibility import coarse_digits
 from smoothadv.analysis.shared.radii import AtRadii, radius_text
 from smoothadv.analysis.shared.selection import Choosing, Selected, doubts, groups_of
-from smoothadv.analysis.shared.table_formats import Column, Markup, Table, display_cells, titles
+from smoothadv.analysis.shared.table_formats import Column, Markup, Table, columns_of, display_cells, titles
 from smoothadv.analysis.summary import Summary
 from smoothadv.errors import UserError
 from smoothadv.provenance import without_secrets
@@ -88,9 +88,7 @@ class Report(Choosing, AtRadii, Analysis):
     def _sections(self, logs: Logs) -> Iterator[Section]:
         certification = [*filter(self.takes, logs.certification)]
         held_out = HeldOut(self.norm, self.high_probability, self.radii, self.unfinished)
-        if certification and (
-            parts := _if_possible("Chosen on some images, measured on others", held_out, Logs(certification))
-        ):
+        if parts := _if_possible("Chosen on some images, measured on others", held_out, Logs(certification)):
             yield Section("The best models on other images", parts)
         for name, those in logs.by("images").items():
             # Below the name of the set, labels need not repeat it.
@@ -168,11 +166,9 @@ class Report(Choosing, AtRadii, Analysis):
         """A table of the logs selected from groups of several logs, with the hyper-parameters that differ."""
         differing = _differing(logs)
         columns = [
-            Column("group", "group", "text"),
-            Column("radius", self.heading, "text"),
+            *columns_of("text", group="group", radius=self.heading),
             Column("certified_accuracy", "certified accuracy", "fraction"),
-            *(Column(name, FIELDS[name], "text") for name in differing),
-            Column("model", "model", "text"),
+            *columns_of("text", **{name: FIELDS[name] for name in differing}, model="model"),
         ]
         envelope = Envelope(norm=self.norm, high_probability=self.high_probability)
         radii = self.chosen_radii(logs)
@@ -241,8 +237,7 @@ def _facts(logs: Logs) -> list[tuple[str, str]]:
         if getattr(logs, kind):
             facts.append((f"{kind} logs", f"{len(getattr(logs, kind)):,}"))
     if logs.certification:
-        sizes = sorted({len(log.table) for log in logs.certification})
-        facts.append(("examples per log", " to ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1])))))
+        facts.append(("examples per log", sizes_of(logs.certification)))
     for name in ("dataset", "sigma", "N", "alpha", "method"):
         values = sorted({log.parameters.get(name) for log in logs.certification} - {None}, key=str)
         texts = [f"{value:,}" if isinstance(value, int) else f"{value}" for value in values]
@@ -269,15 +264,8 @@ def _examples(logs: Logs) -> Section:
 
 
 def _provenance(logs: Logs) -> Section:
-    columns = [
-        Column("log", "log", "text"),
-        Column("file", "file", "text"),
-        Column("made_by", "made by", "text"),
-        Column("notes", "to keep in mind", "text"),
-    ]
-    everything = [*logs.certification, *logs.prediction, *logs.training]
-    rows = []
-    for log in everything:
+    columns, rows = columns_of("text", log="log", file="file", made_by="made by", notes="to keep in mind"), []
+    for log in [*logs.certification, *logs.prediction, *logs.training]:
         notes = [*log.notes, *(coarse_digits(log.table) if "radius" in log.table else [])]
         rows.append([log.label, str(log.path), _made_by(log), "; ".join(notes) or None])
     parts = [_table("Where each log is from", Table(columns, rows))]
@@ -313,12 +301,7 @@ def _table(caption: str, table: Table) -> Part:
     markup = Markup(lambda text: f"<b>{text}</b>", lambda text: f"<sup>({text})</sup>", _escape)
     rows = [
         [
-            {
-                "html": text,
-                "value": getattr(value, "value", value),
-                "kind": column.kind,
-                "full": getattr(value, "full", None),
-            }
+            (text, getattr(value, "value", value), column.kind, getattr(value, "full", None))
             for text, value, column in zip(texts, values, shown.columns)
         ]
         for texts, values in zip(display_cells(shown, 1, markup), shown.rows)
