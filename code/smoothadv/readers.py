@@ -136,16 +136,15 @@ def read_training_log(path: Path) -> DataFrame:
 
 def _read_examples(path: Path, kind: str, required: Collection[str]) -> tuple[dict[str, np.ndarray], list[str]]:
     """The numeric columns of a log with a row per example, and notes; checks what logs of both kinds must satisfy."""
+    import pandas as pd
+
     table = _parse(path, kind, str, required)
     columns = {name: table.number(name) for name in required if name != "correct"}
     columns |= table.further_numbers({*required, *_UNREAD}, is_ours=manifest_path(path).exists())
     idx, label, predict = columns["idx"], columns["label"], columns["predict"]
     columns["correct"] = (predict == label).astype(np.int64)
-    _check_correct(path, idx, table.text("correct"), columns["correct"], table.notes)
-    order = np.argsort(idx, kind="stable")
-    repeated = np.zeros(len(idx), dtype=bool)
-    repeated[order[1:]] = np.diff(idx[order]) == 0
-    _refuse(path, idx, "an example that is there twice", repeated)
+    _check_correct(path, idx, table.columns["correct"], columns["correct"], table.notes)
+    _refuse(path, idx, "an example that is there twice", pd.Series(idx).duplicated().to_numpy())
     negative = (idx < 0) | (label < 0) | (predict < -1)
     _refuse(path, idx, "an index or a label below 0, or a prediction below -1", negative)
     return columns, table.notes
@@ -169,8 +168,7 @@ def _frame(columns: dict[str, np.ndarray], notes: list[str], by: str = "idx") ->
     """The columns as a DataFrame, sorted by one of them, with the notes."""
     import pandas as pd
 
-    order = np.argsort(columns[by], kind="stable")
-    frame = pd.DataFrame({name: column[order] for name, column in columns.items()})
+    frame = pd.DataFrame(columns).sort_values(by, kind="stable", ignore_index=True)
     frame.attrs["notes"] = notes
     return frame
 
@@ -180,10 +178,7 @@ class _Rows:
 
     def __init__(self, path: Path, names: list[str], rows: list[list[str]], known: list[str], notes: list[str]) -> None:
         self.path, self.names, self.notes = path, names, notes
-        self._columns = dict(zip(known, zip(*rows)))
-
-    def text(self, name: str) -> list[str]:
-        return list(self._columns[name])
+        self.columns = dict(zip(known, map(list, zip(*rows))))
 
     def number(self, name: str) -> np.ndarray:
         """A column of ``records``: float64 if it is one of REAL_COLUMNS, else int64."""
@@ -209,11 +204,11 @@ class _Rows:
                 continue
             if is_repeated:
                 raise _ambiguous(self.path, name)
-            are_numbers = [bool(_REAL.fullmatch(text)) for text in self._columns[name]]
+            are_numbers = [bool(_REAL.fullmatch(text)) for text in self.columns[name]]
             if name in _NUMERIC:
                 columns[name] = self.number(name)
             elif all(are_numbers) or (any(are_numbers) and is_ours):
-                are_whole = all(_WHOLE.fullmatch(text) for text in self._columns[name])
+                are_whole = all(_WHOLE.fullmatch(text) for text in self.columns[name])
                 columns[name] = self.whole(name) if are_whole else self.real(name)
             elif any(are_numbers):
                 heading = _brief(name)
@@ -221,13 +216,13 @@ class _Rows:
         return columns
 
     def _checked(self, name: str, pattern: re.Pattern[str]) -> Sequence[str]:
-        for number, text in enumerate(self._columns[name], start=1):
+        for number, text in enumerate(self.columns[name], start=1):
             if not pattern.fullmatch(text):
                 raise UserError(
                     f"{self.path} holds a field that is not a number: {_brief(name)} is '{_brief(text)}' "
                     f"in row {number}"
                 )
-        return self._columns[name]
+        return self.columns[name]
 
 
 def _parse(path: Path, kind: str, meaning: Callable[[str], str], required: Collection[str]) -> _Rows:
@@ -251,8 +246,12 @@ def _parse(path: Path, kind: str, meaning: Callable[[str], str], required: Colle
     header = lines[0].split("\t")
     notes: list[str] = []
     rows = [line.split("\t") for line in lines[1:-1] if line]
-    if len(lines) > 1 and lines[-1]:
-        _add_last_line(rows, lines[-1].split("\t"), header, notes)
+    if len(lines) > 1 and (last := lines[-1].split("\t")) != [""]:
+        # A last field that was cut looks like a whole one: harmless only for a time, from which nothing is computed.
+        if header[-1] == "time" and len(last) == len(header) and last[-1]:
+            rows.append(last)
+        else:
+            notes.append("its last line has no end: it may have been cut off and is left out")
     if not rows:
         raise UserError(f"{path} holds no rows yet: the {kind} has only a header")
     known = [meaning(name) for name in header]
@@ -268,17 +267,6 @@ def _parse(path: Path, kind: str, meaning: Callable[[str], str], required: Colle
 
 def _ambiguous(path: Path, name: str) -> UserError:
     return UserError(f"{path} has two columns that are its {name}: it is unknown which one counts")
-
-
-def _add_last_line(rows: list[list[str]], last: list[str], header: list[str], notes: list[str]) -> None:
-    """Take a last line without line end for a row only if nothing that counts can have been cut off.
-
-    A last field that was cut looks like a whole one. That is harmless only for a time: nothing is computed from it.
-    """
-    if header[-1] == "time" and len(last) == len(header) and last[-1]:
-        rows.append(last)
-    else:
-        notes.append("its last line has no end: it may have been cut off and is left out")
 
 
 def _header(path: Path) -> list[str]:
@@ -309,16 +297,18 @@ def read_examples(path: Path, rows: Sequence[int] | None = None) -> dict[str, np
     refuse_to_inflate(path)
     try:
         with zipfile.ZipFile(path) as archive:
-            arrays, counts = {}, set()
-            for name in archive.namelist():
-                array, count = _read_array(archive, name, rows if name in _LARGE else None)
-                arrays[name.removesuffix(".npy")] = array
-                counts.add(count)
+            read = {name: _read_array(archive, name, rows if name in _LARGE else None) for name in archive.namelist()}
     except Exception as error:  # a damaged file can raise nearly anything
         raise UserError(f"{path} cannot be read as adversarial examples: {first_line(error)}") from error
+    arrays = {name.removesuffix(".npy"): array for name, (array, _) in read.items()}
     idx, image, adversarial = (arrays.get(name, np.empty(())) for name in ("idx", "image", "adversarial"))
     is_whole = idx.ndim == 1 and idx.dtype.kind == "i" and image.ndim == 4 and image.shape == adversarial.shape
-    if not is_whole or image.dtype != np.float32 or adversarial.dtype != np.float32 or counts != {len(idx)}:
+    if (
+        not is_whole
+        or image.dtype != np.float32
+        or adversarial.dtype != np.float32
+        or {count for _, count in read.values()} != {len(idx)}
+    ):
         raise UserError(
             f"{path} holds no adversarial examples: idx [N], image and adversarial [N, C, H, W] are missing"
         )

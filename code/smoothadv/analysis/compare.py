@@ -11,7 +11,7 @@ from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.procedure import is_label_aware
 from smoothadv.analysis.shared.radii import AtRadii, radius_text
-from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table
+from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table, columns_of
 from smoothadv.errors import UserError, warn
 from smoothadv.readers import DataFrame
 from smoothadv.settings import non_negative_int, probability, setting
@@ -66,16 +66,13 @@ class Comparison(AtRadii, Analysis):
         return Table(columns, full, Table(columns, [*rows, [*row, *shown, *no_test]]))
 
     def _columns(self, quantity: str, first: Log, second: Log) -> list[Column]:
+        level = f"{100 * self.confidence:g}%"
         return [
             Column("quantity", quantity, "text"),
             Column("examples", "examples", "count"),
-            Column("first", first.label.shown, "fraction"),
-            Column("second", second.label.shown, "fraction"),
-            Column("difference", "second - first", "difference"),
-            Column("low", f"{100 * self.confidence:g}% low", "difference"),
-            Column("high", f"{100 * self.confidence:g}% high", "difference"),
-            Column("only_first", "only first", "count"),
-            Column("only_second", "only second", "count"),
+            *columns_of("fraction", first=first.label.shown, second=second.label.shown),
+            *columns_of("difference", difference="second - first", low=f"{level} low", high=f"{level} high"),
+            *columns_of("count", only_first="only first", only_second="only second"),
             Column("p_value", "p (McNemar, exact)", "probability"),
         ]
 

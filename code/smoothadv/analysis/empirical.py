@@ -12,7 +12,7 @@ from smoothadv.analysis.shared.log_statistics import abstention_rate, empirical_
 from smoothadv.analysis.shared.logs import Log, Logs, grouped
 from smoothadv.analysis.shared.radii import radius_column
 from smoothadv.analysis.shared.selection import Choosing, grouping, groups_of, one_of
-from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table
+from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table, columns_of
 from smoothadv.bounds import binomial_interval
 from smoothadv.errors import UserError
 from smoothadv.settings import probability, setting
@@ -45,9 +45,7 @@ class Empirical(Choosing, Analysis):
             Column("radius", "attack radius (l2)", "number"),
             Column(_ACCURACY, "empirical accuracy", "fraction"),
             Column("model", "model", "text"),
-            Column("models", "models", "count"),
-            Column("attacks", "attacks on it", "count"),
-            Column("examples", "examples", "count"),
+            *columns_of("count", models="models", attacks="attacks on it", examples="examples"),
             Column(_ABSTENTION, "abstention rate", "fraction"),
         ]
         rows: list[list[Cell]] = [

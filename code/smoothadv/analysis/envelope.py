@@ -18,10 +18,11 @@ from smoothadv.analysis.shared.selection import (
     one_of,
     upper_envelope,
 )
-from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table
+from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table, columns_of
 from smoothadv.settings import setting
 
-_SHOWN = ("certified_accuracy", "abstention_rate", "clean_accuracy", "model")
+_FACTS = ("certified_accuracy", "abstention_rate", "clean_accuracy")
+_SHOWN = (*_FACTS, "model")
 
 
 @ANALYSES.register("envelope")
@@ -44,12 +45,9 @@ class Envelope(Choosing, AtRadii, Analysis):
         columns = [
             Column("group", "group", "text"),
             Column("radius", self.heading, "number"),
-            Column("certified_accuracy", "certified accuracy", "fraction"),
-            Column("abstention_rate", "abstention rate", "fraction"),
-            Column("clean_accuracy", "clean accuracy", "fraction"),
+            *columns_of("fraction", **{name: name.replace("_", " ") for name in _FACTS}),
             Column("model", "model", "text"),
-            Column("models", "models", "count"),
-            Column("examples", "examples", "count"),
+            *columns_of("count", models="models", examples="examples"),
         ]
         rows: list[list[Cell]] = [
             [name, float(radius), *_facts(best), best.log.label, len(groups[name]), len(best.log.table)]
@@ -77,10 +75,8 @@ class Envelope(Choosing, AtRadii, Analysis):
         return Table(columns, rows)
 
     def _shown(self, best: Selected) -> Cell:
-        accuracy, abstention, clean = _facts(best)
-        if self.show == "certified_accuracy":
-            return Annotated(accuracy, raised=clean)
-        return abstention if self.show == "abstention_rate" else clean
+        accuracy, _, clean = facts = _facts(best)
+        return Annotated(accuracy, raised=clean) if self.show == _FACTS[0] else facts[_FACTS.index(self.show)]
 
 
 def _facts(best: Selected) -> tuple[float, float | None, float]:

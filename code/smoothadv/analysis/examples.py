@@ -11,7 +11,7 @@ from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.empirical import attack_radius
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.selection import refuse_several
-from smoothadv.analysis.shared.table_formats import Column, Table
+from smoothadv.analysis.shared.table_formats import Table, columns_of
 from smoothadv.certification import ABSTAIN
 from smoothadv.errors import UserError, warn
 from smoothadv.readers import DataFrame, read_examples
@@ -36,26 +36,15 @@ class Examples(Analysis):
     def __call__(self, logs: Logs) -> Table:
         refuse_several(logs.certification, "a mean over logs", "procedure")
         frame = example_statistics(logs.certification)
-        if self.best is not None:
-            frame = frame.iloc[::-1].head(self.best)
-        elif self.worst is not None:
-            frame = frame.head(self.worst)
+        frame = frame.iloc[: self.worst] if self.best is None else frame.iloc[::-1].head(self.best)
         columns = [
-            Column("idx", "idx", "text"),
-            Column("label", "label", "text"),
-            Column("logs", "logs", "count"),
-            Column("certified", "correct in", "count"),
-            Column("abstained", "abstained in", "count"),
-            Column("mean_radius", "mean radius (l2, 0 if wrong)", "number"),
-            Column("largest_radius", "largest radius (l2)", "number"),
-            Column("best_log", "log with the largest radius", "text"),
-            Column("taken_for", "most often mistaken for", "text"),
+            *columns_of("text", idx="idx", label="label"),
+            *columns_of("count", logs="logs", certified="correct in", abstained="abstained in"),
+            *columns_of("number", mean_radius="mean radius (l2, 0 if wrong)", largest_radius="largest radius (l2)"),
+            *columns_of("text", best_log="log with the largest radius", taken_for="most often mistaken for"),
         ]
         shown = {log.name: log.label for log in logs.certification}
-        rows = [
-            [None if value is None or value != value else shown.get(value, value) for value in row]
-            for row in frame.itertuples(index=False)
-        ]
+        rows = [[shown.get(value, value) for value in row] for row in frame.itertuples(index=False)]
         return Table(columns, rows)
 
 
@@ -71,29 +60,27 @@ def example_statistics(logs: Sequence[Log]) -> DataFrame:
     if len(datasets) > 1:
         raise UserError(f"the logs are not on the same images, but of {', '.join(sorted(map(str, datasets)))}")
     everything = pd.concat([log.table.assign(log=log.name) for log in logs], ignore_index=True)
-    labels = everything.groupby("idx").label.agg(["min", "max"])
-    if (labels["min"] != labels["max"]).any():
-        idx = labels.index[labels["min"] != labels["max"]][0]
+    everything = everything.assign(credit=everything.radius * everything.correct, abstains=everything.predict.eq(-1))
+    frame = everything.groupby("idx").agg(
+        label=("label", "min"),
+        largest_label=("label", "max"),
+        logs=("log", "size"),
+        certified=("correct", "sum"),
+        abstained=("abstains", "sum"),
+        mean_radius=("credit", "mean"),
+        largest_radius=("credit", "max"),
+    )
+    largest = frame.pop("largest_label")
+    if len(differing := frame.index[frame.label != largest]):
+        idx = differing[0]
         raise UserError(
-            f"the logs are not on the same images: example {idx} has label {labels['min'][idx]} in one log and "
-            f"{labels['max'][idx]} in another"
+            f"the logs are not on the same images: example {idx} has label {frame.label[idx]} in one log and "
+            f"{largest[idx]} in another"
         )
-    everything["credit"] = everything.radius * everything.correct
-    grouped = everything.groupby("idx")
-    best = everything.loc[grouped.credit.idxmax()].set_index("idx")
+    best = everything.loc[everything.groupby("idx").credit.idxmax()].set_index("idx")
     wrong = everything[(everything.predict >= 0) & (everything.correct == 0)]
     counts = wrong.groupby(["idx", "predict"]).size().reset_index(name="times")
     mistaken = counts.sort_values(["times", "predict"], ascending=[False, True]).drop_duplicates("idx").set_index("idx")
-    frame = pd.DataFrame(
-        {
-            "label": labels["min"],
-            "logs": grouped.size(),
-            "certified": grouped.correct.sum(),
-            "abstained": everything.predict.eq(-1).groupby(everything.idx).sum(),
-            "mean_radius": grouped.credit.mean(),
-            "largest_radius": grouped.credit.max(),
-        }
-    )
     frame["best_log"] = best.log.where(best.credit > 0, None)
     frame["taken_for"] = mistaken.predict.astype("Int64").astype(str)
     order = ["mean_radius", "certified", "idx"]

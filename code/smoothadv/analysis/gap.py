@@ -9,7 +9,7 @@ from smoothadv.analysis.compare import pair_up
 from smoothadv.analysis.empirical import attack_radius, model_of
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.procedure import top_k_of
-from smoothadv.analysis.shared.table_formats import Annotated, Column, Table
+from smoothadv.analysis.shared.table_formats import Annotated, Column, Table, columns_of
 from smoothadv.bounds import binomial_interval, tolerated_false_statements
 from smoothadv.errors import UserError
 from smoothadv.readers import DataFrame
@@ -34,17 +34,14 @@ class Gap(Analysis):
         attacks = [log for log in logs.prediction if attack_radius(log) > 0]
         if not logs.certification or not attacks:
             raise UserError("gap needs a certification log and prediction logs under attack, of the same model")
+        level = f"{100 * self.confidence:g}%"
         columns = [
             Column("attack", "attack", "text"),
             Column("radius", "l2 radius", "number"),
             Column("examples", "examples", "count"),
-            Column("certified_accuracy", "certified", "fraction"),
-            Column("empirical_accuracy", "under attack", "fraction"),
-            Column("low", f"{100 * self.confidence:g}% low", "fraction"),
-            Column("high", f"{100 * self.confidence:g}% high", "fraction"),
-            Column("abstention_rate", "abstained", "fraction"),
-            Column("contradictions", "contradictions", "count"),
-            Column("tolerated", "tolerated", "count"),
+            *columns_of("fraction", certified_accuracy="certified", empirical_accuracy="under attack"),
+            *columns_of("fraction", low=f"{level} low", high=f"{level} high", abstention_rate="abstained"),
+            *columns_of("count", contradictions="contradictions", tolerated="tolerated"),
         ]
         attacks = sorted(attacks, key=attack_radius)
         rows = [self._row(log, certificates_for(log, logs.certification)) for log in attacks]

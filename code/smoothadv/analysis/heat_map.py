@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -34,15 +34,7 @@ _BESIDE_PANELS, _AROUND_PANEL, _BELOW_PANELS = 1.6, 0.5, 0.5
 _NARROWEST, _WIDEST = 4.0, 8.6
 _POINTS = 10
 _MOST_PANELS_BESIDE, _MOST_PANELS = 3, 12
-
-
-@dataclass(frozen=True)
-class Cells:
-    """The ``logs`` by their values of two hyper-parameters, which are listed ascending, None for unknown first."""
-
-    rows: list[ParameterValue]
-    columns: list[ParameterValue]
-    logs: dict[tuple[ParameterValue, ParameterValue], list[Log]]
+_Cells: TypeAlias = dict[tuple[ParameterValue, ParameterValue], list[Log]]
 
 
 @ANALYSES.register("heat_map")
@@ -73,12 +65,13 @@ class HeatMap(Choosing, AtRadii, Analysis):
         refuse_several(part, "a heat map", "images", "procedure")
         # A panel per radius; clean accuracy is that at 0, and an average has one panel, too.
         cells, radii = self.cells(part), self.chosen_radii(part, _MOST_PANELS) if self.measure == _CERTIFIED else [0.0]
-        values = np.full((len(radii), len(cells.rows), len(cells.columns)), np.nan)
-        for (row, column), group in cells.logs.items():
-            values[:, cells.rows.index(row), cells.columns.index(column)] = self.best(group, radii)
+        rows, columns = map(_ascending, zip(*cells))
+        values = np.full((len(radii), len(rows), len(columns)), np.nan)
+        for (row, column), group in cells.items():
+            values[:, rows.index(row), columns.index(column)] = self.best(group, radii)
         return self._draw(cells, values if self.measure == _AVERAGE else 100 * values, radii)
 
-    def cells(self, logs: Sequence[Log]) -> Cells:
+    def cells(self, logs: Sequence[Log]) -> _Cells:
         """The logs by their values of the rows' and the columns' hyper-parameter; UserError if none states either.
 
         A log that belongs to several groups counts once.
@@ -87,7 +80,7 @@ class HeatMap(Choosing, AtRadii, Analysis):
         found = grouped(once, lambda log: (log.parameters.get(self.rows), log.parameters.get(self.columns)))
         if found.keys() <= {(None, None)}:
             raise UserError(f"no log states its {self.rows} or its {self.columns}: there is nothing to draw over them")
-        return Cells(_ascending(row for row, _ in found), _ascending(column for _, column in found), found)
+        return found
 
     def best(self, group: Sequence[Log], radii: Sequence[float]) -> np.ndarray:
         """The largest value among the logs of a cell in each panel: float64, [panels]; accuracies are fractions."""
@@ -95,9 +88,9 @@ class HeatMap(Choosing, AtRadii, Analysis):
             return np.max([self.certified_by(log, [average_certified_radius(log.table)]) for log in group], axis=0)
         return np.max([self.accuracies(log, radii, models=len(group)) for log in group], axis=0)
 
-    def _draw(self, cells: Cells, values: np.ndarray, radii: Sequence[float]) -> Figure:
-        rows = [display(self.rows, value, cells.rows) for value in cells.rows]
-        columns = [display(self.columns, value, cells.columns) for value in cells.columns]
+    def _draw(self, cells: _Cells, values: np.ndarray, radii: Sequence[float]) -> Figure:
+        sides = zip((self.rows, self.columns), map(_ascending, zip(*cells)))
+        rows, columns = ([display(name, value, values) for value in values] for name, values in sides)
         figure, panels, beside = _panels(rows, columns, len(radii))
         largest = float(np.nanmax(values)) or 1.0
         for position, (panel, of_panel, radius) in enumerate(zip(panels, values, radii)):
@@ -143,24 +136,23 @@ class HeatMap(Choosing, AtRadii, Analysis):
     def _norm_symbol(self) -> str:
         return self.axis_title.partition(" ")[0]
 
-    def _quantity(self, cells: Cells) -> str:
+    def _quantity(self, cells: _Cells) -> str:
         """What the cells show, as the title of the colour bar."""
         if self.measure != _AVERAGE:
             return f"{self.measure.replace('_', ' ')} (%)"
-        on_grid = any(log.is_on_grid for group in cells.logs.values() for log in group)
+        on_grid = any(log.is_on_grid for group in cells.values() for log in group)
         return f"average certified\nradius ({self._norm_symbol}){' on the grid' if on_grid else ''}"
 
-    def _add_note(self, figure: Figure, cells: Cells) -> None:
+    def _add_note(self, figure: Figure, cells: _Cells) -> None:
         """A note below the panels: from how many logs a cell is selected, and how to read special cells."""
-        most = max(map(len, cells.logs.values()))
+        most, sides = max(map(len, cells.values())), [*map(set, zip(*cells))]
         notes = ["one log per cell" if most == 1 else f"best of up to {most} logs per cell"]
         if self.high_probability is not None:
             notes.append(self.heading.partition(", ")[2])
-        if len(cells.logs) < len(cells.rows) * len(cells.columns):
+        if len(cells) < math.prod(map(len, sides)):
             notes.append("hatched: no log")
-        for name, values in ((self.rows, cells.rows), (self.columns, cells.columns)):
-            if None in values:
-                notes.append(f"–: no {_symbol(name)} stated")
+        names = zip((self.rows, self.columns), sides)
+        notes += [f"–: no {_symbol(name)} stated" for name, values in names if None in values]
         unbroken = "; ".join(words.replace(" ", "\u00a0") for words in notes)
         lines = textwrap.wrap(unbroken, int(figure.get_figwidth() / _CHARACTER))
         figure.set_figheight(figure.get_figheight() + _LINE * (len(lines) + (2 if self.title else 0)))

@@ -9,7 +9,7 @@ from smoothadv.analysis.envelope import Envelope
 from smoothadv.analysis.shared.logs import Log, Logs, grouped
 from smoothadv.analysis.shared.radii import AtRadii
 from smoothadv.analysis.shared.selection import Choosing
-from smoothadv.analysis.shared.table_formats import Cell, Column, Table
+from smoothadv.analysis.shared.table_formats import Cell, Column, Table, columns_of
 from smoothadv.errors import UserError
 from smoothadv.settings import probability, setting
 
@@ -31,6 +31,7 @@ class HeldOut(Choosing, AtRadii, Analysis):
         rows = [row for name, group in groups.items() for row in self._rows(name, group, choosing[name], radii)]
         if all(row[6] is None for row in rows):  # the column held_out
             raise UserError("held_out needs a further log of a chosen model, of images beside those that chose it")
+        level = f"{100 * self.confidence:g}%"
         columns = [
             Column("group", "group", "text"),
             Column("radius", self.heading, "number"),
@@ -40,9 +41,7 @@ class HeldOut(Choosing, AtRadii, Analysis):
             Column("chosen_examples", "images", "count"),
             Column("held_out", "on other images", "fraction"),
             Column("held_out_examples", "other images", "count"),
-            Column("difference", "difference", "difference"),
-            Column("low", f"{100 * self.confidence:g}% low", "difference"),
-            Column("high", f"{100 * self.confidence:g}% high", "difference"),
+            *columns_of("difference", difference="difference", low=f"{level} low", high=f"{level} high"),
         ]
         return Table(columns, rows)
 
@@ -53,8 +52,7 @@ class HeldOut(Choosing, AtRadii, Analysis):
         for radius, best in zip(radii, envelope.select(choosing, radii)):
             count = len(best.log.table)
             row: list[Cell] = [name, float(radius), best.log.label, len(choosing), best.certified_accuracy, count]
-            alike = [log for log in group if _kind(log) == _kind(best.log)]
-            further = [_without(log, of_choice) for log in alike if model_of(log) == model_of(best.log)]
+            further = [_without(log, of_choice) for log in group if _compared(log) == _compared(best.log)]
             other = max(further, key=lambda log: len(log.table))
             if len(other.table) and best.certified_accuracy:
                 accuracy = float(self.accuracies(other, [radius])[0])
@@ -83,9 +81,9 @@ def _of_most_models(logs: Sequence[Log]) -> list[Log]:
     return max(grouped(logs, lambda log: (log.images, log.procedure)).values(), key=size)
 
 
-def _kind(log: Log) -> tuple[str, object]:
+def _compared(log: Log) -> tuple[object, ...]:
     """What must be equal where accuracies on two sets of images are compared."""
-    return log.procedure, log.parameters.get("dataset")
+    return log.procedure, log.parameters.get("dataset"), model_of(log)
 
 
 def _without(log: Log, others: Sequence[Log]) -> Log:

@@ -55,13 +55,11 @@ class EnvelopePlot(Choosing, Norm, Analysis):
     ) -> Figure:
         figure, (axes,) = new_figure()
         lines = looks(len(curves) + (0 if self.split_baseline else len(dashed)))
-        styled = [(name, group, look, "-") for (name, group), look in zip(curves, lines)]
         if self.split_baseline:
             like = {_key(group, by): look for (_, group), look in zip(curves, lines)}
-            spare = {"color": "0.45", "linewidth": 1.6}
-            styled += [(name, group, like.get(_key(group, by), spare), "--") for name, group in dashed]
-        else:
-            styled += [(name, group, look, "--") for (name, group), look in zip(dashed, lines[len(curves) :])]
+            lines += [like.get(_key(group, by), {"color": "0.45", "linewidth": 1.6}) for _, group in dashed]
+        styles = ["-"] * len(curves) + ["--"] * len(dashed)
+        styled = [(*curve, look, style) for curve, look, style in zip([*curves, *dashed], lines, styles)]
         envelopes, drawn = [self.envelope_curve(group) for _, group, _, _ in styled], []
         largest = max(radii[-1] for radii, _ in envelopes)
         for position, ((name, _, look, style), (radii, accuracies)) in enumerate(zip(styled, envelopes)):

@@ -23,11 +23,11 @@ from smoothadv.analysis.plot_training import TrainingPlot
 from smoothadv.analysis.probabilities import Probabilities
 from smoothadv.analysis.shared.figure_style import SYMBOLS, Figure, as_element, readings
 from smoothadv.analysis.shared.hyper_parameters import FIELDS, display
-from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.logs import Log, Logs, sizes_of
 from smoothadv.analysis.shared.plausibility import coarse_digits
 from smoothadv.analysis.shared.radii import AtRadii, radius_text
 from smoothadv.analysis.shared.selection import Choosing, Selected, doubts, groups_of
-from smoothadv.analysis.shared.table_formats import Column, Markup, Table, display_cells, titles
+from smoothadv.analysis.shared.table_formats import Column, Markup, Table, columns_of, display_cells, titles
 from smoothadv.analysis.summary import Summary
 from smoothadv.errors import UserError
 from smoothadv.provenance import without_secrets
@@ -88,9 +88,7 @@ class Report(Choosing, AtRadii, Analysis):
     def _sections(self, logs: Logs) -> Iterator[Section]:
         certification = [*filter(self.takes, logs.certification)]
         held_out = HeldOut(self.norm, self.high_probability, self.radii, self.unfinished)
-        if certification and (
-            parts := _if_possible("Chosen on some images, measured on others", held_out, Logs(certification))
-        ):
+        if parts := _if_possible("Chosen on some images, measured on others", held_out, Logs(certification)):
             yield Section("The best models on other images", parts)
         for name, those in logs.by("images").items():
             # Below the name of the set, labels need not repeat it.
@@ -103,7 +101,7 @@ class Report(Choosing, AtRadii, Analysis):
         if logs.training:
             few = Logs(training=logs.training[:_MOST_CURVES])
             more = f" (the first {_MOST_CURVES} of {len(logs.training)})" if len(logs.training) > _MOST_CURVES else ""
-            yield Section("Training", [_figure("Training", TrainingPlot()(few))], f"Loss and accuracy by epoch{more}.")
+            yield Section("Training", [_part("Training", TrainingPlot()(few))], f"Loss and accuracy by epoch{more}.")
         yield _provenance(logs)
 
     def _about(self, logs: Logs, beside: Logs) -> Iterator[Section]:
@@ -115,8 +113,8 @@ class Report(Choosing, AtRadii, Analysis):
             yield self._best_of_groups(Logs(certification))
         if prediction:
             parts = [
-                _figure("Accuracy under attack", EmpiricalPlot(self.unfinished)(Logs(certification, prediction))),
-                _table("By attack radius", Empirical(self.unfinished, confidence=0.95)(Logs([], prediction))),
+                _part("Accuracy under attack", EmpiricalPlot(self.unfinished)(Logs(certification, prediction))),
+                _part("By attack radius", Empirical(self.unfinished, confidence=0.95)(Logs([], prediction))),
                 *_if_possible("Certified and attacked, on the same images", Gap(), beside),
             ]
             yield Section("Accuracy under attack", parts)
@@ -135,10 +133,10 @@ class Report(Choosing, AtRadii, Analysis):
             kind = "dkw" if confidence else "bootstrap"
             plot = CertifiedAccuracyPlot(self.norm, self.high_probability, confidence, kind)
             bands = "; bands: 95 %, for all radii at once, over the choice of images" if confidence else ""
-            parts.append(_figure(f"Certified accuracy of each log{bands}", plot(logs)))
+            parts.append(_part(f"Certified accuracy of each log{bands}", plot(logs)))
             shares = CertifiedAccuracyPlot(confidence=confidence, bands=kind, of="p_A")
             parts += _if_possible("Images by their lower bound of p_A", shares, logs)
-        parts.append(_table("All logs", Summary(self.norm, self.high_probability, self.radii)(logs)))
+        parts.append(_part("All logs", Summary(self.norm, self.high_probability, self.radii)(logs)))
         parts += _if_possible("Lower bounds of p_A, 0 if wrong, beside the average radius", Probabilities(), logs)
         if len(logs.certification) == 2 and self.high_probability is None:
             parts += _if_possible("The two on the same images", Comparison(radii=self.radii, norm=self.norm), logs)
@@ -148,8 +146,8 @@ class Report(Choosing, AtRadii, Analysis):
         settings = (self.norm, self.high_probability, self.radii, self.unfinished)
         envelope, abstention = Envelope(*settings), Envelope(*settings, show="abstention_rate")
         parts = [
-            _table("Best certified accuracy, with the clean accuracy of the selected log raised", envelope(logs)),
-            _table("Abstention rate of the selected logs", abstention(logs)),
+            _part("Best certified accuracy, with the clean accuracy of the selected log raised", envelope(logs)),
+            _part("Abstention rate of the selected logs", abstention(logs)),
         ]
         drawn = 0
         for by in ([], ["sigma"]):
@@ -158,23 +156,20 @@ class Report(Choosing, AtRadii, Analysis):
             if drawn < count < len(logs.certification) and count <= _MOST_CURVES:
                 drawn = count
                 figure = EnvelopePlot(self.norm, self.high_probability, self.unfinished, by)(logs)
-                parts.append(_figure("Upper envelopes" + (" by sigma" if by else " by group"), figure))
-        parts += self._selected(logs.certification)
+                parts.append(_part("Upper envelopes" + (" by sigma" if by else " by group"), figure))
+        parts += self._selected(logs.certification, envelope)
         for those in logs.by("procedure").values():
             parts += self._heat_maps(those.certification)
         return Section("Best log by radius", parts)
 
-    def _selected(self, logs: list[Log]) -> list[Part]:
+    def _selected(self, logs: list[Log], envelope: Envelope) -> list[Part]:
         """A table of the logs selected from groups of several logs, with the hyper-parameters that differ."""
         differing = _differing(logs)
         columns = [
-            Column("group", "group", "text"),
-            Column("radius", self.heading, "text"),
+            *columns_of("text", group="group", radius=self.heading),
             Column("certified_accuracy", "certified accuracy", "fraction"),
-            *(Column(name, FIELDS[name], "text") for name in differing),
-            Column("model", "model", "text"),
+            *columns_of("text", **{name: FIELDS[name] for name in differing}, model="model"),
         ]
-        envelope = Envelope(norm=self.norm, high_probability=self.high_probability)
         radii = self.chosen_radii(logs)
         rows = [
             [name, radius_text(radius), best.certified_accuracy, *_described(best, differing)]
@@ -182,7 +177,7 @@ class Report(Choosing, AtRadii, Analysis):
             if len(group) > 1
             for radius, best in zip(radii, envelope.select(group, radii))
         ]
-        return [_table("Selected log at each radius", Table(columns, rows))] if rows else []
+        return [_part("Selected log at each radius", Table(columns, rows))] if rows else []
 
     def _heat_maps(self, logs: list[Log]) -> list[Part]:
         """Certified accuracy over sigma and epsilon where both vary, of all logs, whatever their group."""
@@ -192,7 +187,7 @@ class Report(Choosing, AtRadii, Analysis):
         # Without the largest radii, at which little is certified.
         some = radii[:: max(1, len(radii) // _MOST_MAPS)][:_MOST_MAPS]
         figure = HeatMap(self.norm, self.high_probability, some, self.unfinished)(Logs(logs))
-        return [_figure(f"Best certified accuracy by sigma and epsilon, of all logs{_of(logs[0].procedure)}", figure)]
+        return [_part(f"Best certified accuracy by sigma and epsilon, of all logs{_of(logs[0].procedure)}", figure)]
 
 
 def _of(name: str) -> str:
@@ -241,8 +236,7 @@ def _facts(logs: Logs) -> list[tuple[str, str]]:
         if getattr(logs, kind):
             facts.append((f"{kind} logs", f"{len(getattr(logs, kind)):,}"))
     if logs.certification:
-        sizes = sorted({len(log.table) for log in logs.certification})
-        facts.append(("examples per log", " to ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1])))))
+        facts.append(("examples per log", sizes_of(logs.certification)))
     for name in ("dataset", "sigma", "N", "alpha", "method"):
         values = sorted({log.parameters.get(name) for log in logs.certification} - {None}, key=str)
         texts = [f"{value:,}" if isinstance(value, int) else f"{value}" for value in values]
@@ -257,7 +251,7 @@ def _if_possible(caption: str, analysis: Analysis, logs: Logs) -> list[Part]:
         made: Any = analysis(logs)
     except UserError:
         return []
-    return [_table(caption, made) if analysis.makes == "table" else _figure(caption, made)]
+    return [_part(caption, made)]
 
 
 def _examples(logs: Logs) -> Section:
@@ -269,20 +263,13 @@ def _examples(logs: Logs) -> Section:
 
 
 def _provenance(logs: Logs) -> Section:
-    columns = [
-        Column("log", "log", "text"),
-        Column("file", "file", "text"),
-        Column("made_by", "made by", "text"),
-        Column("notes", "to keep in mind", "text"),
-    ]
-    everything = [*logs.certification, *logs.prediction, *logs.training]
-    rows = []
-    for log in everything:
+    columns, rows = columns_of("text", log="log", file="file", made_by="made by", notes="to keep in mind"), []
+    for log in [*logs.certification, *logs.prediction, *logs.training]:
         notes = [*log.notes, *(coarse_digits(log.table) if "radius" in log.table else [])]
         rows.append([log.label, str(log.path), _made_by(log), "; ".join(notes) or None])
-    parts = [_table("Where each log is from", Table(columns, rows))]
+    parts = [_part("Where each log is from", Table(columns, rows))]
     if logs.certification or logs.prediction:
-        parts.append(_table("Hyper-parameters and how they are known", ParametersTable()(logs)))
+        parts.append(_part("Hyper-parameters and how they are known", ParametersTable()(logs)))
     return Section("Provenance", parts)
 
 
@@ -305,20 +292,17 @@ def _made_by(log: Log) -> str | None:
     return "; then ".join(descriptions) or None
 
 
-def _table(caption: str, table: Table) -> Part:
-    """A table for the template: every cell as HTML, with the value to sort it by and the whole name of a log."""
-    shown = table.shown or table
+def _part(caption: str, made: "Table | Figure") -> Part:
+    """A figure or a table for the template: every cell as HTML, its value to sort by, and the whole name of a log."""
+    if not isinstance(made, Table):
+        return {"kind": "figure", "caption": caption, "figure": made}
+    shown = made.shown or made
     order = sorted(range(len(shown.columns)), key=lambda index: shown.columns[index].key != "log")  # it stays in sight
     shown = Table([shown.columns[index] for index in order], [[row[index] for index in order] for row in shown.rows])
     markup = Markup(lambda text: f"<b>{text}</b>", lambda text: f"<sup>({text})</sup>", _escape)
     rows = [
         [
-            {
-                "html": text,
-                "value": getattr(value, "value", value),
-                "kind": column.kind,
-                "full": getattr(value, "full", None),
-            }
+            (text, getattr(value, "value", value), column.kind, getattr(value, "full", None))
             for text, value, column in zip(texts, values, shown.columns)
         ]
         for texts, values in zip(display_cells(shown, 1, markup), shown.rows)
@@ -330,7 +314,3 @@ def _table(caption: str, table: Table) -> Part:
 def _escape(text: str) -> str:
     """Text as HTML, which may break a long path after each folder."""
     return html.escape(text).replace("/", "/<wbr>")
-
-
-def _figure(caption: str, figure: Figure) -> Part:
-    return {"kind": "figure", "caption": caption, "figure": figure}

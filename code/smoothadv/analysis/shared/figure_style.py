@@ -28,6 +28,8 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 # One fewer than colours, so that the pairs differ for 56 curves.
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _MARKS_PER_CURVE = 5
+_INSIDE: dict[str, Any] = {"loc": "upper right", "framealpha": 0.85, "edgecolor": "none", "handlelength": 3}
+_BELOW: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "fontsize": "small", "handlelength": 3.4}
 _ENTRIES_INSIDE = 6
 _CHARACTERS_INSIDE = 28
 _CHARACTERS_BESIDE_ANOTHER = 32
@@ -166,18 +168,10 @@ def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool =
     blanks = ["-"] * len(labels)  # matplotlib leaves out labels that start with an underscore
     longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
     if inside and len(labels) <= _ENTRIES_INSIDE and longest <= _CHARACTERS_INSIDE:
-        legend = axes.legend(handles, blanks, loc="upper right", framealpha=0.85, edgecolor="none", handlelength=3)
+        legend = axes.legend(handles, blanks, **_INSIDE)
     else:
         columns = 2 if longest <= _CHARACTERS_BESIDE_ANOTHER else 1
-        legend = figure.legend(
-            handles,
-            blanks,
-            loc="outside lower center",
-            ncols=columns,
-            frameon=False,
-            fontsize="small",
-            handlelength=3.4,
-        )
+        legend = figure.legend(handles, blanks, ncols=columns, **_BELOW)
         lines = sum(label.count("\n") + 1 for label in labels)
         width, height = figure.get_size_inches()
         figure.set_size_inches(width, height + 0.19 * -(-lines // columns))

@@ -32,6 +32,7 @@ from smoothadv.readers import (
 from smoothadv.records import images_selected, is_manifest, is_shard_folder
 
 Warn = Callable[[str], None]
+Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 _READ_BY = {
     "prediction": "; for predictions there are empirical and compare",
@@ -109,12 +110,18 @@ class Logs:
         return parts
 
 
-def grouped(logs: Iterable[Log], key: Callable[[Log], Key]) -> dict[Key, list[Log]]:
-    """The logs by their ``key``, in the order in which the keys occur first."""
-    groups: dict[Key, list[Log]] = {}
+def grouped(logs: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The logs, or pairs with one, by their ``key``, in the order in which the keys occur first."""
+    groups: dict[Key, list[Item]] = {}
     for log in logs:
         groups.setdefault(key(log), []).append(log)
     return groups
+
+
+def sizes_of(logs: Iterable[Log]) -> str:
+    """How many examples the logs have, like "180" or "36 to 180"."""
+    sizes = {len(log.table) for log in logs}
+    return " to ".join(f"{size:,}" for size in sorted({min(sizes), max(sizes)}))
 
 
 @dataclass(frozen=True)
@@ -149,15 +156,15 @@ def read_logs(
             left_out.append(str(error))
     if not (logs.certification or logs.prediction or logs.training):
         raise _nothing_left(" ".join(arguments), kinds, left_out, logs.others, warn)
+    logs = _without_training_images(logs, left_out)
     for reason in left_out:
         warn(f"{reason}; it is left out")
-    logs = _without_training_images(logs, warn)
     both = [*_with_names(logs.certification), *_with_names(logs.prediction)]
     count, facts = len(logs.certification), [(log.table, log.parameters) for log in both]
     procedures = [*procedure_names(facts[:count]), *prediction_names(facts[count:], facts[:count])]
     names = zip(both, _image_set_names(both), procedures)
     named = [replace(log, images=images, procedure=procedure) for log, images, procedure in names]
-    return Logs(named[:count], named[count:], _with_names(logs.training), [*left_out, *logs.left_out])
+    return Logs(named[:count], named[count:], _with_names(logs.training), left_out)
 
 
 def _nothing_left(where: str, kinds: Iterable[str], left_out: list[str], others: list[str], warn: Warn) -> UserError:
@@ -239,32 +246,26 @@ def _read_one(entry: _Found, kinds: set[str], stated: Mapping[str, ParameterValu
         notes = table.attrs["notes"]
         if parameters.manifest is None and parameters.get("attack") is None:
             notes = [*notes, "its path names no attack: it is treated as predictions on clean images"]
-        logs.prediction.append(_log(entry, table, parameters, notes))
     elif kind == "training":
-        table = read_training_log(entry.path)
-        logs.training.append(_log(entry, table, Parameters(), table.attrs["notes"]))
+        table, parameters = read_training_log(entry.path), Parameters()
+        notes = table.attrs["notes"]
     else:
         # Also a file that only looks like a log: the reader reports its fault.
-        table = read_certification_log(entry.path)
+        kind, table = "certification", read_certification_log(entry.path)
         parameters = with_method(table, certification_parameters(entry.path, stated))
         parameters, notes = check_certificates(entry.path, table, parameters)
-        logs.certification.append(_log(entry, table, parameters, notes))
+    log = Log("", entry.path, entry.group, table, parameters, tuple(notes), grouped=entry.grouped)
+    getattr(logs, kind).append(log)
 
 
-def _log(entry: _Found, table: DataFrame, parameters: Parameters, notes: list[str]) -> Log:
-    return Log("", entry.path, entry.group, table, parameters, tuple(notes), grouped=entry.grouped)
-
-
-def _without_training_images(logs: Logs, warn: Warn) -> Logs:
+def _without_training_images(logs: Logs, left_out: list[str]) -> Logs:
     """Leaves out certificates of training images unless there are no others: they must not look like test accuracy."""
-    training = [log for log in logs.certification if log.parameters.get("split") == "train"]
     others = [log for log in logs.certification if log.parameters.get("split") != "train"]
-    if not training or not others:
+    if not others:
         return logs
-    reasons = [f"{log.path} certifies training images, the others do not" for log in training]
-    for reason in reasons:
-        warn(f"{reason}; it is left out")
-    return Logs(others, logs.prediction, logs.training, reasons)
+    training = [log for log in logs.certification if log.parameters.get("split") == "train"]
+    left_out += [f"{log.path} certifies training images, the others do not" for log in training]
+    return replace(logs, certification=others)
 
 
 def _with_names(logs: list[Log]) -> list[Log]:
@@ -294,13 +295,9 @@ def _image_set_names(logs: Sequence[Log]) -> list[str]:
     keys = [_image_set(log.parameters, own) for log, own in zip(logs, indices)]
     stated = {(key[0], key[-1]): key for key in keys if len(key) > 1}
     keys = [key if len(key) > 1 else stated.get((key[0], own), key) for key, own in zip(keys, indices)]
-    sizes: dict[tuple[Any, ...], list[int]] = {}
-    for key, log in zip(keys, logs):
-        sizes.setdefault(key, []).append(len(log.table))
     names: dict[tuple[Any, ...], str] = {}
-    for key, some in sizes.items():
-        count = " to ".join(f"{size:,}" for size in sorted({min(some), max(some)}))
-        name = f"{key[0] or 'unknown dataset'}, {count} images"
+    for key in dict.fromkeys(keys):
+        name = f"{key[0] or 'unknown dataset'}, {sizes_of(log for log, its in zip(logs, keys) if its == key)} images"
         alike = sum(other.partition(" (")[0] == name for other in names.values())
         names[key] = name if not alike else f"{name} (set {alike + 1})"
     return [names[key] if len(names) > 1 else "" for key in keys]

@@ -9,7 +9,7 @@ import numpy as np
 
 from smoothadv.analysis.shared.hyper_parameters import FIELDS, ParameterValue, display
 from smoothadv.analysis.shared.log_statistics import clean_accuracy
-from smoothadv.analysis.shared.logs import Log, Logs
+from smoothadv.analysis.shared.logs import Log, Logs, grouped, sizes_of
 from smoothadv.analysis.shared.table_formats import Cell, Column, Label, Table
 from smoothadv.errors import UserError
 from smoothadv.settings import SettingError, setting
@@ -75,17 +75,14 @@ def doubts(logs: Logs, paired: bool = False) -> list[str]:
     """Reasons to hesitate before comparing the logs, if ``paired`` on common examples: sentences for people."""
     sentences = []
     if len(logs.certification) > 1 and different_examples(logs.certification, paired):
-        sizes = sorted({len(log.table) for log in logs.certification})
-        counts = f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}"
+        counts = sizes_of(logs.certification)
         sentences.append(f"the logs are not all on the same test images ({counts} examples): they differ by chance too")
     if len(logs.prediction) > 1 and different_examples(logs.prediction, paired):
         sentences.append("the prediction logs are not all on the same test images: they differ by chance too")
     sentences += _copies(logs.certification)
-    if not are_alike(logs.certification, "procedure"):
-        names = "; ".join(dict.fromkeys(log.procedure for log in logs.certification))
+    if names := _several(logs.certification, "procedure"):
         sentences.append(f"logs of several procedures are kept apart ({names}): some certify more from the same votes")
-    if not are_alike(logs.prediction, "procedure"):
-        names = "; ".join(dict.fromkeys(log.procedure for log in logs.prediction))
+    if names := _several(logs.prediction, "procedure"):
         sentences.append(f"predictions are kept apart by the number of classes that may hold the label ({names})")
     for name in ("dataset", "N", "alpha", "method"):
         values = {log.parameters.get(name) for log in logs.certification} - {None}
@@ -95,13 +92,10 @@ def doubts(logs: Logs, paired: bool = False) -> list[str]:
     for log in [*logs.certification, *logs.prediction]:
         if log.progress:
             sentences.append(f"{log.path}: {log.progress}; the best log is chosen without it, unless by --unfinished")
-    noted: dict[str, list[Log]] = {}
-    for log in [*logs.certification, *logs.prediction, *logs.training]:
-        for note in log.notes:
-            noted.setdefault(note, []).append(log)
-    for note, some in noted.items():
+    everything = [*logs.certification, *logs.prediction, *logs.training]
+    for note, some in grouped([(log, note) for log in everything for note in log.notes], lambda pair: pair[1]).items():
         more = f" and {len(some) - 1} more" if len(some) > 1 else ""
-        sentences.append(f"{some[0].path}{more}: {note}")
+        sentences.append(f"{some[0][0].path}{more}: {note}")
     return sentences
 
 
@@ -144,12 +138,17 @@ def are_alike(logs: Sequence[Log], *facts: str) -> bool:
     return all(len({getattr(log, fact) for log in logs}) < 2 for fact in facts or ("images", "procedure"))
 
 
+def _several(logs: Sequence[Log], fact: str) -> str:
+    """What people call the ``images`` or the ``procedure`` of each log, "" unless there are several."""
+    names = dict.fromkeys(getattr(log, fact) for log in logs)
+    return "; ".join(names) if len(names) > 1 else ""
+
+
 def refuse_several(logs: Sequence[Log], what: str, *facts: str) -> None:
     """UserError, which says how to select, unless the logs ``are_alike``; ``what`` is to be made of them."""
     for fact in facts:
-        if not are_alike(logs, fact):
+        if found := _several(logs, fact):
             one, whole = {"images": ("set", "the same images"), "procedure": ("procedure", "one procedure")}[fact]
-            found = "; ".join(dict.fromkeys(getattr(log, fact) for log in logs))
             raise UserError(f"{what} needs logs of {whole}, not of {found}; name those of one {one}, or use --where")
 
 
@@ -159,9 +158,9 @@ def with_facts(table: Table, logs: Sequence[Log], by: Sequence[str] = ()) -> Tab
 
     People see the group in the first column, the others in the log's label.
     """
-    grouped, shown = any(log.grouped for log in logs), table.shown or table
+    shown = table.shown or table
     facts: dict[str, list[Cell]] = {name: [log.parameters.get(name) for log in logs] for name in by}
-    if grouped:
+    if any(log.grouped for log in logs):
         facts["group"] = [log.group for log in logs]
         columns = [Column("group", "group", "text"), *shown.columns]
         shown = Table(columns, [[log.group, *row] for row, log in zip(shown.rows, logs)])
@@ -197,13 +196,14 @@ def groups_of(logs: Sequence[Log], by: Sequence[str], name_group: bool = False) 
     keyed = sorted(logs, key=lambda log: [_sortable(log.parameters.get(name)) for name in by]) if by else logs
     several = name_group or not by or len({log.group for log in logs}) > 1
     values = {name: {log.parameters.get(name) for log in logs} for name in by}
-    groups: dict[str, list[Log]] = {}
-    for log in keyed:
+
+    def name_of(log: Log) -> str:
         equations = (_equation(name, log, values[name]) for name in by)
         words = [log.group if several else "", *equations, log.images, log.procedure]
-        groups.setdefault(", ".join(filter(None, words)) or "all", []).append(log)
+        return ", ".join(filter(None, words)) or "all"
+
     order = {name: position for position, name in enumerate(dict.fromkeys(log.group for log in logs))}
-    return dict(sorted(groups.items(), key=lambda item: order[item[1][0].group]))
+    return dict(sorted(grouped(keyed, name_of).items(), key=lambda item: order[item[1][0].group]))
 
 
 def _equation(name: str, log: Log, values: set[ParameterValue]) -> str:

@@ -49,6 +49,11 @@ class Column:
     compared: bool = False
 
 
+def columns_of(kind: str, **titles: str) -> list[Column]:
+    """Columns of one kind: the ``titles`` by their keys."""
+    return [Column(key, title, kind) for key, title in titles.items()]
+
+
 @dataclass(frozen=True)
 class Table:
     """``rows`` hold one value per column, of full precision; accuracies are fractions, None is a missing value.
