@@ -96,12 +96,7 @@ def certify(
     fields = common_fields("certify", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
     with log_at(log) as outfile:
         request = CertifyRequest(
-            **fields,
-            outfile=outfile,
-            n0=n0,
-            method=method,
-            procedure_settings=dict(settings or {}),
-            sound=sound,
+            **fields, outfile=outfile, n0=n0, method=method, procedure_settings=dict(settings or {}), sound=sound
         )
         certifying.certify(request)
         return read_certification_log(outfile)

@@ -29,11 +29,7 @@ def random_class(
     return (labels + torch.tensor(shifts, device=labels.device)) % classes
 
 
-TARGET_RULES: dict[str, TargetRule] = {
-    "runner-up": runner_up,
-    "least-likely": least_likely,
-    "random": random_class,
-}
+TARGET_RULES: dict[str, TargetRule] = {"runner-up": runner_up, "least-likely": least_likely, "random": random_class}
 EVERY = "every"
 """Aim at each class in turn, and keep the attack after which the label is least probable."""
 KNOWN_TARGETS = (*TARGET_RULES, EVERY)

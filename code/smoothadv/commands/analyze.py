@@ -74,13 +74,7 @@ def _make_parser() -> Parser:
         _add_input(command)
         output = command.add_argument_group("output")
         output.add_argument(
-            "-o",
-            "--output",
-            metavar="FILE",
-            type=Path,
-            action="append",
-            default=[],
-            help=_FILES[ANALYSES[name].makes],
+            "-o", "--output", metavar="FILE", type=Path, action="append", default=[], help=_FILES[ANALYSES[name].makes]
         )
         add_options(output, _OUTPUT)
         add_settings(command.add_argument_group(name), settings_of(ANALYSES[name]))

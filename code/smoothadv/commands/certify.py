@@ -8,12 +8,7 @@ from pathlib import Path
 
 from smoothadv.certification import PROCEDURES, Procedure
 from smoothadv.commands.merging import evaluation_main, finished_shard_message
-from smoothadv.commands.options.components import (
-    add_components,
-    add_options,
-    given_settings,
-    refuse_foreign_settings,
-)
+from smoothadv.commands.options.components import add_components, add_options, given_settings, refuse_foreign_settings
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser
 from smoothadv.evaluation.requests import CertifyRequest

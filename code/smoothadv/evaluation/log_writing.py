@@ -19,14 +19,7 @@ from smoothadv.evaluation.shards import Shard, check_siblings, is_merged, merge,
 from smoothadv.evaluation.smoothing_job import SmoothingJob
 from smoothadv.evaluation.used_seeds import record_seed, used_seeds
 from smoothadv.evaluation.workers import Workers
-from smoothadv.records import (
-    ExampleLog,
-    examples_path,
-    manifest_path,
-    recorded_settings,
-    shard_folder,
-    spool_path,
-)
+from smoothadv.records import ExampleLog, examples_path, manifest_path, recorded_settings, shard_folder, spool_path
 from smoothadv.smoothing.voting import Poll, Result
 
 _IMAGES = "images_saved"

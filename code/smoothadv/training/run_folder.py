@@ -28,12 +28,7 @@ class RunFolder:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        facts: dict[str, Any],
-        recipe: dict[str, Any],
-        run: dict[str, Any],
-        existing: str = "refuse",
+        self, folder: Path, facts: dict[str, Any], recipe: dict[str, Any], run: dict[str, Any], existing: str = "refuse"
     ) -> None:
         self.folder, self.facts, self.recipe = folder, facts, recipe
         self.checkpoint = folder / CHECKPOINT

@@ -117,10 +117,7 @@ _EVALUATION = {
 
 
 def add_evaluation_attack(
-    parser: Parser,
-    adapt: Callable[[Setting], Setting] = unchanged,
-    default: str | None = None,
-    default_draws: int = 1,
+    parser: Parser, adapt: Callable[[Setting], Setting] = unchanged, default: str | None = None, default_draws: int = 1
 ) -> None:
     """--attack and its settings, and the further options of an attack on a smoothed classifier."""
     group = add_attack(parser, adapt, default)
