@@ -27,7 +27,7 @@ from smoothadv.settings import SettingError, probability, setting
 
 NORMS = ("l2", "linf")
 # So many that all radii at sigma = 1 and n = 100,000 have them: the steps of the paper's Table 2. Table 1 has halves.
-_QUARTERS = 15
+MOST_RADII = 15
 _MOST_ROUND_NUMBERS = 1500
 _LINF_RADII = ("1/255", "2/255", "4/255", "8/255")
 _BANDS = {"bootstrap": bootstrap_interval, "dkw": dkw_band, "clopper-pearson": clopper_pearson_band}
@@ -144,7 +144,7 @@ class AtRadii(Norm):
         "larger steps where there are too many; 1/255 to 8/255 with --norm linf)",
     )
 
-    def chosen_radii(self, logs: Sequence[Log], most: int = _QUARTERS) -> list[float]:
+    def chosen_radii(self, logs: Sequence[Log], most: int = MOST_RADII) -> list[float]:
         """The radii that the user named, or the default ones, at ``most`` so many."""
         if self.radii:
             return self.radii

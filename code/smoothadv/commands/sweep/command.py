@@ -162,7 +162,7 @@ def _plan(parser: Parser, options: argparse.Namespace) -> None:
 
 def _then(plan: Plan) -> list[str]:
     """What follows the training, for people."""
-    perhaps = [f"{table.command} {table.name} if best" for table in plan.pending]
+    perhaps = [f"perhaps {table.command} {table.name}" for table in plan.pending]
     return [*(stage.title for stage in plan.job.evaluations), *perhaps]
 
 

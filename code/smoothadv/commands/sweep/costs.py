@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from smoothadv.analysis.shared.radii import MOST_RADII
 from smoothadv.architectures import get_architecture
 from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.target_rules import EVERY
@@ -63,10 +64,15 @@ def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
         meter = _CostMeter(torch.device(device) if device else default_device())
         with tqdm(plans, "measuring", unit="job", disable=None, delay=1, leave=False) as measured:
             costs = [meter.cost(plan) for plan in measured]
-        later = _sum(meter.evaluations(plan, plan.possible) for plan in plans)
+        possible: dict[str, list[Seconds]] = defaultdict(list)
+        for plan in plans:
+            possible[plan.model.group].append(meter.evaluations(plan, plan.possible))
         count = torch.get_num_threads()
     finally:
         torch.set_num_threads(threads)
+    # Of each group, at most one model for each radius is chosen.
+    dearest = (sorted(costs, key=lambda cost: np.max(cost.total()))[-MOST_RADII:] for costs in possible.values())
+    later = _sum(cost for some in dearest for cost in some)
     total, each = _sum(costs), np.sort([cost.total() for cost in costs], axis=0)
     shares = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in total.items())
     many = f"processor time of {count} threads, shared equally, to time" if count > 1 else "processor time"
