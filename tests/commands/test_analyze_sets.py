@@ -202,14 +202,13 @@ def test_attacks_are_drawn_beside_certificates_of_their_images_alone(workplace, 
     log("attacked/five.tsv", [0.5] * 2 + [0.0] * 3, run=FIVE, attack=0.25)
     with pytest.raises(UserError, match="beside certified accuracy needs logs of the same images, not of digits, 5 im"):
         EmpiricalPlot()(read_logs(arguments, EmpiricalPlot.kinds))
-    seen = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "_figure", lambda caption, figure: seen.append((caption, figure)) or {"caption": caption})
-        sections = list(report.Report()._sections(read_logs(arguments, report.Report.kinds)))
+    sections = list(report.Report()._sections(read_logs(arguments, report.Report.kinds)))
     titles = ["Certified accuracy", "Best log by radius", "Accuracy under attack", "Examples"]
     expected = [(title, name) for name in ("digits, 5 images", "digits, 10 images") for title in titles]
     assert [(section.title, section.images) for section in sections] == [*expected, ("Provenance", "")]
-    drawn = [[line.get_ydata()[0] for line in figure.axes[0].lines] for caption, figure in seen if "under" in caption]
+    parts = [part for section in sections for part in section.parts if part["kind"] == "figure"]
+    seen = [part["figure"] for part in parts if "under" in part["caption"]]
+    drawn = [[line.get_ydata()[0] for line in figure.axes[0].lines] for figure in seen]
     assert drawn == [[100, 40], [70, 80]], "each attack with the certificates of its images"
 
 
