@@ -37,7 +37,7 @@ class HeldOut(Choosing, AtRadii, Analysis):
             Column("radius", self.heading, "number"),
             Column("model", "chosen model", "text"),
             Column("models", "of", "count"),
-            Column("chosen", "on the images that chose it (the paper's protocol)", "fraction"),
+            Column("chosen", "where chosen", "fraction"),
             Column("chosen_examples", "images", "count"),
             Column("held_out", "on other images", "fraction"),
             Column("held_out_examples", "other images", "count"),
