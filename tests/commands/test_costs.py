@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from smoothadv.commands.sweep import costs
-from smoothadv.commands.sweep.planning import SharedOptions, plan_sweep
+from smoothadv.commands.sweep.planning import plan_sweep
 from smoothadv.datasets import get_dataset
 from smoothadv.sweeps.grid import read_grid
 
@@ -30,7 +30,7 @@ def known(monkeypatch, workplace) -> costs._CostMeter:
 
 def plans(text: str) -> list:
     Path("grid.toml").write_text(HEAD + text)
-    return plan_sweep(read_grid(Path("grid.toml")), SharedOptions())
+    return plan_sweep(read_grid(Path("grid.toml")), {})
 
 
 def obvious_training_seconds(plan) -> float:

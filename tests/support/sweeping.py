@@ -49,10 +49,10 @@ def write_grid(path: Path, *sweeps: Table, **further: Any) -> Path:
 
 def plans_of(path: Path) -> list:
     """The plans of a grid's jobs, on the CPU, in the working folder."""
-    from smoothadv.commands.sweep.planning import SharedOptions, plan_sweep
+    from smoothadv.commands.sweep.planning import plan_sweep
     from smoothadv.sweeps.grid import read_grid
 
-    return plan_sweep(read_grid(path), SharedOptions(device="cpu"))
+    return plan_sweep(read_grid(path), {"--device": "cpu"})
 
 
 def jobs_of(path: Path) -> list[Job]:

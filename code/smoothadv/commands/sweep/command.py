@@ -104,10 +104,10 @@ def _read(options: argparse.Namespace) -> list[Sweep]:
 def _planned(grids: Sequence[Grid], options: argparse.Namespace) -> list[Sweep]:
     """As ``_read``, of grids that have been read: their files may change while a sweep runs."""
     # Imports the commands of the jobs, and torch: the help and an error in a grid's file do not wait for these.
-    from smoothadv.commands.sweep.planning import SharedOptions, plan_sweep
+    from smoothadv.commands.sweep.planning import plan_sweep
 
-    shared = SharedOptions(options.data_dir, options.device, tuple(getattr(options, "plugin", ())))
-    sweeps = [Sweep(grid, plan_sweep(grid, shared)) for grid in grids]
+    shared = {"--data-dir": options.data_dir, "--device": options.device}
+    sweeps = [Sweep(grid, plan_sweep(grid, shared, getattr(options, "plugin", ()))) for grid in grids]
     _refuse_shared_folders([sweep.grid for sweep in sweeps])
     if options.only is None:
         return sweeps

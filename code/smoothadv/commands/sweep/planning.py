@@ -39,29 +39,16 @@ class Plan:
     possible: tuple[EvaluationPlan, ...] = ()
 
 
-@dataclass(frozen=True)
-class SharedOptions:
-    """Options on the command line of a sweep, or in its grid, that go to the commands of all its jobs."""
+def plan_sweep(grid: Grid, shared: Mapping[str, str | None], plugin: Sequence[str] = ()) -> list[Plan]:
+    """The jobs of a grid in its order; UserError, or a usage error of the command concerned, if one is impossible.
 
-    data_dir: str | None = None
-    device: str | None = None
-    plugins: tuple[str, ...] = ()
-
-    @property
-    def words(self) -> list[str]:
-        return [
-            *(["--data-dir", self.data_dir] if self.data_dir else []),
-            *(["--device", self.device] if self.device else []),
-            *(word for plugin in self.plugins for word in ("--plugin", plugin)),
-        ]
-
-
-def plan_sweep(grid: Grid, shared: SharedOptions) -> list[Plan]:
-    """The jobs of a grid in its order; UserError, or a usage error of the command concerned, if one is impossible."""
-    for plugin in grid.plugins:
-        plugins.load(plugin)
-    shared = replace(shared, plugins=tuple(dict.fromkeys([*shared.plugins, *grid.plugins])))
-    planner = _Planner(grid, shared)
+    All commands get the ``shared`` options, by flag, that are not None, and each ``plugin``, as those of the grid.
+    """
+    for name in grid.plugins:
+        plugins.load(name)
+    pairs = [pair for pair in shared.items() if pair[1]]
+    pairs += [("--plugin", name) for name in dict.fromkeys([*plugin, *grid.plugins])]
+    planner = _Planner(grid, [str(word) for pair in pairs for word in pair])
     plans = [planner.plan(model) for model in grid.trained]
     plans += [plan for table in grid.ensembles for plan in planner.ensembles(table, plans)]
     first_by_name: dict[str, Plan] = {}
@@ -127,7 +114,7 @@ def _unnamed(model: Model) -> list[tuple[str, Any]]:
 class _Planner:
     """Plans the models of one grid."""
 
-    def __init__(self, grid: Grid, shared: SharedOptions) -> None:
+    def __init__(self, grid: Grid, shared: list[str]) -> None:
         self.grid, self.shared, self.cwd = grid, shared, Path.cwd()
         self._reader = CommandReader()
         self._trainings: dict[Path, TrainingStage] = {}
@@ -227,7 +214,7 @@ class _Planner:
         """The words of the training command, its plan, and the model's folder within the sweep."""
         options = {key: value for key, value in model.options.items() if key not in ("dataset", "arch")}
         command = "train_pgd" if "attack" in options else "train"
-        further = [*self._reader.option_words(command, options, model.source), *self.shared.words, "--resume"]
+        further = [*self._reader.option_words(command, options, model.source), *self.shared, "--resume"]
         start = [str(model.options["dataset"]), str(model.options["arch"])]
         # The name of the folder depends on the plan, so the command is read with another word in its place.
         plan = self._reader.read_training(command, [*start, "OUTDIR", *further], options, model.source)
@@ -260,7 +247,7 @@ class _Planner:
         value = _sigma(table, sigma, plan.model, plan.trainings[0].request.objective)
         checkpoint = os.path.relpath(classifier.name, self.cwd)
         words = [str(plan.model.options["dataset"]), checkpoint, str(value), str(output)]
-        words += [*self._reader.option_words(table.command, options, table.source), *self.shared.words]
+        words += [*self._reader.option_words(table.command, options, table.source), *self.shared]
         read = self._reader.read_attack if table.command == "attack" else self._reader.read_certification
         evaluation = read(words, [training.request.arch for training in plan.trainings], table.source)
         stage = EvaluationStage(
