@@ -100,9 +100,22 @@ def test_held_out_accuracy_leaves_out_the_images_that_chose(first_stage, capsys)
         assert float(row["low"]) <= float(row["difference"]) == expected - float(row["chosen"]) <= float(row["high"])
 
 
-def test_held_out_needs_other_images(first_stage, capsys):
-    outcome = call(capsys, "analyze", "held_out", "A=logs/grid")
-    assert outcome.code == 1 and "images beside those that chose it" in outcome.err and outcome.err.count("\n") == 1
+def test_held_out_needs_several_models_and_other_images(first_stage, capsys):
+    do(jobs_of(Path("grid.toml"))[0].evaluations[1])
+    for logs in (log("0.50", "all"), log("0.25", "all").parent):  # no other images; no other models
+        outcome = call(capsys, "analyze", "held_out", f"A={logs}")
+        assert outcome.code == 1 and "needs logs of several models, and" in outcome.err and outcome.err.count("error: ") == 1
+
+
+def test_report_says_which_log_is_of_a_model_that_is_no_longer_chosen(first_stage, capsys):
+    for job in jobs_of(Path("grid.toml")):
+        for stage in job.evaluations[1:]:
+            do(stage)
+    report = ["sweep", "report", "grid.toml", *CPU]
+    assert "no job makes" not in call(capsys, *report).err
+    pretend("0.50", 0)
+    outcome = call(capsys, *report)
+    assert outcome.code == 0 and f"logs that no job makes are left out: {log('0.50', 'more')}\n" in outcome.err
 
 
 @pytest.mark.parametrize(

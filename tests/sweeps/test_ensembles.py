@@ -72,6 +72,14 @@ def test_a_single_member_is_refused():
         jobs_of(grid)
 
 
+def test_an_option_that_no_member_sets_is_refused():
+    grid = write_grid(Path("grid.toml"), SEEDS, ensemble=[{"of": "single", "over": ["seed", "sed"]}])
+    with pytest.raises(
+        UserError, match=r"\[\[ensemble\]\] 1: 'over' names 'sed', which .*\[\[sweep\]\] 1 does not set"
+    ):
+        jobs_of(grid)
+
+
 def test_a_member_of_another_recipe_is_not_evaluated():
     """The grid was edited after a member had been trained, so that its own job fails, and the ensemble must too."""
     write_grid(Path("grid.toml"), SEEDS, ensemble=[{"of": "single"}], certify=[CERTIFY])

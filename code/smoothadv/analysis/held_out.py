@@ -29,8 +29,11 @@ class HeldOut(Choosing, AtRadii, Analysis):
         choosing = {name: _of_most_models(group) for name, group in groups.items()}
         radii = self.chosen_radii([log for some in choosing.values() for log in some])
         rows = [row for name, group in groups.items() for row in self._rows(name, group, choosing[name], radii)]
-        if all(row[6] is None for row in rows):  # the column held_out
-            raise UserError("held_out needs a further log of a chosen model, of images beside those that chose it")
+        if all(row[3] == 1 or row[6] is None for row in rows):  # the columns models and held_out
+            raise UserError(
+                "held_out needs logs of several models, and a further log of a chosen one, of images beside those that "
+                "chose it"
+            )
         level = f"{100 * self.confidence:g}%"
         columns = [
             Column("group", "group", "text"),

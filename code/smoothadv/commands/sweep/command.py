@@ -262,6 +262,10 @@ def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_detached:
     if len(failed) > _MOST_WARNINGS:
         warn(f"and {len(failed) - _MOST_WARNINGS} more that failed or need files")
     if is_detached and StateKind.FAILED not in counted:
+        if any(plan.pending or not plan.job.training for sweep in sweeps for plan in sweep.plans):
+            print(
+                f"ensembles and the best models wait for these jobs: then, run python code/sweep.py run {grids} again"
+            )
         return
     advice = f"see python code/sweep.py status {grids}"
     if counted.keys() & {StateKind.WAITING, StateKind.STOPPED}:
@@ -297,6 +301,10 @@ def _report(parser: Parser, options: argparse.Namespace) -> None:
         raise UserError(f"none of {len(jobs)} jobs has a finished log yet: python code/sweep.py run {names}")
     if unfinished:
         warn(f"{unfinished} of {len(jobs)} jobs are unfinished: their incomplete logs are left out")
+    known = {log for job in jobs for stage in job.evaluations for log in stage.logs}
+    found = [log for grid in grids for log in sorted(grid.logs.rglob("*.tsv")) if log.absolute() not in known]
+    if found and not options.only:  # as that of a model that is no longer among the best
+        warn(f"logs that no job makes are left out: {found[0]}{f' and {len(found) - 1} more' if found[1:] else ''}")
     logs = read_logs(arguments, Report.kinds, warn=warn)
     if report.title == Report.title and len(grids) == 1:
         report = replace(report, title=grids[0].about)

@@ -189,23 +189,30 @@ class _CostMeter:
         return few - _STEPS_MEASURED[0] * step, step
 
     def _update_seconds(self, training: TrainingPlan, objective: Objective) -> Any:
-        device, schedule = self.device, training.schedule
-        shape = training.description.image_shape
-        count = self._images(-(-schedule.batch // self.processes), shape)
-        network = get_architecture(training.request.arch, training.description, "normalize")
-        model = training.request.execution.prepare(network, device)
-        optimizer = torch.optim.SGD(model.parameters(), 1e-4, momentum=schedule.momentum)
-        images = torch.rand(count, *shape, device=device)
-        labels = torch.zeros(count, dtype=torch.long, device=device)
-        processes = Processes()
-        execution = dataclasses.replace(training.request.execution, compile=False)  # compiling takes minutes
-        update = Update(model, objective, optimizer, execution, processes, device, images[:2].cpu(), count)
-        last = schedule.epochs - 1  # where the attack has its full size
+        request, shape = training.request, training.description.image_shape
+        count = self._images(-(-training.schedule.batch // self.processes), shape)
+        # To build and check a large network takes longer than an update, so all objectives share it.
+        key = ("update", request.dataset, request.arch, request.execution, count)
+        update = self._once(key, lambda: self._new_update(training, count))
+        update.objective = objective
+        images = torch.rand(count, *shape, device=self.device)
+        labels = torch.zeros(count, dtype=torch.long, device=self.device)
+        last = training.schedule.epochs - 1  # where the attack has its full size
 
         def once() -> None:
             update(images, labels, count, slice(0, count), Address(0, last, 0), 1.0)
 
         return self._seconds(once) / (count * objective.copies)
+
+    def _new_update(self, training: TrainingPlan, count: int) -> Update:
+        """Updates of a new network with ``count`` images at a time."""
+        request = training.request
+        network = get_architecture(request.arch, training.description, "normalize")
+        model = request.execution.prepare(network, self.device)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-4, momentum=training.schedule.momentum)
+        execution = dataclasses.replace(request.execution, compile=False)  # compiling takes minutes
+        example = torch.rand(2, *training.description.image_shape)
+        return Update(model, request.objective, optimizer, execution, Processes(), self.device, example, count)
 
     def _measure_pass(self, training: TrainingPlan, evaluation: EvaluationPlan, with_gradient: bool) -> Any:
         """Seconds of a vote, or of the gradient at one noisy copy, as attacks on a trained classifier compute it."""

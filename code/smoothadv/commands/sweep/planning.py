@@ -147,6 +147,8 @@ class _Planner:
                     f"{table.source}: {members[0].job.name} would be alone: no other model of {first.group!r} differs "
                     f"from it in nothing but {' and '.join(table.over)}"
                 )
+            if unknown := [option for option in table.over if option not in first.options]:
+                raise UserError(f"{table.source}: 'over' names {unknown[0]!r}, which {first.source} does not set")
             trainings = tuple(training for plan in members for training in plan.trainings)
             archs = "+".join(dict.fromkeys(training.request.arch for training in trainings))
             facts = replace(_training_facts(trainings[0]), arch=archs)
