@@ -104,7 +104,11 @@ def test_held_out_needs_several_models_and_other_images(first_stage, capsys):
     do(jobs_of(Path("grid.toml"))[0].evaluations[1])
     for logs in (log("0.50", "all"), log("0.25", "all").parent):  # no other images; no other models
         outcome = call(capsys, "analyze", "held_out", f"A={logs}")
-        assert outcome.code == 1 and "needs logs of several models, and" in outcome.err and outcome.err.count("error: ") == 1
+        assert (
+            outcome.code == 1
+            and "needs logs of several models, and" in outcome.err
+            and outcome.err.count("error: ") == 1
+        )
 
 
 def test_report_says_which_log_is_of_a_model_that_is_no_longer_chosen(first_stage, capsys):

@@ -243,6 +243,8 @@ def _settings(request: EvaluationRequest, base: BaseClassifier, job: SmoothingJo
         "device": device_name(device),
         "torch": torch.__version__,
     }
+    if job.voter.is_fused and not request.compile:
+        settings["fused"] = True
     if device.type == "cuda" and request.precision == "fp32":
         settings["tf32"] = torch.backends.cudnn.allow_tf32
     if isinstance(job.noise, RoundedGaussianNoise) and device.type == "cpu":

@@ -16,6 +16,7 @@ from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.errors import UserError
 from smoothadv.graphs import call_compiled
 from smoothadv.memory import batch_that_suits
+from smoothadv.smoothing.epilogues import ConvolutionReLU, runs
 from smoothadv.smoothing.folding import fold
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -50,6 +51,11 @@ class VotingClassifier(nn.Module):
     def forward(self, noisy_images: torch.Tensor) -> torch.Tensor:
         return self.classifier(noisy_images.to(self.dtype)).float()
 
+    @property
+    def is_fused(self) -> bool:
+        """Whether a convolution is one call with the ReLU behind it."""
+        return any(isinstance(layer, ConvolutionReLU) for layer in self.classifier.modules())
+
     def scores(self, noisy_images: torch.Tensor, consensus: bool = True) -> torch.Tensor:
         """What votes, the largest of each row: float32 [B, K]; the logits, or the sum of an ensemble's probabilities.
 
@@ -66,15 +72,21 @@ def arrange(
     """A copy of ``classifier`` (maps images [B, C, H, W] to logits) on ``device``, in eval mode, arranged for speed.
 
     Batch normalization, and the input layer's division, are folded into convolutions, unless that changes the logits of
-    ``example``, an image [C, H, W], by more than rounding. Tensors are channels-last; ``precision`` of weights and
+    ``example``, an image [C, H, W], by more than rounding. On a GPU, sums and ReLUs are computed with the convolution
+    before them, where cuDNN can. Tensors are channels-last; ``precision`` of weights and
     activations is a name in PRECISIONS.
     """
-    # Folding in float64 on the CPU changes nothing within the digits of float32.
-    original = copy.deepcopy(classifier).eval().cpu().double()
-    folded = fold(original, None if example is None else example.cpu().double().unsqueeze(0))
+    images = None if example is None else example.cpu().double().unsqueeze(0)
     dtype = PRECISIONS[precision]
-    voting = VotingClassifier(folded.to(dtype).to(device), dtype, is_folded=folded is not original)
-    return voting.eval().requires_grad_(False).to(memory_format=torch.channels_last)
+    for epilogues in (True, False)[device.type == "cpu" :]:
+        # Folding in float64 on the CPU changes nothing within the digits of float32.
+        original = copy.deepcopy(classifier).eval().requires_grad_(False).cpu().double()
+        folded = fold(original, images, epilogues)
+        voting = VotingClassifier(folded.to(dtype).to(device), dtype, is_folded=folded is not original)
+        voting = voting.eval().to(memory_format=torch.channels_last)
+        if images is None or not voting.is_fused or runs(voting, images.float().to(device)):
+            break
+    return voting
 
 
 class CompiledClassifier(VotingClassifier):

@@ -14,6 +14,7 @@ from torch import nn
 from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.architectures.input_layers import Center, Normalize
 from smoothadv.graphs import layer_of, overwrite_in_place, traced_plainly
+from smoothadv.smoothing.epilogues import fuse_epilogues
 
 _ROUNDING = 1e-6
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -35,15 +36,17 @@ def split_entrance(classifier: nn.Module) -> tuple[nn.Module | None, nn.Module]:
     return None, classifier
 
 
-def fold(classifier: nn.Module, example: torch.Tensor | None = None) -> nn.Module:
+def fold(classifier: nn.Module, example: torch.Tensor | None = None, epilogues: bool = False) -> nn.Module:
     """The same function, in eval mode, with batch normalization, and a Normalize in front, folded into convolutions.
+
+    With ``epilogues``, convolutions without gradients become one call with the sum and the ReLU behind them.
 
     Returns the classifier itself if torch.fx cannot trace it, if its layers are used twice, share weights or compute
     their weights in each pass, or if the logits of the ``example`` images [B, C, H, W] change by more than rounding,
     for instance because tracing followed a branch that no tensor takes. Of an ensemble, each member is folded.
     """
     if isinstance(classifier, Ensemble):
-        members = [fold(member, example) for member in classifier.members]
+        members = [fold(member, example, epilogues) for member in classifier.members]
         is_folded = any(new is not old for new, old in zip(members, classifier.members))
         return Ensemble(members, classifier.mean) if is_folded else classifier
     entrance, network = split_entrance(classifier)
@@ -51,10 +54,10 @@ def fold(classifier: nn.Module, example: torch.Tensor | None = None) -> nn.Modul
     if traced is None:
         return classifier
     refresh(replace_norms(traced))
-    folded: nn.Module = overwrite_in_place(traced)
+    if isinstance(entrance, Normalize) and _scale_first_convolution(traced, entrance.std):
+        entrance = Center(tuple(entrance.mean.flatten().tolist()), ()).to(entrance.mean.device)
+    folded: nn.Module = overwrite_in_place(fuse_epilogues(traced) if epilogues else traced)
     if entrance is not None:
-        if isinstance(entrance, Normalize) and _scale_first_convolution(traced, entrance.std):
-            entrance = Center(tuple(entrance.mean.flatten().tolist()), ()).to(entrance.mean.device)
         folded = nn.Sequential(entrance, folded)
     return folded if example is None or agree(classifier, folded, example) else classifier
 

@@ -8,17 +8,18 @@ from torch import nn
 from smoothadv.attacks.estimators import frozen
 from smoothadv.graphs import overwrite_in_place, traced_plainly
 from smoothadv.smoothing import folding
+from smoothadv.smoothing.epilogues import fuse_epilogues, runs
 
 
 class AttackedModel(nn.Module):
     """Maps images to the logits that ``model`` gives in eval mode, for gradients with respect to the images.
 
     Call ``refresh`` whenever the model has changed. Convolutions followed by batch normalization are replaced by folded
-    ones of ``dtype`` (None: the model's); all other layers are the model's own. ValueError where the model cannot be
-    rewritten like that.
+    ones of ``dtype`` (None: the model's), with ``epilogues`` in one call with the ReLU behind them; all other layers
+    are the model's own. ValueError where the model cannot be rewritten like that.
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, model: nn.Module, dtype: torch.dtype | None = None, epilogues: bool = False) -> None:
         super().__init__()
         entrance, network = folding.split_entrance(model)
         with frozen(model):  # a network may look at its mode while it is traced
@@ -27,6 +28,7 @@ class AttackedModel(nn.Module):
             raise ValueError("the network cannot be traced, or its layers share weights")
         # In a list of tuples: the model's layers must not become this module's.
         self._folded = folding.replace_norms(graph, dtype)
+        graph = fuse_epilogues(graph) if epilogues else graph
         self.entrance, self.network = entrance or nn.Identity(), overwrite_in_place(graph)
         self.refresh()
 
@@ -44,8 +46,13 @@ def attacked_form(model: nn.Module, example: torch.Tensor, dtype: torch.dtype | 
     ``example`` [B, C, H, W] holds images on which that is tried, in float64, where only rounding is allowed to differ.
     """
     trial = copy.deepcopy(model).cpu().double().eval()
+    device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
     try:
-        is_same = folding.agree(trial, AttackedModel(trial), example.cpu().double())
-        return AttackedModel(model, dtype) if is_same else None
+        for epilogues in (True, False)[device.type == "cpu" :]:
+            is_same = folding.agree(trial, AttackedModel(trial, None, epilogues), example.cpu().double())
+            form = AttackedModel(model, dtype, epilogues) if is_same else None
+            if form is None or not epilogues or runs(form, example.to(device), dtype):
+                return form
+        return None
     except (ValueError, RuntimeError, TypeError):  # a network that cannot be traced, or that tracing broke
         return None
