@@ -123,7 +123,8 @@ def update(
     """An update of training in one of ``processes`` processes, each with a batch of that size."""
     execution, group = Execution(precision), Processes()
     group.size = processes
-    model = execution.prepare(get_architecture(arch, _dataset(arch)), META)
+    with META:
+        model = execution.prepare(get_architecture(arch, _dataset(arch)), META)
     # On CUDA SGD takes the foreach functions of its own accord.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, foreach=True)
     objective = OBJECTIVES["gaussian"](SIGMA)
@@ -141,9 +142,12 @@ def update(
     return counted
 
 
+_update_once = functools.cache(update)
+
+
 def added(*arguments: object, processes: int) -> Counted:
     """What an update needs more in one of ``processes`` processes than in a single one."""
-    several, one = update(*arguments, processes=processes), update(*arguments)
+    several, one = update(*arguments, processes=processes), _update_once(*arguments)
     several.peak -= one.peak
     for counts, of_one in ((several.kernels, one.kernels), (several.bytes, one.bytes), (several.waits, one.waits)):
         counts.subtract(of_one)
@@ -184,9 +188,7 @@ class Autocast(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         dtype = self.dtype if function in self.LOW else torch.float32 if function in self.HIGH else None
         if dtype is not None:
-            args = [
-                arg.to(dtype) if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in args
-            ]
+            args = [arg.to(dtype) if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in args]
         return function(*args, **(kwargs or {}))
 
 
@@ -200,9 +202,7 @@ def standard_cases() -> list[Case]:
     ]
     for arch in (small, large):
         for precision in ("bf16", "fp32"):
-            cases.append(
-                Case(f"forward {arch} {precision}", 4096, functools.partial(forward, arch, 4096, precision))
-            )
+            cases.append(Case(f"forward {arch} {precision}", 4096, functools.partial(forward, arch, 4096, precision)))
     votes = [(small, shares, "gaussian") for shares in (1, 5, 41)] + [(large, 1, kind) for kind in NOISES]
     for arch, shares, kind in votes:
         name = f"vote {arch} bf16 {kind}, shares: {shares}"
@@ -216,7 +216,7 @@ def standard_cases() -> list[Case]:
 
 def _update_case(arch: str, batch: int, precision: str, attack: str | None, steps: int, copies: int) -> Case:
     chosen = "no attack" if attack is None else f"{attack} T={steps} m={copies}"
-    run = functools.partial(update, arch, batch, precision, attack, steps, copies)
+    run = functools.partial(_update_once, arch, batch, precision, attack, steps, copies)
     return Case(f"update {arch} {precision} {chosen}", batch, run)
 
 

@@ -15,6 +15,7 @@ counted. A value that the host reads is 1 (or True): that is the branch that is 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import weakref
 from collections import Counter
@@ -85,13 +86,14 @@ class Counted(TorchDispatchMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        with self:  # in inference mode, operators that consist of others arrive whole
-            result = function.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
+        if _consists_of_others(function):  # in inference mode they arrive whole
+            with self:
+                return function.decompose(*args, **kwargs)
+        packet = function.overloadpacket
+        if self._paused and packet not in _ANSWERS:
+            return function(*args, **kwargs)
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         self._remember(given)
-        packet = function.overloadpacket
         if packet in _ANSWERS and any(tensor.is_meta for tensor in given):
             result = _ANSWERS[packet](self, args, kwargs)
         else:
@@ -103,7 +105,8 @@ class Counted(TorchDispatchMode):
         name = packet.__name__
         self._note_waits(name, args, kwargs, given, made)
         if not (_is_view(function) or packet in _FREE or _crosses(given, made)):
-            moved = _moved(name, given, made)
+            in_place = name.startswith("_foreach_") and not made  # of all lists, the first is overwritten
+            moved = _moved(name, given, args[0] if in_place else made)
             if packet is aten.convolution and args[2] is not None:
                 moved += 2 * made[0].nbytes  # the bias is added in place
             self.launch(name, _launches(function, args), moved)
@@ -125,12 +128,12 @@ class Counted(TorchDispatchMode):
             self.wait("copy to the device")  # CUDA's where moves a number of the host to the device first
         elif name == "fill_" and not given[0].dim() and given[0].untyped_storage().nbytes() > given[0].nbytes:
             self.wait("copy to the device")  # tensor[index] = number, which CUDA copies from a tensor of the host
-        elif name in ("index", "index_put_", "index_put"):
+        elif name in ("index", "index_put_"):
             for index in args[1]:
-                if isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8):
-                    self.wait("indexing by a mask")
-                elif isinstance(index, torch.Tensor) and not index.is_meta:
+                if isinstance(index, torch.Tensor) and not index.is_meta:
                     self.wait("copy to the device")
+                elif _is_mask(index) and (name == "index" or args[2].numel() > 1):  # one value fills without a wait
+                    self.wait("indexing by a mask")
 
     def _remember(self, tensors: list[torch.Tensor]) -> None:
         """Add the memory of tensors that were not seen before, until they are gone."""
@@ -185,14 +188,34 @@ def _answer_nonzero(counted: Counted, args: tuple[Any, ...], kwargs: dict[str, A
     return torch.empty(args[0].numel(), args[0].dim(), dtype=torch.int64, device=META)
 
 
+def _answer_index(counted: Counted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """All entries of a mask: the most rows that there can be."""
+    places: list[torch.Tensor | None] = []
+    for index in args[1]:
+        every = torch.empty(index.numel(), dtype=torch.int64, device=META) if _is_mask(index) else index
+        places += [every] * (index.dim() if _is_mask(index) else 1)
+    return aten.index.Tensor(args[0], places)
+
+
+def _is_mask(index: torch.Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
+
+
 _ANSWERS: dict[Any, Callable[[Counted, tuple[Any, ...], dict[str, Any]], Any]] = {
     aten._local_scalar_dense: _answer_number,
     aten._to_copy: _answer_copy,
     aten.copy_: _answer_copy_into,
     aten.nonzero: _answer_nonzero,
+    aten.index: _answer_index,
 }
 
 
+@functools.cache
+def _consists_of_others(function: Any) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd")
+
+
+@functools.cache
 def _is_view(function: Any) -> bool:
     returned = function._schema.returns
     return bool(returned) and all(each.alias_info is not None and not each.alias_info.is_write for each in returned)
