@@ -1,0 +1,329 @@
+"""What a GPU would have to do, counted without one: kernels, bytes, waits of the host and memory.
+
+    python benchmarks/counted_cost.py cases                        # the cases whose ceilings the tests hold
+    python benchmarks/counted_cost.py vote --arch resnet50 --precision bf16 --shares 1 5 41 --noise gaussian sound
+    python benchmarks/counted_cost.py forward --arch cifar_resnet110 --batch 4096 --operators
+    python benchmarks/counted_cost.py update --arch resnet50 --attack DDN --steps 4 --copies 1 --processes 8 --json
+
+The code of the commands runs on tensors without data (see counting.py), in seconds. "Bytes" and "launches" are the
+times that these would take alone, at a bandwidth and a duration of a launch that the options state; a GPU needs at
+least the longer one. A vote is one batch of certification: noise, forward pass and votes, where that many images share
+the batch. An update is one step of training after the first. "Added" is what an update needs more in one of several
+processes than in a single process, each with a batch of this size; NCCL's own work is one launch per exchange.
+
+Not counted are compiled networks and CUDA graphs, and what kernels do inside: where batch normalization or the input of
+a convolution takes cuDNN two kernels, one is counted. Convolutions of --precision bf16 in training follow a model of
+torch.autocast, which knows no meta device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from unittest import mock
+
+import torch
+from certification_speed import DATASETS, SIGMA
+from counting import META, Counted
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from smoothadv.architectures import get_architecture
+from smoothadv.attacks import ATTACKS
+from smoothadv.certification import Draws
+from smoothadv.datasets import describe_dataset
+from smoothadv.noise import GaussianNoise, Noise, RoundedGaussianNoise, derive_generator
+from smoothadv.objectives import OBJECTIVES
+from smoothadv.smoothing.classifier import PRECISIONS, VotingClassifier, arrange
+from smoothadv.smoothing.voting import Poll, VoteCounter
+from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution
+from smoothadv.training.processes import Processes
+from smoothadv.training.update import Address, Update
+
+NOISES: dict[str, type[Noise]] = {"gaussian": GaussianNoise, "sound": RoundedGaussianNoise}
+EPSILON = 0.5
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something that is counted: ``run`` does it for ``images`` images."""
+
+    name: str
+    images: int
+    run: Callable[[], Counted]
+
+
+@functools.cache
+def network_of(arch: str) -> torch.nn.Module:
+    """The architecture with random weights, on the host."""
+    return get_architecture(arch, _dataset(arch)).eval()
+
+
+@functools.cache
+def voter_of(arch: str, precision: str) -> VotingClassifier:
+    """The network as it votes."""
+    return arrange(network_of(arch), torch.device("cpu"), precision=precision).to(META)
+
+
+def _dataset(arch: str) -> str:
+    return DATASETS.get(arch, "digits" if arch.startswith("digits") else "cifar10")
+
+
+def _shape(arch: str) -> tuple[int, ...]:
+    return describe_dataset(_dataset(arch)).image_shape
+
+
+def forward(arch: str, batch: int, precision: str) -> Counted:
+    """The network's forward pass on noisy images in memory."""
+    voter = voter_of(arch, precision)
+    images = torch.empty(batch, *_shape(arch), device=META, memory_format=torch.channels_last)
+    with Counted() as counted, torch.inference_mode():
+        voter(images)
+    return counted
+
+
+def noise(arch: str, batch: int, kind: str) -> Counted:
+    """The noise of a batch of one image's draws."""
+    images = torch.empty(batch, *_shape(arch), device=META, memory_format=torch.channels_last)
+    image, stream = torch.empty(_shape(arch), device=META), NOISES[kind](SIGMA, 0).stream(0, META)
+    with Counted() as counted, torch.inference_mode():
+        with counted.paused():
+            stream.fill(images, image, 0)  # the thresholds of sound noise are copied to the device once
+        stream.fill(images, image, 0)
+    return counted
+
+
+def vote(arch: str, batch: int, precision: str, shares: int, kind: str) -> Counted:
+    """A batch of certification that ``shares`` images share, from the images to the votes on the host."""
+    counter = VoteCounter(voter_of(arch, precision), describe_dataset(_dataset(arch)).num_classes, batch, META)
+    made, image = NOISES[kind](SIGMA, 0), torch.zeros(_shape(arch))
+
+    def voting(draws: int):
+        return (yield Draws(draws))
+
+    def polls(draws: int) -> list[Poll]:
+        """Images of equally many draws, but for the last one, which fill the batch."""
+        rest = [min(draws, batch - start) for start in range(0, batch, draws)]
+        return [Poll(image, made.stream(index, META), voting(each)) for index, each in enumerate(rest)]
+
+    with Counted() as counted:
+        with counted.paused():
+            list(counter.run(polls(batch)))
+        list(counter.run(polls(-(-batch // shares))))
+    return counted
+
+
+def update(
+    arch: str, batch: int, precision: str, attack: str | None, steps: int, copies: int, processes: int = 1
+) -> Counted:
+    """An update of training in one of ``processes`` processes, each with a batch of that size."""
+    execution, group = Execution(precision), Processes()
+    group.size = processes
+    with META:
+        model = execution.prepare(get_architecture(arch, _dataset(arch)), META)
+    # On CUDA SGD takes the foreach functions of its own accord.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, foreach=True)
+    objective = OBJECTIVES["gaussian"](SIGMA)
+    if attack is not None:
+        objective = OBJECTIVES["smoothadv"](ATTACKS[attack](EPSILON, steps), SIGMA, copies, warmup=0)
+    images = torch.empty(batch, *_shape(arch), device=META, memory_format=torch.channels_last)
+    labels = torch.empty(batch, dtype=torch.int64, device=META)
+    with Counted() as counted, without_values(counted):
+        with counted.paused():
+            step = Update(model, objective, optimizer, execution, group, META, images[:2], batch)
+            for parameter in model.parameters():
+                parameter.grad = torch.empty_like(parameter)
+            optimizer.step()  # makes its buffers
+        step(images, labels, batch * processes, slice(0, batch), Address(0, 0, 0), 1.0)
+    return counted
+
+
+_update_once = functools.cache(update)
+
+
+def added(*arguments: object, processes: int) -> Counted:
+    """What an update needs more in one of ``processes`` processes than in a single one."""
+    several, one = update(*arguments, processes=processes), _update_once(*arguments)
+    several.peak -= one.peak
+    for counts, of_one in ((several.kernels, one.kernels), (several.bytes, one.bytes), (several.waits, one.waits)):
+        counts.subtract(of_one)
+    return several
+
+
+@contextlib.contextmanager
+def without_values(counted: Counted) -> Iterator[None]:
+    """What an update asks of torch that tensors without data, or a single process, do not offer."""
+
+    def exchanged(tensor: torch.Tensor, *others: object) -> None:
+        counted.launch("exchange", 1, 2 * tensor.nbytes)
+
+    with contextlib.ExitStack() as stack:
+        for target, replacement in {
+            "torch.distributed.all_reduce": exchanged,
+            "torch.distributed.broadcast": exchanged,
+            # There are no generators on the meta device: those of the host draw nothing there.
+            "smoothadv.training.update.derive_generator": lambda device, *key: derive_generator("cpu", *key),
+            # Whether folding changes the logits cannot be seen without data.
+            "smoothadv.smoothing.folding.agree": lambda *functions: True,
+            "torch.autocast": lambda device, dtype, **options: Autocast(dtype),
+        }.items():
+            stack.enter_context(mock.patch(target, replacement))
+        yield
+
+
+class Autocast(TorchFunctionMode):
+    """As torch.autocast does with networks: convolutions and linear layers in ``dtype``, losses in float32."""
+
+    LOW = (F.conv1d, F.conv2d, F.conv3d, F.linear)
+    HIGH = (F.cross_entropy, F.log_softmax, F.softmax, F.nll_loss)
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        dtype = self.dtype if function in self.LOW else torch.float32 if function in self.HIGH else None
+        if dtype is not None:
+            args = [arg.to(dtype) if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in args]
+        return function(*args, **(kwargs or {}))
+
+
+def standard_cases() -> list[Case]:
+    """The cases whose ceilings the tests hold."""
+    small, large = "cifar_resnet110", "resnet50"
+    cases = [
+        Case(f"noise {arch} {kind}", 4096, functools.partial(noise, arch, 4096, kind))
+        for arch in (small, large)
+        for kind in NOISES
+    ]
+    for arch in (small, large):
+        for precision in ("bf16", "fp32"):
+            cases.append(Case(f"forward {arch} {precision}", 4096, functools.partial(forward, arch, 4096, precision)))
+    votes = [(small, shares, "gaussian") for shares in (1, 5, 41)] + [(large, 1, kind) for kind in NOISES]
+    for arch, shares, kind in votes:
+        name = f"vote {arch} bf16 {kind}, shares: {shares}"
+        cases.append(Case(name, 4096, functools.partial(vote, arch, 4096, "bf16", shares, kind)))
+    for arch, steps, copies in ((small, 2, 1), (small, 10, 8), (large, 2, 1)):
+        cases.append(_update_case(arch, 256, "fp32", "PGD", steps, copies))
+    name = f"added by 8 processes {small} fp32 PGD T=2 m=1"
+    adding = functools.partial(added, small, 256, "fp32", "PGD", 2, 1, processes=8)
+    return [*cases, Case(name, 256, adding)]
+
+
+def _update_case(arch: str, batch: int, precision: str, attack: str | None, steps: int, copies: int) -> Case:
+    chosen = "no attack" if attack is None else f"{attack} T={steps} m={copies}"
+    run = functools.partial(_update_once, arch, batch, precision, attack, steps, copies)
+    return Case(f"update {arch} {precision} {chosen}", batch, run)
+
+
+def chosen_cases(options: argparse.Namespace) -> list[Case]:
+    """The cases that the command line asks for."""
+    if options.way == "cases":
+        return standard_cases()
+    arch, batch = options.arch, options.batch
+    if options.way == "noise":
+        return [
+            Case(f"noise {arch} {kind}", batch, functools.partial(noise, arch, batch, kind)) for kind in options.noise
+        ]
+    precision = options.precision
+    if options.way == "forward":
+        return [Case(f"forward {arch} {precision}", batch, functools.partial(forward, arch, batch, precision))]
+    if options.way == "vote":
+        return [
+            Case(
+                f"vote {arch} {precision} {kind}, shares: {shares}",
+                batch,
+                functools.partial(vote, arch, batch, precision, shares, kind),
+            )
+            for kind in options.noise
+            for shares in options.shares
+        ]
+    attack = None if options.attack == "none" else options.attack
+    case = _update_case(arch, batch, precision, attack, options.steps, options.copies)
+    if options.processes == 1:
+        return [case]
+    arguments = (arch, batch, precision, attack, options.steps, options.copies)
+    name = f"added by {options.processes} processes {case.name.partition(' ')[2]}"
+    return [case, Case(name, batch, functools.partial(added, *arguments, processes=options.processes))]
+
+
+def figures(case: Case, bandwidth: float, launch: float) -> dict[str, object]:
+    """The counts of a case, and the times in ms at a bandwidth in TB/s and a duration of a launch in us."""
+    counted = case.run()
+    kernels, moved = sum(counted.kernels.values()), sum(counted.bytes.values())
+    return {
+        "case": case.name,
+        "images": case.images,
+        "kernels": kernels,
+        "bytes": moved,
+        "waits": {reason: count for reason, count in counted.waits.items() if count},
+        "peak": counted.peak,
+        "bytes_ms": moved / bandwidth / 1e9,
+        "launches_ms": kernels * launch / 1e3,
+        "operators": {
+            name: {"kernels": count, "bytes": counted.bytes[name]}
+            for name, count in counted.kernels.most_common()
+            if count or counted.bytes[name]
+        },
+    }
+
+
+def page(rows: list[dict], with_operators: bool) -> str:
+    """The figures as Markdown."""
+    lines = ["| case | images | kernels | MB per image | waits | peak GiB | bytes, ms | launches, ms |"]
+    lines.append("|---|---:|---:|---:|---:|---:|---:|---:|")
+    for row in rows:
+        moved, waits = row["bytes"] / row["images"] / 1e6, sum(row["waits"].values())
+        lines.append(
+            f"| {row['case']} | {row['images']} | {row['kernels']:,} | {moved:,.2f} | {waits} "
+            f"| {row['peak'] / 2**30:.2f} | {row['bytes_ms']:.1f} | {row['launches_ms']:.1f} |"
+        )
+    for row in rows if with_operators else ():
+        lines += ["", f"{row['case']}; waits: {row['waits'] or 'none'}", "", "| operator | kernels | MB per image |"]
+        lines.append("|---|---:|---:|")
+        for name, found in row["operators"].items():
+            lines.append(f"| {name} | {found['kernels']:,} | {found['bytes'] / row['images'] / 1e6:,.3f} |")
+    return "\n".join(lines)
+
+
+def parsed(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--device-bandwidth", type=float, default=4.3, help="TB/s (default: that of an H200's copies)")
+    shared.add_argument("--launch", type=float, default=5.0, help="us from one launch to the next (default: 5)")
+    shared.add_argument("--json", action="store_true", help="print JSON, with the kernels and bytes of each operator")
+    shared.add_argument("--operators", action="store_true", help="add a table of operators")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ways = parser.add_subparsers(dest="way", required=True)
+    ways.add_parser("cases", parents=[shared], help="the cases whose ceilings the tests hold")
+    made = {name: ways.add_parser(name, parents=[shared]) for name in ("noise", "forward", "vote", "update")}
+    for name, way in made.items():
+        way.add_argument("--arch", default="cifar_resnet110")
+        way.add_argument("--batch", type=int, default=256 if name == "update" else 4096)
+    for name in ("noise", "vote"):
+        made[name].add_argument("--noise", nargs="+", choices=list(NOISES), default=list(NOISES))
+    for name in ("forward", "vote"):
+        made[name].add_argument("--precision", choices=list(PRECISIONS), default="bf16")
+    made["vote"].add_argument("--shares", nargs="+", type=int, default=[1, 5, 41], help="images sharing a batch")
+    way = made["update"]
+    way.add_argument("--precision", choices=list(CONVOLUTION_DTYPES), default="fp32")
+    way.add_argument("--attack", choices=[*ATTACKS, "none"], default="PGD")
+    way.add_argument("--steps", type=int, default=2, help="T")
+    way.add_argument("--copies", type=int, default=1, help="m, the noise draws per image")
+    way.add_argument("--processes", type=int, default=1, help="count also what data parallelism adds")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Count and print."""
+    options = parsed(arguments)
+    rows = [figures(case, options.device_bandwidth, options.launch) for case in chosen_cases(options)]
+    print(json.dumps(rows, indent=1) if options.json else page(rows, options.operators))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""What a GPU would have to do stays below ceilings, and what is counted is what was done; no GPU is needed."""
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+import pytest
+import torch
+
+from support.commands import CODE
+
+# Of each case: kernels, waits of the host, MB per image. A change may add less than a tenth of the first and the last,
+# and no wait. What makes a case cheaper lowers its ceiling.
+CEILINGS = {
+    "noise cifar_resnet110 gaussian": (132, 0, 1.28),
+    "noise cifar_resnet110 sound": (123, 0, 2.57),
+    "noise resnet50 gaussian": (132, 0, 62.4),
+    "noise resnet50 sound": (123, 0, 125.9),
+    "forward cifar_resnet110 bf16": (390, 0, 15.9),
+    "forward cifar_resnet110 fp32": (388, 0, 31.7),
+    "forward resnet50 bf16": (177, 0, 165.0),
+    "forward resnet50 fp32": (175, 0, 326.4),
+    "vote cifar_resnet110 bf16 gaussian, shares: 1": (532, 2, 17.2),
+    "vote cifar_resnet110 bf16 gaussian, shares: 5": (1_060, 6, 17.2),
+    "vote cifar_resnet110 bf16 gaussian, shares: 41": (5_812, 42, 17.2),
+    "vote resnet50 bf16 gaussian, shares: 1": (319, 2, 227.3),
+    "vote resnet50 bf16 sound, shares: 1": (310, 2, 290.8),
+    "update cifar_resnet110 fp32 PGD T=2 m=1": (2_674, 3, 205.2),
+    "update cifar_resnet110 fp32 PGD T=10 m=8": (8_536, 3, 5_694.6),
+    "update resnet50 fp32 PGD T=2 m=1": (1_322, 3, 2_163.7),
+    "added by 8 processes cifar_resnet110 fp32 PGD T=2 m=1": (676, 0, 0.36),
+}
+LONG = ("update cifar_resnet110 fp32 PGD T=10 m=8",)
+
+
+@pytest.fixture(scope="module")
+def tool() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(CODE.parent / "benchmarks"))
+        yield importlib.import_module("counted_cost")
+
+
+@pytest.fixture(scope="module")
+def counting(tool: ModuleType) -> ModuleType:
+    return sys.modules["counting"]
+
+
+def excess(counted, images: int, ceiling: tuple[int, int, float]) -> list[str]:
+    """What is above a ceiling."""
+    kernels, waits, moved = ceiling
+    found = {
+        "kernels": (sum(counted.kernels.values()), kernels * 1.1),
+        "waits": (sum(counted.waits.values()), waits + 1),
+        "MB per image": (sum(counted.bytes.values()) / images / 1e6, moved * 1.1),
+    }
+    return [f"{name}: {number:,} (below {limit:,})" for name, (number, limit) in found.items() if number >= limit]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in CEILINGS]
+)
+def test_cost_stays_below_its_ceiling(name, tool):
+    (case,) = [each for each in tool.standard_cases() if each.name == name]
+    assert excess(case.run(), case.images, CEILINGS[name]) == []
+
+
+def test_every_case_has_a_ceiling(tool):
+    assert [case.name for case in tool.standard_cases()] == list(CEILINGS)
+
+
+class Spoiled(torch.nn.Module):
+    """A network that does something more in each pass."""
+
+    def __init__(self, network: torch.nn.Module, more: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()
+        self.network, self.more = network, more
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits = self.network(images)
+        self.more(logits)
+        return logits
+
+
+def many_kernels(logits: torch.Tensor) -> None:
+    for _ in range(54):
+        logits = logits * 2
+
+
+def large_kernel(logits: torch.Tensor) -> None:
+    logits[:, :1].expand(-1, 1_000_000).clone()
+
+
+@pytest.mark.parametrize(
+    ("more", "excessive"),
+    [
+        (lambda logits: None, []),
+        (lambda logits: logits.sum().item(), ["waits"]),
+        (many_kernels, ["kernels"]),
+        (large_kernel, ["MB per image"]),
+    ],
+)
+def test_what_a_change_adds_is_noticed(more, excessive, tool, monkeypatch):
+    voter = Spoiled(tool.voter_of("cifar_resnet110", "bf16"), more)
+    monkeypatch.setattr(tool, "voter_of", lambda arch, precision: voter)
+    counted = tool.vote("cifar_resnet110", 4096, "bf16", 1, "gaussian")
+    found = excess(counted, 4096, CEILINGS["vote cifar_resnet110 bf16 gaussian, shares: 1"])
+    assert [line.partition(":")[0] for line in found] == excessive
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda x: x.sum().item(),
+        lambda x: bool((x > 0).any()),
+        lambda x: x.cpu(),
+        lambda x: x.to("cpu", torch.float64),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: torch.empty(x.shape).copy_(x),
+        lambda x: x.copy_(torch.ones(x.shape)),
+        lambda x: x + torch.ones(x.shape).to(x.device),
+        lambda x: torch.tensor([1.0, 2.0], device=x.device),
+        lambda x: x.__setitem__((0, 0), 2.0),
+        lambda x: torch.where(x > 0, x, torch.zeros(())),
+        lambda x: x[torch.tensor([1])],
+    ],
+)
+def test_each_wait_of_the_host_is_counted(wait, counting):
+    x = tensor(4, 3)
+    with counting.Counted() as counted:
+        wait(x)
+    assert sum(counted.waits.values()) == 1, counted.waits
+
+
+@pytest.mark.parametrize(
+    ("work", "kernels", "moved"),
+    [
+        (lambda x: x.T[1:].view(2, 4)[None].expand(5, 2, 4).unbind(), 0, 0),
+        (lambda x: (torch.empty_like(x), x.new_empty(7), x.detach(), x.reshape(3, 4)), 0, 0),
+        (lambda x: x.to("cpu", non_blocking=True), 0, 0),
+        (lambda x: torch.ones(9) * 3, 0, 0),  # on the host
+        (lambda x: x[:0] * 2, 0, 0),
+        (lambda x: x + 2, 1, 96),
+        (lambda x: x.add_(2), 1, 96),
+        (lambda x: x.fill_(2), 1, 48),
+        (lambda x: x + x[:1].expand(4, 3), 1, 48 + 12 + 48),
+        (lambda x: x.double(), 1, 48 + 96),
+        (lambda x: x.contiguous(), 0, 0),
+        (lambda x: x.T.contiguous(), 1, 96),
+        (lambda x: torch.cat([x] * 129), 2, 2 * 129 * 48),
+        (lambda x: x.index_select(0, x[:2, 0].long()), 2, 8 + 16 + 48 + 16 + 24),
+        (lambda x: torch._foreach_add([x] * 129, 1.0), 3, 2 * 129 * 48),
+        (lambda x: torch._foreach_mul([x] * 129, [x[:1]] * 129), 129, 129 * (48 + 12 + 48)),
+        (lambda x: torch._foreach_mul_([tensor(330 * 65_536)], 2.0), 2, 2 * 4 * 330 * 65_536),
+    ],
+)
+def test_kernels_and_bytes_are_those_of_the_operators(work, kernels, moved, counting):
+    """Rows of 12 bytes, 48 in all; PyTorch concatenates 128 tensors and multiplies 64 pairs of them at a time."""
+    x = tensor(4, 3)
+    with counting.Counted() as counted:
+        work(x)
+    assert (sum(counted.kernels.values()), sum(counted.bytes.values())) == (kernels, moved), counted.kernels
+
+
+def test_bias_of_a_convolution_is_a_kernel_and_gradients_are_one_each(counting):
+    images, layers = tensor(2, 3, 4, 4), [torch.nn.Conv2d(3, 3, 1, bias=bias, device="meta") for bias in (False, True)]
+    moved = []
+    for layer, forward, backward in zip(layers, (1, 2), (2, 3)):
+        with counting.Counted() as counted:
+            out = layer(images.requires_grad_())
+            assert counted.kernels == {"convolution": forward}
+            torch.autograd.grad(out, [images, *layer.parameters()], torch.empty_like(out))
+        assert counted.kernels["convolution_backward"] == backward
+        moved.append(counted.bytes["convolution"])
+    assert moved == [36 + 2 * 384, 36 + 12 + 4 * 384]
+
+
+def test_peak_is_that_of_tensors_at_a_time(counting):
+    before = tensor(250)
+    with counting.Counted() as counted:
+        one = before + 1
+        two = one + 1
+        del one
+        view = two[:10]
+        del two
+        three = view.clone()
+    assert counted.peak == 3 * 1000 and counted._live == 2 * 1000 + 40 and len(three) == 10
+
+
+def test_everything_can_be_counted_from_the_command_line(tool, capsys):
+    tool.main("vote --arch digits_resnet8 --batch 64 --shares 1 3 --noise sound --precision fp32".split())
+    header, _, one, three = capsys.readouterr().out.splitlines()
+    assert header.count("|") == one.count("|") == 9 and "shares: 3" in three
+    words = "update --arch digits_resnet8 --batch 8 --attack DDN --steps 3 --copies 2 --precision bf16 --processes 3"
+    tool.main([*words.split(), "--device-bandwidth", "2", "--launch", "10", "--json"])
+    update, added = json.loads(capsys.readouterr().out)
+    assert update["kernels"] > 400 > added["kernels"] > 10 and update["peak"] > 0
+    assert update["launches_ms"] == update["kernels"] / 100 and update["bytes_ms"] == update["bytes"] / 2e9
+    assert sum(each["kernels"] for each in update["operators"].values()) == update["kernels"]
+    tool.main("update --arch digits_resnet8 --attack none --operators".split())
+    assert "| convolution_backward |" in capsys.readouterr().out
+    for way in ("noise --noise gaussian", "forward"):
+        tool.main([*way.split(), "--arch", "digits_resnet8", "--batch", "7"])
+        assert "| 7 |" in capsys.readouterr().out
+
+
+def test_half_precision_halves_the_bytes_of_training(tool):
+    """Activations of convolutions; those of the attacked form are of that precision throughout."""
+    whole, half = (tool.update("digits_resnet8", 64, precision, "PGD", 2, 1) for precision in ("fp32", "bf16"))
+    assert 0.45 < half.bytes["convolution"] / whole.bytes["convolution"] < 0.55
+    assert 0.45 < half.bytes["relu_"] / whole.bytes["relu_"] < 0.55
