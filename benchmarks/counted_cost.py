@@ -66,7 +66,7 @@ def network_of(arch: str) -> torch.nn.Module:
 @functools.cache
 def voter_of(arch: str, precision: str) -> VotingClassifier:
     """The network as it votes."""
-    return arrange(network_of(arch), torch.device("cpu"), precision=precision).to(META)
+    return arrange(network_of(arch), META, precision=precision)
 
 
 def _dataset(arch: str) -> str:

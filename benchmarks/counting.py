@@ -197,6 +197,12 @@ def _answer_index(counted: Counted, args: tuple[Any, ...], kwargs: dict[str, Any
     return aten.index.Tensor(args[0], places)
 
 
+def _answer_fused(counted: Counted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """A convolution with all that follows in the same kernel, which the meta device does not know."""
+    stride, padding, dilation, groups = args[-4:]
+    return aten.convolution.default(args[0], args[1], None, stride, padding, dilation, False, [0, 0], groups)
+
+
 def _is_mask(index: torch.Tensor | None) -> bool:
     return index is not None and index.dtype in (torch.bool, torch.uint8)
 
@@ -207,6 +213,8 @@ _ANSWERS: dict[Any, Callable[[Counted, tuple[Any, ...], dict[str, Any]], Any]] =
     aten.copy_: _answer_copy_into,
     aten.nonzero: _answer_nonzero,
     aten.index: _answer_index,
+    aten.cudnn_convolution_relu: _answer_fused,
+    aten.cudnn_convolution_add_relu: _answer_fused,
 }
 
 
