@@ -277,7 +277,13 @@ def _list_launches(lists: list[list[torch.Tensor]], returned: Any) -> int:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.untyped_storage().nbytes() == tensor.nbytes or tensor.is_contiguous()
+    """Whether the elements fill a piece of memory, in any order of the dimensions."""
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _moved(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> int:

@@ -82,7 +82,7 @@ def test_parts_make_the_whole(name, examples, copies, rows, seed, scale):
     assert are_equal(parts.gradient, one_by_one)
     torch.testing.assert_close(parts.logits, whole.logits, rtol=1e-10, atol=1e-10)
     if name == "plug_in":
-        torch.testing.assert_close(parts.log_weight, whole.log_weight, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(parts.log_weight(), whole.log_weight(), rtol=1e-10, atol=1e-10)
 
 
 def test_parts_of_the_plug_in_estimate_are_no_plain_average():

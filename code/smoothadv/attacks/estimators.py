@@ -20,13 +20,13 @@ class Estimate:
     """``gradient`` [B, ...] of the objective to ascend; ``logits`` [B, m, K], detached.
 
     Where the m copies are divided into parts, the gradient over all copies is the mean of the parts' gradients with
-    weights exp(``log_weight`` [B]). None is for objectives that are means over copies: the weights of the parts are
+    weights exp(``log_weight()`` [B]). None is for objectives that are means over copies: the weights of the parts are
     then their numbers of copies.
     """
 
     gradient: torch.Tensor
     logits: torch.Tensor
-    log_weight: torch.Tensor | None = None
+    log_weight: Callable[[], torch.Tensor] | None = None
 
 
 Model = Callable[[torch.Tensor], torch.Tensor]
@@ -81,13 +81,18 @@ def smoothed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
     In log-sum-exp form, so that its gradient does not vanish however improbable the label is.
     """
-    return math.log(logits.shape[1]) - torch.logsumexp(log_true_probability(logits, labels), dim=1)
+    return math.log(logits.shape[1]) - _log_sum(log_true_probability(logits, labels))
+
+
+def _log_sum(values: torch.Tensor) -> torch.Tensor:
+    """log(sum_i exp(values_i)): [B, m] gives [B]; of a single value it is that value, without nine kernels."""
+    return values.squeeze(1) if values.shape[1] == 1 else torch.logsumexp(values, dim=1)
 
 
 def plug_in(model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
     """The gradient of the plug-in loss J over the given noise (SmoothAdv, eq. 6); m = 1 is cross-entropy."""
     gradient, logits = _gradient(smoothed_loss, model, points, labels, noise)
-    return Estimate(gradient, logits, torch.logsumexp(log_true_probability(logits, labels), dim=1))
+    return Estimate(gradient, logits, lambda: _log_sum(log_true_probability(logits, labels)))
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,7 @@ class PlugIn:
             return (log_slopes.detach().softmax(1) * odds).sum(1) / self.beta
 
         gradient, logits = _gradient(ascent, model, points, labels, noise)
-        return Estimate(gradient, logits, torch.logsumexp(self._odds(logits, labels)[1], dim=1))
+        return Estimate(gradient, logits, lambda: _log_sum(self._odds(logits, labels)[1]))
 
     def sharpened(self, logits: torch.Tensor) -> torch.Tensor:
         """beta * logits, shifted so that the largest is 0 and none overflows: [..., K] gives float64 [..., K]."""

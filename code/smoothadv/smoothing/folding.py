@@ -6,6 +6,7 @@ changes a network's logits by more than rounding, the network is used without fo
 
 import copy
 import math
+from collections import defaultdict
 from collections.abc import Callable
 
 import torch
@@ -115,14 +116,20 @@ def refresh(replaced: list[Folded]) -> None:
     gammas = [torch.ones_like(norm.running_var) if norm.weight is None else norm.weight for norm in norms]
     betas = [torch.zeros_like(norm.running_mean) if norm.bias is None else norm.bias for norm in norms]
     scales = torch._foreach_div(gammas, torch._foreach_sqrt(deviations))
-    by_channel = [scale.view(-1, *[1] * (layer.weight.dim() - 1)) for scale, layer in zip(scales, convolutions)]
-    weights = torch._foreach_mul([layer.weight for layer in convolutions], by_channel)
+    numbers_by_shape: dict[torch.Size, list[int]] = defaultdict(list)
+    for number, layer in enumerate(convolutions):
+        numbers_by_shape[layer.weight.shape[1:]].append(number)
+    for numbers in numbers_by_shape.values():  # together: the foreach functions would take a kernel for each layer
+        scale = torch.cat([scales[number] for number in numbers])
+        weights = torch.cat([convolutions[number].weight for number in numbers])
+        weights = weights * scale.view(-1, *[1] * (weights.dim() - 1))
+        parts = weights.split([len(scales[number]) for number in numbers])
+        torch._foreach_copy_([folded[number].weight for number in numbers], parts)
     shifts = torch._foreach_mul([norm.running_mean for norm in norms], scales)
     biases = torch._foreach_sub(betas, shifts)
     for bias, scale, layer in zip(biases, scales, convolutions):
         if layer.bias is not None:
             bias += layer.bias * scale
-    torch._foreach_copy_([layer.weight for layer in folded], weights)
     torch._foreach_copy_([layer.bias for layer in folded], biases)
 
 

@@ -85,11 +85,11 @@ def combined(parts: list[Estimate]) -> Estimate:
     gradients = torch.stack([part.gradient for part in parts])
     gradient = (weights.reshape(*weights.shape, *[1] * (gradients.dim() - 2)) * gradients).sum(0)
     logits = torch.cat([part.logits for part in parts], dim=1)
-    return Estimate(gradient, logits, torch.logsumexp(log_weights, dim=0))
+    return Estimate(gradient, logits, lambda: torch.logsumexp(log_weights, dim=0))
 
 
 def _log_weight(part: Estimate) -> torch.Tensor:
     if part.log_weight is not None:
-        return part.log_weight
+        return part.log_weight()
     examples, copies = part.logits.shape[:2]
     return torch.full((examples,), math.log(copies), dtype=part.gradient.dtype, device=part.gradient.device)
