@@ -19,6 +19,7 @@ from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.images import InMemoryImages
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
+from smoothadv.training import processes
 from smoothadv.training.evaluate import evaluate
 from smoothadv.training.execution import Execution
 from smoothadv.training.processes import Processes, join_processes
@@ -253,3 +254,23 @@ def test_one_process_alone_exchanges_nothing():
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+
+
+def test_tensors_of_all_layouts_are_exchanged_as_one():
+    """As gradients come: channels-last, transposed, expanded, strided, of one element and of none."""
+    torch.manual_seed(0)
+    last = torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)
+    tensors = [
+        last,
+        torch.randn(2, 5).T,
+        torch.randn(3, 1).expand(3, 4),
+        torch.randn(8)[::2],
+        torch.randn(()),
+        last[:0],
+    ]
+    flat, views = processes._in_one_tensor(tensors)
+    assert flat.shape == (sum(tensor.numel() for tensor in tensors),)
+    assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True))
+    assert views[0].stride() == last.stride() and views[1].stride() == tensors[1].stride()
+    flat *= 2
+    assert all(torch.equal(view, 2 * tensor) for view, tensor in zip(views, tensors))

@@ -102,9 +102,10 @@ class Processes:
         """
         if self.size > 1:
             gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-            together = torch.cat([gradient.flatten() for gradient in gradients])
-            distributed.all_reduce(together)
-            _spread(together / self.size, gradients)
+            flat, views = _in_one_tensor(gradients)
+            distributed.all_reduce(flat)
+            flat /= self.size
+            torch._foreach_copy_(gradients, views)
 
     def share_state(self, model: nn.Module) -> None:
         """Copy the weights and buffers of the first process to all others."""
@@ -120,9 +121,9 @@ class Processes:
             return
         for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
             of_dtype = [tensor for tensor in tensors if tensor.dtype == dtype]
-            together = torch.cat([tensor.flatten() for tensor in of_dtype])
-            distributed.broadcast(together, 0)
-            _spread(together, of_dtype)
+            flat, views = _in_one_tensor(of_dtype)
+            distributed.broadcast(flat, 0)
+            torch._foreach_copy_(of_dtype, views)
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of ``values`` over all processes."""
@@ -140,10 +141,16 @@ class Processes:
         return contents[0]
 
 
-def _spread(together: torch.Tensor, tensors: list[torch.Tensor]) -> None:
-    """Set the tensors to their values, which ``together`` holds one after the other."""
-    for tensor, values in zip(tensors, together.split([tensor.numel() for tensor in tensors])):
-        tensor.copy_(values.view(tensor.shape))
+def _in_one_tensor(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """A tensor [N] with all values, and its parts in the shapes and layouts of the ``tensors``, of one dtype.
+
+    Values are in the order in which they lie in memory: many tensors are then copied in one kernel.
+    """
+    strides = [torch.empty_like(tensor, device="meta").stride() for tensor in tensors]
+    dense = [tensor if tensor.stride() == stride else tensor.clone() for tensor, stride in zip(tensors, strides)]
+    flat = torch.cat([tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset()) for tensor in dense])
+    parts = zip(flat.split([tensor.numel() for tensor in tensors]), tensors, strides)
+    return flat, [part.as_strided(tensor.shape, stride, part.storage_offset()) for part, tensor, stride in parts]
 
 
 def join_processes() -> Processes:
