@@ -209,6 +209,7 @@ def standard_cases() -> list[Case]:
         cases.append(Case(name, 4096, functools.partial(vote, arch, 4096, "bf16", shares, kind)))
     for arch, steps, copies in ((small, 2, 1), (small, 10, 8), (large, 2, 1)):
         cases.append(_update_case(arch, 256, "fp32", "PGD", steps, copies))
+    cases.append(_update_case("cifar_resnet20", 256, "fp32", "DDN", 4, 1))
     name = f"added by 8 processes {small} fp32 PGD T=2 m=1"
     adding = functools.partial(added, small, 256, "fp32", "PGD", 2, 1, processes=8)
     return [*cases, Case(name, 256, adding)]

@@ -1,14 +1,17 @@
 """Speed on an accelerator: certification and training, compared with plain loops and with the limits of the chip.
 
-    python benchmarks/gpu.py                               # everything; about 15 minutes on one GPU
+    python benchmarks/gpu.py                               # everything; nearly an hour on one GPU, mostly to compile
+    python benchmarks/gpu.py --minutes 9                   # as much as that allows; the same command again continues
     python benchmarks/gpu.py --only certify --archs cifar_resnet110 --precision bf16 fp16 --modes compiled
     python benchmarks/gpu.py --smoke --device cpu          # whether it runs; a minute, 50 s of it to compile
 
 "Plain" means Cohen et al.'s sampling loop and the released SmoothAdv update, eager in float32 (convolutions in TF32,
-which is PyTorch's default, unless the line says fp32). All variants of a case alternate in this process; ratios and
-rates are medians over rounds. Rates include all the work: drawing noise, counting votes, updating weights. "graph"
-replays the forward pass of a batch as a CUDA graph, which the commands do not do: it shows what launching kernels
-costs.
+which is PyTorch's default, unless the line says fp32). Every precision and mode is a part of its own, in which its
+variants alternate with the plain one; ratios and rates are medians over rounds. Results are written after each part,
+and what is in the file already is not measured again. A variant that fails, for example as the memory is too small for
+its batch, becomes a line that says so. Rates include all the work: drawing noise, counting votes, updating weights.
+"graph" replays the forward pass of a batch as a CUDA graph, which the commands do not do: it shows what launching
+kernels costs.
 
 The ceiling of a case is the smaller of two rates: measured copy bandwidth divided by its bytes, and measured matrix
 speed divided by its FLOP. The bytes are those of the activations that even fused kernels have to move.
@@ -19,9 +22,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import functools
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -100,10 +105,10 @@ class Measurement:
 
 @dataclass
 class Variant:
-    """A function to time: ``run`` processes ``images`` images."""
+    """A function to time, which ``prepare`` returns and which processes ``images`` images."""
 
     measurement: Measurement
-    run: Callable[[], None]
+    prepare: Callable[[], Callable[[], None]]
     images: int
 
 
@@ -161,39 +166,44 @@ def ways(
     return pairs
 
 
-def certifications(arch: str, options: argparse.Namespace) -> list[Variant]:
-    """The plain loop, then this package in every precision, mode and batch."""
+def certifications(arch: str, precision: str, mode: str, options: argparse.Namespace) -> list[Variant]:
+    """The plain loop, then this package in a precision and mode, in every batch; mode "plain": the plain loop alone."""
     dataset, device = DATASETS.get(arch, "cifar10"), options.device
     description = describe_dataset(dataset)
     network, shape, classes = settled(arch, dataset, device), description.image_shape, description.num_classes
     image = torch.rand(shape, device=device)
     case, plain_batch = f"certify {arch}", min(PLAIN_BATCH.get(arch, 400), options.draws)
-    variants = [
-        Variant(
-            Measurement(case, precision, "plain", plain_batch),
-            lambda: count_votes(network, image, options.draws, plain_batch, classes, gaussian(SIGMA)),
-            options.draws,
-        )
-        for precision in ("tf32", "fp32")[: 1 + (device.type == "cuda")]
+
+    def plainly() -> None:
+        count_votes(network, image, options.draws, plain_batch, classes, gaussian(SIGMA))
+
+    precisions = ("tf32", precision) if mode == "plain" else ("tf32",)
+    plain = [
+        Variant(Measurement(case, each, "plain", plain_batch), lambda: plainly, options.draws) for each in precisions
     ]
-    for precision, mode in ways(options, CERTIFICATION_PRECISIONS, MODES, arch == options.archs[0]):
+    if mode == "plain":
+        return plain
+
+    def prepare(batch: int, draws: int) -> Callable[[], None]:
         voter = arrange(network, device, precision=product_precision(precision))
         voter = CompiledClassifier(voter) if mode == "compiled" else voter
-        for batch in options.batches:
-            chosen = voter
-            if mode == "graph":
-                example = torch.rand(batch, *shape, device=device).contiguous(memory_format=torch.channels_last)
-                with matrix_precision(precision):
-                    chosen = Replayed(voter, example)
-            counter = VoteCounter(chosen, classes, batch, device)
-            draws = -(-options.draws // batch) * batch
-            run = counting(counter, GaussianNoise(SIGMA, 0), image, draws)
-            variants.append(Variant(Measurement(case, precision, mode, batch), run, draws))
-    return variants
+        if mode == "graph":
+            example = torch.rand(batch, *shape, device=device).contiguous(memory_format=torch.channels_last)
+            voter = Replayed(voter, example)
+        # With a smaller batch the figures would be those of another variant.
+        counter = VoteCounter(voter, classes, batch, device, keep_batch=True)
+        return counting(counter, GaussianNoise(SIGMA, 0), image, draws)
+
+    variants = []
+    for batch in options.batches:
+        draws = -(-options.draws // batch) * batch
+        made = functools.partial(prepare, batch, draws)
+        variants.append(Variant(Measurement(case, precision, mode, batch), made, draws))
+    return plain + variants
 
 
-def updates(name: str, options: argparse.Namespace) -> list[Variant]:
-    """The released update, then this package in every precision and mode."""
+def updates(name: str, precision: str, mode: str, options: argparse.Namespace) -> list[Variant]:
+    """The released update, then this package in a precision and mode."""
     method, steps, copies = UPDATES[name]
     arch, device, size = options.training_arch, options.device, options.training_batch
     torch.manual_seed(0)
@@ -214,49 +224,66 @@ def updates(name: str, options: argparse.Namespace) -> list[Variant]:
             plain_training.update(plain, optimizer, images[chosen], labels[chosen], noise, attack)
 
     case = f"train {arch} {name}"
-    variants = [Variant(Measurement(case, "tf32", "plain", size), update_plainly, size)]
-    for precision, mode in ways(options, TRAINING_PRECISIONS, ("eager", "compiled"), name == options.cases[0]):
+
+    def prepare() -> Callable[[], None]:
         execution = Execution(product_precision(precision), mode == "compiled")
         model = execution.prepare(copy.deepcopy(network), device)
         objective = OBJECTIVES["smoothadv"](ATTACKS[method](EPSILON, steps), SIGMA, copies, warmup=0)
         update = Update(model, objective, sgd(model), execution, Processes(), device, images[:2], len(images))
-        run = updating(update, images, labels)
-        variants.append(Variant(Measurement(case, precision, mode, size), run, size))
-    return variants
+        return updating(update, images, labels)
+
+    return [
+        Variant(Measurement(case, "tf32", "plain", size), lambda: update_plainly, size),
+        Variant(Measurement(case, precision, mode, size), prepare, size),
+    ]
+
+
+@contextlib.contextmanager
+def noting_trouble(measurement: Measurement) -> Iterator[None]:
+    """Within, an exception ends the block and becomes the measurement's ``trouble``; others are still measured."""
+    try:
+        yield
+    except Exception as error:
+        measurement.trouble = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    if measurement.trouble and torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def measured(variants: list[Variant], options: argparse.Namespace) -> list[Measurement]:
     """Time all variants in turns: ``warm_ups`` times without counting, then ``rounds`` times; a failure is recorded."""
-    times: dict[int, list[float]] = {}
+    runs: dict[int, Callable[[], None]] = {}
+    times: list[list[float]] = [[] for _ in variants]
     for number, variant in enumerate(variants):
-        try:
+        with noting_trouble(variant.measurement):
             if options.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
+            with matrix_precision(variant.measurement.precision):
+                runs[number] = variant.prepare()
             for _ in range(options.warm_ups):
-                seconds(variant, options.device)
-            times[number] = []
+                seconds(runs[number], variant.measurement.precision, options.device)
             if options.device.type == "cuda":
                 variant.measurement.memory = torch.cuda.max_memory_allocated() / 2**20
-        except Exception as error:  # only this variant fails: measure the others
-            variant.measurement.trouble = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     for _ in range(options.rounds):
-        for number in times:
-            times[number].append(seconds(variants[number], options.device) / variants[number].images)
-    for number, measured_times in times.items():
-        measurement = variants[number].measurement
-        measurement.rate = statistics.median(1 / each for each in measured_times)
-        if 0 in times:
-            measurement.ratio = statistics.median(plain / each for plain, each in zip(times[0], measured_times))
+        for number, variant in enumerate(variants):
+            if not variant.measurement.trouble:
+                with noting_trouble(variant.measurement):
+                    took = seconds(runs[number], variant.measurement.precision, options.device)
+                    times[number].append(took / variant.images)
+    for variant, of_variant in zip(variants, times):
+        if not variant.measurement.trouble:
+            variant.measurement.rate = statistics.median(1 / each for each in of_variant)
+        if not (variant.measurement.trouble or variants[0].measurement.trouble):
+            variant.measurement.ratio = statistics.median(plain / each for plain, each in zip(times[0], of_variant))
     return [variant.measurement for variant in variants]
 
 
-def seconds(variant: Variant, device: torch.device) -> float:
+def seconds(run: Callable[[], None], precision: str, device: torch.device) -> float:
     """Wall time; the device is idle before and after."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
-    with matrix_precision(variant.measurement.precision):
-        variant.run()
+    with matrix_precision(precision):
+        run()
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - start
@@ -337,6 +364,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--draws", type=int, default=16_384, help="per round and variant")
     parser.add_argument("--training-batch", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=None, help="begin no part that may not end within this time")
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder for JSON and Markdown")
     parser.set_defaults(warm_ups=2, matrix_size=8192)
@@ -351,31 +379,74 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
+def parts(options: argparse.Namespace) -> list[tuple[str, str, str, str]]:
+    """What to measure: kind, architecture or update, precision, mode."""
+    chosen = []
+    for arch in options.archs if "certify" in options.only else ():
+        if options.device.type == "cuda":
+            chosen.append(("certify", arch, "fp32", "plain"))
+        pairs = ways(options, CERTIFICATION_PRECISIONS, MODES, arch == options.archs[0])
+        chosen += [("certify", arch, *pair) for pair in pairs]
+    for case in options.cases if "train" in options.only else ():
+        pairs = ways(options, TRAINING_PRECISIONS, ("eager", "compiled"), case == options.cases[0])
+        chosen += [("train", case, *pair) for pair in pairs]
+    return chosen
+
+
+def begun(options: argparse.Namespace, facts: dict[str, object]) -> tuple[Path, dict]:
+    """The file of results so far with these facts, whatever its date, and what it holds; a new one if there is none."""
+    device = str(facts["device"]).replace(" ", "_")
+    for path in sorted(options.out.glob(f"gpu_*_{device}.json"), reverse=True):
+        content = json.loads(path.read_text())
+        if {**content["facts"], "date": ""} == {**facts, "date": ""}:
+            return path, content
+    path = options.out / f"gpu_{facts['date']}_{device}.json"
+    if path.exists():
+        raise SystemExit(f"{path} has results of other settings: move it, or give another --out")
+    return path, {"facts": facts, "ceilings": ceilings(options.device, options.matrix_size), "measurements": []}
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Measure, print and write."""
+    """Measure, print and write, one part after another."""
     options = parsed(arguments)
-    device = options.device
-    name = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
+    start, longest = time.monotonic(), 0.0
+    name = torch.cuda.get_device_name() if options.device.type == "cuda" else platform.machine()
     facts = {"device": name, "date": date.today().isoformat(), "PyTorch": torch.__version__}
     facts |= {"CUDA": torch.version.cuda, "Python": platform.python_version(), "rounds": options.rounds}
-    found = ceilings(device, options.matrix_size)
-    measurements: list[Measurement] = []
-    stem = options.out / f"gpu_{facts['date']}_{name.replace(' ', '_')}"
+    facts |= {"draws": options.draws, "batches": options.batches, "training_batch": options.training_batch}
     options.out.mkdir(parents=True, exist_ok=True)
-    cases = [(certifications, arch) for arch in options.archs if "certify" in options.only]
-    cases += [(updates, case) for case in options.cases if "train" in options.only]
-    for make, case in cases:
-        done = measured(make(case, options), options)
+    path, content = begun(options, facts)
+    found, measurements = content["ceilings"], [Measurement(**each) for each in content["measurements"]]
+
+    def lines() -> set[tuple[str, str, str]]:
+        return {(each.case, each.precision, each.mode) for each in measurements}
+
+    waiting = []
+    for part in parts(options):
+        kind, name, precision, mode = part
+        case = f"certify {name}" if kind == "certify" else f"train {options.training_arch} {name}"
+        if (case, precision, mode) not in lines():
+            waiting.append(part)
+    for number, (kind, name, precision, mode) in enumerate(waiting):
+        began = time.monotonic()
+        if options.minutes is not None and began - start + longest > 60 * options.minutes:
+            print(f"{len(waiting) - number} parts remain: the same command again continues", file=sys.stderr)
+            break
+        make = certifications if kind == "certify" else updates
+        done = measured(make(name, precision, mode, options), options)
         for each in done:
             relate(each, found)
-        measurements += done
-        # Written after each case, so that the results so far are not lost with the machine.
-        content = {"facts": facts, "ceilings": found, "measurements": [asdict(each) for each in measurements]}
-        stem.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
-        stem.with_suffix(".md").write_text(page(facts, found, measurements))
-        if device.type == "cuda":
+            if each.mode != "plain" or (each.case, each.precision, each.mode) not in lines():
+                measurements.append(each)
+        content["measurements"] = [asdict(each) for each in measurements]
+        # Written after each part, so that the results so far are not lost with the machine.
+        path.write_text(json.dumps(content, indent=1) + "\n")
+        path.with_suffix(".md").write_text(page(content["facts"], found, measurements))
+        if options.device.type == "cuda":
             torch.cuda.empty_cache()
-    print(page(facts, found, measurements), end="")
+        torch._dynamo.reset()  # the next part compiles its own network
+        longest = max(longest, time.monotonic() - began)
+    print(page(content["facts"], found, measurements), end="")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 import tarfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 
 from support.commands import CODE, rows, run_process, succeed
@@ -62,21 +64,79 @@ def test_speed_of_everything_is_measured_and_written(imported, tmp_path, capsys)
         assert each["mode"] != "plain" or each["ratio"] == pytest.approx(1) or each["precision"] == "fp32"
 
 
-def test_variant_that_fails_is_named_and_the_others_are_measured(imported):
+@pytest.mark.parametrize("works", [-1, 0, 1])
+def test_variant_that_fails_is_named_and_the_others_are_measured(works, imported):
+    """Where it is made, as when a CUDA graph cannot be captured, at its first run, or once it is timed."""
     gpu = imported("gpu")
-    options = gpu.parsed(["--smoke", "--device", "cpu"])
+    options, runs = gpu.parsed(["--smoke", "--device", "cpu"]), []
 
     def broken() -> None:
-        raise RuntimeError("no such kernel\nand more")
+        runs.append(None)
+        if len(runs) > works:
+            raise RuntimeError("no such kernel\nand more")
 
-    made = [
-        gpu.Variant(gpu.Measurement("certify x", "tf32", mode, 1), run, 10)
-        for mode, run in [("plain", lambda: sum(range(1000))), ("eager", broken), ("compiled", lambda: sum(range(10)))]
+    def prepare() -> Callable[[], None]:
+        if works < 0:
+            broken()
+        return broken
+
+    prepared = [
+        ("plain", lambda: lambda: sum(range(1000))),
+        ("graph", prepare),
+        ("eager", lambda: lambda: sum(range(10))),
     ]
+    made = [gpu.Variant(gpu.Measurement("certify x", "tf32", mode, 1), make, 10) for mode, make in prepared]
     plain, failed, other = gpu.measured(made, options)
     assert failed.trouble == "RuntimeError: no such kernel" and failed.rate == 0
     assert plain.ratio == 1 and other.rate > 0 and other.ratio > 1
     assert "| RuntimeError: no such kernel |" in gpu.page({"device": "x"}, {"copy": 1.0}, [failed])
+
+
+def test_batch_for_which_memory_is_too_small_is_named_and_not_halved(imported, monkeypatch):
+    gpu = imported("gpu")
+    options = gpu.parsed(["--smoke", "--device", "cpu"])
+
+    def large(images: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(gpu, "arrange", lambda network, device, precision: large)
+    plain, failed = gpu.measured(gpu.certifications("digits_resnet8", "fp32", "eager", options), options)
+    assert plain.rate > 0 and failed.trouble.startswith("UserError: out of memory with --batch 2") and failed.batch == 2
+
+
+def test_parts_are_continued_where_they_stopped(imported, tmp_path, capsys, monkeypatch):
+    gpu = imported("gpu")
+    words = ["--smoke", "--device", "cpu", "--precision", "fp32", "--modes", "eager", "--out", str(tmp_path)]
+    words += ["--cases", "PGD T=2 m=1", "DDN T=4 m=1"]
+    seen = []
+
+    def measured(variants, options):
+        seen.append(variants[-1].measurement.case)
+        return [variant.measurement for variant in variants]
+
+    clock = iter(range(0, 10**6, 50))  # a part takes 50 s
+    monkeypatch.setattr(gpu, "measured", measured)
+    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: next(clock), perf_counter=time.perf_counter))
+    gpu.main([*words, "--minutes", "2"])
+    assert len(seen) == 1 and "2 parts remain: the same command again continues" in capsys.readouterr().err
+    gpu.main(words)
+    assert len(seen) == len(set(seen)) == 3
+    (written,) = tmp_path.glob("*.json")
+    lines = json.loads(written.read_text())["measurements"]
+    assert [each["mode"] for each in lines] == ["plain", "eager"] * 3
+    gpu.main(words)
+    assert len(seen) == 3, "all is measured"
+    monkeypatch.setitem(gpu.SMOKE, "rounds", 2)
+    with pytest.raises(SystemExit, match="results of other settings: move it"):
+        gpu.main(words)
+
+
+def test_parts_on_a_gpu_are_every_pair_of_a_precision_and_a_mode(imported):
+    gpu = imported("gpu")
+    options = gpu.parsed(["--device", "cpu"])
+    options.device, options.modes = SimpleNamespace(type="cuda"), list(gpu.MODES)
+    chosen = gpu.parts(options)
+    assert len(chosen) == len(set(chosen)) == 2 * (1 + 3 * 3) + 4 * 2 * 2
 
 
 def test_small_run_has_every_precision_mode_and_attack_but_not_their_product(imported):

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from smoothadv.memory import batch_that_suits, is_out_of_memory, within_memory
+from smoothadv.architectures import get_architecture
+from smoothadv.memory import LargestTensor, batch_that_suits, is_out_of_memory, within_memory
 from smoothadv.smoothing.classifier import default_attack_batch, default_batch
 
 SHAPE = (3, 4, 4)
@@ -66,6 +67,43 @@ def test_attacks_on_a_gpu_fill_its_memory_with_at_most_64_images(gpu):
 
 def test_processes_that_must_choose_the_same_batch_count_all_memory(gpu):
     assert default_batch(gpu, SHAPE, gpu, of_total=True) == 2 * default_batch(gpu, SHAPE, gpu)
+
+
+class HungryNoise:
+    """Draws with four times the memory that the network takes."""
+
+    drawn = 0
+
+    def fill(self, out: torch.Tensor, image: torch.Tensor, example: int, first: int, purpose: int) -> None:
+        assert image.shape == out.shape[1:]
+        self.drawn = 4 * len(out) * BYTES_PER_IMAGE
+
+
+def test_memory_of_drawing_noise_is_counted(gpu, monkeypatch):
+    noise = HungryNoise()
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: max(gpu.peak, noise.drawn))
+    without = default_batch(gpu, SHAPE, gpu)
+    assert default_batch(gpu, SHAPE, gpu, noise=noise) == without // 4
+
+
+@pytest.mark.parametrize(("elements", "batch"), [(2**19 - 1, 4096), (2**19, 2048), (64 * 112 * 112, 2048), (2**32, 1)])
+def test_no_tensor_of_a_default_batch_has_2_to_the_31_elements(gpu, elements, batch, monkeypatch):
+    """The first activations of ResNet-50 have 64 * 112 * 112 for each image."""
+
+    class Large(torch.nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return images.flatten(1)[:, :1].expand(-1, elements)
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**60, 2**60))
+    assert default_batch(Large(), SHAPE, gpu) == batch
+
+
+def test_largest_tensor_of_a_network_is_found():
+    with torch.device("meta"):
+        network, images = get_architecture("resnet50", "imagenet"), torch.empty(4, 3, 224, 224)
+    with LargestTensor() as largest:
+        network(images)
+    assert largest.elements == 4 * 64 * 112 * 112
 
 
 @pytest.mark.parametrize(("capacity", "tried"), [(64, [64]), (20, [64, 32, 16]), (1, [64, 32, 16, 8, 4, 2, 1])])

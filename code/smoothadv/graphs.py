@@ -69,6 +69,21 @@ def _may_be_overwritten(value: torch.fx.Node, fresh: set[torch.fx.Node]) -> bool
     return value in fresh and len(value.users) == 1
 
 
+def let_compiler_choose_alike(network: nn.Module) -> None:
+    """Let every process compile networks that are on a GPU, like this one, to kernels that round alike.
+
+    Otherwise each process chooses the kernels of sums by timing them. Nothing changes where the network is on the CPU.
+    """
+    import torch._inductor.config as inductor
+
+    if all(weight.device.type == "cpu" for weight in network.parameters()):
+        return
+    if hasattr(inductor, "deterministic"):
+        inductor.deterministic = True
+    else:
+        inductor.triton.autotune_pointwise = inductor.dynamic_scale_rblock = False
+
+
 def call_compiled(compiled: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor) -> torch.Tensor:
     """The output of a compiled network; UserError, at its first call, where no compiler can be found."""
     try:

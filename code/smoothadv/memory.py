@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from smoothadv.errors import first_line
 
@@ -12,6 +14,7 @@ T = TypeVar("T")
 _SIGNS = ("can't allocate memory", "STATUS_ALLOC_FAILED", "ALLOCATION_FAILED", "out of memory")
 _CPU_ELEMENTS = 100 * 3 * 32 * 32
 _PROBE = 64
+_MOST_ELEMENTS = 2**31 - 1  # of a tensor: some kernels count them with 32 bits
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -52,9 +55,10 @@ def batch_that_suits(
     probe = _PROBE
     while probe:
         try:
-            per_image = _bytes_per_image(work, (probe, *image_shape), device)
+            with LargestTensor() as largest:
+                per_image = _bytes_per_image(work, (probe, *image_shape), device)
             free, total = torch.cuda.mem_get_info(device)
-            return batch_that_fits(total if of_total else free, per_image)
+            return batch_that_fits(total if of_total else free, per_image, largest.elements / probe)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -73,7 +77,23 @@ def _bytes_per_image(work: Callable[[torch.Tensor], object], shape: tuple[int, .
     return (torch.cuda.max_memory_allocated(device) - before) / shape[0]
 
 
-def batch_that_fits(free_bytes: float, bytes_per_image: float) -> int:
-    """The largest power of two, up to 4096, whose images take at most half of the free memory; at least 1."""
-    most = max(1.0, min(4096.0, free_bytes / 2 / max(bytes_per_image, 1.0)))
+class LargestTensor(TorchDispatchMode):
+    """Within, ``elements`` is the size of the largest tensor that an operator returned."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.elements = max(self.elements, *sizes, 0)
+        return result
+
+
+def batch_that_fits(free_bytes: float, bytes_per_image: float, elements_per_image: float = 1.0) -> int:
+    """The largest power of two, up to 4096, whose images take at most half of the free memory; at least 1.
+
+    A tensor of ``elements_per_image`` elements for each image then has fewer than 2^31.
+    """
+    most = min(4096.0, free_bytes / 2 / max(bytes_per_image, 1.0), _MOST_ELEMENTS / max(elements_per_image, 1.0))
+    most = max(1.0, most)
     return 2 ** (int(most).bit_length() - 1)

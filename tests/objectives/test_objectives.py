@@ -31,10 +31,8 @@ class ShiftingAttack:
     epsilon: float
     calls: list = field(default_factory=list)
 
-    def __call__(self, model, inputs, labels, noise=None, generator=None, *, epsilon) -> torch.Tensor:
-        assert epsilon.shape == labels.shape and epsilon.dtype == torch.float64
-        (size,) = epsilon.unique().tolist()
-        self.calls.append({"epsilon": size, "inputs": inputs, "labels": labels, "noise": noise.clone()})
+    def __call__(self, model, inputs, labels, noise=None, generator=None) -> torch.Tensor:
+        self.calls.append({"epsilon": self.epsilon, "inputs": inputs, "labels": labels, "noise": noise.clone()})
         return inputs + SHIFT * (0.5 - inputs).sign()
 
 

@@ -19,6 +19,7 @@ from smoothadv.errors import UserError
 from smoothadv.memory import batch_that_fits
 from smoothadv.smoothing.classifier import PRECISIONS, CompiledClassifier, arrange, default_batch
 from smoothadv.smoothing.folding import fold
+from smoothadv.training.execution import CompiledForSizes
 from support import networks
 from support.networks import settle_batch_norms
 
@@ -288,7 +289,8 @@ def own_compiler_cache(tmp_path, monkeypatch) -> Iterator[Path]:
     import torch._inductor.config as inductor
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    with inductor.patch(freezing=inductor.freezing):
+    set_here = [name for name in ("freezing", "deterministic", "dynamic_scale_rblock") if hasattr(inductor, name)]
+    with inductor.patch({name: getattr(inductor, name) for name in set_here}):
         yield tmp_path
     torch._dynamo.reset()
 
@@ -308,6 +310,19 @@ def test_compiled_logits_are_close_and_by_no_more_than_rounding_those_of_another
     permuted = noisy[order].contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(compiled(permuted), logits[order], rtol=0, atol=1e-5)
     assert torch.equal(compiled(noisy), logits), "the same in the same row"
+
+
+@pytest.mark.parametrize("compiled", [CompiledClassifier, lambda voter: CompiledForSizes(voter, {2})])
+def test_kernels_of_a_gpu_are_not_chosen_by_a_race(compiled, own_compiler_cache):
+    """Processes would round differently. On a CPU nothing is timed, and nothing changes."""
+    import torch._inductor.config as inductor
+
+    voter = arrange(fitting("digits_resnet8", "normalize")[0], CPU)
+    name, chosen = ("deterministic", True) if hasattr(inductor, "deterministic") else ("dynamic_scale_rblock", False)
+    compiled(voter)
+    assert getattr(inductor, name) is not chosen
+    compiled(voter.to("meta"))
+    assert getattr(inductor, name) is chosen
 
 
 def test_compiling_without_a_compiler_is_a_clear_error(own_compiler_cache):

@@ -169,6 +169,20 @@ def test_an_ordinary_classifier_is_repeatable(batch):
         check(network, batch, (1, 8, 8))
 
 
+@pytest.mark.parametrize("batch", [1, 16])
+def test_repeatability_is_that_of_batches_in_the_layout_that_votes(batch, monkeypatch):
+    """Also where rolling returns channels first, as on CUDA."""
+    roll, layouts = torch.Tensor.roll, set()
+    monkeypatch.setattr(torch.Tensor, "roll", lambda images, *where: roll(images, *where).contiguous())
+
+    def classifier(images: torch.Tensor) -> torch.Tensor:
+        layouts.add(images.stride())
+        return CLASSIFIER(images.mean(1, keepdim=True))
+
+    check(classifier, batch, (3, 4, 4))
+    assert layouts == {(48, 1, 12, 3)}
+
+
 class ByRow(nn.Module):
     """The last digit of the logits depends on the row, as where a kernel works in blocks."""
 

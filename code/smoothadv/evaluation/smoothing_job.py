@@ -163,10 +163,11 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
     voter = arrange(classifier, device, example, request.precision)
     if example is not None and isinstance(source, torch.nn.Module):
         _check_module(voter, example, type(source).__name__, is_first)
+    noise = (RoundedGaussianNoise if sound else GaussianNoise)(request.sigma, request.seed, key=key)
     batch = request.batch or recorded_number(request, log, "batch")
     if batch is None:
         shape, is_shard = dataset.description.image_shape, request.shard is not None
-        batch = default_batch(voter, shape, device, of_total=is_shard)
+        batch = default_batch(voter, shape, device, of_total=is_shard, noise=noise)
     # The gradients of confident predictions underflow in fp16.
     attacked = arrange(classifier, device, example) if request.precision == "fp16" else voter
     if request.compile:
@@ -179,7 +180,7 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
         classifier=classifier,
         voter=CompiledClassifier(voter) if request.compile else voter,
         attacked=attacked,
-        noise=(RoundedGaussianNoise if sound else GaussianNoise)(request.sigma, request.seed, key=key),
+        noise=noise,
         key=key,
         dataset=dataset,
         indices=select_examples(len(dataset), request.skip, request.maximum),

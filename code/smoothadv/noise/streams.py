@@ -177,4 +177,4 @@ class NoiseStream:
 
     def draw(self, count: int, image: torch.Tensor) -> torch.Tensor:
         """The next ``count`` draws without an image, in the shape of ``image``: ``noisy`` on a black image."""
-        return self.noisy(count, torch.zeros(image.shape, dtype=torch.float32))
+        return self.noisy(count, torch.zeros(image.shape, dtype=torch.float32, device=self.device))

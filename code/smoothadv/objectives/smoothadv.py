@@ -1,7 +1,7 @@
 """SmoothAdv (Salman et al., 2019, Pseudocode 1) and, without noise in its attack, PGD training on noisy images."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -71,8 +71,7 @@ class SmoothAdv(Objective):
     ) -> torch.Tensor:
         # Without noise all copies are identical, so that one suffices.
         attack_noise = None if self.base_attack or self.noise_sd == 0 else noise
-        epsilons = torch.full((len(images),), epsilon, dtype=torch.float64)
-        return self.attack(model, images, labels, attack_noise, generator, epsilon=epsilons)
+        return replace(self.attack, epsilon=epsilon)(model, images, labels, attack_noise, generator)
 
     def loss(self, model: nn.Module, adversarial: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Outcome:
         return noisy_cross_entropy(model, adversarial, labels, noise[:, :1] if self.train_first_copy else noise)

@@ -14,8 +14,9 @@ from torch import nn
 
 from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.errors import UserError
-from smoothadv.graphs import call_compiled
+from smoothadv.graphs import call_compiled, let_compiler_choose_alike
 from smoothadv.memory import batch_that_suits
+from smoothadv.noise import Noise, Purpose
 from smoothadv.smoothing.epilogues import ConvolutionReLU, runs
 from smoothadv.smoothing.folding import fold
 
@@ -100,6 +101,7 @@ class CompiledClassifier(VotingClassifier):
 
         super().__init__(voting.classifier, voting.dtype, voting.is_folded)
         inductor.freezing = True
+        let_compiler_choose_alike(voting)
         # In a tuple: its weights are registered already, as those of ``classifier``.
         self._compiled = (torch.compile(voting, dynamic=False),)
 
@@ -116,14 +118,18 @@ def default_batch(
     device: torch.device,
     of_total: bool = False,
     with_gradient: bool = False,
+    noise: Noise | None = None,
 ) -> int:
     """A batch of noisy images for ``classifier`` that suits the device: see ``memory.batch_that_suits``.
 
-    ``with_gradient`` is for gradients with respect to the images, which keep activations in memory.
+    ``with_gradient`` is for gradients with respect to the images, which keep activations in memory. ``noise`` is what
+    is drawn for each batch, which takes several times the memory of the images.
     """
 
     @torch.inference_mode(not with_gradient)
     def work(images: torch.Tensor) -> None:
+        if noise is not None:
+            noise.fill(images, torch.zeros_like(images[0]), 0, 0, Purpose.SELF_CHECK)
         logits = classifier(images.requires_grad_(with_gradient))
         if with_gradient:
             torch.autograd.grad(logits.sum(), images)

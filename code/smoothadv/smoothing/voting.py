@@ -271,7 +271,9 @@ def check_repeatable(counter: VoteCounter, image: torch.Tensor, stream: NoiseStr
     draws = (stream.noisy(counter.batch, image) for _ in range(2))
     images, others = (noisy.to(memory_format=torch.channels_last) for noisy in draws)
     logits = counter.classifier(images)
-    again, rolled = counter.classifier(images), counter.classifier(images.roll(1, 0))
+    # CUDA's roll returns channels first, and for another layout a compiler would make another classifier.
+    rolled_images = images.roll(1, 0).to(memory_format=torch.channels_last)
+    again, rolled = counter.classifier(images), counter.classifier(rolled_images)
     others[::2] = images[::2]
     if not torch.equal(logits, again):
         raise UserError(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from smoothadv.graphs import call_compiled
+from smoothadv.graphs import call_compiled, let_compiler_choose_alike
 
 # None leaves convolutions in float32.
 CONVOLUTION_DTYPES: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
@@ -59,6 +59,7 @@ class CompiledForSizes(nn.Module):
     def __init__(self, module: nn.Module, sizes: set[int]) -> None:
         super().__init__()
         self.module, self._sizes = module, sizes
+        let_compiler_choose_alike(module)
         self._compiled = (torch.compile(module, dynamic=False),)  # in a tuple: it has the weights of ``module``
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

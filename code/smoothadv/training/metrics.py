@@ -19,7 +19,10 @@ def sums_of(outcome: Outcome) -> torch.Tensor:
     """The sums over the examples of one outcome: as ``no_sums``."""
     sums = no_sums(outcome.loss.device)
     sums[0] = outcome.loss.detach().double() * outcome.examples
-    sums[1], sums[2], sums[4] = outcome.correct, outcome.examples, outcome.unattacked_examples
+    sums[1] = outcome.correct
+    # Not assigned: that would copy a number from the host, and wait.
+    sums[2].add_(outcome.examples)
+    sums[4].add_(outcome.unattacked_examples)
     if outcome.unattacked_correct is not None:
         sums[3] = outcome.unattacked_correct
     return sums

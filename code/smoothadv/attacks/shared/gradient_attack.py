@@ -42,8 +42,8 @@ class Problem:
 
     @property
     def keeps_places(self) -> bool:
-        """Whether each example has a fixed place in a pass of one size, so that leaving examples out saves nothing."""
-        return isinstance(self.model, FixedShape)
+        """Whether to leave no example out: each has its place in a pass of one size, or to choose some is a wait."""
+        return isinstance(self.model, FixedShape) or self.inputs.device.type != "cpu"
 
     def of(self, rows: torch.Tensor) -> Problem:
         """The problem of the examples with the numbers ``rows`` alone."""
@@ -99,11 +99,14 @@ class GradientAttack(ABC):
         ``epsilon`` [B] replaces that of the attack; ValueError unless its entries are finite and at least 0, one for
         each example. ``start`` [B, ...] holds the perturbations with which the search begins.
         """
-        if epsilon is None:
-            epsilon = torch.full((len(inputs),), self.epsilon, dtype=torch.float64)
+        if epsilon is None:  # made on the device: a copy to it would wait
+            epsilon = torch.full((len(inputs),), self.epsilon, dtype=torch.float64, device=inputs.device)
+            is_attacked = self.epsilon > 0 and len(inputs) > 0
         elif epsilon.shape != (len(inputs),) or not bool(((epsilon >= 0) & epsilon.isfinite()).all()):
             raise ValueError(f"epsilon must hold {len(inputs)} finite numbers of at least 0, one for each example")
-        if not bool((epsilon > 0).any()):
+        else:
+            is_attacked = bool((epsilon > 0).any())
+        if not is_attacked:
             return inputs.detach().clone()
         inputs, labels = (values.clone() if values.is_inference() else values for values in (inputs.detach(), labels))
         epsilon = epsilon.to(device=inputs.device, dtype=torch.float64)
