@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from smoothadv.errors import DoubtfulWarning
-from smoothadv.noise import GaussianNoise, RoundedGaussianNoise, kernels_on, streams
+from smoothadv.noise import kernels_on
 from support.commands import CODE, run_process
 
 CUDA = torch.device("cuda:0")
@@ -118,13 +118,3 @@ def test_where_the_kernels_do_not_compile_torch_draws_the_noise_and_a_warning_sa
     monkeypatch.setattr(kernels, "try_out", no_compiler)
     with pytest.warns(DoubtfulWarning, match=r"costs speed: Failed to find C compiler\.$"):
         assert kernels_on(CUDA) is None
-
-
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize("kind", [GaussianNoise, RoundedGaussianNoise])
-def test_other_devices_and_plain_noise_need_no_kernel(device, kind, monkeypatch):
-    assert kernels_on(torch.device(device)) is None
-    out, image = torch.zeros(2, 1, 2, 2, device=device), torch.zeros(1, 2, 2)
-    kind(0.25, 0).stream(0, device).fill(out, image, 0)
-    monkeypatch.setattr(streams, "kernels_on", lambda device: pytest.fail("plain noise asks for no kernel"))
-    kind(0.25, 0, plain=True).stream(0, device).fill(out, image, 0)
