@@ -37,18 +37,17 @@ def test_words_are_those_of_philox_and_a_wrong_multiplier_is_noticed(interpreted
 
 @pytest.mark.parametrize("blocks", ["batches", "small blocks"])
 def test_every_batch_is_that_of_the_definition_in_one_launch(interpreted, blocks):
-    """All bits of rounded noise; of Gaussian noise, those of its float32 sum with the image, and all within 4e-7."""
+    """All bits of rounded noise; of Gaussian noise, those of its float32 sum with the image."""
     found = interpreted[blocks]
     assert {each["case"]: each["wrong"] for each in found if each["wrong"]} == {}
     assert {each["launches"] for each in found} == {1}
-    assert {each["case"] for each in found if each["error"] > 4e-7} == set()
     assert blocks != "batches" or sum(each["addresses"] for each in found) > 50_000
 
 
 def test_gaussian_noise_is_as_accurate_as_stated(interpreted):
-    assert interpreted["accuracy"]["kernel"] < 2.6e-7
+    by_kernel, by_torch = zip(*(each["errors"] for each in interpreted["batches"] if each["errors"]))
+    assert max(by_kernel) < 4e-7 < max(by_torch), "what torch computes in float32 would be noticed"
     assert interpreted["extremes"] < 2e-9
-    assert interpreted["accuracy"]["torch"] > 4e-7, "what torch computes in float32 would be noticed"
 
 
 def compiled(name: str, kind: str, arch: int):
