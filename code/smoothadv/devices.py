@@ -1,4 +1,6 @@
-"""Devices: the default one, their names in manifests, and one GPU for each process of a machine."""
+"""Devices: the default one, their names, one GPU for each process, and copies that do not wait for the device."""
+
+from collections.abc import Callable
 
 import torch
 
@@ -31,3 +33,26 @@ def device_of_process(device: torch.device, local_rank: int | None) -> torch.dev
     if local_rank is None or device.type != "cuda" or device.index is not None:
         return device
     return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """``values`` on the device. A copy from the host to a GPU does not wait for the work that the GPU has to do."""
+    if values.device.type == "cpu" and device.type == "cuda":
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
+
+
+def to_host(values: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Queue a copy to the host: the function returned waits for that copy, not for later work of a GPU."""
+    if values.device.type != "cuda":
+        return values.cpu
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record(torch.cuda.current_stream(values.device))
+
+    def waited() -> torch.Tensor:
+        copied.synchronize()
+        return host
+
+    return waited

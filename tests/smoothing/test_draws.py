@@ -5,6 +5,7 @@ The noise here writes down what it is asked for, and each noisy image shows the 
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -38,7 +39,10 @@ class NumberedNoise(Noise):
     def check_image(self, image: torch.Tensor) -> None:
         pass
 
-    def fill(self, out: torch.Tensor, image: torch.Tensor, example: int, first: int, purpose: int) -> None:
+    def _launch(self, kernels: ModuleType, out: torch.Tensor, plan: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    def _fill_plainly(self, out: torch.Tensor, image: torch.Tensor, example: int, first: int, purpose: int) -> None:
         self.filled.append((example, purpose, first, len(out)))
         out[:, 0, 0, 0] = torch.arange(first, first + len(out))
         out[:, 0, 0, 1] = example

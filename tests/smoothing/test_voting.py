@@ -7,17 +7,20 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import count, islice
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smoothadv import devices
 from smoothadv.certification import ABSTAIN, Draws, Smoothing
 from smoothadv.certification.adaptive import Adaptive
 from smoothadv.certification.exact import Exact
 from smoothadv.certification.prediction import predict
 from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
+from smoothadv.smoothing import voting
 from smoothadv.smoothing.voting import Poll, VoteCounter
 from support.models import ConstantClassifier, Recorder
 from support.slow_votes import CLASSES, WholeNumbers, ask, image_of, outcome_one_by_one, stream_of
@@ -275,3 +278,53 @@ def test_digest_of_logits_sees_grey_levels_of_the_whole_range():
     grey = seen[0] * 255
     assert torch.equal(grey.round() / 255, seen[0]) and len(grey.round().unique()) == 256
     assert not torch.equal(seen[0][0], seen[0][64]), "no image twice"
+
+
+def test_votes_are_sent_before_the_next_batch_starts_and_counted_after_their_own_copy_alone(monkeypatch):
+    """In the order in which an accelerator is told: its work is queued, and only ``waited`` waits for it."""
+    told = []
+
+    def to_host(votes: torch.Tensor):
+        number = sum(step == "sent" for step, _ in told)
+        told.append(("sent", number))
+        return lambda: told.append(("waited", number)) or votes
+
+    def classifier(images: torch.Tensor) -> torch.Tensor:
+        told.append(("launched", sum(step == "launched" for step, _ in told)))
+        return CLASSIFIER(images)
+
+    monkeypatch.setattr(voting, "to_host", to_host)
+    counter = counter_of(classifier, 10, depth=2)
+    counter.on_batch = lambda draws: told.append(("counted", sum(step == "counted" for step, _ in told)))
+    (result,) = counter.run([Poll(image_of(0), stream_of(NOISES["GaussianNoise"], 0), ask([Draws(40)]))])
+    assert sum(result.outcome[0]) == 40
+    started = [[("launched", number), ("sent", number)] for number in range(4)]
+    ended = [[("waited", number), ("counted", number)] for number in range(4)]
+    assert told == sum([started[0], started[1], ended[0], started[2], ended[1], started[3], ended[2], ended[3]], [])
+
+
+def test_waiting_for_values_of_a_gpu_waits_for_their_copy_and_not_for_its_stream(monkeypatch):
+    """With stand-ins for CUDA: the copy is queued into pinned memory, and an event behind it on the same stream."""
+    told = Mock()
+    monkeypatch.setattr(torch, "empty", told.empty)
+    monkeypatch.setattr(torch.cuda, "Event", told.Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", told.stream)
+    values = Mock(device=torch.device("cuda:1"), shape=(3,), dtype=torch.int32)
+    waited = devices.to_host(values)
+    queued = [call.empty((3,), dtype=torch.int32, pin_memory=True), call.empty().copy_(values, non_blocking=True)]
+    recorded = [call.Event(), call.stream(values.device), call.Event().record(told.stream())]
+    assert told.mock_calls[:-1] == [*queued, *recorded] and values.mock_calls == []
+    assert waited() is told.empty() and told.mock_calls[-2] == call.Event().synchronize()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("noise", list(NOISES))
+def test_sums_of_image_and_noise_are_rounded_to_the_type_of_the_votes(noise, dtype):
+    """To the very images that a voter would make of the sums in float32, also of those that fill up a batch."""
+    recorder, rounded = Recorder(CLASSIFIER), Recorder(lambda images: CLASSIFIER(images.float()))
+    list(counter_of(recorder, 30).run([poll_of("predict", 1, noise)]))
+    counter = VoteCounter(rounded, CLASSES, 30, CPU, dtype=dtype)
+    list(counter.run([poll_of("predict", 1, noise)]))
+    assert len(recorder.batches) == len(rounded.batches) == 2
+    for whole, found in zip(recorder.batches, rounded.batches):
+        assert found.dtype == dtype and torch.equal(whole.to(dtype), found)

@@ -1,6 +1,6 @@
 """Predictions on the images of a job, clean or attacked, and the rows that they get in a log."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,6 +13,7 @@ from smoothadv.attacks.shared.geometry import in_grey_levels, l2_norm
 from smoothadv.attacks.target_rules import EVERY
 from smoothadv.certification import ABSTAIN, Draws
 from smoothadv.certification.prediction import predict
+from smoothadv.devices import to_device, to_host
 from smoothadv.errors import UsageError
 from smoothadv.evaluation.image_loop import Example
 from smoothadv.evaluation.requests import AttackPlan, EvaluationRequest
@@ -72,7 +73,7 @@ def fit_to_job(plan: AttackPlan, job: SmoothingJob, request: EvaluationRequest, 
         shape, is_shard = job.dataset.description.image_shape, request.shard is not None
         batch = default_attack_batch(job.attacked, shape, job.device, plan.num_noise_vec, is_shard)
     batch = batch if job.workers is None else job.workers.agree("attack_batch", batch)
-    return plan.smoothed(request.sigma, job.attack_seed, batch)
+    return plan.smoothed(request.sigma, job.attack_seed, batch, job.has_plain_noise)
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class PredictionPolls:
     def __call__(self, examples: list[Example]) -> Iterator[Poll]:
         job, attack = self.job, self.attack
         if attack is None:
-            yield from (self._poll(example, example.image.to(job.device), {}) for example in examples)
+            yield from (self._poll(example, to_device(example.image, job.device), {}) for example in examples)
             return
         images = torch.stack([example.image for example in examples]).to(job.device)
         indices = [example.index for example in examples]
@@ -129,15 +130,19 @@ class PredictionPolls:
     @torch.inference_mode()
     def _poll(self, example: Example, image: torch.Tensor, columns: dict[str, Any]) -> Poll:
         """The poll of one image, whose row has also the base classifier's class for it, without noise."""
-        columns["basePredict"] = int(self.job.classifier(image.unsqueeze(0)).argmax())
-        return Poll(image, self.job.stream(example.index, self.votes), self._voting(example, columns))
+        base = to_host(self.job.classifier(image.unsqueeze(0)).argmax())
+        return Poll(image, self.job.stream(example.index, self.votes), self._voting(example, columns, base))
 
-    def _voting(self, example: Example, columns: dict[str, Any]) -> Generator[Draws, np.ndarray, dict[str, Any]]:
+    def _voting(
+        self, example: Example, columns: dict[str, Any], base: Callable[[], torch.Tensor]
+    ) -> Generator[Draws, np.ndarray, dict[str, Any]]:
         """Run PREDICT on one image; returns the columns of the image's row.
 
-        ``predict`` is the label to be left if that is among the predicted classes, else the first of them.
+        ``predict`` is the label to be left if that is among the predicted classes, else the first of them; ``base``
+        returns the base classifier's class, for which no draw should wait.
         """
         classes, (wanted, _) = (yield from predict(self.n, self.alpha, self.top_k)), self.aim(example)
+        columns["basePredict"] = int(base())
         prediction = wanted if wanted in classes else [*classes, ABSTAIN][0]
         of_set = dict(zip(class_columns(self.top_k), classes or [ABSTAIN] * self.top_k))
         further = {**columns, **self.outcome(example, prediction, columns)}

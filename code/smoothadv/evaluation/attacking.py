@@ -90,4 +90,4 @@ def _job_and_attack_for(
     workers = None if job.workers is None else job.workers.for_log(path.name)
     job = dataclasses.replace(job.for_log(request, path, batch), workers=workers)
     attack_batch = plan.batch or recorded_number(request, path, "attack_batch") or attack_batch
-    return job, plan.smoothed(request.sigma, job.attack_seed, attack_batch)
+    return job, plan.smoothed(request.sigma, job.attack_seed, attack_batch, job.has_plain_noise)

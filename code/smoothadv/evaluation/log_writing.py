@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.attacks import SmoothedAttack
+from smoothadv.devices import to_host
 from smoothadv.errors import UserError, warn
 from smoothadv.evaluation.attacked_images import examples_at_a_time
 from smoothadv.evaluation.image_loop import Example, Part, ProgressBar, Row
@@ -110,7 +111,8 @@ class _Writer:
         lacking, group = self._lacking(), examples_at_a_time(self.plan.attack, self.job)
         while waiting := list(itertools.islice(lacking, group)):
             for (part, example), poll in zip(waiting, self.plan.make_polls([example for _, example in waiting])):
-                yield replace(poll, tag=(part, example, poll.image))
+                image = None if part.spool is None else to_host(poll.image)
+                yield replace(poll, tag=(part, example, image))
 
     def _lacking(self) -> Iterator[tuple[Part, Example]]:
         """The examples without a row in the logs; a part is among the open ones when the iteration reaches it."""
@@ -200,7 +202,7 @@ def _append(result: Result) -> Row:
     }
     if part.spool is not None:
         # Before the row: an image without a row is computed again, but a row without its image could not be completed.
-        part.spool.append(example.index, example.image.numpy(), voted_on.cpu().numpy())
+        part.spool.append(example.index, example.image.numpy(), voted_on().numpy())
     part.log.append(row)
     return row
 

@@ -209,8 +209,8 @@ class AttackPlan:
         """UserError where a value is out of its range."""
         _require_from_one(self, "num_noise_vec", "restarts", "batch")
 
-    def smoothed(self, sigma: float, seed: int, batch: int = 256) -> SmoothedAttack:
-        """The attack on a classifier that is smoothed with ``sigma``, ``batch`` copies at a time."""
+    def smoothed(self, sigma: float, seed: int, batch: int = 256, plain_noise: bool = False) -> SmoothedAttack:
+        """The attack on a classifier that is smoothed with ``sigma``: the last four arguments of ``SmoothedAttack``."""
         from smoothadv.attacks import SmoothedAttack
 
         return SmoothedAttack(
@@ -221,6 +221,7 @@ class AttackPlan:
             restarts=self.restarts,
             target=self.target,
             batch=batch,
+            plain_noise=plain_noise,
         )
 
 

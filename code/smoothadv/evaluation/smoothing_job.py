@@ -24,7 +24,7 @@ from smoothadv.evaluation.image_loop import select_examples
 from smoothadv.evaluation.requests import EvaluationRequest
 from smoothadv.evaluation.shards import shards_of
 from smoothadv.evaluation.workers import Workers, join_workers
-from smoothadv.noise import GaussianNoise, Noise, NoiseKey, NoiseStream, Purpose, RoundedGaussianNoise
+from smoothadv.noise import GaussianNoise, Noise, NoiseKey, NoiseStream, Purpose, RoundedGaussianNoise, kernels_on
 from smoothadv.provenance import provenance
 from smoothadv.records import CLASSIFIER, LOGITS, recorded_settings
 from smoothadv.smoothing.classifier import (
@@ -41,6 +41,8 @@ _FUNCTION = 0.02
 _GENERATOR = "Philox4x32-10 at (classifier, dataset, sigma, seed; example, purpose, draw)"
 # How older logs drew their noise, the same for all classifiers. They are continued in this way.
 _PUBLIC_GENERATOR = "Philox4x32-10 at (seed, example, purpose, draw)"
+# The setting of logs whose Gaussian noise a kernel rounded: the version of Triton. Others have the noise of torch.
+_KERNEL = "noise_kernel"
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ class SmoothingJob:
         """A new counter of ``voter.scores``, in batches of this size (None: that of the job)."""
         scores, classes = partial(self.voter.scores, consensus=consensus), self.dataset.description.num_classes
         keep_batch = isinstance(self.noise, RoundedGaussianNoise)
-        return VoteCounter(scores, classes, batch or self.batch, self.device, keep_batch=keep_batch)
+        dtype = self.voter.dtype
+        return VoteCounter(scores, classes, batch or self.batch, self.device, keep_batch=keep_batch, dtype=dtype)
 
     def stream(self, index: int, purpose: int = Purpose.VOTES) -> NoiseStream:
         """The noise of an image."""
@@ -90,6 +93,11 @@ class SmoothingJob:
         """The seed of the attacks on this job's images."""
         return self.noise.seed if self.noise.key is None else self.noise.key.attack_seed
 
+    @property
+    def has_plain_noise(self) -> bool:
+        """Whether torch alone draws the Gaussian noise of this job's log."""
+        return _KERNEL not in self.settings
+
     def logits_digest(self, batch: int) -> str | None:
         """As ``VoteCounter.logits_digest``, of all members of ``voter``; None if memory is too small for the batch."""
         if batch == self.batch and LOGITS in self.run:
@@ -102,11 +110,16 @@ class SmoothingJob:
         """The same job for ``log``, in batches of this size, with the noise with which the log was begun."""
         is_public = _recorded(request, log, "generator") == _PUBLIC_GENERATOR
         key, digest = None if is_public else self.key, self.logits_digest(batch)
-        settings = {name: value for name, value in self.settings.items() if name not in (CLASSIFIER, LOGITS)}
+        settings = {name: value for name, value in self.settings.items() if name not in (CLASSIFIER, LOGITS, _KERNEL)}
         settings |= {"batch": batch, "generator": _PUBLIC_GENERATOR if is_public else _GENERATOR}
         if key is not None:
             settings |= {CLASSIFIER: key.classifier, LOGITS: digest}
-        noise = self.noise if key == self.noise.key else replace(self.noise, key=key)
+        noise, kernel = self.noise if key == self.noise.key else replace(self.noise, key=key), None
+        if isinstance(noise, GaussianNoise) or getattr(request, "attack", None) is not None:
+            kernel = _kernel(request, log, self.device)
+            settings |= {} if kernel is None else {_KERNEL: kernel}
+        if isinstance(noise, GaussianNoise):
+            noise = replace(noise, plain=kernel is None)
         return replace(self, noise=noise, batch=batch, settings=settings, run={**self.run, LOGITS: digest})
 
     @property
@@ -272,6 +285,14 @@ def recorded_number(request: EvaluationRequest, log: Path, setting: str) -> int 
     """A setting, a whole number >= 1, that the log to be continued or one of its shards records; None if none does."""
     recorded = _recorded(request, log, setting)
     return recorded if isinstance(recorded, int) and recorded >= 1 else None
+
+
+def _kernel(request: EvaluationRequest, log: Path, device: torch.device) -> str | None:
+    """The kernel that draws a log's Gaussian noise; None: torch alone, which also continues what it has begun."""
+    if _recorded(request, log, "noise") is not None and _recorded(request, log, _KERNEL) is None:
+        return None
+    kernels = kernels_on(device)
+    return None if kernels is None else kernels.VERSION
 
 
 def _recorded(request: EvaluationRequest, log: Path, setting: str) -> Any:

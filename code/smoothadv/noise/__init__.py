@@ -7,7 +7,16 @@ levels, for certificates that hold for the executed arithmetic.
 
 from smoothadv.noise.gaussian import GaussianNoise, training_noise
 from smoothadv.noise.rounded import RoundedGaussianNoise
-from smoothadv.noise.streams import Noise, NoiseKey, NoiseStream, Purpose, derive_generator
+from smoothadv.noise.streams import (
+    Noise,
+    NoiseKey,
+    NoiseStream,
+    Purpose,
+    Rows,
+    derive_generator,
+    fill_batch,
+    kernels_on,
+)
 
 __all__ = [
     "GaussianNoise",
@@ -16,6 +25,9 @@ __all__ = [
     "NoiseStream",
     "Purpose",
     "RoundedGaussianNoise",
+    "Rows",
     "derive_generator",
+    "fill_batch",
+    "kernels_on",
     "training_noise",
 ]

@@ -1,6 +1,7 @@
 """Gaussian noise in float32, and the noise of training."""
 
 import math
+from types import ModuleType
 
 import torch
 
@@ -10,9 +11,10 @@ from smoothadv.noise.streams import Noise
 class GaussianNoise(Noise):
     """N(0, sigma^2 I) by the method of Box and Muller (1958), from uniforms of 32 bits.
 
-    The random bits are the same on every device; the float32 logarithms and cosines may differ in the last place.
-    The largest value is 6.8 sigma. Certificates treat it as an exact Gaussian, as in all published code, and do not
-    account for its rounding.
+    The random bits are the same on every device; the float32 logarithms and cosines may differ in the last place. Where
+    the radius is close to 0 they lose digits: of 2 * 10^7 draws the worst was 4.5e-5 sigma from a float64 Box-Muller
+    of the same words, 96 % are within 4e-7. ``noise.kernels``, on CUDA, lose none. The largest value is 6.8 sigma.
+    Certificates treat it as an exact Gaussian, as in all published code, and do not account for its rounding.
     """
 
     def distance(self, dimension: int) -> float:
@@ -21,13 +23,16 @@ class GaussianNoise(Noise):
     def check_image(self, image: torch.Tensor) -> None:
         """Accepts every image."""
 
-    def fill(self, out: torch.Tensor, image: torch.Tensor, example: int, first: int, purpose: int) -> None:
+    def _fill_plainly(self, out: torch.Tensor, image: torch.Tensor, example: int, first: int, purpose: int) -> None:
         dimension = image.numel()
         image = image.to(out.device)
         chunks = self.words(out.device, -(-dimension // 4), len(out), example, first, purpose)
         for part, (w0, w1, w2, w3) in chunks:
             normals = torch.cat([*self._pair(w0, w1), *self._pair(w2, w3)], dim=1)[:, :dimension]
             torch.add(image, normals.view(-1, *image.shape), out=out[part])
+
+    def _launch(self, kernels: ModuleType, out: torch.Tensor, plan: torch.Tensor) -> None:
+        kernels.launch(kernels.gaussian, out, plan, 4)
 
     def _pair(self, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Two independent normals of standard deviation sigma from two words."""

@@ -5,10 +5,10 @@ Every device computes the same integers, in whatever order and batches they are 
 
 import torch
 
-_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
-_KEY_STEPS = 0x9E3779B9, 0xBB67AE85
+MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 _MASK = 0xFFFFFFFF
-_ROUNDS = 10
+ROUNDS = 10
 Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -19,11 +19,11 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         # An int64 product wraps around, but all of its 64 bits are right. The low halves keep the high bits above them
         # until the mask of the next round, or of the last line, removes those.
-        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
         c0, c1 = ((p1 >> 32) ^ (c1 ^ k0)).bitwise_and_(_MASK), p1
         c2, c3 = ((p0 >> 32) ^ (c3 ^ k1)).bitwise_and_(_MASK), p0
-        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
+        k0, k1 = (k0 + KEY_STEPS[0]) & _MASK, (k1 + KEY_STEPS[1]) & _MASK
     return c0, c1 & _MASK, c2, c3 & _MASK

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from functools import cached_property
+from types import ModuleType
 
 import torch
 
@@ -62,7 +63,7 @@ class RoundedGaussianNoise(Noise):
         if not torch.equal(grey.to(torch.float32) / WHITE, image) or grey.min() < 0 or grey.max() > WHITE:
             raise ValueError("the image is not of 8 bits: its values are not k/255 in float32 with k in 0..255")
 
-    def fill(self, out: torch.Tensor, image: torch.Tensor, example: int, first: int, purpose: int) -> None:
+    def _fill_plainly(self, out: torch.Tensor, image: torch.Tensor, example: int, first: int, purpose: int) -> None:
         dimension, device = image.numel(), out.device
         white = torch.full((), float(WHITE), device=device)  # every device divides by a tensor as IEEE 754 specifies
         grey = (image.to(device) * WHITE).round().to(torch.int64)
@@ -74,6 +75,11 @@ class RoundedGaussianNoise(Noise):
             noise = thresholds.at_most(uniform).sub_(WHITE + self.clip)
             noisy = noise.view(-1, *image.shape).add_(grey).clamp_(-self.clip, WHITE + self.clip)
             torch.div(noisy.to(torch.float32), white, out=out[part])
+
+    def _launch(self, kernels: ModuleType, out: torch.Tensor, plan: torch.Tensor) -> None:
+        ranks = self._ranks_on(out.device)
+        tables, steps = (ranks.thresholds, ranks.starts), len(ranks.thresholds).bit_length()
+        kernels.launch(kernels.rounded, out, plan, 2, *tables, self.clip, SHIFT=ranks.shift, STEPS=steps)
 
     @cached_property
     def _copies(self) -> dict[torch.device, _Ranks]:
@@ -95,10 +101,10 @@ class _Ranks:
 
     def __init__(self, thresholds: torch.Tensor) -> None:
         self.thresholds, self.shift = thresholds, _BITS - self._FIRST_BITS
-        start = torch.arange(2**self._FIRST_BITS, device=thresholds.device) << self.shift
-        self.rank = self._searched(start)
-        last = self._searched(start + (1 << self.shift) - 1)
-        self.several = (last - self.rank) > 1
+        firsts = torch.arange(2**self._FIRST_BITS + 1, device=thresholds.device) << self.shift
+        # For integers that begin with these bits, the number is at least that of ``starts``, at most the next of them.
+        self.starts = self._searched(firsts).to(torch.int32)
+        self.rank, self.several = self.starts[:-1].long(), self.starts.diff() > 1
         beyond = torch.full((1,), 2**_BITS, dtype=torch.int64, device=thresholds.device)
         self.following = torch.cat([thresholds, beyond])[self.rank]
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import groupby
+from types import ModuleType
 
 import numpy as np
 import torch
 
+from smoothadv.devices import to_device
+from smoothadv.errors import first_line, warn
 from smoothadv.noise.philox import Words, philox
 
 _MOST = 2**32
@@ -86,11 +91,13 @@ class Noise(ABC):
     ``sigma`` > 0 is the standard deviation on images in [0, 1]. All streams are keyed by ``key``, or by ``seed`` >= 0
     alone where there is none. The random bits of a draw are a function of the key and its address (example, purpose,
     number of the draw): they do not depend on the batch, the order of examples, the device or an interruption.
+    ``plain`` makes torch compute the noise also where a kernel can (``kernels_on``).
     """
 
     sigma: float
     seed: int
     key: NoiseKey | None = field(default=None, kw_only=True)
+    plain: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if not (self.sigma > 0 and np.isfinite(self.sigma)):
@@ -123,19 +130,59 @@ class Noise(ABC):
     def check_image(self, image: torch.Tensor) -> None:
         """ValueError if this noise cannot be added to the image [C, H, W]."""
 
-    @abstractmethod
-    def fill(self, out: torch.Tensor, image: torch.Tensor, example: int, first: int, purpose: int) -> None:
-        """Set ``out`` [B, C, H, W], float32, to ``image`` [C, H, W] plus the draws of a stream from ``first`` on.
+    def fill(self, out: torch.Tensor, batch: Sequence[Rows]) -> None:
+        """As ``fill_batch``, where all streams are of this noise."""
+        kernels = None if self.plain else kernels_on(out.device)
+        if kernels is not None and len(out):
+            images = [rows.image.to(out.device, torch.float32).contiguous() for rows in batch]
+            self._launch(kernels, out, to_device(torch.from_numpy(self._plan(len(out), batch, images)), out.device))
+            return
+        filled = 0
+        for rows in batch:
+            part = out[filled : filled + rows.count]
+            self._fill_plainly(part, rows.image, rows.stream.example, rows.first, rows.stream.purpose)
+            filled += rows.count
+        out[filled:] = out[:1]
 
-        The caller has passed the image to ``check_image``.
+    @abstractmethod
+    def _fill_plainly(self, out: torch.Tensor, image: torch.Tensor, example: int, first: int, purpose: int) -> None:
+        """Set ``out`` [B, ...] to ``image`` [...] plus the draws of a stream from ``first`` on, with torch alone."""
+
+    @abstractmethod
+    def _launch(self, kernels: ModuleType, out: torch.Tensor, plan: torch.Tensor) -> None:
+        """Set ``out`` [B, ...] to the rows of a plan, by one kernel of the module ``kernels``."""
+
+    def _plan(self, size: int, batch: Sequence[Rows], images: Sequence[torch.Tensor]) -> np.ndarray:
+        """What a kernel reads: int64 [1 + size, 4].
+
+        First the key of Philox and sigma, as the bits of a float64; then for each row the address of its image in
+        memory, the draw, and the words of example and purpose. Rows that are left over repeat the first.
         """
+        first_word, second_word, of_example, of_purpose = self._words
+        plan = np.empty((1 + size, 4), dtype=np.int64)
+        plan[0] = first_word, second_word, np.float64(self.sigma).view(np.int64), 0
+        filled = 1
+        for rows, image in zip(batch, images):
+            example, purpose = rows.stream.example, rows.stream.purpose
+            self._check_address(image.numel(), rows.count, example, rows.first, purpose)
+            part = plan[filled : filled + rows.count]
+            part[:] = image.data_ptr(), rows.first, example ^ of_example, purpose ^ of_purpose
+            part[:, 1] += np.arange(rows.count)
+            filled += rows.count
+        plan[filled:] = plan[1:2]
+        return plan
+
+    @staticmethod
+    def _check_address(counters: int, draws: int, example: int, first: int, purpose: int) -> None:
+        """ValueError where a number has no address; one that wrapped around would be the address of another draw."""
+        if max(counters, first + draws, example + 1, purpose + 1) > _MOST or min(first, example, purpose) < 0:
+            raise ValueError(f"example {example}, purpose {purpose} or draw {first + draws - 1} has no address")
 
     def words(
         self, device: torch.device, counters: int, draws: int, example: int, first: int, purpose: int
     ) -> Iterator[tuple[slice, Words]]:
         """4 * ``counters`` words for each draw, in chunks: (slice of the draws, four int64 [chunk, counters])."""
-        if max(counters, first + draws, example + 1, purpose + 1) > _MOST or min(first, example, purpose) < 0:
-            raise ValueError(f"example {example}, purpose {purpose} or draw {first + draws - 1} has no address")
+        self._check_address(counters, draws, example, first, purpose)
 
         def constant(value: int) -> torch.Tensor:
             return torch.full((1, 1), value, dtype=torch.int64, device=device)
@@ -165,8 +212,8 @@ class NoiseStream:
         return first
 
     def fill(self, out: torch.Tensor, image: torch.Tensor, first: int) -> None:
-        """Set ``out`` [B, C, H, W], float32, to ``image`` [C, H, W] plus the reserved draws from ``first`` on."""
-        self.noise.fill(out, image, self.example, first, self.purpose)
+        """Set ``out`` [B, C, H, W] to ``image`` [C, H, W] plus the reserved draws from ``first`` on."""
+        self.noise.fill(out, [Rows(self, image, first, len(out))])
 
     def noisy(self, count: int, image: torch.Tensor) -> torch.Tensor:
         """The next ``count`` noisy copies of an image [C, H, W]: float32 [count, C, H, W] on the stream's device."""
@@ -178,3 +225,48 @@ class NoiseStream:
     def draw(self, count: int, image: torch.Tensor) -> torch.Tensor:
         """The next ``count`` draws without an image, in the shape of ``image``: ``noisy`` on a black image."""
         return self.noisy(count, torch.zeros(image.shape, dtype=torch.float32, device=self.device))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """``count`` rows of a batch: ``image`` [C, H, W], float32, plus the reserved draws of ``stream`` from ``first`` on.
+
+    The caller has passed the image to ``check_image``.
+    """
+
+    stream: NoiseStream
+    image: torch.Tensor
+    first: int
+    count: int
+
+
+def fill_batch(out: torch.Tensor, batch: Sequence[Rows]) -> None:
+    """Set ``out`` [B, C, H, W], of any float type, to noisy images: the rows of ``batch``, at least one, in order.
+
+    Image and noise are summed in float32, or in integers, before they are rounded to the type of ``out``. Rows of
+    ``out`` that are left over repeat one of the others. A kernel (see ``kernels_on``) does it in one launch.
+    """
+    kinds = [(noise, list(rows)) for noise, rows in groupby(batch, key=lambda rows: rows.stream.noise)]
+    for noise, rows in kinds[:-1]:
+        count = sum(each.count for each in rows)
+        noise.fill(out[:count], rows)
+        out = out[count:]
+    noise, rows = kinds[-1]
+    noise.fill(out, rows)
+
+
+@cache
+def kernels_on(device: torch.device) -> ModuleType | None:
+    """The module ``noise.kernels`` where the device can run them: with CUDA, Triton and a C compiler; else None."""
+    if device.type != "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    try:
+        from smoothadv.noise import kernels
+    except ImportError:
+        return None
+    try:
+        kernels.try_out(device)
+    except Exception as error:  # a compiler may fail with any exception
+        warn(f"Triton's kernel for the noise does not run here, which costs speed: {first_line(error)}")
+        return None
+    return kernels

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from smoothadv.certification import Draws
+from smoothadv.devices import to_device, to_host
 from smoothadv.errors import NonFiniteError, UserError
 from smoothadv.memory import within_memory
-from smoothadv.noise import NoiseStream, Purpose, derive_generator
+from smoothadv.noise import NoiseStream, Purpose, Rows, derive_generator, fill_batch
 
 _PROBED_AT_ONCE = 64
 
@@ -53,7 +54,7 @@ class _OpenPoll:
     def __init__(self, poll: Poll, num_classes: int) -> None:
         self.poll, self.num_classes = poll, num_classes
         poll.stream.noise.check_image(poll.image)
-        self.image = poll.image.to(poll.stream.device)
+        self.image = to_device(poll.image, poll.stream.device).contiguous()
         self.seconds, self.closed, self.outcome = 0.0, False, None
         self.round, self._next_draw = -1, 0
         self._proceed(None)
@@ -113,9 +114,9 @@ class _Share:
 class VoteCounter:
     """Counts the votes of ``classifier``, which maps noisy images [B, C, H, W] to logits [B, num_classes].
 
-    ``batch`` is the number of noisy images per forward pass. When memory runs out, it is halved and
-    ``on_smaller_batch`` is called with the new one; with ``keep_batch`` that is a UserError instead. ``on_batch`` is
-    called with the number of draws after every batch.
+    ``batch`` is the number of noisy images per forward pass, ``dtype`` the float type to which the sums of image and
+    noise are rounded. When memory runs out, the batch is halved and ``on_smaller_batch`` is called with the new one;
+    with ``keep_batch`` that is a UserError instead. ``on_batch`` is called with the number of draws after every batch.
     """
 
     def __init__(
@@ -126,11 +127,12 @@ class VoteCounter:
         device: torch.device,
         keep_batch: bool = False,
         on_smaller_batch: Callable[[int], None] = lambda batch: None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         if batch < 1:
             raise ValueError(f"the batch must be at least 1, got {batch}")
         self.classifier, self.num_classes, self.batch, self.device = classifier, num_classes, batch, device
-        self.keep_batch, self.on_smaller_batch = keep_batch, on_smaller_batch
+        self.keep_batch, self.on_smaller_batch, self.dtype = keep_batch, on_smaller_batch, dtype
         self.on_batch: Callable[[int], None] = lambda draws: None
         self._buffer: torch.Tensor | None = None
         # An accelerator works on the next batch while the votes of this one are counted.
@@ -144,7 +146,7 @@ class VoteCounter:
         """
         waiting: Iterator[Poll] = iter(polls)
         open_polls: deque[_OpenPoll] = deque()
-        in_flight: deque[tuple[list[_Share], torch.Tensor]] = deque()
+        in_flight: deque[tuple[list[_Share], Callable[[], torch.Tensor]]] = deque()
         last = time.perf_counter()
         while True:
             while len(in_flight) < self._depth and (shares := self._plan(open_polls, waiting)):
@@ -152,7 +154,7 @@ class VoteCounter:
             idle = not in_flight
             if in_flight:
                 shares, votes = in_flight.popleft()
-                counted = votes.cpu().numpy()  # waits for the device
+                counted = votes().numpy()  # waits for this batch, not for the next
                 now = time.perf_counter()
                 self._distribute(shares, counted, now - last)
                 last = now
@@ -193,15 +195,15 @@ class VoteCounter:
             share.owner.receive(share.round, votes[share.start : share.stop])
         self.on_batch(len(votes))
 
-    def _launch(self, shares: list[_Share]) -> torch.Tensor:
-        """The votes of the planned draws: int32 [draws] on the device."""
+    def _launch(self, shares: list[_Share]) -> Callable[[], torch.Tensor]:
+        """Start a batch and the copy of its votes: returns a function that waits for them, int32 [draws]."""
 
         def votes() -> torch.Tensor:
             rows = shares[-1].stop
             parts = [self._forward(shares, start, self.batch) for start in range(0, rows, self.batch)]
             return torch.cat(parts)[:rows]
 
-        return within_memory(votes, self._halve)
+        return to_host(within_memory(votes, self._halve))
 
     @torch.inference_mode()
     def logits_digest(self, image_shape: tuple[int, ...]) -> str:
@@ -226,16 +228,15 @@ class VoteCounter:
         """The votes of the rows start..start+rows-1 of a plan, padded: int32 [batch]; num_classes marks no vote."""
         image = shares[0].owner.image
         buffer = self._batch_buffer(image.shape)
-        filled = 0
+        batch = []
         for share in shares:
             low, high = max(share.start, start), min(share.stop, start + rows)
             if low < high:
-                if share.owner.image.shape != image.shape:
-                    raise ValueError(f"images of shapes {tuple(image.shape)} and {tuple(share.owner.image.shape)}")
-                out = buffer[filled : filled + high - low]
-                share.owner.poll.stream.fill(out, share.owner.image, share.first + low - share.start)
-                filled += high - low
-        buffer[filled:] = buffer[0]
+                owner = share.owner
+                if owner.image.shape != image.shape:
+                    raise ValueError(f"images of shapes {tuple(image.shape)} and {tuple(owner.image.shape)}")
+                batch.append(Rows(owner.poll.stream, owner.image, share.first + low - share.start, high - low))
+        fill_batch(buffer, batch)
         logits = self.classifier(buffer)
         if logits.shape != (len(buffer), self.num_classes):
             raise ValueError(
@@ -247,9 +248,7 @@ class VoteCounter:
     def _batch_buffer(self, image_shape: tuple[int, ...]) -> torch.Tensor:
         shape = (self.batch, *image_shape)
         if self._buffer is None or self._buffer.shape != shape:
-            self._buffer = torch.empty(
-                shape, dtype=torch.float32, device=self.device, memory_format=torch.channels_last
-            )
+            self._buffer = torch.empty(shape, dtype=self.dtype, device=self.device, memory_format=torch.channels_last)
         return self._buffer
 
     def _halve(self, reason: str) -> None:
@@ -269,7 +268,7 @@ def check_repeatable(counter: VoteCounter, image: torch.Tensor, stream: NoiseStr
     noisy copies of ``image`` [C, H, W] can show that they depend on more, and cannot show that they never do.
     """
     draws = (stream.noisy(counter.batch, image) for _ in range(2))
-    images, others = (noisy.to(memory_format=torch.channels_last) for noisy in draws)
+    images, others = (noisy.to(counter.dtype, memory_format=torch.channels_last) for noisy in draws)
     logits = counter.classifier(images)
     # CUDA's roll returns channels first, and for another layout a compiler would make another classifier.
     rolled_images = images.roll(1, 0).to(memory_format=torch.channels_last)

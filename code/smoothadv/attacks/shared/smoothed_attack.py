@@ -17,7 +17,7 @@ from smoothadv.attacks.shared.micro_batches import FixedShape, InParts, places_i
 from smoothadv.attacks.target_rules import EVERY, KNOWN_TARGETS, TARGET_RULES
 from smoothadv.errors import NonFiniteError, UserError
 from smoothadv.memory import within_memory
-from smoothadv.noise import GaussianNoise, Purpose, derive_generator
+from smoothadv.noise import GaussianNoise, Purpose, Rows, derive_generator, fill_batch
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class SmoothedAttack:
     ``TARGET_RULES``, or ``EVERY``; examples whose label is the target are returned unchanged.
 
     ``batch`` is the largest number of noisy copies in a forward and backward pass. Where memory runs out, it is halved
-    and ``on_smaller_batch`` is called with the new value; it affects nothing but the rounding of sums.
+    and ``on_smaller_batch`` is called with the new value; it affects nothing but the rounding of sums. ``plain_noise``
+    draws with torch alone, as ``Noise.plain``.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class SmoothedAttack:
         target: int | str | None = None,
         batch: int = 256,
         on_smaller_batch: Callable[[int], None] = lambda batch: None,
+        plain_noise: bool = False,
     ) -> None:
         if min(num_noise_vec, restarts, batch) < 1 or seed < 0 or not 0 <= sigma < math.inf:
             raise ValueError("need num_noise_vec, restarts and batch of at least 1, seed and sigma of at least 0")
@@ -93,7 +95,7 @@ class SmoothedAttack:
         _check_target(target)
         self.attack, self.sigma, self.num_noise_vec, self.seed = attack, sigma, num_noise_vec, seed
         self.restarts, self.target, self.batch = restarts, target, batch
-        self.on_smaller_batch = on_smaller_batch
+        self.on_smaller_batch, self.plain_noise = on_smaller_batch, plain_noise
 
     @property
     def examples_per_pass(self) -> int:
@@ -231,14 +233,15 @@ class SmoothedAttack:
         """The draws of each example, [B, m, ...], which no prediction uses; zeros for the base classifier."""
         if self.sigma == 0:
             return no_noise(inputs)
-        noise = GaussianNoise(self.sigma, self.seed)
+        noise = GaussianNoise(self.sigma, self.seed, plain=self.plain_noise)
         drawn = torch.empty(
             (len(inputs), self.num_noise_vec, *inputs.shape[1:]), dtype=inputs.dtype, device=inputs.device
         )
-        for index, image, row in zip(indices, inputs, drawn):
-            stream = noise.stream(int(index), inputs.device, Purpose.ATTACK_NOISE)
-            for part in row.split(self.batch):  # drawing takes several times the memory of the draws
-                part.copy_(stream.draw(len(part), image))
+        streams = [noise.stream(int(index), inputs.device, Purpose.ATTACK_NOISE) for index in indices]
+        black = torch.zeros(inputs.shape[1:], device=inputs.device)
+        starts = range(0, self.num_noise_vec, self.batch)  # drawing may take several times the memory of the draws
+        counts = [(start, min(self.batch, self.num_noise_vec - start)) for start in starts]
+        fill_batch(drawn.flatten(0, 1), [Rows(stream, black, *count) for stream in streams for count in counts])
         return drawn
 
     def _generators(self, indices: Sequence[int], *purpose: int) -> list[torch.Generator]:
