@@ -24,6 +24,7 @@ import functools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from unittest import mock
 
 import torch
@@ -90,7 +91,7 @@ def noise(arch: str, batch: int, kind: str) -> Counted:
     """The noise of a batch of one image's draws."""
     images = torch.empty(batch, *_shape(arch), device=META, memory_format=torch.channels_last)
     image, stream = torch.empty(_shape(arch), device=META), NOISES[kind](SIGMA, 0).stream(0, META)
-    with Counted() as counted, torch.inference_mode():
+    with Counted() as counted, torch.inference_mode(), as_on_cuda(counted):
         with counted.paused():
             stream.fill(images, image, 0)  # the thresholds of sound noise are copied to the device once
         stream.fill(images, image, 0)
@@ -99,7 +100,8 @@ def noise(arch: str, batch: int, kind: str) -> Counted:
 
 def vote(arch: str, batch: int, precision: str, shares: int, kind: str) -> Counted:
     """A batch of certification that ``shares`` images share, from the images to the votes on the host."""
-    counter = VoteCounter(voter_of(arch, precision), describe_dataset(_dataset(arch)).num_classes, batch, META)
+    voter, classes = voter_of(arch, precision), describe_dataset(_dataset(arch)).num_classes
+    counter = VoteCounter(voter, classes, batch, META, dtype=voter.dtype)
     made, image = NOISES[kind](SIGMA, 0), torch.zeros(_shape(arch))
 
     def voting(draws: int):
@@ -110,7 +112,7 @@ def vote(arch: str, batch: int, precision: str, shares: int, kind: str) -> Count
         rest = [min(draws, batch - start) for start in range(0, batch, draws)]
         return [Poll(image, made.stream(index, META), voting(each)) for index, each in enumerate(rest)]
 
-    with Counted() as counted:
+    with Counted() as counted, as_on_cuda(counted):
         with counted.paused():
             list(counter.run(polls(batch)))
         list(counter.run(polls(-(-batch // shares))))
@@ -170,6 +172,35 @@ def without_values(counted: Counted) -> Iterator[None]:
             # Whether folding changes the logits cannot be seen without data.
             "smoothadv.smoothing.folding.agree": lambda *functions: True,
             "torch.autocast": lambda device, dtype, **options: Autocast(dtype),
+        }.items():
+            stack.enter_context(mock.patch(target, replacement))
+        yield
+
+
+@contextlib.contextmanager
+def as_on_cuda(counted: Counted) -> Iterator[None]:
+    """What is chosen for CUDA devices alone: Triton's kernels of the noise, and copies that wait for nothing else."""
+
+    def launch(
+        kernel: str, out: torch.Tensor, plan: torch.Tensor, per_counter: int, *tables: object, **sizes: int
+    ) -> None:
+        counted.launch(f"{kernel} noise", 1, out.nbytes + plan.nbytes)
+
+    def to_host(values: torch.Tensor) -> Callable[[], torch.Tensor]:
+        counted.wait("votes of a batch, once the next is queued")
+        host = values.to("cpu", non_blocking=True)
+        return lambda: host
+
+    def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+        return values.to(device, non_blocking=True)
+
+    kernels = SimpleNamespace(launch=launch, gaussian="Gaussian", rounded="rounded")
+    with contextlib.ExitStack() as stack:
+        for target, replacement in {
+            "smoothadv.noise.streams.kernels_on": lambda device: kernels,
+            "smoothadv.noise.streams.to_device": to_device,
+            "smoothadv.smoothing.voting.to_device": to_device,
+            "smoothadv.smoothing.voting.to_host": to_host,
         }.items():
             stack.enter_context(mock.patch(target, replacement))
         yield

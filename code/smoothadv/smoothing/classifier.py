@@ -129,7 +129,7 @@ def default_batch(
     @torch.inference_mode(not with_gradient)
     def work(images: torch.Tensor) -> None:
         if noise is not None:
-            noise.fill(images, torch.zeros_like(images[0]), 0, 0, Purpose.SELF_CHECK)
+            noise.stream(0, device, Purpose.SELF_CHECK).fill(images, torch.zeros_like(images[0]), 0)
         logits = classifier(images.requires_grad_(with_gradient))
         if with_gradient:
             torch.autograd.grad(logits.sum(), images)
