@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -21,21 +20,6 @@ FIRST_LOOK, GROWTH, STEP, PUBLISHED_N = 100, 1.25, 50, 100_000
 _TAIL, _SLACK = 1e-17, 1e-12
 """Tails below _TAIL are cut off; each look spends _SLACK beyond its computed probability, for those and rounding."""
 _NEAR_ONE = 1e-9
-
-
-@dataclass(frozen=True)
-class Tables:
-    """The boundaries that decide at run time, as integers; rows are null hypotheses p <= nulls[j].
-
-    ``nulls`` float64 [J] ascending; ``looks`` int64 [K] ascending, the last one n_max; ``efficacy`` int64 [J, K]: at
-    look k, row j is rejected by at least efficacy[j, k] successes of looks[k] draws; ``futility`` int64 [J, K]: with
-    at most futility[j, k] successes a rejection of row j by the end is too unlikely to wait for (-1: never).
-    """
-
-    nulls: np.ndarray
-    looks: np.ndarray
-    efficacy: np.ndarray
-    futility: np.ndarray
 
 
 def spending(n: int, n_max: int, alpha: float, early: float) -> float:
@@ -176,12 +160,3 @@ def efficacy_table(nulls: Sequence[float], looks: np.ndarray, alpha: float, earl
     progress = tqdm(nulls, "tables", delay=2, leave=False, disable=None)
     rows = np.array([efficacy_row(t, looks, allowance) for t in progress], dtype=np.int64)
     return np.maximum.accumulate(rows.reshape(len(nulls), len(looks)), axis=0)
-
-
-def build_tables(
-    nulls: Sequence[float], looks: np.ndarray, alpha: float, early: float = 0.5, gamma: float = 0.01
-) -> Tables:
-    """The tables of ascending ``nulls`` at ``looks``: boundaries at level ``alpha`` and futility at ``gamma``."""
-    efficacy = efficacy_table(nulls, looks, alpha, early)
-    futility = [futility_row(int(row[-1]), looks, gamma) for row in efficacy]
-    return Tables(np.array(nulls, dtype=np.float64), looks, efficacy, np.array(futility, dtype=np.int64))
