@@ -22,7 +22,7 @@ from smoothadv.certification.error_spending import (
     efficacy_row,
     efficacy_table,
     futility_probability,
-    futility_row,
+    futility_table,
     look_schedule,
     predictive_quantile,
     spending,
@@ -128,7 +128,7 @@ def test_tables_at_sigma_one_half_have_their_published_entries(tables):
     looks, (row_0, row_175) = tables[0.5].looks, tables[0.5].efficacy[[0, 7]]
     assert len(looks) == 34 and {6050, 33550} <= set(looks.tolist()) and looks[-1] == N_MAX
     assert row_175[looks == 33550] == 33550 and (row_175[looks < 33550] > looks[looks < 33550]).all()
-    assert (row_175[-1], row_0[-1], futility_row(row_0[-1], looks, 0.01)[-1]) == (124988, 63077, 63076)
+    assert (row_175[-1], row_0[-1], futility_table(row_0[-1:], looks, 0.01)[0, -1]) == (124988, 63077, 63076)
 
 
 def test_tables_at_sigma_one_half_have_their_published_level(tables):
@@ -243,7 +243,7 @@ def test_rejections_are_nested_and_raising_boundaries_keeps_the_level(design, as
     tables = build_tables(ascending, looks, alpha, early)
     allowance = [spending(n, looks[-1], alpha, early) for n in looks.tolist()]
     assert tables.efficacy.shape == (len(ascending), len(looks))
-    futility = [futility_row(int(row[-1]), looks, 0.01) for row in tables.efficacy]
+    futility = futility_table(tables.efficacy[:, -1], looks, 0.01)
     assert (np.diff(tables.efficacy, axis=0) >= 0).all() and (np.diff(futility, axis=0) >= 0).all()
     for t, raised in zip(ascending, tables.efficacy):
         assert (raised >= efficacy_row(t, looks, allowance)).all()
@@ -273,7 +273,7 @@ def beta_upper_bound(successes: int, trials: int, gamma: float) -> float:
 @given(designs(), st.integers(0, 61), st.floats(1e-3, 0.3))
 def test_futility_is_the_largest_count_that_cannot_catch_up(design, last_boundary, gamma):
     looks = design[0]
-    for n, bound in zip(looks.tolist(), futility_row(last_boundary, looks, gamma).tolist()):
+    for n, bound in zip(looks.tolist(), futility_table(np.array([last_boundary]), looks, gamma)[0].tolist()):
         reach = [s + (looks[-1] - n) * beta_upper_bound(s, n, gamma) for s in range(n + 1)]
         hopeless = [s for s, end in enumerate(reach) if end < last_boundary]
         ambiguous = any(abs(end - last_boundary) < 1e-7 for end in reach) and n < looks[-1]

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from smoothadv.certification import PROCEDURES
-from smoothadv.certification.error_spending import futility_row, look_schedule, success_upper_bound
+from smoothadv.certification.error_spending import futility_table, look_schedule, success_upper_bound
 from smoothadv.certification.on_grid import GridProcedure, cached_tables, digest_of
 from smoothadv.settings import setting
 
@@ -53,7 +53,7 @@ class Adaptive(GridProcedure):
         row, successes = int(np.searchsorted(self._grid, following)), int(votes[candidate])
         last = int(self._efficacy[row, -1])
         if look < 0:
-            return self.smoothing.n * success_upper_bound(successes, self.smoothing.n0, _GAMMA) < last
+            return bool(self.smoothing.n * success_upper_bound(successes, self.smoothing.n0, _GAMMA) < last)
         return last > self.smoothing.n or successes <= self._futility[row, look]
 
     @property
@@ -78,5 +78,4 @@ class Adaptive(GridProcedure):
 
     @cached_property
     def _futility(self) -> np.ndarray:
-        """The most votes with which the last boundary of each row is out of reach: int64 [J, L]."""
-        return np.array([futility_row(int(last), self.looks, _GAMMA) for last in self._efficacy[:, -1]])
+        return futility_table(self._efficacy[:, -1], self.looks, _GAMMA)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import special
 from tqdm import tqdm
 
@@ -110,18 +110,20 @@ def _increments(looks: np.ndarray, p: float) -> list[tuple[int, np.ndarray]]:
     return list(zip(low.tolist(), np.split(pmf, np.cumsum(sizes)[:-1])))
 
 
-def futility_row(last_boundary: int, looks: np.ndarray, gamma: float) -> np.ndarray:
-    """For each look, the most successes with which the last boundary is out of reach even if p is its upper bound.
+def futility_table(last_boundaries: np.ndarray, looks: np.ndarray, gamma: float) -> np.ndarray:
+    """For rows with these last boundaries [J] and each look, the most successes with which the last one is out of reach
+    even if p is its upper bound: int64 [J, K].
 
-    The largest s with s + (n_max - n) U(s, n) < last_boundary, U the Clopper-Pearson upper bound at level ``gamma``;
+    The largest s with s + (n_max - n) U(s, n) < last boundary, U the Clopper-Pearson upper bound at level ``gamma``;
     -1 where there is none. This spends no error: giving up early only loses certificates.
     """
-
-    def is_in_reach(successes: int, n: int) -> bool:
-        return successes + (looks[-1] - n) * success_upper_bound(successes, n, gamma) >= last_boundary
-
-    most = [bisect_left(range(n + 1), True, key=partial(is_in_reach, n=n)) - 1 for n in looks.tolist()]
-    return np.array(most, dtype=np.int64)
+    hopeless, reaching = np.full((len(last_boundaries), len(looks)), -1), np.tile(looks + 1, (len(last_boundaries), 1))
+    while (reaching - hopeless > 1).any():
+        middle = (hopeless + reaching) // 2
+        at_best = middle + (looks[-1] - looks) * success_upper_bound(middle, looks, gamma)
+        reaches = at_best >= last_boundaries[:, None]
+        hopeless, reaching = np.where(reaches, hopeless, middle), np.where(reaches, middle, reaching)
+    return hopeless
 
 
 def futility_probability(n: int, n_max: int, null: float, patience: float, power: float, tilt: float) -> float:
@@ -138,16 +140,17 @@ def predictive_quantile(successes: int, n: int, n_max: int, probability: float) 
 
     The share of successes among the other draws is a quantile of a beta distribution with the counts ``successes`` + 1
     and n - ``successes``, both reduced by the factor 1 - n / n_max: this widens it by the chance of those draws. Half a
-    success is added for continuity. Like ``futility_row``, this spends no error.
+    success is added for continuity. Like ``futility_table``, this spends no error.
     """
     left = 1 - n / n_max
     misses = max(left * (n - successes), 1e-9)
     return successes + 0.5 + (n_max - n) * float(special.betainccinv(left * successes + 1, misses, probability))
 
 
-def success_upper_bound(successes: int, trials: int, gamma: float) -> float:
-    """One-sided Clopper-Pearson upper bound on a binomial probability, at level ``gamma``."""
-    return 1.0 if successes == trials else float(special.betainccinv(successes + 1, trials - successes, gamma))
+def success_upper_bound(successes: ArrayLike, trials: ArrayLike, gamma: float) -> np.ndarray:
+    """One-sided Clopper-Pearson upper bounds on binomial probabilities, at level ``gamma``: float64."""
+    misses = np.subtract(trials, successes)
+    return np.where(misses == 0, 1.0, special.betainccinv(np.add(successes, 1), misses, gamma))
 
 
 def efficacy_table(nulls: Sequence[float], looks: np.ndarray, alpha: float, early: float) -> np.ndarray:

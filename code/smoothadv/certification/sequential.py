@@ -88,7 +88,7 @@ class Sequential(GridProcedure):
         counted, n_max = int(votes.sum()), self.smoothing.n
         counts = int(votes[candidate]), counted - strongest_rival(votes, candidate)
         if look < 0:
-            likely = [n_max * success_upper_bound(count, counted, _GAMMA) for count in counts]
+            likely = [n_max * float(success_upper_bound(count, counted, _GAMMA)) for count in counts]
         else:
             least = futility_probability(counted, n_max, self.null(following), *_FUTILITY)
             likely = [predictive_quantile(count, counted, n_max, least) for count in counts]
