@@ -54,9 +54,8 @@ def _other_alpha(table: DataFrame, parameters: Parameters, sigma: float) -> bool
     """
     if not {parameters.sources.get("N"), parameters.sources.get("alpha")} == {"assumed"}:
         return False
-    largest = table.radius.max()
+    largest, tolerance = table.radius.max(), _tolerance(table).max()
     usual, other = (maximum_radius(parameters.n, sigma, alpha) for alpha in (parameters.alpha, _OTHER_ALPHA))
-    tolerance = _half_unit(largest)
     return largest > usual + tolerance and abs(largest - other) <= tolerance and (table.radius == largest).sum() > 1
 
 
@@ -158,24 +157,18 @@ def _check_radii_of_counts(path: Path, table: DataFrame, parameters: Parameters,
 
 def _check_cap(path: Path, table: DataFrame, cap: float, given: str) -> None:
     """UserError if a radius is above sigma Phi^-1(alpha^(1/n)) by more than a published one may be rounded up."""
+    above = table[table.radius > cap + _tolerance(table)]
+    if len(above):
+        raise UserError(
+            f"{path} holds a radius that cannot be certified, first at idx {above.idx.iloc[0]}: {above.radius.iloc[0]:g} "
+            f"is above {cap:.6g}, the largest for {given}; --sigma, --N and --alpha state others"
+        )
+
+
+def _tolerance(table: DataFrame) -> np.ndarray:
+    """By how much each radius may exceed what was certified: it was rounded, or 1e-9 relative."""
     radii = table["radius"].to_numpy()
-    above = np.flatnonzero(radii > cap)
-    for radius, idx in zip(radii[above], table["idx"].to_numpy()[above]):
-        if radius > cap + _half_unit(radius):
-            raise UserError(
-                f"{path} holds a radius that cannot be certified, first at idx {idx}: {radius:g} is above {cap:.6g}, "
-                f"the largest for {given}; --sigma, --N and --alpha state others"
-            )
-
-
-def _half_unit(radius: float) -> float:
-    """Half a unit in the last digit of a radius printed with few digits; 1e-9 relative for one of full precision."""
-    digits = repr(float(radius))
-    decimals = len(digits.partition(".")[2]) if "e" not in digits else 17
-    if decimals > 4 or radius <= 0:
-        return 1e-9 * radius
-    # 1.9 may be 1.90 with three significant digits, of which repr drops the zero: never take fewer than three.
-    return 0.5 * 10.0 ** -max(decimals, 2 - math.floor(math.log10(radius)))
+    return np.maximum(rounded_by(radii), 1e-9 * radii)
 
 
 def rounded_by(radii: np.ndarray) -> np.ndarray:
