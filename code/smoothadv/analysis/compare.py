@@ -9,9 +9,9 @@ from numpy.typing import ArrayLike
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.procedure import is_label_aware
 from smoothadv.analysis.shared.radii import AtRadii, radius_text
 from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table, columns_of
+from smoothadv.certification.on_grid import LABEL_AWARE
 from smoothadv.errors import UserError, warn
 from smoothadv.readers import DataFrame
 from smoothadv.settings import non_negative_int, probability, setting
@@ -53,7 +53,7 @@ class Comparison(AtRadii, Analysis):
             self._row(radius_text(radius), right[0] & pairs.radius_first.ge(a), right[1] & pairs.radius_second.ge(b))
             for radius, (a, b) in zip(radii, lengths)
         ]
-        if not any(is_label_aware(log.table) for log in (first, second)):
+        if not any(LABEL_AWARE in log.table for log in (first, second)):
             rows.append(self._row("abstained", pairs.predict_first.eq(-1), pairs.predict_second.eq(-1)))
         credited = [(pairs[f"radius_{log}"] * pairs[f"correct_{log}"]).to_numpy() for log in ("first", "second")]
         rows.append(self._row("larger radius", credited[0] > credited[1], credited[1] > credited[0]))

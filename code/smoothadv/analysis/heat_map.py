@@ -175,8 +175,8 @@ def _panels(rows: Sequence[str], columns: Sequence[str], count: int) -> tuple[Fi
 
     width = max(len(columns) * _CELL_WIDTH, _SMALLEST_PANEL[0]) + 0.15
     height = max(len(rows) * _CELL_HEIGHT, _SMALLEST_PANEL[1]) + _AROUND_PANEL
-    height += _longest(columns) * _CHARACTER if _rotation(columns) else 0
-    beside_panels = _BESIDE_PANELS + _longest(rows) * _CHARACTER
+    height += max(map(len, columns)) * _CHARACTER if _rotation(columns) else 0
+    beside_panels = _BESIDE_PANELS + max(map(len, rows)) * _CHARACTER
     fitting = min(_MOST_PANELS_BESIDE, max(1, int((_WIDEST - beside_panels) / width)))
     lines = math.ceil(count / fitting)
     beside = math.ceil(count / lines)
@@ -185,13 +185,9 @@ def _panels(rows: Sequence[str], columns: Sequence[str], count: int) -> tuple[Fi
     return figure, [figure.add_subplot(lines, beside, position + 1) for position in range(count)], beside
 
 
-def _longest(labels: Sequence[str]) -> int:
-    return max(map(len, labels))
-
-
 def _rotation(labels: Sequence[str]) -> int:
     """Labels wider than their cells stand upright."""
-    return 90 if _longest(labels) * _CHARACTER > _CELL_WIDTH else 0
+    return 90 if max(map(len, labels)) * _CHARACTER > _CELL_WIDTH else 0
 
 
 def _legible_on(colour: Sequence[float] | np.ndarray) -> str:

@@ -40,17 +40,8 @@ from smoothadv.datasets.given import GivenImages
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.devices import usable_device
 from smoothadv.errors import UserError
-from smoothadv.evaluation import attacking, certifying, falsifying, predicting
+from smoothadv.evaluation import attacking, certifying, falsifying, predicting, requests
 from smoothadv.evaluation.classifiers import trained_on_logits
-from smoothadv.evaluation.requests import (
-    DEFAULT_FALSE_ALARM,
-    DEFAULT_FRACTION,
-    AttackRequest,
-    CertifyRequest,
-    FalsifyRequest,
-    PredictRequest,
-    check_existing,
-)
 from smoothadv.objectives import Objective
 from smoothadv.readers import read_certification_log, read_prediction_log
 from smoothadv.training.job import Trained
@@ -95,7 +86,7 @@ def certify(
     """
     fields = common_fields("certify", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
     with log_at(log) as outfile:
-        request = CertifyRequest(
+        request = requests.CertifyRequest(
             **fields, outfile=outfile, n0=n0, method=method, procedure_settings=dict(settings or {}), sound=sound
         )
         certifying.certify(request)
@@ -141,7 +132,7 @@ def predict(
         further = {"restarts": restarts, "target": target, "batch": attack_batch}
         plan = attack_plan(attack, num_noise_vec, base_attack, **further)
     with log_at(log) as outfile:
-        request = PredictRequest(**fields, outfile=outfile, attack=plan, top_k=top_k)
+        request = requests.PredictRequest(**fields, outfile=outfile, attack=plan, top_k=top_k)
         predicting.predict(request)
         return read_prediction_log(outfile)
 
@@ -183,7 +174,7 @@ def attack(
     plan = attack_plan(attack, num_noise_vec, base_attack, restarts=restarts, target=target, batch=attack_batch)
     sizes = attack_sizes(epsilons, attack)
     with folder_at(folder) as outdir:
-        request = AttackRequest(**fields, outdir=outdir, attack=plan, epsilons=sizes)
+        request = requests.AttackRequest(**fields, outdir=outdir, attack=plan, epsilons=sizes)
         return pd.concat([read_prediction_log(log.path) for log in attacking.attack(request)], ignore_index=True)
 
 
@@ -196,8 +187,8 @@ def falsify(
     against: FilePath,
     sigma: float,
     attack: GradientAttack,
-    fraction: float = DEFAULT_FRACTION,
-    false_alarm: float = DEFAULT_FALSE_ALARM,
+    fraction: float = requests.DEFAULT_FRACTION,
+    false_alarm: float = requests.DEFAULT_FALSE_ALARM,
     num_noise_vec: int = 64,
     restarts: int = 1,
     attack_batch: int | None = None,
@@ -214,7 +205,7 @@ def falsify(
     """
     fields = common_fields("falsify", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
     with folder_at(folder) as outdir:
-        request = FalsifyRequest(
+        request = requests.FalsifyRequest(
             **fields,
             outdir=outdir,
             attack=attack_plan(attack, num_noise_vec, False, restarts=restarts, batch=attack_batch),
@@ -289,7 +280,7 @@ def train(
         schedule=ScheduleChoices(**(schedule or {})),
         seed=operator.index(seed),
         device=None if device is None else usable_device(device),
-        existing=check_existing(existing),
+        existing=requests.check_existing(existing),
         data_dir=data_dir,
         command=called_from("train"),
         **options,

@@ -12,13 +12,7 @@ import numpy as np
 from scipy import special
 
 from smoothadv.bounds import quantile_loss
-from smoothadv.certification import PROCEDURES
-from smoothadv.certification.error_spending import (
-    futility_probability,
-    look_schedule,
-    predictive_quantile,
-    success_upper_bound,
-)
+from smoothadv.certification import PROCEDURES, error_spending
 from smoothadv.certification.on_grid import GridProcedure, cached_tables, digest_of
 from smoothadv.certification.two_sided import RIVAL, check_share, share_setting, strongest_rival
 
@@ -88,10 +82,10 @@ class Sequential(GridProcedure):
         counted, n_max = int(votes.sum()), self.smoothing.n
         counts = int(votes[candidate]), counted - strongest_rival(votes, candidate)
         if look < 0:
-            likely = [n_max * float(success_upper_bound(count, counted, _GAMMA)) for count in counts]
+            likely = [n_max * float(error_spending.success_upper_bound(count, counted, _GAMMA)) for count in counts]
         else:
-            least = futility_probability(counted, n_max, self.null(following), *_FUTILITY)
-            likely = [predictive_quantile(count, counted, n_max, least) for count in counts]
+            least = error_spending.futility_probability(counted, n_max, self.null(following), *_FUTILITY)
+            likely = [error_spending.predictive_quantile(count, counted, n_max, least) for count in counts]
         return self._radius(likely[0], likely[1], -1) < following
 
     @cached_property
@@ -114,7 +108,9 @@ class Sequential(GridProcedure):
     @cached_property
     def looks(self) -> np.ndarray:
         level = self.smoothing.alpha * self.alpha_share
-        return look_schedule([*map(self.null, self.radii)], self.smoothing.n, level, _EARLY, _GROWTH, _STEP)
+        return error_spending.look_schedule(
+            [*map(self.null, self.radii)], self.smoothing.n, level, _EARLY, _GROWTH, _STEP
+        )
 
     @cached_property
     def _tables(self) -> tuple[np.ndarray, np.ndarray]:

@@ -49,8 +49,7 @@ _SENSIBLE: dict[str, Callable[[Any], bool]] = {
 """What certificates depend on: a manifest must state these."""
 _NUMBERS = {"sigma", "N", "alpha", "noise", "epsilon", "num_steps", "num_noise_vec", "restarts", "dimension"}
 _GRADIENTS = {"plug_in": "plug-in", "PlugIn": "plug-in", "expected_loss": "expected loss", "Stein": "gradient-free"}
-_PUBLISHED_N, _PUBLISHED_ALPHA = 100_000, 0.001
-_PUBLISHED: dict[str, ParameterValue] = {"N": _PUBLISHED_N, "alpha": _PUBLISHED_ALPHA}
+_PUBLISHED = {"N": 100_000, "alpha": 0.001}
 _NOMINAL: dict[ParameterValue, ParameterValue] = {127 / 256: 0.5, 255 / 256: 1.0}
 """What the paper calls the epsilons of released models."""
 # Only for logs whose manifest does not state the shape of the images: the released ones, and older ones of ours.
@@ -76,12 +75,12 @@ class Parameters:
     @property
     def n(self) -> int:
         """The number of draws per input, or the largest number: the published one where it is unknown."""
-        return int(self.number("N") or _PUBLISHED_N)
+        return int(self.number("N") or _PUBLISHED["N"])
 
     @property
     def alpha(self) -> float:
         """The probability of a false statement per input: the published one where it is unknown."""
-        return self.number("alpha") or _PUBLISHED_ALPHA
+        return self.number("alpha") or _PUBLISHED["alpha"]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -117,7 +116,8 @@ def _size(shape: Any) -> int | None:
 def parameters_of(kind: str, path: Path, stated: Mapping[str, ParameterValue]) -> Parameters:
     """Hyper-parameters of a log; its ``kind`` is "certification" or "prediction". ``stated`` ones win.
 
-    In a prediction log the attack is the one on its images; in a certification log, an unknown n or alpha is the published one.
+    In a prediction log the attack is the one on its images; of a certification log, an unknown n or alpha is the
+    published one.
     """
     is_certification = kind == "certification"
     values: dict[str, ParameterValue] = {}

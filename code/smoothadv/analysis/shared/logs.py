@@ -215,10 +215,8 @@ def _files_below(folder: Path, left_out: list[str]) -> list[Path]:
 
 def _read_one(entry: _Found, kinds: set[str], stated: Mapping[str, ParameterValue], logs: Logs) -> None:
     """Add the log to those of its kind, and skip other kinds; UserError if it is damaged or cannot be true."""
-    if is_manifest(entry.path):
-        if entry.named:
-            raise UserError(f"{entry.path} is a manifest, no log")
-        return
+    if is_manifest(entry.path):  # no search finds these
+        raise UserError(f"{entry.path} is a manifest, no log")
     kind = kind_of_log(entry.path)
     if kind is None and not entry.named and not resembles_log(entry.path):
         return

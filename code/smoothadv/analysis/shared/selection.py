@@ -1,14 +1,11 @@
-"""Selects logs: filters and groups by hyper-parameter, and the upper envelope over a group."""
+"""Selects logs: filters and groups by hyper-parameter, and says which differ in what must be equal."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-import numpy as np
-
 from smoothadv.analysis.shared.hyper_parameters import FIELDS, ParameterValue, display
-from smoothadv.analysis.shared.log_statistics import clean_accuracy
 from smoothadv.analysis.shared.logs import Log, Logs, grouped, sizes_of
 from smoothadv.analysis.shared.table_formats import Cell, Column, Label, Table
 from smoothadv.errors import UserError
@@ -218,29 +215,6 @@ def _sortable(value: ParameterValue) -> tuple[bool, float, str]:
     if isinstance(value, (int, float)):
         return (False, float(value), "")
     return (value is None, 0.0, str(value))
-
-
-@dataclass(frozen=True)
-class Selected:
-    """The best log of a group at one radius."""
-
-    log: Log
-    certified_accuracy: float
-
-
-def upper_envelope(logs: Sequence[Log], accuracies: np.ndarray) -> list[Selected]:
-    """The log with the largest accuracy at each radius; of equal ones, that of larger clean accuracy, or the first.
-
-    ``accuracies`` is [len(logs), number of radii]. The logs are selected on the images that measure their accuracy:
-    an envelope is optimistic, the more so the more logs it is selected from (SmoothAdv, section 4).
-    """
-    clean = np.array([clean_accuracy(log.table) for log in logs])
-    selected = []
-    for column in accuracies.T:
-        best = np.flatnonzero(column == column.max())
-        winner = best[clean[best].argmax()]
-        selected.append(Selected(logs[winner], float(column[winner])))
-    return selected
 
 
 def different_examples(logs: Sequence[Log], paired: bool = False) -> bool:
