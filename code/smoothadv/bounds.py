@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import accumulate, count
+from itertools import accumulate
 
 import numpy as np
 from scipy import special
@@ -292,16 +292,6 @@ def maximum_radius(trials: int, sigma: float, alpha: float) -> float:
     0 where not even that certifies.
     """
     return certified_radius(trials, trials, sigma, alpha) or 0.0
-
-
-def minimum_trials_to_certify(alpha: float) -> int:
-    """The smallest n for which n successes out of n certify anything: alpha^(1/n) > 1/2."""
-    return next(n for n in count(1) if certified_radius(n, n, 1.0, alpha) is not None)
-
-
-def minimum_trials_to_predict(alpha: float) -> int:
-    """The smallest n for which n equal votes out of n are significant: 2 * 2^-n <= alpha."""
-    return next(n for n in count(1) if vote_is_significant(n, 0, alpha))
 
 
 def vote_is_significant(top: int, runner_up: int, alpha: float) -> bool:

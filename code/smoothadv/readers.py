@@ -163,7 +163,6 @@ def _check_correct(path: Path, idx: np.ndarray, texts: list[str], hits: np.ndarr
 
 
 def _frame(columns: dict[str, np.ndarray], notes: list[str], by: str = "idx") -> DataFrame:
-    """The columns as a DataFrame, sorted by one of them, with the notes."""
     import pandas as pd
 
     frame = pd.DataFrame(columns).sort_values(by, kind="stable", ignore_index=True)

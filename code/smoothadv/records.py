@@ -274,7 +274,6 @@ class ExampleLog:
                 self._record_run()
 
     def _record_run(self) -> None:
-        """Add this run to the manifest, once."""
         self._check_place()
         if self._unrecorded_run is not None:
             self._manifest["runs"].append({"first_row": len(self.done), **self._unrecorded_run})

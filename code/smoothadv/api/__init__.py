@@ -21,19 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from smoothadv.api.arguments import (
-    CommonOptions,
-    FilePath,
-    Model,
-    attack_plan,
-    attack_sizes,
-    called_from,
-    common_fields,
-    dataset_of,
-    folder_at,
-    log_at,
-    torch_settings_kept,
-)
+from smoothadv.api import arguments
+from smoothadv.api.arguments import CommonOptions, FilePath, Model, torch_settings_kept
 from smoothadv.attacks import GradientAttack
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.given import GivenImages
@@ -84,8 +73,8 @@ def certify(
     Returns columns idx, label, predict, correct (int64), radius (float64), successes, trials and those of the method.
     UserError on bad input, NonFiniteError where a logit is NaN or infinite.
     """
-    fields = common_fields("certify", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
-    with log_at(log) as outfile:
+    fields = arguments.common_fields("certify", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
+    with arguments.log_at(log) as outfile:
         request = requests.CertifyRequest(
             **fields, outfile=outfile, n0=n0, method=method, procedure_settings=dict(settings or {}), sound=sound
         )
@@ -126,12 +115,12 @@ def predict(
     Returns columns idx, label, predict, correct (int64) and, of attacked images, attack_norm, epsilon (float64) and
     what else the log has. UserError on bad input, NonFiniteError where a logit is NaN or infinite.
     """
-    fields = common_fields("predict", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
+    fields = arguments.common_fields("predict", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
     plan = None
     if attack is not None:
         further = {"restarts": restarts, "target": target, "batch": attack_batch}
-        plan = attack_plan(attack, num_noise_vec, base_attack, **further)
-    with log_at(log) as outfile:
+        plan = arguments.attack_plan(attack, num_noise_vec, base_attack, **further)
+    with arguments.log_at(log) as outfile:
         request = requests.PredictRequest(**fields, outfile=outfile, attack=plan, top_k=top_k)
         predicting.predict(request)
         return read_prediction_log(outfile)
@@ -170,10 +159,12 @@ def attack(
     """
     import pandas as pd
 
-    fields = common_fields("attack", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
-    plan = attack_plan(attack, num_noise_vec, base_attack, restarts=restarts, target=target, batch=attack_batch)
-    sizes = attack_sizes(epsilons, attack)
-    with folder_at(folder) as outdir:
+    fields = arguments.common_fields("attack", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
+    plan = arguments.attack_plan(
+        attack, num_noise_vec, base_attack, restarts=restarts, target=target, batch=attack_batch
+    )
+    sizes = arguments.attack_sizes(epsilons, attack)
+    with arguments.folder_at(folder) as outdir:
         request = requests.AttackRequest(**fields, outdir=outdir, attack=plan, epsilons=sizes)
         return pd.concat([read_prediction_log(log.path) for log in attacking.attack(request)], ignore_index=True)
 
@@ -203,12 +194,12 @@ def falsify(
     and whether they refute the log, which happens to a true one with probability at most ``false_alarm``.
     UserError on bad input and where the log is about another model, other images or another sigma.
     """
-    fields = common_fields("falsify", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
-    with folder_at(folder) as outdir:
+    fields = arguments.common_fields("falsify", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
+    with arguments.folder_at(folder) as outdir:
         request = requests.FalsifyRequest(
             **fields,
             outdir=outdir,
-            attack=attack_plan(attack, num_noise_vec, False, restarts=restarts, batch=attack_batch),
+            attack=arguments.attack_plan(attack, num_noise_vec, False, restarts=restarts, batch=attack_batch),
             against=Path(against),
             fraction=fraction,
             false_alarm=false_alarm,
@@ -267,10 +258,10 @@ def train(
             raise UserError(f"the dataset '{images}' has labels and test images of its own: leave them out")
         sources, description = images, describe_dataset(images, data_dir)
     else:
-        training = dataset_of(model, images, labels, num_classes, "images")
+        training = arguments.dataset_of(model, images, labels, num_classes, "images")
         if isinstance(model, str) and isinstance(training, GivenImages):
             training = training.with_constants()  # for the input layer
-        tested = training if test is None else dataset_of(model, test, test_labels, num_classes, "images")
+        tested = training if test is None else arguments.dataset_of(model, test, test_labels, num_classes, "images")
         sources, description = (training, tested), training.description
     request = TrainingRequest(
         classifier=model,
@@ -282,7 +273,7 @@ def train(
         device=None if device is None else usable_device(device),
         existing=requests.check_existing(existing),
         data_dir=data_dir,
-        command=called_from("train"),
+        command=arguments.called_from("train"),
         **options,
     )
     with trained_on_logits(model, description) if isinstance(model, torch.nn.Module) else nullcontext():

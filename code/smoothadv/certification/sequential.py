@@ -113,11 +113,10 @@ class Sequential(GridProcedure):
         )
 
     @cached_property
-    def _tables(self) -> tuple[np.ndarray, np.ndarray]:
+    def _tables(self) -> list[np.ndarray]:
         """The fewest votes that reject each hypothesis at each look: on p_A [I, L], on the strongest rival [J, L]."""
         share, alpha = self.alpha_share, self.smoothing.alpha
         lattice = (self.smoothing.sigma * step / STEPS for step in range(1, self._top(1 - share)))
         levels = share * alpha, (1 - share) * alpha
         nulls = [[*map(self.null, radii)] for radii in (self._hypotheses[0], lattice)]
-        lower, rival = cached_tables(nulls, self.looks, levels, _EARLY)
-        return lower, rival
+        return cached_tables(nulls, self.looks, levels, _EARLY)

@@ -119,10 +119,14 @@ class Norm:
         return f"{radius}, with probability {1 - Decimal(repr(self.high_probability)):f}{bound}"
 
     @property
+    def norm_symbol(self) -> str:
+        """The norm as mathematics."""
+        return r"$\ell_2$" if self.norm == "l2" else r"$\ell_\infty$"
+
+    @property
     def axis_title(self) -> str:
         """What the radii are, for the title of an axis."""
-        symbol = r"$\ell_2$" if self.norm == "l2" else r"$\ell_\infty$"
-        return f"{symbol} radius (images in [0, 1]){self.heading.partition(' radius')[2]}"
+        return f"{self.norm_symbol} radius (images in [0, 1]){self.heading.partition(' radius')[2]}"
 
 
 @dataclass(frozen=True)

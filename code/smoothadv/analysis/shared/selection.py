@@ -149,6 +149,19 @@ def refuse_several(logs: Sequence[Log], what: str, *facts: str) -> None:
             raise UserError(f"{what} needs logs of {whole}, not of {found}; name those of one {one}, or use --where")
 
 
+def refuse_other_images(logs: Sequence[Log], what: str) -> None:
+    """UserError unless ``what``, the logs, can be on the same images: of one dataset, and with the same labels."""
+    datasets = {log.parameters.get("dataset") for log in logs} - {None}
+    if len(datasets) > 1:
+        raise UserError(f"{what} are not on the same images, but of {', '.join(sorted(map(str, datasets)))}")
+    labels: dict[int, int] = {}
+    for log in logs:
+        for idx, label in zip(log.table["idx"].tolist(), log.table["label"].tolist()):
+            if (other := labels.setdefault(idx, label)) != label:
+                both = f"example {idx} has label {other} in one log and {label} in another"
+                raise UserError(f"{what} are not on the same images: {both}")
+
+
 def with_facts(table: Table, logs: Sequence[Log], by: Sequence[str] = ()) -> Table:
     """A table with a row per log, and for programs last columns that tell the logs apart: the hyper-parameters ``by``,
     the group if the user named one, ``selected`` if a log is unfinished, ``procedure`` if there are several.
