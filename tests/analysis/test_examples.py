@@ -75,7 +75,7 @@ def test_image_certified_at_radius_zero_comes_before_one_that_is_wrong():
 
 
 def test_logs_that_disagree_about_a_label_are_refused_by_the_example():
-    with pytest.raises(UserError, match="^the logs are not on the same images: example 1 has label 0 in one log and 1"):
+    with pytest.raises(UserError, match="^the logs are not on the same images: example 1 has label 1 in one log and 0"):
         rows_of([A, log("other", {1: (0, 0.5)}, {1: 0})])
 
 
