@@ -61,7 +61,6 @@ from stopping_programme import Prior, Programme, prior_of
 from smoothadv.bounds import radius_probability
 from smoothadv.certification import Procedure, Smoothing, sequential
 from smoothadv.certification.error_spending import (
-    Tables,
     efficacy_table,
     futility_probability,
     look_schedule,
@@ -87,6 +86,21 @@ PRICE, PRICES, LEVEL_PRICE = 4e5, (2e5, 4e5), 0.1
 LIMIT_GROWTH = 1.15
 PATHS = 5
 """How often the draws of a population are repeated for the rules that are fast to simulate."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The boundaries of a rule, as integers; rows are null hypotheses p <= nulls[j].
+
+    ``nulls`` float64 [J] ascending; ``looks`` int64 [K] ascending, the last one n_max; ``efficacy`` int64 [J, K]: at
+    look k, row j is rejected by at least efficacy[j, k] successes of looks[k] draws; ``futility`` int64 [J, K]: with
+    at most futility[j, k] successes a rejection of row j by the end is too unlikely to wait for (-1: never).
+    """
+
+    nulls: np.ndarray
+    looks: np.ndarray
+    efficacy: np.ndarray
+    futility: np.ndarray
 
 
 def plan_looks(nulls: np.ndarray, n_max: int, growth: float = PLAN["growth"]) -> np.ndarray:

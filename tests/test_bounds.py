@@ -19,10 +19,10 @@ from smoothadv.bounds import (
     linf_radius,
     lower_confidence_bound,
     maximum_radius,
-    minimum_trials_to_certify,
-    minimum_trials_to_predict,
     vote_is_significant,
 )
+from smoothadv.certification.exact import Exact
+from smoothadv.certification.prediction import least_draws
 from support.exact_tails import DIGITS, is_sound_and_tight, probability_of_at_most
 
 # Without powers of two: with them p_lower can be exactly 1/2, and rounding may decide either way.
@@ -105,17 +105,17 @@ def test_smallest_count_that_predicts(trials, top):
 
 
 def test_fewest_trials_at_the_level_of_the_paper():
-    assert minimum_trials_to_certify(1e-3) == 10
-    assert minimum_trials_to_predict(1e-3) == 11
-    assert minimum_trials_to_predict(2**-10) == 11, "the p-value of 11 equal votes is 2 * 2^-11, the level itself"
+    assert Exact.least_draws(1e-3) == 10
+    assert least_draws(1e-3) == 11
+    assert least_draws(2**-10) == 11, "the p-value of 11 equal votes is 2 * 2^-11, the level itself"
 
 
 @given(alphas)
 def test_fewest_trials_are_the_fewest(alpha):
     level = Fraction(alpha)
-    n = minimum_trials_to_certify(alpha)
+    n = Exact.least_draws(alpha)
     assert Fraction(1, 2**n) <= level and (n == 1 or Fraction(1, 2 ** (n - 1)) > level)
-    n = minimum_trials_to_predict(alpha)
+    n = least_draws(alpha)
     assert Fraction(2, 2**n) <= level < Fraction(2, 2 ** (n - 1))
 
 

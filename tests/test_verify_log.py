@@ -137,8 +137,8 @@ def larger_radii(row: dict[str, str], settings: dict[str, Any]) -> list[str]:
     procedure = Adaptive(
         Smoothing(SIGMA, 100, N, alpha, noise), radii=tuple(settings["radii"]), ladder=settings["ladder"]
     )
-    look = procedure._tables.looks.tolist().index(int(row["trials"]))
-    larger = [*procedure._grid[procedure._tables.efficacy[:, look] > int(row["successes"])].tolist(), radius + 10]
+    look = procedure.looks.tolist().index(int(row["trials"]))
+    larger = [*procedure._grid[procedure._efficacy[:, look] > int(row["successes"])].tolist(), radius + 10]
     assert radius < larger[0], "a larger radius would be supported"
     return [repr(larger[0]), f"{radius + 1e-9:.20f}", repr(larger[-1])]
 
@@ -243,10 +243,10 @@ def test_looks_and_boundaries_are_those_of_the_package(script, n, alpha, radii):
     settings = {"sigma": SIGMA, "alpha": alpha, "N": n, "N0": 100, "method": "adaptive", "sound": False}
     settings |= {"noise": "GaussianNoise", "radii": [0.0, *radii], "ladder": False, "label_aware": False}
     ours = script.Procedure(settings, {"images": 1, "skip": 1, "max": None})
-    theirs = Adaptive(Smoothing(SIGMA, 100, n, alpha), radii=radii)._tables
+    theirs = Adaptive(Smoothing(SIGMA, 100, n, alpha), radii=radii)
     assert ours.looks == theirs.looks.tolist()
     found = [script.boundaries(ours.null(radius / ours.sigma), ours.looks, ours.allowances[0]) for radius in radii]
-    assert np.maximum.accumulate(found).tolist() == theirs.efficacy[1:].tolist()
+    assert np.maximum.accumulate(found).tolist() == theirs._efficacy[1:].tolist()
     distance = script.noise_distance(ours.sigma, 3072) / script.ONE
     assert distance == pytest.approx(RoundedGaussianNoise(SIGMA, 0).distance(3072), rel=1e-9)
     ours.radii = []

@@ -294,21 +294,6 @@ def maximum_radius(trials: int, sigma: float, alpha: float) -> float:
     return certified_radius(trials, trials, sigma, alpha) or 0.0
 
 
-def minimum_trials_to_certify(alpha: float) -> int:
-    """The smallest n for which n successes out of n certify anything: alpha^(1/n) >= 1/2.
-
-    At alpha = 2^-n, where equality holds, the radius would be 0 and the safe rounding abstains: the result is n + 1.
-    """
-    n = max(1, math.ceil(math.log(alpha) / math.log(0.5)))
-    return n if certified_radius(n, n, 1.0, alpha) is not None else n + 1
-
-
-def minimum_trials_to_predict(alpha: float) -> int:
-    """The smallest n for which n equal votes out of n are significant: 2 * 2^-n <= alpha."""
-    n = max(1, math.ceil(1 - math.log2(alpha)))
-    return n if vote_is_significant(n, 0, alpha) else n + 1
-
-
 def vote_is_significant(top: int, runner_up: int, alpha: float) -> bool:
     """PREDICT's test (Cohen et al., section 3.2.1): two-sided, top ~ Binomial(top + runner_up, 1/2).
 

@@ -26,15 +26,15 @@ class _Rule:
     of: _Rule | None = None
     key: _Rule | None = None
 
-    def require(self, where: str, value: Any) -> None:
-        """ValueError unless ``value`` is as it must be."""
+    def require(self, path: Path, where: str, value: Any) -> None:
+        """UserError, which names the checkpoint ``path``, unless ``value`` is as it must be."""
         if not self.fits(value):
-            raise ValueError(f"its {where} is {_shown(value)}, expected {self.expected}")
+            raise UserError(f"checkpoint {path}: its {where} is {_shown(value)}, expected {self.expected}")
         if self.of is not None:
             for name, entry in value.items() if isinstance(value, dict) else enumerate(value):
                 if self.key is not None:
-                    self.key.require(f"key in {where}", name)
-                self.of.require(f"{where}[{_shown(name)}]", entry)
+                    self.key.require(path, f"key in {where}", name)
+                self.of.require(path, f"{where}[{_shown(name)}]", entry)
 
 
 def _shown(value: Any) -> str:
@@ -154,9 +154,6 @@ def require_resumable(content: dict[str, Any], path: Path) -> None:
 
 
 def _require(rules: dict[str, _Rule], content: dict[str, Any], path: Path) -> None:
-    try:
-        for name, rule in rules.items():
-            if name in content:
-                rule.require(name, content[name])
-    except ValueError as error:
-        raise UserError(f"checkpoint {path}: {error}") from error
+    for name, rule in rules.items():
+        if name in content:
+            rule.require(path, name, content[name])

@@ -135,13 +135,10 @@ def words() -> list[str]:
 
 def missing(kind: str, name: str, recorded: Any) -> str:
     """Which plug-in of a checkpoint's record provides ``name`` and is not loaded, as a sentence; "" if none."""
-    for record in _valid(recorded):
-        if f"{kind} '{name}'" in record["provides"]:
-            place = f"PATH/{record['name']}" if record["name"].endswith(".py") else record["name"]
-            return (
-                f"{kind} '{name}' is from the plug-in {record['name']} (sha256 {record['sha256'][:12]}), which is not "
-                f"loaded: add --plugin {place}"
-            )
+    for record in _providers(kind, name, recorded):
+        place = f"PATH/{record['name']}" if record["name"].endswith(".py") else record["name"]
+        plugin = f"the plug-in {record['name']} (sha256 {record['sha256'][:12]})"
+        return f"{kind} '{name}' is from {plugin}, which is not loaded: add --plugin {place}"
     return ""
 
 
@@ -153,7 +150,7 @@ def changed(recorded: Any) -> list[Plugin]:
 
 def changed_provider(kind: str, name: str, recorded: Any) -> list[Plugin]:
     """The plug-ins that provide ``name`` in another version than a checkpoint records."""
-    return changed({one["name"]: one["sha256"] for one in _valid(recorded) if f"{kind} '{name}'" in one["provides"]})
+    return changed({one["name"]: one["sha256"] for one in _providers(kind, name, recorded)})
 
 
 def is_file_name(name: str) -> bool:
@@ -161,15 +158,12 @@ def is_file_name(name: str) -> bool:
     return name.endswith(".py") or "/" in name or os.sep in name or os.path.isfile(name)
 
 
-def _valid(recorded: Any) -> list[dict[str, Any]]:
-    """The well-formed entries of a checkpoint's record of plug-ins: a file may hold anything."""
-    types = {"name": str, "sha256": str, "provides": list}
-    entries = recorded if isinstance(recorded, list) else []
-    return [
-        entry
-        for entry in entries
-        if isinstance(entry, dict) and all(isinstance(entry.get(field), kind) for field, kind in types.items())
-    ]
+def _providers(kind: str, name: str, recorded: Any) -> Iterator[dict[str, Any]]:
+    """The well-formed entries of a checkpoint's record of plug-ins, which may hold anything, that provide ``name``."""
+    for entry in recorded if isinstance(recorded, list) else []:
+        match entry:
+            case {"name": str(), "sha256": str(), "provides": [*provides]} if f"{kind} '{name}'" in provides:
+                yield entry
 
 
 def _parts(component: Any) -> Iterator[Any]:

@@ -16,19 +16,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from smoothadv import records
 from smoothadv.errors import UserError, first_line, shown
 from smoothadv.files import read_array_header, read_regular, refuse_to_inflate
-from smoothadv.records import (
-    ATTACK_COLUMNS,
-    CERTIFICATION_COLUMNS,
-    COUNT_COLUMNS,
-    EXAMPLE_COLUMNS,
-    FALSIFICATION_COLUMNS,
-    REAL_COLUMNS,
-    TARGET_COLUMN,
-    TRAINING_COLUMNS,
-    manifest_path,
-)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,11 +30,11 @@ _LINE_END = re.compile("\r\n|\n|\r")
 _WHOLE = re.compile("[-+]?[0-9]{1,18}")
 # No part can match what its neighbour can: else a field of 100,000 digits would take minutes to refuse.
 _REAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4})?|nan|[-+]?inf")
-_CERTIFICATION = (*EXAMPLE_COLUMNS, "radius")
-_OF_FALSIFICATION = FALSIFICATION_COLUMNS[len(ATTACK_COLUMNS) :]
+_CERTIFICATION = (*records.EXAMPLE_COLUMNS, "radius")
+_OF_FALSIFICATION = records.FALSIFICATION_COLUMNS[len(records.ATTACK_COLUMNS) :]
 # Nothing is computed from these released columns, and a time may be of any form.
 _UNREAD = {"time", "basePredict"}
-_NUMERIC = {*CERTIFICATION_COLUMNS, *FALSIFICATION_COLUMNS, TARGET_COLUMN} - _UNREAD
+_NUMERIC = {*records.CERTIFICATION_COLUMNS, *records.FALSIFICATION_COLUMNS, records.TARGET_COLUMN} - _UNREAD
 _LARGE = ("image.npy", "adversarial.npy")
 _NOT_OF_LOGS = {".png", ".pdf", ".svg", ".html", ".tex", ".md", ".csv", ".json"}
 # The released training logs spell these in several ways and orders; a suffix says what the released unit is.
@@ -57,7 +47,7 @@ _TRAINING_NAMES = {
     "testaccuracy": "test_accuracy",
     "testacc": "test_accuracy%",
 }
-_TRAINING = tuple(name for name in TRAINING_COLUMNS if name in _TRAINING_NAMES.values())
+_TRAINING = tuple(name for name in records.TRAINING_COLUMNS if name in _TRAINING_NAMES.values())
 
 
 def kind_of_log(path: Path) -> str | None:
@@ -66,9 +56,9 @@ def kind_of_log(path: Path) -> str | None:
         columns = set(_header(path))
     except OSError:
         return None
-    if columns.issuperset((*EXAMPLE_COLUMNS, *_OF_FALSIFICATION)):
+    if columns.issuperset((*records.EXAMPLE_COLUMNS, *_OF_FALSIFICATION)):
         return "falsification"
-    if columns.issuperset(EXAMPLE_COLUMNS):
+    if columns.issuperset(records.EXAMPLE_COLUMNS):
         return "certification" if "radius" in columns else "prediction"
     return "training" if {_training_name(column).rstrip("%") for column in columns}.issuperset(_TRAINING) else None
 
@@ -80,7 +70,7 @@ def resembles_log(path: Path) -> bool:
     except OSError:
         return True
     named = path.name == "predictions" or (path.name.startswith("sigma_") and path.suffix not in _NOT_OF_LOGS)
-    return named or manifest_path(path).exists() or start.startswith("idx")
+    return named or records.manifest_path(path).exists() or start.startswith("idx")
 
 
 def read_certification_log(path: Path) -> DataFrame:
@@ -96,8 +86,8 @@ def read_certification_log(path: Path) -> DataFrame:
     idx, predict, radius = columns["idx"], columns["predict"], columns["radius"]
     _refuse(path, idx, "a radius that is negative or not finite", ~((radius >= 0) & (radius < np.inf)))
     _refuse(path, idx, "an abstention with a radius", (predict == -1) & (radius > 0))
-    if columns.keys() >= set(COUNT_COLUMNS):
-        successes, trials = (columns[name] for name in COUNT_COLUMNS)
+    if columns.keys() >= set(records.COUNT_COLUMNS):
+        successes, trials = (columns[name] for name in records.COUNT_COLUMNS)
         impossible = (successes < 0) | (successes > trials) | ((trials < 1) & (predict >= 0))
         _refuse(path, idx, "successes that are not between 0 and trials, or a certificate of no trials", impossible)
     return _frame(columns, notes)
@@ -109,7 +99,7 @@ def read_prediction_log(path: Path) -> DataFrame:
     All further numeric columns follow as above, such as attack_norm and epsilon (float64), target (int64) and, of
     attacks against certificates, certified (int64), radius (float64) and flipped (int64).
     """
-    return _frame(*_read_examples(path, "prediction log", EXAMPLE_COLUMNS))
+    return _frame(*_read_examples(path, "prediction log", records.EXAMPLE_COLUMNS))
 
 
 def read_training_log(path: Path) -> DataFrame:
@@ -134,13 +124,21 @@ def read_training_log(path: Path) -> DataFrame:
     return _frame(columns, table.notes, "epoch")
 
 
+READERS: dict[str, Callable[[Path], DataFrame]] = {
+    "certification": read_certification_log,
+    "prediction": read_prediction_log,
+    "training": read_training_log,
+}
+"""By the kind of a log."""
+
+
 def _read_examples(path: Path, kind: str, required: Collection[str]) -> tuple[dict[str, np.ndarray], list[str]]:
     """The numeric columns of a log with a row per example, and notes; checks what logs of both kinds must satisfy."""
     import pandas as pd
 
     table = _parse(path, kind, str, required)
     columns = {name: table.number(name) for name in required if name != "correct"}
-    columns |= table.further_numbers({*required, *_UNREAD}, is_ours=manifest_path(path).exists())
+    columns |= table.further_numbers({*required, *_UNREAD}, is_ours=records.manifest_path(path).exists())
     idx, label, predict = columns["idx"], columns["label"], columns["predict"]
     columns["correct"] = (predict == label).astype(np.int64)
     _check_correct(path, idx, table.columns["correct"], columns["correct"], table.notes)
@@ -165,7 +163,6 @@ def _check_correct(path: Path, idx: np.ndarray, texts: list[str], hits: np.ndarr
 
 
 def _frame(columns: dict[str, np.ndarray], notes: list[str], by: str = "idx") -> DataFrame:
-    """The columns as a DataFrame, sorted by one of them, with the notes."""
     import pandas as pd
 
     frame = pd.DataFrame(columns).sort_values(by, kind="stable", ignore_index=True)
@@ -182,7 +179,7 @@ class _Rows:
 
     def number(self, name: str) -> np.ndarray:
         """A column of ``records``: float64 if it is one of REAL_COLUMNS, else int64."""
-        return self.real(name) if name in REAL_COLUMNS else self.whole(name)
+        return self.real(name) if name in records.REAL_COLUMNS else self.whole(name)
 
     def whole(self, name: str) -> np.ndarray:
         return np.array([int(text) for text in self._checked(name, _WHOLE)], dtype=np.int64)

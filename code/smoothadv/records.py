@@ -21,6 +21,9 @@ from smoothadv.files import append_whole, lock, read_json, refuse_to_replace, wr
 CHECKPOINT = "checkpoint.pth.tar"
 TRAINING_LOG = "log.txt"
 ARGUMENTS = "args.json"
+FALSIFICATION_LOG = "against.tsv"
+LOG = ("log", b"idx\t")
+"""What ``files.refuse_to_replace`` takes for a log of examples."""
 
 EXAMPLE_COLUMNS = ("idx", "label", "predict", "correct")
 """The columns of every log with a row per example, also of the released logs."""
@@ -89,11 +92,6 @@ def attacked_log(folder: Path, epsilon: float) -> Path:
     return folder / f"epsilon_{short if float(short) == epsilon else repr(epsilon)}.tsv"
 
 
-def falsification_log(folder: Path) -> Path:
-    """The log of attacks against certificates."""
-    return folder / "against.tsv"
-
-
 def examples_path(log: Path) -> Path:
     """The path of the adversarial examples of a finished log."""
     return log.with_name(log.name.removesuffix(".tsv") + _EXAMPLES)
@@ -131,16 +129,12 @@ def read_manifest_file(log: Path) -> dict[str, Any]:
     """The manifest of a log: {"settings": ..., "runs": [...]}. UserError where it is missing or is something else."""
     manifest = manifest_path(log)
     try:
-        content = read_json(manifest)
-        runs = content["runs"]
-        are_runs = isinstance(runs, list) and all(isinstance(run, dict) for run in runs)
-        if isinstance(content["settings"], dict) and are_runs:
-            return content
+        match read_json(manifest):
+            case {"settings": dict(), "runs": [*runs]} as content if all(isinstance(run, dict) for run in runs):
+                return content
         reason = "it holds no settings and runs"
     except (OSError, ValueError) as error:
         reason = str(getattr(error, "strerror", None) or error)
-    except (KeyError, TypeError):
-        reason = "it holds no settings and runs"
     raise UserError(
         f"the manifest of {log}, {manifest}, is missing or unreadable ({reason}), so it is unknown how its rows were "
         "made"
@@ -217,11 +211,6 @@ def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def refuse_to_replace_other_files(path: Path) -> None:
-    """UserError unless ``path`` is a log or empty: --overwrite must not destroy, say, a checkpoint named by mistake."""
-    refuse_to_replace(path, "log", b"idx\t")
-
-
 class ExampleLog:
     """A TSV log with one row per example that survives being killed.
 
@@ -248,7 +237,7 @@ class ExampleLog:
         if path.exists() and existing == "refuse":
             raise UserError(f"{path} exists already: add --resume to continue it or --overwrite to start it anew")
         if existing == "overwrite" or not path.is_file():
-            refuse_to_replace_other_files(path)
+            refuse_to_replace(path, *LOG)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
         try:
@@ -285,7 +274,6 @@ class ExampleLog:
                 self._record_run()
 
     def _record_run(self) -> None:
-        """Add this run to the manifest, once."""
         self._check_place()
         if self._unrecorded_run is not None:
             self._manifest["runs"].append({"first_row": len(self.done), **self._unrecorded_run})

@@ -1,6 +1,7 @@
 """examples: images counted by hand over three logs, and against counting in plain loops."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smoothadv.analysis.examples import Examples
+from smoothadv.analysis.report import Report
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.errors import UserError
 
@@ -75,7 +77,7 @@ def test_image_certified_at_radius_zero_comes_before_one_that_is_wrong():
 
 
 def test_logs_that_disagree_about_a_label_are_refused_by_the_example():
-    with pytest.raises(UserError, match="^the logs are not on the same images: example 1 has label 0 in one log and 1"):
+    with pytest.raises(UserError, match="^the logs are not on the same images: example 1 has label 1 in one log and 0"):
         rows_of([A, log("other", {1: (0, 0.5)}, {1: 0})])
 
 
@@ -104,3 +106,9 @@ def test_statistics_are_those_of_plain_loops(contents):
             ((mean, certified, idx), (*row, pytest.approx(mean), *largest, str(common[0]) if common else None))
         )
     assert rows_of(logs) == [row for _, row in sorted(expected, key=lambda pair: pair[0])]
+
+
+def test_report_shows_the_examples_beside_predictions_of_another_kind():
+    predictions = replace(log("predicted", {0: (0, 0.0)}), procedure="top-2")
+    page = Report()(Logs([log("a", {0: (0, 0.5)})], [predictions]))
+    assert "Worst</" in page and "Best</" in page

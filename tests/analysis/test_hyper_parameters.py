@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.analysis.shared.hyper_parameters import certification_parameters, prediction_parameters
+from smoothadv.analysis.shared.hyper_parameters import parameters_of
 from smoothadv.errors import UserError
 from smoothadv.records import manifest_path
 from support.commands import call
@@ -81,7 +81,7 @@ PREDICTION_PATHS = {
 
 @pytest.mark.parametrize("path, values", CERTIFICATION_PATHS.items(), ids=list(CERTIFICATION_PATHS))
 def test_path_of_a_certification_log_is_understood(path, values):
-    parameters = certification_parameters(Path(path), {})
+    parameters = parameters_of("certification", Path(path), {})
     assert parameters.values == values
     assert parameters.sources.keys() == values.keys() and parameters.manifest is None
 
@@ -89,7 +89,7 @@ def test_path_of_a_certification_log_is_understood(path, values):
 @pytest.mark.parametrize("path, values", PREDICTION_PATHS.items(), ids=list(PREDICTION_PATHS))
 def test_path_of_a_prediction_log_is_understood(path, values):
     """What it does not say is unknown: the published n and alpha are those of certification."""
-    parameters = prediction_parameters(Path(path), {})
+    parameters = parameters_of("prediction", Path(path), {})
     assert parameters.values == values and parameters.sources.keys() == values.keys()
 
 
@@ -108,7 +108,7 @@ def test_path_of_a_prediction_log_is_understood(path, values):
     ],
 )
 def test_what_a_path_only_resembles_is_not_understood(name, absent):
-    assert certification_parameters(Path(name), {}).get(absent) is None
+    assert parameters_of("certification", Path(name), {}).get(absent) is None
 
 
 @pytest.mark.parametrize("name", ["sigma_0", "sigma_0.00", "sigma_0.5_alpha_0.0", "sigma_0.5_alpha_1.5"])
@@ -123,14 +123,14 @@ def test_impossible_value_in_a_path_is_not_computed_with(tmp_path, capsys, name)
 
 def test_innermost_folder_wins():
     path = Path("noise_1.00/eps_512/PGD_10steps/noise_0.25/eps_64/DDN_2steps/sigma_0.5/sigma_0.25")
-    parameters = certification_parameters(path, {})
+    parameters = parameters_of("certification", path, {})
     found = [parameters.get(name) for name in ("noise", "epsilon", "attack", "num_steps", "sigma")]
     assert found == [0.25, 0.25, "DDN", 2, 0.25]
 
 
 def test_every_value_says_where_it_is_from():
     path = Path("cifar10/PGD_4steps/eps_127/noise_0.50/test/sigma_0.25")
-    assert certification_parameters(path, {"alpha": 0.01}).sources == {
+    assert parameters_of("certification", path, {"alpha": 0.01}).sources == {
         "alpha": "stated",
         "sigma": "path sigma_0.25",
         "split": "path test",
@@ -171,28 +171,28 @@ def with_manifest(folder: Path, content: object, name: str = CIFAR) -> Path:
 
 def test_manifest_wins_over_the_path(tmp_path):
     log = with_manifest(tmp_path, {"settings": SETTINGS, "runs": []})
-    parameters = certification_parameters(log, {})
+    parameters = parameters_of("certification", log, {})
     assert parameters.values == FROM_SETTINGS
     assert set(parameters.sources.values()) == {"manifest"}
     assert parameters.manifest == {"settings": SETTINGS, "runs": []}
     manifest_path(log).unlink()
-    assert certification_parameters(log, {}).get("sigma") == 0.25, "without it, the path decides"
+    assert parameters_of("certification", log, {}).get("sigma") == 0.25, "without it, the path decides"
 
 
 def test_where_there_is_a_manifest_the_path_fills_no_gaps(tmp_path):
     """A folder's name is no evidence against the record of the run itself."""
     log = with_manifest(tmp_path, {"settings": {"sigma": 0.5, "N": 1000, "alpha": 0.01}})
-    assert certification_parameters(log, {}).values == {"sigma": 0.5, "N": 1000, "alpha": 0.01}
+    assert parameters_of("certification", log, {}).values == {"sigma": 0.5, "N": 1000, "alpha": 0.01}
 
 
 def test_stated_values_win_over_all_others(tmp_path):
     log = with_manifest(tmp_path, {"settings": SETTINGS})
     stated = {"sigma": 0.75, "N": 50, "alpha": 0.02, "dimension": 64}
-    for parameters in (certification_parameters(log, stated), prediction_parameters(log, stated)):
+    for parameters in (parameters_of("certification", log, stated), parameters_of("prediction", log, stated)):
         assert {name: parameters.get(name) for name in stated} == stated
         assert {parameters.sources[name] for name in stated} == {"stated"}
-    assert certification_parameters(Path("sigma_0.25"), stated).get("sigma") == 0.75
-    assert certification_parameters(Path("sigma_0.25"), {**stated, "sigma": None}).get("sigma") == 0.25
+    assert parameters_of("certification", Path("sigma_0.25"), stated).get("sigma") == 0.75
+    assert parameters_of("certification", Path("sigma_0.25"), {**stated, "sigma": None}).get("sigma") == 0.25
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_stated_values_win_over_all_others(tmp_path):
 def test_manifest_of_another_training_is_understood(tmp_path, objective, values):
     log = with_manifest(tmp_path, {"settings": {**SETTINGS, "training": objective and {"objective": objective}}})
     shared = {name: SETTINGS[name] for name in ("dataset", "split", "arch", "sigma", "N", "alpha")}
-    assert certification_parameters(log, {}).values == {**shared, **values}
+    assert parameters_of("certification", log, {}).values == {**shared, **values}
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_manifest_of_a_prediction_log_tells_its_attack(tmp_path, name, estimator
     attack = name and {"name": name, "estimator": estimator, "epsilon": 0.5, "num_steps": 20}
     values = {"attack": name, "gradient": gradient} if name else {}
     content = {**SETTINGS, "attack": attack, "num_noise_vec": attack and 8, "base_attack": base}
-    parameters = prediction_parameters(with_manifest(tmp_path, {"settings": content}), {})
+    parameters = parameters_of("prediction", with_manifest(tmp_path, {"settings": content}), {})
     shared = {name: SETTINGS[name] for name in ("dataset", "split", "arch", "sigma", "N", "alpha")}
     more = {"epsilon": 0.5, "num_steps": 20} if attack else {}
     draws = {"num_noise_vec": 8} if attack and not base else {}
@@ -238,7 +238,7 @@ def test_manifest_of_a_prediction_log_tells_its_attack(tmp_path, name, estimator
 )
 def test_manifest_of_a_prediction_log_states_restarts_and_target(tmp_path, target, known):
     content = {**SETTINGS, "attack": {"name": "PGD", "estimator": "plug_in"}, "restarts": 4, "target": target}
-    values = prediction_parameters(with_manifest(tmp_path, {"settings": content}), {}).values
+    values = parameters_of("prediction", with_manifest(tmp_path, {"settings": content}), {}).values
     assert {name: values[name] for name in ("restarts", "target") if name in values} == {"restarts": 4, **known}
 
 
@@ -265,12 +265,12 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("read", [certification_parameters, prediction_parameters])
+@pytest.mark.parametrize("kind", ["certification", "prediction"])
 @pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
-def test_broken_manifest_leaves_the_log_in_doubt(tmp_path, read, text):
+def test_broken_manifest_leaves_the_log_in_doubt(tmp_path, kind, text):
     log = with_manifest(tmp_path, text)
     with pytest.raises(UserError) as error:
-        read(log, {})
+        parameters_of(kind, log, {})
     assert str(log) in str(error.value) and "manifest" in str(error.value) and "\n" not in str(error.value)
     assert len(str(error.value)) < 2000
 
@@ -292,8 +292,8 @@ def test_broken_manifest_leaves_the_log_in_doubt(tmp_path, read, text):
 def test_dimension_of_an_image_is_that_of_the_last_run_whose_manifest_states_a_shape(tmp_path, runs, dimension):
     """Else that of the dataset, here digits."""
     log = with_manifest(tmp_path, {"settings": SETTINGS, "runs": runs})
-    assert certification_parameters(log, {}).dimension == dimension
-    assert certification_parameters(log, {"dimension": 5}).dimension == 5
+    assert parameters_of("certification", log, {}).dimension == dimension
+    assert parameters_of("certification", log, {"dimension": 5}).dimension == 5
 
 
 @pytest.mark.parametrize(
@@ -303,11 +303,11 @@ def test_dimension_of_an_image_is_that_of_the_last_run_whose_manifest_states_a_s
 def test_training_by_any_objective_that_records_an_attack_is_named_after_both(tmp_path, more, training):
     objective = {"name": "Mine", "noise_sd": 0.5, "attack": {"name": "PGD", "epsilon": 1.0, "num_steps": 2}, **more}
     log = with_manifest(tmp_path, {"settings": {**SETTINGS, "training": {"objective": objective}}})
-    assert certification_parameters(log, {}).get("training") == training
+    assert parameters_of("certification", log, {}).get("training") == training
 
 
 def test_another_value_keeps_everything_else(tmp_path):
-    parameters = certification_parameters(with_manifest(tmp_path, {"settings": SETTINGS}), {})
+    parameters = parameters_of("certification", with_manifest(tmp_path, {"settings": SETTINGS}), {})
     other = parameters.replaced("alpha", 0.5, "guessed")
     assert (other.get("alpha"), other.sources["alpha"]) == (0.5, "guessed")
     assert other.manifest is parameters.manifest and parameters.get("alpha") == 0.01

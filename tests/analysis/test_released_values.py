@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.analysis.shared.hyper_parameters import certification_parameters, display, released_epsilon
+from smoothadv.analysis.shared.hyper_parameters import display, parameters_of, released_epsilon
 
 
 @pytest.mark.parametrize(
@@ -50,4 +50,4 @@ def test_values_are_shown_as_people_write_them(name, value, text):
     ],
 )
 def test_dimension_of_an_image_follows_from_the_dataset_unless_stated(path, stated, dimension):
-    assert certification_parameters(Path(path), stated).dimension == dimension
+    assert parameters_of("certification", Path(path), stated).dimension == dimension

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from smoothadv.analysis.envelope import upper_envelope
 from smoothadv.analysis.shared.log_statistics import certified_accuracies, clean_accuracy
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import AtRadii, ErrorProbability, Radius
@@ -19,7 +20,6 @@ from smoothadv.analysis.shared.selection import (
     hyper_parameter,
     matches,
     restrict,
-    upper_envelope,
 )
 from smoothadv.errors import UserError
 from support.certified_logs import log

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smoothadv.analysis.shared.hyper_parameters import FIELDS, certification_parameters, prediction_parameters
+from smoothadv.analysis.shared.hyper_parameters import FIELDS, parameters_of
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.pgd import PGD
@@ -87,9 +87,9 @@ def recipe(objective: object, extras: dict[str, Any]) -> dict[str, Any]:
 def test_manifest_and_released_path_give_a_training_the_same_name(tmp_path, name):
     objective, extras, path = TRAININGS[name]
     released = Path(path.format(noise=f"{objective.noise_sd:.2f}"))
-    of_path = certification_parameters(released, {})
+    of_path = parameters_of("certification", released, {})
     content = {**CERTIFIED, "training": recipe(objective, extras)}
-    of_manifest = certification_parameters(write_manifest(tmp_path / "mine", content), {})
+    of_manifest = parameters_of("certification", write_manifest(tmp_path / "mine", content), {})
     assert of_path.get("training") == of_manifest.get("training") == name
     assert (of_path.sources["training"], of_manifest.sources["training"]) == ("path", "manifest")
     # So do the numbers that tell one training of that name from another.
@@ -106,7 +106,10 @@ def test_manifest_and_released_path_give_a_training_the_same_name(tmp_path, name
 )
 def test_other_options_leave_the_name_as_it_is(tmp_path, attack, options, warmup):
     content = {**CERTIFIED, "training": recipe(SmoothAdv(attack, 0.25, warmup=warmup, **options), {})}
-    assert certification_parameters(write_manifest(tmp_path / "mine", content), {}).get("training") == "SmoothAdv-PGD"
+    assert (
+        parameters_of("certification", write_manifest(tmp_path / "mine", content), {}).get("training")
+        == "SmoothAdv-PGD"
+    )
 
 
 WHOLE = {
@@ -144,13 +147,13 @@ def damaged(place: tuple, value: object) -> dict[str, Any]:
     return content
 
 
-READERS = {"certification": certification_parameters, "prediction": prediction_parameters}
+KINDS = ["certification", "prediction"]
 
 
-def is_understood(read, log: Path) -> bool:
+def is_understood(kind: str, log: Path) -> bool:
     """Whether a manifest is read, or refused in one line; what it gives must be of the kind that is computed with."""
     try:
-        values = read(log, {}).values
+        values = parameters_of(kind, log, {}).values
     except UserError as error:
         assert str(log) in str(error) and "\n" not in str(error)
         return False
@@ -167,14 +170,14 @@ def is_understood(read, log: Path) -> bool:
 PLACES = list(places(WHOLE))
 
 
-@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", PLACES, ids=[".".join(place) for place in PLACES])
-def test_wrong_value_anywhere_in_a_manifest_is_left_out_or_refused(tmp_path, read, place):
+def test_wrong_value_anywhere_in_a_manifest_is_left_out_or_refused(tmp_path, kind, place):
     needed = place[0] in CERTIFIED
     for value in [*WRONG, ...]:
         log = write_manifest(tmp_path / "mine", damaged(place, value))
         try:
-            understood = is_understood(read, log)
+            understood = is_understood(kind, log)
         except Exception as error:
             raise AssertionError(f"{'.'.join(place)} = {value!r}: {error!r}") from error
         assert understood or needed, f"{'.'.join(place)} = {value!r}: nothing is computed with it"
@@ -183,10 +186,10 @@ def test_wrong_value_anywhere_in_a_manifest_is_left_out_or_refused(tmp_path, rea
 def test_manifest_that_is_not_damaged_is_understood(tmp_path):
     """The control of the above; and the damage is done where it is said to be."""
     log = write_manifest(tmp_path / "mine", WHOLE)
-    assert all(is_understood(read, log) for read in READERS.values())
+    assert all(is_understood(kind, log) for kind in KINDS)
     name = "SmoothAdv-PGD + pre-training + self-training"
-    assert certification_parameters(log, {}).get("training") == name
-    assert prediction_parameters(log, {}).get("gradient") == "gradient-free"
+    assert parameters_of("certification", log, {}).get("training") == name
+    assert parameters_of("prediction", log, {}).get("gradient") == "gradient-free"
     assert ("training", "objective", "attack", "estimator", "name") in PLACES and len(PLACES) > 30
     assert "attack" not in damaged(("attack",), ...) and damaged(("attack", "name"), 3)["attack"]["name"] == 3
 
@@ -204,14 +207,14 @@ UNNAMED = {
 @pytest.mark.parametrize("training", UNNAMED.values(), ids=UNNAMED)
 def test_training_that_a_manifest_does_not_name_has_no_name(tmp_path, training):
     log = write_manifest(tmp_path / "PGD_2steps/noise_0.25/mine", {**CERTIFIED, "training": training})
-    assert certification_parameters(log, {}).get("training") is None
+    assert parameters_of("certification", log, {}).get("training") is None
 
 
 def test_base_attack_without_a_known_noise_is_not_said_to_be_without_noise(tmp_path):
     """ "vanilla PGD" says that there was none: a manifest that lost its noise_sd does not."""
     content = damaged(("training", "objective", "base_attack"), True)
     del content["training"]["objective"]["noise_sd"]
-    name = certification_parameters(write_manifest(tmp_path / "mine", content), {}).get("training")
+    name = parameters_of("certification", write_manifest(tmp_path / "mine", content), {}).get("training")
     assert name is None or not name.startswith("vanilla PGD + pre-training")
 
 
@@ -235,9 +238,9 @@ def test_any_json_anywhere_in_a_manifest_breaks_nothing(tmp_path):
         max_examples=150,
         suppress_health_check=[HealthCheck.function_scoped_fixture],
     )
-    @given(st.sampled_from(PLACES), json_values, st.sampled_from(list(READERS.values())))
-    def fuzz(place, value, read):
-        kept.append(is_understood(read, write_manifest(tmp_path / "mine", damaged(place, value))))
+    @given(st.sampled_from(PLACES), json_values, st.sampled_from(KINDS))
+    def fuzz(place, value, kind):
+        kept.append(is_understood(kind, write_manifest(tmp_path / "mine", damaged(place, value))))
 
     fuzz()
     assert {True, False} == set(kept)

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from smoothadv.bounds import radius_probability
 from smoothadv.certification import ABSTAIN, PROCEDURES, Draws, Smoothing
 from smoothadv.certification.adaptive import Adaptive
-from smoothadv.certification.error_spending import Tables, build_tables, look_schedule
+from smoothadv.certification.error_spending import efficacy_table
 from smoothadv.certification.on_grid import PAPER_RADII
 from support.votes import DrawnVotes, ListedVotes, certify, listed
 
@@ -22,30 +21,26 @@ SMALL = Smoothing(sigma=0.5, n0=50, n=3000, alpha=1e-3)
 PROBABILITIES = [0.3, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.995, 0.999, 1.0]
 
 
-def plain_tables(smoothing: Smoothing, radii: list[float]) -> Tables:
-    nulls = [radius_probability(radius, smoothing.sigma, smoothing.noise_distance) for radius in radii]
-    return build_tables(nulls, look_schedule(nulls, smoothing.n, smoothing.alpha, 0.5), smoothing.alpha, 0.5, 0.01)
-
-
-def plain_loop(tables: Tables, smoothing: Smoothing, classes: np.ndarray) -> tuple[int, int, int, int, int]:
+def plain_loop(tables: Adaptive, classes: np.ndarray) -> tuple[int, int, int, int, int]:
     """Class, level, draws, looks and the draws that decided, step by step: as it is published, one row at a time."""
+    smoothing = tables.smoothing
     selection, rest = classes[: smoothing.n0], classes[smoothing.n0 :]
     candidate = int(np.bincount(selection).argmax())
     selected = int((selection == candidate).sum())
-    rows, last = range(len(tables.nulls)), len(tables.looks) - 1
+    rows, last = range(len(tables.radii)), len(tables.looks) - 1
     upper = 1.0 if selected == smoothing.n0 else stats.beta.ppf(0.99, selected + 1, smoothing.n0 - selected)
-    if smoothing.n * upper < tables.efficacy[0, last]:
+    if smoothing.n * upper < tables._efficacy[0, last]:
         return candidate, -1, smoothing.n0, 0, 0
     level = -1
     for look, n in enumerate(tables.looks):
         successes = int((rest[:n] == candidate).sum())
-        before, level = level, max(level, sum(successes >= tables.efficacy[j, look] for j in rows) - 1)
+        before, level = level, max(level, sum(successes >= tables._efficacy[j, look] for j in rows) - 1)
         if level > before or level < 0:
             deciding = int(n)
         following = level + 1
-        if following not in rows or tables.efficacy[following, last] > smoothing.n or look == last:
+        if following not in rows or tables._efficacy[following, last] > smoothing.n or look == last:
             break
-        if successes <= tables.futility[following, look]:
+        if successes <= tables._futility[following, look]:
             break
     return candidate, level, smoothing.n0 + int(n), look + 1, deciding
 
@@ -60,12 +55,11 @@ def plain_loop(tables: Tables, smoothing: Smoothing, classes: np.ndarray) -> tup
     ],
 )
 def test_every_decision_is_that_of_the_plain_loop(smoothing, radii):
-    generator, tables = np.random.default_rng(1), plain_tables(smoothing, radii)
-    procedure = Adaptive(smoothing, radii=tuple(radii))
+    generator, procedure = np.random.default_rng(1), Adaptive(smoothing, radii=tuple(radii))
     levels, decided_before_the_end = set(), 0
     for p in [*PROBABILITIES, *generator.uniform(0.5, 1, 88)]:
         classes = listed(p, smoothing.n0 + smoothing.n, generator)
-        candidate, level, samples, looks, trials = plain_loop(tables, smoothing, classes)
+        candidate, level, samples, looks, trials = plain_loop(procedure, classes)
         votes = ListedVotes(classes)
         certificate = certify(procedure, votes)
         assert certificate.details == {"samples": samples, "level": level, "looks": looks}
@@ -82,7 +76,7 @@ def test_every_decision_is_that_of_the_plain_loop(smoothing, radii):
 
 def test_requests_are_the_selection_and_then_the_steps_between_looks():
     procedure = Adaptive(SMALL, radii=(0.0, 2.0))
-    first, second, *_ = plain_tables(SMALL, [0.0, 2.0]).looks.tolist()
+    first, second, *_ = procedure.looks.tolist()
     voting = procedure.votes(0)
     assert next(voting) == Draws(50)
     assert voting.send(np.array([20, 30])) == Draws(first)
@@ -167,10 +161,9 @@ def test_label_awareness_skips_wrong_classes_and_marks_them():
 
 
 def test_noise_at_a_distance_from_a_gaussian_needs_more_successes():
-    near, far = (plain_tables(dataclasses.replace(SMALL, noise_distance=d), [0.0, 0.5]) for d in (0.0, 1e-2))
-    common = np.isin(far.looks, near.looks)
-    assert (far.efficacy[:, -1] > near.efficacy[:, -1]).all() and common.any()
-    assert (far.nulls > near.nulls).all()
+    near, far = (Adaptive(dataclasses.replace(SMALL, noise_distance=d), radii=(0.0, 0.5)) for d in (0.0, 1e-2))
+    assert (far._efficacy[:, -1] > near._efficacy[:, -1]).all() and np.isin(far.looks, near.looks).any()
+    assert all(far.null(radius) > near.null(radius) for radius in (0.0, 0.5))
 
 
 @pytest.fixture
@@ -178,11 +171,11 @@ def build_count(monkeypatch) -> list[int]:
     """How often tables were built rather than read."""
     builds = []
 
-    def counted(*arguments: object) -> Tables:
+    def counted(*arguments: object) -> np.ndarray:
         builds.append(1)
-        return build_tables(*arguments)
+        return efficacy_table(*arguments)
 
-    monkeypatch.setattr("smoothadv.certification.adaptive.build_tables", counted)
+    monkeypatch.setattr("smoothadv.certification.on_grid.efficacy_table", counted)
     return builds
 
 
@@ -203,10 +196,11 @@ def test_other_settings_have_tables_of_their_own(tmp_path, monkeypatch, build_co
     for change in ({}, {"sigma": 0.25}, {"n": 2999}, {"alpha": 2e-3}, {"noise_distance": 1e-9}, {"n0": 10}):
         Adaptive(dataclasses.replace(SMALL, **change)).largest_radius  # noqa: B018
     assert len(build_count) == 5  # n0 has no part in them
-    looks = [plain_tables(dataclasses.replace(SMALL, alpha=alpha), [0.0]).looks.tolist() for alpha in (1e-3, 2e-3)]
-    for alpha in (1e-3, 2e-3):
-        Adaptive(dataclasses.replace(SMALL, alpha=alpha), radii=(0.0,)).largest_radius  # noqa: B018
-    assert looks[0] == looks[1] and len(build_count) == 7  # the level alone tells these apart
+    some = [Adaptive(dataclasses.replace(SMALL, alpha=alpha), radii=(0.0,)) for alpha in (1e-3, 2e-3)]
+    assert some[0].largest_radius is not None and some[1].largest_radius is not None
+    assert (
+        some[0].looks.tolist() == some[1].looks.tolist() and len(build_count) == 7
+    )  # the level alone tells these apart
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from scipy import stats
 
 from smoothadv.certification import Draws, Smoothing
 from smoothadv.certification.adaptive import Adaptive
-from smoothadv.certification.error_spending import Tables, success_upper_bound
+from smoothadv.certification.error_spending import success_upper_bound
 from support.statistical_checks import too_many
 from support.votes import certify
 
@@ -44,32 +44,43 @@ class Runs:
     looks: np.ndarray
 
 
-def simulate(procedure: Adaptive, p: float, number: int, seed: int, tables: Tables | None = None) -> Runs:
+def simulate(procedure: Adaptive, p: float, number: int, seed: int) -> Runs:
     """``number`` runs on a class of probability ``p``, which the selection is assumed to find."""
-    tables, decisions = tables or procedure._tables, np.searchsorted(procedure._grid, procedure.radii_to_decide)
-    generator, n_max, last = np.random.default_rng(seed), tables.looks[-1], len(tables.looks) - 1
+    decisions, looks, efficacy = np.searchsorted(procedure._grid, procedure.radii), procedure.looks, procedure._efficacy
+    generator, n_max, last = np.random.default_rng(seed), looks[-1], len(looks) - 1
     upper = np.array([success_upper_bound(s, N0, 0.01) for s in range(N0 + 1)])
     selected = generator.binomial(N0, p, number)
     runs = Runs(selected, np.zeros((number, last + 1), np.int64), np.full(number, -1), np.zeros(number, np.int64))
-    going = np.flatnonzero(n_max * upper[selected] >= tables.efficacy[0, -1])
+    going = np.flatnonzero(n_max * upper[selected] >= efficacy[0, -1])
     count = np.zeros(number, np.int64)
-    for look, draws in enumerate(np.diff(tables.looks, prepend=0)):
+    for look, draws in enumerate(np.diff(looks, prepend=0)):
         count[going] += generator.binomial(draws, p, len(going))
         # Boundaries ascend with the rows, so that the number of those reached is the place of the count among them.
-        reached = np.searchsorted(tables.efficacy[:, look], count[going], side="right") - 1
+        reached = np.searchsorted(efficacy[:, look], count[going], side="right") - 1
         runs.row[going] = np.maximum(runs.row[going], reached)
         runs.looks[going], runs.successes[going, look] = look + 1, count[going]
         following = np.searchsorted(decisions, runs.row[going], side="right")
         row = decisions[np.minimum(following, len(decisions) - 1)]
-        decided = (following == len(decisions)) | (tables.efficacy[row, -1] > n_max)
-        going = going[~(decided | (count[going] <= tables.futility[row, look]) | (look == last))]
+        decided = (following == len(decisions)) | (efficacy[row, -1] > n_max)
+        going = going[~(decided | (count[going] <= procedure._futility[row, look]) | (look == last))]
     return runs
 
 
-def false_statements(procedure: Adaptive, p: float, number: int, seed: int, tables: Tables | None = None) -> int:
+def false_statements(procedure: Adaptive, p: float, number: int, seed: int) -> int:
     """How many runs reject a hypothesis "p <= t" that is true: their class or their radius is wrong."""
-    row = simulate(procedure, p, number, seed, tables).row
-    return int(((row >= 0) & (procedure._tables.nulls[row] >= p)).sum())
+    row = simulate(procedure, p, number, seed).row
+    return int(((row >= 0) & (nulls_of(procedure)[row] >= p)).sum())
+
+
+def nulls_of(procedure: Adaptive) -> np.ndarray:
+    return np.array([*map(procedure.null, procedure._grid)])
+
+
+def with_tables(procedure: Adaptive, **tables: np.ndarray) -> Adaptive:
+    """The procedure with other boundaries."""
+    other = dataclasses.replace(procedure)
+    vars(other).update(tables)
+    return other
 
 
 class RecordedVotes:
@@ -94,9 +105,9 @@ def test_simulation_is_the_coroutine_run_by_run(ladder, p):
         certificate = certify(ladder, RecordedVotes(runs, run))
         row, looks = runs.row[run], runs.looks[run]
         assert certificate.details["looks"] == looks
-        deciding = list(ladder._tables.looks).index(certificate.trials) if looks else -1
+        deciding = list(ladder.looks).index(certificate.trials) if looks else -1
         assert deciding < looks and certificate.successes == (runs.successes[run, deciding] if looks else 0)
-        assert row < 0 or certificate.successes >= ladder._tables.efficacy[row, deciding], "the counts show the radius"
+        assert row < 0 or certificate.successes >= ladder._efficacy[row, deciding], "the counts show the radius"
         assert certificate.radius == (ladder._grid[row] if row >= 0 else 0.0)
         assert (certificate.prediction == 2) == (row >= 0)
 
@@ -111,23 +122,23 @@ def test_true_radius_is_exceeded_no_more_often_than_alpha(ladder):
 def test_error_stays_below_alpha_where_it_is_largest(plain):
     """It is largest at the null hypotheses themselves, and without giving up early, which hides errors."""
     number = 20_000
-    patient = dataclasses.replace(plain._tables, futility=np.full_like(plain._tables.futility, -1))
-    counts = [false_statements(plain, t, number, 1, patient) for t in plain._tables.nulls[:8]]
+    patient = with_tables(plain, _futility=np.full_like(plain._futility, -1))
+    counts = [false_statements(patient, t, number, 1) for t in nulls_of(plain)[:8]]
     assert not any(too_many(count, number, ALPHA) for count in counts)
     assert sum(counts) > 20, "hardly any errors: these runs would not show too many"
 
 
 def test_error_check_rejects_a_fixed_bound_looked_at_many_times(plain):
-    tables = plain._tables
-    peeking = [stats.binom.isf(ALPHA, tables.looks, t).astype(int) + 1 for t in tables.nulls[:8]]
-    peeking = dataclasses.replace(tables, efficacy=np.vstack([peeking, tables.efficacy[8:]]))
-    assert too_many(false_statements(plain, 0.5, 20_000, 0, peeking), 20_000, ALPHA)
-    assert too_many(false_statements(plain, tables.nulls[4], 20_000, 0, peeking), 20_000, ALPHA)
+    nulls = nulls_of(plain)
+    peeking = [stats.binom.isf(ALPHA, plain.looks, t).astype(int) + 1 for t in nulls[:8]]
+    peeking = with_tables(plain, _efficacy=np.vstack([peeking, plain._efficacy[8:]]))
+    assert too_many(false_statements(peeking, 0.5, 20_000, 0), 20_000, ALPHA)
+    assert too_many(false_statements(peeking, nulls[4], 20_000, 0), 20_000, ALPHA)
 
 
 def test_error_check_rejects_lowered_boundaries(ladder):
     # By 0.7 standard deviations of the count.
-    tables = ladder._tables
-    shift = 0.7 * np.sqrt(tables.looks * tables.nulls[:, None] * (1 - tables.nulls[:, None]))
-    lowered = dataclasses.replace(tables, efficacy=tables.efficacy - shift.astype(int))
-    assert too_many(false_statements(ladder, 0.5, 20_000, 0, lowered), 20_000, ALPHA)
+    nulls = nulls_of(ladder)[:, None]
+    shift = 0.7 * np.sqrt(ladder.looks * nulls * (1 - nulls))
+    lowered = with_tables(ladder, _efficacy=ladder._efficacy - shift.astype(int))
+    assert too_many(false_statements(lowered, 0.5, 20_000, 0), 20_000, ALPHA)

@@ -55,7 +55,7 @@ def radii_of(procedure: Sequential, votes: np.ndarray, look: int, tables=None, r
     lower, rival = tables or procedure._tables
     row = np.searchsorted(lower[:, look], votes[:, 0], side="right") - 1
     rival_step = np.searchsorted(rival[:, look], votes.sum(axis=1) - votes[:, rivals].max(axis=1), side="right")
-    step, alone = procedure._steps[row], procedure._radii[row]
+    alone, step = (values[row] for values in procedure._hypotheses)
     both = np.where(rival_step > step, procedure.smoothing.sigma * (step + rival_step) / (2 * STEPS), -1.0)
     return np.where(row >= 0, np.maximum(alone, both), -1.0)
 
@@ -154,7 +154,7 @@ def test_false_claims_in_many_runs_of_the_default_size():
 
 
 def test_the_check_rejects_wrong_rules(small):
-    nulls = special.ndtr(small._radii / SMALL.sigma)
+    nulls = special.ndtr(small._hypotheses[0] / SMALL.sigma)
     rivals = special.ndtr(np.arange(1, len(small._tables[1]) + 1) / STEPS)
     levels = SHARE * SMALL.alpha, (1 - SHARE) * SMALL.alpha
     peeking = tuple(
@@ -169,7 +169,7 @@ def test_the_check_rejects_wrong_rules(small):
 
 def test_each_row_is_rejected_with_no_more_than_its_level(small):
     lower, rival = small._tables
-    nulls = [radius_probability(float(radius), SMALL.sigma) for radius in small._radii]
+    nulls = [radius_probability(float(radius), SMALL.sigma) for radius in small._hypotheses[0]]
     rivals = [radius_probability(SMALL.sigma * step / STEPS, SMALL.sigma) for step in range(1, len(rival) + 1)]
     levels = SHARE * SMALL.alpha, (1 - SHARE) * SMALL.alpha
     for table, each, level in zip((lower, rival), (nulls, rivals), levels):
@@ -178,9 +178,10 @@ def test_each_row_is_rejected_with_no_more_than_its_level(small):
         assert max(rates) <= level and max(rates) > 0.9 * level
     uneven = Sequential(dataclasses.replace(SMALL, sigma=0.37), radii=(0.07, 0.25, 0.2499999999925, 1e20))
     for each in (small, uneven):
-        below = each._radii / each.smoothing.sigma * STEPS - each._steps
+        radii, steps = each._hypotheses
+        below = radii / each.smoothing.sigma * STEPS - steps
         assert (below[:-1] > -1e-12).all() and (below[:-1] < 1).all() and len(below) > 200
-    assert uneven._steps[np.searchsorted(uneven._radii, 0.25)] == 33
+    assert steps[np.searchsorted(radii, 0.25)] == 33
 
 
 def plain_loop(procedure: Sequential, classes: np.ndarray) -> tuple[int, float, int]:
@@ -192,7 +193,7 @@ def plain_loop(procedure: Sequential, classes: np.ndarray) -> tuple[int, float, 
     for look, n in enumerate(procedure.looks.tolist()):
         votes = np.bincount(rest[:n], minlength=4)
         others = n - np.delete(votes, candidate).max()
-        for row, radius in enumerate(procedure._radii.tolist()):
+        for row, radius in enumerate(procedure._hypotheses[0].tolist()):
             if votes[candidate] >= lower[row, look]:
                 step = math.floor(Fraction(radius) / sigma * STEPS + Fraction(1, 10**9))
                 rival_step = max([j + 1 for j in range(len(rival)) if others >= rival[j, look]], default=0)
@@ -213,9 +214,7 @@ def test_certificates_are_those_of_a_plain_loop_until_it_gives_up(small, p):
         certificate = certify(small, votes)
         stopped = votes.used - SMALL.n0
         cut = dataclasses.replace(small)  # the plain loop sees no look after the one at which the procedure stopped
-        vars(cut).update(
-            looks=small.looks[small.looks <= stopped], _tables=small._tables, _steps=small._steps, _radii=small._radii
-        )
+        vars(cut).update(looks=small.looks[small.looks <= stopped], _tables=small._tables)
         candidate, radius, deciding = plain_loop(cut, classes)
         counts = np.bincount(classes[SMALL.n0 : SMALL.n0 + deciding], minlength=4)
         assert certificate.prediction == (candidate if radius >= 0 else ABSTAIN)
@@ -259,7 +258,7 @@ def test_options():
     votes = np.array([650, 60] + [29] * 10)
     counts = votes[0], SMALL.n - votes[1]
     row, rival = (int(np.searchsorted(t[:, look], k, side="right")) for t, k in zip(other._tables, counts))
-    step = int(other._steps[row - 1])
+    step = int(other._hypotheses[1][row - 1])
     loss = quantile_loss(step / STEPS, rival / STEPS, 1e-3)
     assert rival > step and other.certified(votes, 0, look) == pytest.approx(
         0.5 * ((step + rival) / 100 - loss), abs=1e-12

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.analysis.envelope import Envelope
-from smoothadv.analysis.shared.selection import Selected
+from smoothadv.analysis.envelope import Envelope, Selected
 from smoothadv.bounds import certified_radius
 from smoothadv.records import format_radius, tsv
 from support.commands import call, header, rows

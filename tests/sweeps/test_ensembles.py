@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.analysis.shared.hyper_parameters import certification_parameters
+from smoothadv.analysis.shared.hyper_parameters import parameters_of
 from smoothadv.errors import UserError
 from smoothadv.sweeps.jobs import StateKind, state_of
 from support.commands import call, rows, succeed
@@ -37,7 +37,7 @@ def test_one_run_trains_the_members_and_then_evaluates_them_together(capsys, war
     assert own == of_sweep and len(own) == 3
     settings = json.loads(LOG.with_name(f"{LOG.name}.manifest.json").read_text())["settings"]
     assert len(settings["checkpoint_sha256"]["probabilities"]) == 2
-    found = certification_parameters(LOG, {})
+    found = parameters_of("certification", LOG, {})
     assert found.get("training") == "Gaussian" and found.get("noise") == 0.25, "what all members have in common"
     again = call(capsys, "sweep", "run", "grid.toml", *CPU)
     assert again.code == 0 and "nothing to do" in again.out

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smoothadv.analysis.shared.hyper_parameters import certification_parameters
+from smoothadv.analysis.shared.hyper_parameters import parameters_of
 from support.sweeping import CERTIFY, jobs_of, write_grid
 
 pytestmark = pytest.mark.usefixtures("workplace")
@@ -134,7 +134,7 @@ def test_reader_without_manifest_learns_what_made_a_log(options, sigma, name):
     with tempfile.TemporaryDirectory(dir=".") as folder:
         (job,) = jobs_of(write_grid(Path(folder) / "grid.toml", options, fixed={}, certify=[certify]))
     (log,) = sum_of_logs(job)
-    found = certification_parameters(log, {})
+    found = parameters_of("certification", log, {})
     assert not found.manifest
     expected = {
         "dataset": options["dataset"],
@@ -184,7 +184,7 @@ def test_released_epsilons_are_read_in_their_unit():
     """The released code counts in 1/256: 64 is a quarter."""
     sweep = {**PGD, "epsilon": [64, 127, 256], "released-behaviour": True}
     jobs = jobs_of(write_grid(Path("grid.toml"), sweep, fixed=CIFAR, certify=[CERTIFY]))
-    read = [certification_parameters(sum_of_logs(job)[0], {}).get("epsilon") for job in jobs]
+    read = [parameters_of("certification", sum_of_logs(job)[0], {}).get("epsilon") for job in jobs]
     planned = [job.training.recipe["objective"]["attack"]["epsilon"] for job in jobs]
     assert planned == [0.25, 127 / 256, 1] and read == pytest.approx(planned, rel=5e-4)
 
@@ -198,5 +198,5 @@ def test_folder_never_contradicts_a_recipe(workplace, capsys):
     except BaseException as refused:
         assert "mine.txt" in f"{refused}{capsys.readouterr().err}"
     else:
-        found = certification_parameters(sum_of_logs(job)[0], {})
+        found = parameters_of("certification", sum_of_logs(job)[0], {})
         assert [found.get(key) for key in ("attack", "epsilon", "num_steps")] == ["PGD", 0.5, 4]

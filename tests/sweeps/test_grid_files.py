@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.analysis.shared.hyper_parameters import certification_parameters
+from smoothadv.analysis.shared.hyper_parameters import parameters_of
 from smoothadv.sweeps.grid import read_grid
 from smoothadv.sweeps.jobs import StateKind, state_of
 from support.commands import CODE
@@ -63,7 +63,7 @@ def test_logs_tell_what_made_their_models(plans, name):
         for stage in plan.job.evaluations:
             if stage.words[0] != "certify":
                 continue
-            found = certification_parameters(stage.logs[0], {})
+            found = parameters_of("certification", stage.logs[0], {})
             assert found.get("dataset") == plan.job.training.recipe["dataset"]
             assert found.get("arch") == plan.job.training.recipe["arch"]
             assert found.get("noise") == pytest.approx(objective["noise_sd"], rel=5e-4)

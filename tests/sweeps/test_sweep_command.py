@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.analysis.shared.hyper_parameters import certification_parameters
+from smoothadv.analysis.shared.hyper_parameters import parameters_of
 from smoothadv.sweeps.engines.local import Local
 from support import sweep_runs
 from support.commands import ENVIRONMENT, call, command_main, rows, snapshot
@@ -77,7 +77,7 @@ def test_sweep_trains_and_certifies_every_model(done):
     settings = json.loads(manifest.read_text())["settings"]
     assert settings["training"]["objective"]["attack"]["epsilon"] == 0.5 and settings["N"] == 200
     manifest.unlink()
-    found = certification_parameters(log_of(FOLDERS[1]), {})
+    found = parameters_of("certification", log_of(FOLDERS[1]), {})
     assert [found.get(name) for name in ("training", "epsilon", "num_steps")] == ["SmoothAdv-PGD", 0.5, 1]
 
 

@@ -9,9 +9,10 @@ from numpy.typing import ArrayLike
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.procedure import is_label_aware
 from smoothadv.analysis.shared.radii import AtRadii, radius_text
+from smoothadv.analysis.shared.selection import refuse_other_images
 from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table, columns_of
+from smoothadv.certification.on_grid import LABEL_AWARE
 from smoothadv.errors import UserError, warn
 from smoothadv.readers import DataFrame
 from smoothadv.settings import non_negative_int, probability, setting
@@ -53,7 +54,7 @@ class Comparison(AtRadii, Analysis):
             self._row(radius_text(radius), right[0] & pairs.radius_first.ge(a), right[1] & pairs.radius_second.ge(b))
             for radius, (a, b) in zip(radii, lengths)
         ]
-        if not any(is_label_aware(log.table) for log in (first, second)):
+        if not any(LABEL_AWARE in log.table for log in (first, second)):
             rows.append(self._row("abstained", pairs.predict_first.eq(-1), pairs.predict_second.eq(-1)))
         credited = [(pairs[f"radius_{log}"] * pairs[f"correct_{log}"]).to_numpy() for log in ("first", "second")]
         rows.append(self._row("larger radius", credited[0] > credited[1], credited[1] > credited[0]))
@@ -121,17 +122,10 @@ def _average_title(first: Log, second: Log) -> str:
 
 def pair_up(first: Log, second: Log) -> DataFrame:
     """The examples that are in both logs, side by side; UserError if there are none, or their labels differ."""
-    if len({log.parameters.get("dataset") for log in (first, second)} - {None}) > 1:
-        raise UserError(f"{first.path} and {second.path} are not on the same images: they are of different datasets")
+    refuse_other_images([first, second], f"{first.path} and {second.path}")
     pairs = first.table.merge(second.table, on="idx", suffixes=("_first", "_second"))
     if pairs.empty:
         raise UserError(f"{first.path} and {second.path} have no example in common")
-    different = pairs[pairs.label_first != pairs.label_second]
-    if len(different):
-        raise UserError(
-            f"{first.path} and {second.path} are not on the same images: example {different.idx.iloc[0]} has "
-            f"label {different.label_first.iloc[0]} in one and {different.label_second.iloc[0]} in the other"
-        )
     return pairs
 
 

@@ -9,20 +9,35 @@ from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.log_statistics import abstention_rate, clean_accuracy
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import AtRadii, radius_column
-from smoothadv.analysis.shared.selection import (
-    Choosing,
-    Selected,
-    are_alike,
-    grouping,
-    groups_of,
-    one_of,
-    upper_envelope,
-)
+from smoothadv.analysis.shared.selection import Choosing, are_alike, grouping, groups_of, one_of
 from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table, columns_of
 from smoothadv.settings import setting
 
 _FACTS = ("certified_accuracy", "abstention_rate", "clean_accuracy")
 _SHOWN = (*_FACTS, "model")
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The best log of a group at one radius."""
+
+    log: Log
+    certified_accuracy: float
+
+
+def upper_envelope(logs: Sequence[Log], accuracies: np.ndarray) -> list[Selected]:
+    """The log with the largest accuracy at each radius; of equal ones, that of larger clean accuracy, or the first.
+
+    ``accuracies`` is [len(logs), number of radii]. The logs are selected on the images that measure their accuracy:
+    an envelope is optimistic, the more so the more logs it is selected from (SmoothAdv, section 4).
+    """
+    clean = np.array([clean_accuracy(log.table) for log in logs])
+    selected = []
+    for column in accuracies.T:
+        best = np.flatnonzero(column == column.max())
+        winner = best[clean[best].argmax()]
+        selected.append(Selected(logs[winner], float(column[winner])))
+    return selected
 
 
 @ANALYSES.register("envelope")

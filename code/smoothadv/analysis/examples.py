@@ -10,7 +10,7 @@ import numpy as np
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.empirical import attack_radius
 from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.selection import refuse_several
+from smoothadv.analysis.shared.selection import refuse_other_images, refuse_several
 from smoothadv.analysis.shared.table_formats import Table, columns_of
 from smoothadv.certification import ABSTAIN
 from smoothadv.errors import UserError, warn
@@ -56,27 +56,17 @@ def example_statistics(logs: Sequence[Log]) -> DataFrame:
     """
     import pandas as pd
 
-    datasets = {log.parameters.get("dataset") for log in logs} - {None}
-    if len(datasets) > 1:
-        raise UserError(f"the logs are not on the same images, but of {', '.join(sorted(map(str, datasets)))}")
+    refuse_other_images(logs, "the logs")
     everything = pd.concat([log.table.assign(log=log.name) for log in logs], ignore_index=True)
     everything = everything.assign(credit=everything.radius * everything.correct, abstains=everything.predict.eq(-1))
     frame = everything.groupby("idx").agg(
         label=("label", "min"),
-        largest_label=("label", "max"),
         logs=("log", "size"),
         certified=("correct", "sum"),
         abstained=("abstains", "sum"),
         mean_radius=("credit", "mean"),
         largest_radius=("credit", "max"),
     )
-    largest = frame.pop("largest_label")
-    if len(differing := frame.index[frame.label != largest]):
-        idx = differing[0]
-        raise UserError(
-            f"the logs are not on the same images: example {idx} has label {frame.label[idx]} in one log and "
-            f"{largest[idx]} in another"
-        )
     best = everything.loc[everything.groupby("idx").credit.idxmax()].set_index("idx")
     wrong = everything[(everything.predict >= 0) & (everything.correct == 0)]
     counts = wrong.groupby(["idx", "predict"]).size().reset_index(name="times")

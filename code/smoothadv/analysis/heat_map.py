@@ -103,7 +103,7 @@ class HeatMap(Choosing, AtRadii, Analysis):
             if position + beside >= len(panels):
                 panel.set_xlabel(_symbol(self.columns))
             if self.measure == _CERTIFIED:
-                panel.set_title(f"{self._norm_symbol} radius {radius_text(radius)}", fontsize=_POINTS + 1)
+                panel.set_title(f"{self.norm_symbol} radius {radius_text(radius)}", fontsize=_POINTS + 1)
         width, height = figure.get_size_inches()
         bar = figure.colorbar(mesh, ax=panels, fraction=2 * _BAR / width, pad=_BAR / width, aspect=height / _BAR)
         bar.set_label(self._quantity(cells), fontsize=_POINTS + 1)
@@ -132,16 +132,12 @@ class HeatMap(Choosing, AtRadii, Analysis):
         panel.spines[:].set_visible(False)
         return mesh
 
-    @property
-    def _norm_symbol(self) -> str:
-        return self.axis_title.partition(" ")[0]
-
     def _quantity(self, cells: _Cells) -> str:
         """What the cells show, as the title of the colour bar."""
         if self.measure != _AVERAGE:
             return f"{self.measure.replace('_', ' ')} (%)"
         on_grid = any(log.is_on_grid for group in cells.values() for log in group)
-        return f"average certified\nradius ({self._norm_symbol}){' on the grid' if on_grid else ''}"
+        return f"average certified\nradius ({self.norm_symbol}){' on the grid' if on_grid else ''}"
 
     def _add_note(self, figure: Figure, cells: _Cells) -> None:
         """A note below the panels: from how many logs a cell is selected, and how to read special cells."""
@@ -175,8 +171,8 @@ def _panels(rows: Sequence[str], columns: Sequence[str], count: int) -> tuple[Fi
 
     width = max(len(columns) * _CELL_WIDTH, _SMALLEST_PANEL[0]) + 0.15
     height = max(len(rows) * _CELL_HEIGHT, _SMALLEST_PANEL[1]) + _AROUND_PANEL
-    height += _longest(columns) * _CHARACTER if _rotation(columns) else 0
-    beside_panels = _BESIDE_PANELS + _longest(rows) * _CHARACTER
+    height += max(map(len, columns)) * _CHARACTER if _rotation(columns) else 0
+    beside_panels = _BESIDE_PANELS + max(map(len, rows)) * _CHARACTER
     fitting = min(_MOST_PANELS_BESIDE, max(1, int((_WIDEST - beside_panels) / width)))
     lines = math.ceil(count / fitting)
     beside = math.ceil(count / lines)
@@ -185,13 +181,9 @@ def _panels(rows: Sequence[str], columns: Sequence[str], count: int) -> tuple[Fi
     return figure, [figure.add_subplot(lines, beside, position + 1) for position in range(count)], beside
 
 
-def _longest(labels: Sequence[str]) -> int:
-    return max(map(len, labels))
-
-
 def _rotation(labels: Sequence[str]) -> int:
     """Labels wider than their cells stand upright."""
-    return 90 if _longest(labels) * _CHARACTER > _CELL_WIDTH else 0
+    return 90 if max(map(len, labels)) * _CHARACTER > _CELL_WIDTH else 0
 
 
 def _legible_on(colour: Sequence[float] | np.ndarray) -> str:

@@ -1,13 +1,12 @@
 """parameters: the hyper-parameters of each log and how each is known."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.hyper_parameters import FIELDS, display
 from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.table_formats import Cell, Column, Table
+from smoothadv.analysis.shared.table_formats import Column, Table
 
 
 @ANALYSES.register("parameters")
@@ -26,14 +25,12 @@ class ParametersTable(Analysis):
             *(Column(name, FIELDS[name], "text") for name in known),
             Column("sources", "known from", "text"),
         ]
-
-        def rows(as_text: Callable[[str, Any], Cell]) -> list[list[Cell]]:
-            return [
-                [log.label, len(log.table), *(as_text(name, log.parameters.get(name)) for name in known), _sources(log)]
-                for log in everything
-            ]
-
-        return Table(columns, rows(lambda name, value: value), Table(columns, rows(display)))
+        rows: list[list[Any]] = [
+            [log.label, len(log.table), *(log.parameters.get(name) for name in known), _sources(log)]
+            for log in everything
+        ]
+        shown = [[*row[:2], *map(display, known, row[2:-1]), row[-1]] for row in rows]
+        return Table(columns, rows, Table(columns, shown))
 
 
 def _sources(log: Log) -> str:

@@ -58,11 +58,10 @@ class CertifiedAccuracyPlot(Bands, Norm, Analysis):
         """The corners of each log's steps, and the shares of its images there."""
         if self.of == _P_A:
             return [(log, *survival_curve(bounds[bounds > 0], len(bounds))) for log, bounds in with_bounds(logs)]
-        return [(log, *self._curve(log)) for log in logs]
-
-    def _curve(self, log: Log) -> tuple[np.ndarray, np.ndarray]:
-        radii, accuracies = accuracy_curve(log.table)
-        if self.high_probability is not None:
-            accuracies = self.accuracies_at_lengths(log, radii)
-            accuracies[-1] = 0.0
-        return self.certified_by(log, radii), accuracies
+        curves = []
+        for log in logs:
+            radii, shares = accuracy_curve(log.table)
+            if self.high_probability is not None:
+                shares = np.append(self.accuracies_at_lengths(log, radii[:-1]), 0.0)
+            curves.append((log, self.certified_by(log, radii), shares))
+        return curves

@@ -46,25 +46,20 @@ class EnvelopePlot(Choosing, Norm, Analysis):
         if not others:
             raise UserError("there is nothing but the baseline to draw")
         by = self.group_by or []
-        curves = list(groups_of(others, by, name_group=bool(baseline)).items())
-        dashed = list(groups_of(baseline, by if self.split_baseline else [], name_group=True).items())
-        return self._draw(curves, dashed, by)
-
-    def _draw(
-        self, curves: list[tuple[str, list[Log]]], dashed: list[tuple[str, list[Log]]], by: Sequence[str]
-    ) -> Figure:
-        figure, (axes,) = new_figure()
-        lines = looks(len(curves) + (0 if self.split_baseline else len(dashed)))
+        solid = groups_of(others, by, name_group=bool(baseline))
+        dashed = groups_of(baseline, by if self.split_baseline else [], name_group=True)
+        lines = looks(len(solid) + (0 if self.split_baseline else len(dashed)))
         if self.split_baseline:
-            like = {_key(group, by): look for (_, group), look in zip(curves, lines)}
-            lines += [like.get(_key(group, by), {"color": "0.45", "linewidth": 1.6}) for _, group in dashed]
-        styles = ["-"] * len(curves) + ["--"] * len(dashed)
-        styled = [(*curve, look, style) for curve, look, style in zip([*curves, *dashed], lines, styles)]
-        envelopes, drawn = [self.envelope_curve(group) for _, group, _, _ in styled], []
-        largest = max(radii[-1] for radii, _ in envelopes)
-        for position, ((name, _, look, style), (radii, accuracies)) in enumerate(zip(styled, envelopes)):
-            marks = mark_radii(radii, largest, position, len(styled))
-            drawn.append(draw_steps(axes, radii, accuracies, label=name, linestyle=style, markevery=marks, **look))
+            like = {_key(group, by): look for group, look in zip(solid.values(), lines)}
+            lines += [like.get(_key(group, by), {"color": "0.45", "linewidth": 1.6}) for group in dashed.values()]
+        curves = [(name, *self.envelope_curve(group)) for name, group in [*solid.items(), *dashed.items()]]
+        largest = max(radii[-1] for _, radii, _ in curves)
+        figure, (axes,) = new_figure()
+        drawn = []
+        for position, ((name, radii, accuracies), look) in enumerate(zip(curves, lines)):
+            look = {**look, "linestyle": "-" if position < len(solid) else "--"}
+            marks = mark_radii(radii, largest, position, len(curves))
+            drawn.append(draw_steps(axes, radii, accuracies, label=name, markevery=marks, **look))
         return finished(figure, drawn, (self.axis_title, "certified accuracy (%)"), 1.04 * largest, self.title)
 
     def envelope_curve(self, group: Sequence[Log]) -> tuple[np.ndarray, np.ndarray]:

@@ -35,17 +35,15 @@ class Probabilities(Analysis):
             *(Column(f"quantile_{share:g}", f"{100 * share:g}% quantile", "number") for share in _QUANTILES),
             *(Column(f"at_least_{level:g}", f"at least {level:g}", "fraction") for level in _LEVELS),
         ]
-        return with_facts(Table(columns, [_row(log, bounds) for log, bounds in told]), [log for log, _ in told])
-
-
-def _row(log: Log, bounds: np.ndarray) -> list[Cell]:
-    return [
-        log.label,
-        len(bounds),
-        average_certified_radius(log.table),
-        *np.quantile(bounds, _QUANTILES, method="inverted_cdf").tolist(),
-        *(float((bounds >= level).mean()) for level in _LEVELS),
-    ]
+        rows: list[list[Cell]] = [
+            [
+                *(log.label, len(bounds), average_certified_radius(log.table)),
+                *np.quantile(bounds, _QUANTILES, method="inverted_cdf").tolist(),
+                *(float((bounds >= level).mean()) for level in _LEVELS),
+            ]
+            for log, bounds in told
+        ]
+        return with_facts(Table(columns, rows), [log for log, _ in told])
 
 
 def with_bounds(logs: Sequence[Log]) -> list[tuple[Log, np.ndarray]]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.compare import Comparison
 from smoothadv.analysis.empirical import Empirical
-from smoothadv.analysis.envelope import Envelope
+from smoothadv.analysis.envelope import Envelope, Selected
 from smoothadv.analysis.examples import Examples, never_right
 from smoothadv.analysis.gap import Gap
 from smoothadv.analysis.heat_map import HeatMap
@@ -26,7 +26,7 @@ from smoothadv.analysis.shared.hyper_parameters import FIELDS, display
 from smoothadv.analysis.shared.logs import Log, Logs, sizes_of
 from smoothadv.analysis.shared.plausibility import coarse_digits
 from smoothadv.analysis.shared.radii import AtRadii, radius_text
-from smoothadv.analysis.shared.selection import Choosing, Selected, doubts, groups_of
+from smoothadv.analysis.shared.selection import Choosing, doubts, groups_of
 from smoothadv.analysis.shared.table_formats import Column, Markup, Table, columns_of, display_cells, titles
 from smoothadv.analysis.summary import Summary
 from smoothadv.errors import UserError
@@ -39,7 +39,6 @@ _EXAMPLES_SHOWN = 15
 _MOST_MAPS = 6
 _MOST_PICTURES = 12
 _LONGEST_NAME = 20
-_KINDS = {"packages": dict, "command": list}
 
 Part = dict[str, Any]
 """A table or a figure in the form that the template takes."""
@@ -231,10 +230,8 @@ def _described(best: Selected, names: list[str]) -> list[str | None]:
 
 def _facts(logs: Logs) -> list[tuple[str, str]]:
     """The logs of the page in a few numbers."""
-    facts = []
-    for kind in ("certification", "prediction", "training"):
-        if getattr(logs, kind):
-            facts.append((f"{kind} logs", f"{len(getattr(logs, kind)):,}"))
+    kinds = ("certification", "prediction", "training")
+    facts = [(f"{kind} logs", f"{len(some):,}") for kind in kinds if (some := getattr(logs, kind))]
     if logs.certification:
         facts.append(("examples per log", sizes_of(logs.certification)))
     for name in ("dataset", "sigma", "N", "alpha", "method"):
@@ -256,7 +253,7 @@ def _if_possible(caption: str, analysis: Analysis, logs: Logs) -> list[Part]:
 
 def _examples(logs: Logs) -> Section:
     parts = []
-    for procedure, those in logs.by("procedure").items():
+    for procedure, those in Logs(logs.certification).by("procedure").items():
         parts += _if_possible(f"Worst{_of(procedure)}", Examples(worst=_EXAMPLES_SHOWN), those)
         parts += _if_possible(f"Best{_of(procedure)}", Examples(best=_EXAMPLES_SHOWN), those)
     return Section("Examples", parts, "" if parts else "Not shown: the logs are not on the same images.")
@@ -277,18 +274,13 @@ def _made_by(log: Log) -> str | None:
     """Command, version, commit and device of each run that wrote the log, if it has a manifest."""
     descriptions = []
     for run in log.parameters.runs:
-        # A manifest may hold anything in these two.
-        run = {name: value for name, value in run.items() if isinstance(value, _KINDS.get(name, object))}
-        packages = run.get("packages") or {}
-        facts = {
-            "smoothadv": run.get("smoothadv"),
-            "commit": str(run.get("git_commit"))[:12] if run.get("git_commit") else None,
-            "torch": packages.get("torch"),
-            "device": run.get("device"),
-            "started": run.get("started"),
-        }
+        command, packages = run.get("command"), run.get("packages")  # a manifest may hold anything in these two
+        torch = packages.get("torch") if isinstance(packages, dict) else None
+        commit = str(run.get("git_commit") or "")[:12]
+        facts = {"smoothadv": run.get("smoothadv"), "commit": commit, "torch": torch}
+        facts |= {name: run.get(name) for name in ("device", "started")}
         known = ", ".join(f"{name} {value}" for name, value in facts.items() if value)
-        descriptions.append(f"{' '.join(without_secrets(run.get('command', [])))} ({known})")
+        descriptions.append(f"{' '.join(without_secrets(command if isinstance(command, list) else []))} ({known})")
     return "; then ".join(descriptions) or None
 
 

@@ -34,19 +34,15 @@ class CertifiedAccuracyTable(Bands, AtRadii, Analysis):
         rows = [[name, *values.tolist()] for name, values in accuracies.items()]
         if self.confidence is None:
             return with_facts(Table(columns, rows), ordered, by)
-        intervals = [self.ends(accuracies[label], len(log.table)) for log, label in labelled]
+        both = [zip(*self.ends(accuracies[label], len(log.table))) for log, label in labelled]
         shown = [
-            [name, *(Annotated(value, interval=ends) for value, ends in zip(values, zip(*map(list, interval))))]
-            for (name, *values), interval in zip(rows, intervals)
+            [name, *(Annotated(value, interval=(float(low), float(high))) for value, (low, high) in zip(values, ends))]
+            for (name, *values), ends in zip(rows, both)
         ]
-        full_columns = [first, *(column for radius in radii for column in _with_interval(radius))]
-        full = [
-            [name, *(float(x) for triple in zip(values, *interval) for x in triple)]
-            for (name, *values), interval in zip(rows, intervals)
+        triples = [
+            Column(f"{radius_key(radius)}{end}", radius_text(radius), "percent")
+            for radius in radii
+            for end in ("", "_low", "_high")
         ]
-        return with_facts(Table(full_columns, full, Table(columns, shown)), ordered, by)
-
-
-def _with_interval(radius: float) -> list[Column]:
-    key, title = radius_key(radius), radius_text(radius)
-    return [Column(f"{key}{end}", title, "percent") for end in ("", "_low", "_high")]
+        full = [[name, *(x for cell in cells for x in (cell.value, *cell.interval))] for name, *cells in shown]
+        return with_facts(Table([first, *triples], full, Table(columns, shown)), ordered, by)

@@ -21,36 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from smoothadv.api.arguments import (
-    CommonOptions,
-    FilePath,
-    Model,
-    attack_plan,
-    attack_sizes,
-    called_from,
-    common_fields,
-    dataset_of,
-    folder_at,
-    log_at,
-    torch_settings_kept,
-)
+from smoothadv.api import arguments
+from smoothadv.api.arguments import CommonOptions, FilePath, Model, torch_settings_kept
 from smoothadv.attacks import GradientAttack
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.given import GivenImages
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.devices import usable_device
 from smoothadv.errors import UserError
-from smoothadv.evaluation import attacking, certifying, falsifying, predicting
+from smoothadv.evaluation import attacking, certifying, falsifying, predicting, requests
 from smoothadv.evaluation.classifiers import trained_on_logits
-from smoothadv.evaluation.requests import (
-    DEFAULT_FALSE_ALARM,
-    DEFAULT_FRACTION,
-    AttackRequest,
-    CertifyRequest,
-    FalsifyRequest,
-    PredictRequest,
-    check_existing,
-)
 from smoothadv.objectives import Objective
 from smoothadv.readers import read_certification_log, read_prediction_log
 from smoothadv.training.job import Trained
@@ -93,9 +73,9 @@ def certify(
     Returns columns idx, label, predict, correct (int64), radius (float64), successes, trials and those of the method.
     UserError on bad input, NonFiniteError where a logit is NaN or infinite.
     """
-    fields = common_fields("certify", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
-    with log_at(log) as outfile:
-        request = CertifyRequest(
+    fields = arguments.common_fields("certify", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
+    with arguments.log_at(log) as outfile:
+        request = requests.CertifyRequest(
             **fields, outfile=outfile, n0=n0, method=method, procedure_settings=dict(settings or {}), sound=sound
         )
         certifying.certify(request)
@@ -135,13 +115,13 @@ def predict(
     Returns columns idx, label, predict, correct (int64) and, of attacked images, attack_norm, epsilon (float64) and
     what else the log has. UserError on bad input, NonFiniteError where a logit is NaN or infinite.
     """
-    fields = common_fields("predict", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
+    fields = arguments.common_fields("predict", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
     plan = None
     if attack is not None:
         further = {"restarts": restarts, "target": target, "batch": attack_batch}
-        plan = attack_plan(attack, num_noise_vec, base_attack, **further)
-    with log_at(log) as outfile:
-        request = PredictRequest(**fields, outfile=outfile, attack=plan, top_k=top_k)
+        plan = arguments.attack_plan(attack, num_noise_vec, base_attack, **further)
+    with arguments.log_at(log) as outfile:
+        request = requests.PredictRequest(**fields, outfile=outfile, attack=plan, top_k=top_k)
         predicting.predict(request)
         return read_prediction_log(outfile)
 
@@ -179,11 +159,13 @@ def attack(
     """
     import pandas as pd
 
-    fields = common_fields("attack", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
-    plan = attack_plan(attack, num_noise_vec, base_attack, restarts=restarts, target=target, batch=attack_batch)
-    sizes = attack_sizes(epsilons, attack)
-    with folder_at(folder) as outdir:
-        request = AttackRequest(**fields, outdir=outdir, attack=plan, epsilons=sizes)
+    fields = arguments.common_fields("attack", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
+    plan = arguments.attack_plan(
+        attack, num_noise_vec, base_attack, restarts=restarts, target=target, batch=attack_batch
+    )
+    sizes = arguments.attack_sizes(epsilons, attack)
+    with arguments.folder_at(folder) as outdir:
+        request = requests.AttackRequest(**fields, outdir=outdir, attack=plan, epsilons=sizes)
         return pd.concat([read_prediction_log(log.path) for log in attacking.attack(request)], ignore_index=True)
 
 
@@ -196,8 +178,8 @@ def falsify(
     against: FilePath,
     sigma: float,
     attack: GradientAttack,
-    fraction: float = DEFAULT_FRACTION,
-    false_alarm: float = DEFAULT_FALSE_ALARM,
+    fraction: float = requests.DEFAULT_FRACTION,
+    false_alarm: float = requests.DEFAULT_FALSE_ALARM,
     num_noise_vec: int = 64,
     restarts: int = 1,
     attack_batch: int | None = None,
@@ -212,12 +194,12 @@ def falsify(
     and whether they refute the log, which happens to a true one with probability at most ``false_alarm``.
     UserError on bad input and where the log is about another model, other images or another sigma.
     """
-    fields = common_fields("falsify", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
-    with folder_at(folder) as outdir:
-        request = FalsifyRequest(
+    fields = arguments.common_fields("falsify", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
+    with arguments.folder_at(folder) as outdir:
+        request = requests.FalsifyRequest(
             **fields,
             outdir=outdir,
-            attack=attack_plan(attack, num_noise_vec, False, restarts=restarts, batch=attack_batch),
+            attack=arguments.attack_plan(attack, num_noise_vec, False, restarts=restarts, batch=attack_batch),
             against=Path(against),
             fraction=fraction,
             false_alarm=false_alarm,
@@ -276,10 +258,10 @@ def train(
             raise UserError(f"the dataset '{images}' has labels and test images of its own: leave them out")
         sources, description = images, describe_dataset(images, data_dir)
     else:
-        training = dataset_of(model, images, labels, num_classes, "images")
+        training = arguments.dataset_of(model, images, labels, num_classes, "images")
         if isinstance(model, str) and isinstance(training, GivenImages):
             training = training.with_constants()  # for the input layer
-        tested = training if test is None else dataset_of(model, test, test_labels, num_classes, "images")
+        tested = training if test is None else arguments.dataset_of(model, test, test_labels, num_classes, "images")
         sources, description = (training, tested), training.description
     request = TrainingRequest(
         classifier=model,
@@ -289,9 +271,9 @@ def train(
         schedule=ScheduleChoices(**(schedule or {})),
         seed=operator.index(seed),
         device=None if device is None else usable_device(device),
-        existing=check_existing(existing),
+        existing=requests.check_existing(existing),
         data_dir=data_dir,
-        command=called_from("train"),
+        command=arguments.called_from("train"),
         **options,
     )
     with trained_on_logits(model, description) if isinstance(model, torch.nn.Module) else nullcontext():

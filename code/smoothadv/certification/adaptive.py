@@ -9,16 +9,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from smoothadv.bounds import radius_probability
 from smoothadv.certification import PROCEDURES
-from smoothadv.certification.error_spending import Tables, build_tables, look_schedule, success_upper_bound
-from smoothadv.certification.on_grid import GridProcedure, cached_array, digest_of
+from smoothadv.certification.error_spending import futility_table, look_schedule, success_upper_bound
+from smoothadv.certification.on_grid import GridProcedure, cached_tables, digest_of
 from smoothadv.settings import setting
 
 LADDER = 100
 """Steps of the fine grid per sigma."""
 _EARLY, _GAMMA = 0.5, 0.01
-_TABLES_VERSION = 2
 
 
 @PROCEDURES.register("adaptive")
@@ -43,29 +41,29 @@ class Adaptive(GridProcedure):
         False, help="also test a fine grid of radii, sigma/100 apart, with the same draws: finer radii in the log"
     )
 
-    @property
+    @cached_property
     def looks(self) -> np.ndarray:
-        return self._tables.looks
+        return look_schedule([*map(self.null, self.radii)], self.smoothing.n, self.smoothing.alpha, _EARLY)
 
     def certified(self, votes: np.ndarray, candidate: int, look: int) -> float:
-        row = int((votes[candidate] >= self._tables.efficacy[:, look]).sum()) - 1
+        row = int((votes[candidate] >= self._efficacy[:, look]).sum()) - 1
         return float(self._grid[row]) if row >= 0 else -1.0
 
     def is_futile(self, votes: np.ndarray, candidate: int, look: int, following: float) -> bool:
         row, successes = int(np.searchsorted(self._grid, following)), int(votes[candidate])
-        last = int(self._tables.efficacy[row, -1])
+        last = int(self._efficacy[row, -1])
         if look < 0:
-            return self.smoothing.n * success_upper_bound(successes, self.smoothing.n0, _GAMMA) < last
-        return last > self.smoothing.n or successes <= self._tables.futility[row, look]
+            return bool(self.smoothing.n * success_upper_bound(successes, self.smoothing.n0, _GAMMA) < last)
+        return last > self.smoothing.n or successes <= self._futility[row, look]
 
     @property
     def settings(self) -> dict[str, str]:
-        return {"tables_sha256": digest_of(self._tables.looks, self._tables.efficacy, self._tables.futility)}
+        return {"tables_sha256": digest_of(self.looks, self._efficacy, self._futility)}
 
     @cached_property
     def _grid(self) -> np.ndarray:
         """All radii with a row, ascending, as float64."""
-        radii = set(self.radii_to_decide)
+        radii = set(self.radii)
         if self.ladder:
             sigma = self.smoothing.sigma
             # n_max successes in a row reject no p beyond alpha^(1 / n_max).
@@ -74,23 +72,10 @@ class Adaptive(GridProcedure):
         return np.array(sorted(radii))
 
     @cached_property
-    def _tables(self) -> Tables:
-        smoothing = self.smoothing
-        nulls = [radius_probability(float(radius), smoothing.sigma, smoothing.noise_distance) for radius in self._grid]
-        deciding = [null for null, radius in zip(nulls, self._grid) if radius in self.radii_to_decide]
-        looks = look_schedule(deciding, smoothing.n, smoothing.alpha, _EARLY)
-        parameters = {
-            "version": _TABLES_VERSION,
-            "nulls": [null.hex() for null in nulls],
-            "looks": [int(look) for look in looks],
-            "alpha": smoothing.alpha.hex(),
-            "early": _EARLY,
-            "gamma": _GAMMA,
-        }
+    def _efficacy(self) -> np.ndarray:
+        """The fewest votes that reject each hypothesis at each look: int64 [J, L]; rows are those of ``_grid``."""
+        return cached_tables([[*map(self.null, self._grid)]], self.looks, [self.smoothing.alpha], _EARLY)[0]
 
-        def build() -> np.ndarray:
-            tables = build_tables(nulls, looks, smoothing.alpha, _EARLY, _GAMMA)
-            return np.stack([tables.efficacy, tables.futility])
-
-        efficacy, futility = cached_array(parameters, build)
-        return Tables(np.array(nulls), looks, efficacy, futility)
+    @cached_property
+    def _futility(self) -> np.ndarray:
+        return futility_table(self._efficacy[:, -1], self.looks, _GAMMA)

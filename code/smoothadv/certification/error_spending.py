@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import special
 from tqdm import tqdm
 
@@ -21,21 +20,6 @@ FIRST_LOOK, GROWTH, STEP, PUBLISHED_N = 100, 1.25, 50, 100_000
 _TAIL, _SLACK = 1e-17, 1e-12
 """Tails below _TAIL are cut off; each look spends _SLACK beyond its computed probability, for those and rounding."""
 _NEAR_ONE = 1e-9
-
-
-@dataclass(frozen=True)
-class Tables:
-    """The boundaries that decide at run time, as integers; rows are null hypotheses p <= nulls[j].
-
-    ``nulls`` float64 [J] ascending; ``looks`` int64 [K] ascending, the last one n_max; ``efficacy`` int64 [J, K]: at
-    look k, row j is rejected by at least efficacy[j, k] successes of looks[k] draws; ``futility`` int64 [J, K]: with
-    at most futility[j, k] successes a rejection of row j by the end is too unlikely to wait for (-1: never).
-    """
-
-    nulls: np.ndarray
-    looks: np.ndarray
-    efficacy: np.ndarray
-    futility: np.ndarray
 
 
 def spending(n: int, n_max: int, alpha: float, early: float) -> float:
@@ -126,18 +110,20 @@ def _increments(looks: np.ndarray, p: float) -> list[tuple[int, np.ndarray]]:
     return list(zip(low.tolist(), np.split(pmf, np.cumsum(sizes)[:-1])))
 
 
-def futility_row(last_boundary: int, looks: np.ndarray, gamma: float) -> np.ndarray:
-    """For each look, the most successes with which the last boundary is out of reach even if p is its upper bound.
+def futility_table(last_boundaries: np.ndarray, looks: np.ndarray, gamma: float) -> np.ndarray:
+    """For rows with these last boundaries [J] and each look, the most successes with which the last one is out of reach
+    even if p is its upper bound: int64 [J, K].
 
-    The largest s with s + (n_max - n) U(s, n) < last_boundary, U the Clopper-Pearson upper bound at level ``gamma``;
+    The largest s with s + (n_max - n) U(s, n) < last boundary, U the Clopper-Pearson upper bound at level ``gamma``;
     -1 where there is none. This spends no error: giving up early only loses certificates.
     """
-
-    def is_in_reach(successes: int, n: int) -> bool:
-        return successes + (looks[-1] - n) * success_upper_bound(successes, n, gamma) >= last_boundary
-
-    most = [bisect_left(range(n + 1), True, key=partial(is_in_reach, n=n)) - 1 for n in looks.tolist()]
-    return np.array(most, dtype=np.int64)
+    hopeless, reaching = np.full((len(last_boundaries), len(looks)), -1), np.tile(looks + 1, (len(last_boundaries), 1))
+    while (reaching - hopeless > 1).any():
+        middle = (hopeless + reaching) // 2
+        at_best = middle + (looks[-1] - looks) * success_upper_bound(middle, looks, gamma)
+        reaches = at_best >= last_boundaries[:, None]
+        hopeless, reaching = np.where(reaches, hopeless, middle), np.where(reaches, middle, reaching)
+    return hopeless
 
 
 def futility_probability(n: int, n_max: int, null: float, patience: float, power: float, tilt: float) -> float:
@@ -154,16 +140,17 @@ def predictive_quantile(successes: int, n: int, n_max: int, probability: float) 
 
     The share of successes among the other draws is a quantile of a beta distribution with the counts ``successes`` + 1
     and n - ``successes``, both reduced by the factor 1 - n / n_max: this widens it by the chance of those draws. Half a
-    success is added for continuity. Like ``futility_row``, this spends no error.
+    success is added for continuity. Like ``futility_table``, this spends no error.
     """
     left = 1 - n / n_max
     misses = max(left * (n - successes), 1e-9)
     return successes + 0.5 + (n_max - n) * float(special.betainccinv(left * successes + 1, misses, probability))
 
 
-def success_upper_bound(successes: int, trials: int, gamma: float) -> float:
-    """One-sided Clopper-Pearson upper bound on a binomial probability, at level ``gamma``."""
-    return 1.0 if successes == trials else float(special.betainccinv(successes + 1, trials - successes, gamma))
+def success_upper_bound(successes: ArrayLike, trials: ArrayLike, gamma: float) -> np.ndarray:
+    """One-sided Clopper-Pearson upper bounds on binomial probabilities, at level ``gamma``: float64."""
+    misses = np.subtract(trials, successes)
+    return np.where(misses == 0, 1.0, special.betainccinv(np.add(successes, 1), misses, gamma))
 
 
 def efficacy_table(nulls: Sequence[float], looks: np.ndarray, alpha: float, early: float) -> np.ndarray:
@@ -176,12 +163,3 @@ def efficacy_table(nulls: Sequence[float], looks: np.ndarray, alpha: float, earl
     progress = tqdm(nulls, "tables", delay=2, leave=False, disable=None)
     rows = np.array([efficacy_row(t, looks, allowance) for t in progress], dtype=np.int64)
     return np.maximum.accumulate(rows.reshape(len(nulls), len(looks)), axis=0)
-
-
-def build_tables(
-    nulls: Sequence[float], looks: np.ndarray, alpha: float, early: float = 0.5, gamma: float = 0.01
-) -> Tables:
-    """The tables of ascending ``nulls`` at ``looks``: boundaries at level ``alpha`` and futility at ``gamma``."""
-    efficacy = efficacy_table(nulls, looks, alpha, early)
-    futility = [futility_row(int(row[-1]), looks, gamma) for row in efficacy]
-    return Tables(np.array(nulls, dtype=np.float64), looks, efficacy, np.array(futility, dtype=np.int64))

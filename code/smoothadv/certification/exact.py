@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 from typing import ClassVar
 
-from smoothadv.bounds import minimum_trials_to_certify
+from smoothadv.bounds import certified_radius
 from smoothadv.certification import PROCEDURES, FixedSample
 
 
@@ -26,4 +27,4 @@ class Exact(FixedSample):
 
     @classmethod
     def least_draws(cls, alpha: float) -> int:
-        return minimum_trials_to_certify(alpha)
+        return next(n for n in count(1) if certified_radius(n, n, 1.0, alpha) is not None)

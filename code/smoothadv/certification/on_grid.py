@@ -7,13 +7,15 @@ import io
 import json
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
+from smoothadv.bounds import radius_probability
 from smoothadv.certification import ABSTAIN, Certificate, Draws, Procedure, Voting
+from smoothadv.certification.error_spending import efficacy_table
 from smoothadv.certification.two_sided import RIVAL, strongest_rival
 from smoothadv.files import cached
 from smoothadv.settings import non_negative_float, setting
@@ -22,6 +24,7 @@ PAPER_RADII = tuple(0.25 * step for step in range(10))
 """0 and the columns of the paper's CIFAR-10 tables."""
 SMALLEST_ALPHA = 1e-9
 """Each look reserves an error of 1e-12 against rounding, which would use up a smaller alpha."""
+_VERSION = 3  # of the tables in the cache
 GRID_COLUMNS = ("samples", "level", "looks")
 LABEL_AWARE = "label_aware"
 """Columns of a log. samples counts all draws, level is the number of the largest radius that was certified (-1: none),
@@ -36,7 +39,7 @@ class GridProcedure(Procedure):
     on_grid: ClassVar[bool] = True
     default_n: ClassVar[int] = 125_000
     further_columns: ClassVar[tuple[str, ...]] = ()
-    radii: tuple[float, ...] | None = setting(
+    radii: tuple[float, ...] = setting(
         None,
         help="l2 radii to decide, in addition to 0 (default: the columns of the paper's tables for the dataset)",
         parse=non_negative_float,
@@ -47,18 +50,14 @@ class GridProcedure(Procedure):
     )
 
     def __post_init__(self) -> None:
-        if not all(math.isfinite(radius) and radius >= 0 for radius in self.radii_to_decide):
-            raise ValueError(f"radii must be finite and at least 0, got {', '.join(map(str, self.radii_to_decide))}")
+        radii = PAPER_RADII if self.radii is None else self.radii
+        if not all(math.isfinite(radius) and radius >= 0 for radius in radii):
+            raise ValueError(f"radii must be finite and at least 0, got {', '.join(map(str, radii))}")
         if self.smoothing.alpha < SMALLEST_ALPHA:
             name = type(self).__name__.lower()
             raise ValueError(f"alpha must be at least {SMALLEST_ALPHA:g} for {name}, got {self.smoothing.alpha:g}")
         # One order, one description: the same radii in another order are the same procedure.
-        object.__setattr__(self, "radii", tuple(sorted({0.0, *map(float, self.radii_to_decide)})))
-
-    @property
-    def radii_to_decide(self) -> tuple[float, ...]:
-        """The radii that decide when to stop; others only refine what is reported."""
-        return PAPER_RADII if self.radii is None else self.radii
+        object.__setattr__(self, "radii", tuple(sorted({0.0, *map(float, radii)})))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -83,6 +82,10 @@ class GridProcedure(Procedure):
         ``look`` is -1 for the votes of the selection. No answer can make a statement false.
         """
 
+    def null(self, radius: float) -> float:
+        """The largest p_A for which a radius is not certified by p_A alone."""
+        return radius_probability(float(radius), self.smoothing.sigma, self.smoothing.noise_distance)
+
     def votes(self, label: int) -> Voting:
         selection = yield Draws(self.smoothing.n0)
         candidate = int(selection.argmax())
@@ -95,10 +98,10 @@ class GridProcedure(Procedure):
                 drawn, looks = int(n), look + 1
                 if (radius := self.certified(votes, candidate, look)) > best or best < 0:
                     best, deciding = max(radius, -1.0), votes
-                following = next((r for r in self.radii_to_decide if r > best), None)
+                following = next((r for r in self.radii if r > best), None)
                 if following is None or n == self.looks[-1] or self.is_futile(votes, candidate, look, following):
                     break
-        level = sum(radius <= best for radius in self.radii_to_decide) - 1
+        level = sum(radius <= best for radius in self.radii) - 1
         details = dict(zip(GRID_COLUMNS, (self.smoothing.n0 + drawn, level, looks)))
         if RIVAL in self.further_columns:
             details[RIVAL] = strongest_rival(deciding, candidate)
@@ -108,16 +111,21 @@ class GridProcedure(Procedure):
         return Certificate(*statement, int(deciding[candidate]), int(deciding.sum()), details)
 
 
-def cached_array(parameters: dict[str, Any], build: Callable[[], np.ndarray]) -> np.ndarray:
-    """The array that ``build`` makes of ``parameters``, from this user's cache; missing or damaged, it is built."""
+def cached_tables(
+    nulls: Sequence[Sequence[float]], looks: np.ndarray, levels: Sequence[float], early: float
+) -> list[np.ndarray]:
+    """The ``efficacy_table`` of each of ``nulls`` at its level, from this user's cache; missing or damaged, built."""
 
-    def saved() -> bytes:
+    def built() -> bytes:
         content = io.BytesIO()
-        np.save(content, build())
+        tables = [efficacy_table(each, looks, level, early) for each, level in zip(nulls, levels)]
+        np.save(content, np.concatenate(tables))
         return content.getvalue()
 
-    name = "tables-" + hashlib.sha256(json.dumps(parameters).encode()).hexdigest()[:32]
-    return np.load(io.BytesIO(cached(name, saved)), allow_pickle=False)
+    parameters = json.dumps([_VERSION, nulls, looks.tolist(), levels, early])
+    name = "tables-" + hashlib.sha256(parameters.encode()).hexdigest()[:32]
+    rows = np.load(io.BytesIO(cached(name, built)), allow_pickle=False)
+    return np.split(rows, np.cumsum([len(each) for each in nulls])[:-1])
 
 
 def digest_of(*arrays: np.ndarray) -> str:

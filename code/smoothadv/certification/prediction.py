@@ -7,7 +7,7 @@ from itertools import count
 
 import numpy as np
 
-from smoothadv.bounds import lead_is_significant, minimum_trials_to_predict, vote_is_significant
+from smoothadv.bounds import lead_is_significant, vote_is_significant
 from smoothadv.certification import ABSTAIN, Draws
 from smoothadv.certification.top_k import leading_classes
 
@@ -18,13 +18,12 @@ SELECTION_SHARE = 10
 def least_draws(alpha: float, top_k: int = 1) -> int:
     """The smallest n from which ``predict`` can return anything."""
     if top_k == 1:
-        return minimum_trials_to_predict(alpha)
+        return next(n for n in count(1) if vote_is_significant(n, 0, alpha))
     votes = top_k * next(votes for votes in count(1) if lead_is_significant(votes, 0, alpha))
     return votes + max(1, (votes - 1) // (SELECTION_SHARE - 1))  # then n - _selecting(n) is votes
 
 
 def _selecting(n: int) -> int:
-    """How many of n draws select the classes."""
     return max(1, n // SELECTION_SHARE)
 
 

@@ -11,16 +11,9 @@ from typing import ClassVar
 import numpy as np
 from scipy import special
 
-from smoothadv.bounds import quantile_loss, radius_probability
-from smoothadv.certification import PROCEDURES
-from smoothadv.certification.error_spending import (
-    efficacy_table,
-    futility_probability,
-    look_schedule,
-    predictive_quantile,
-    success_upper_bound,
-)
-from smoothadv.certification.on_grid import GridProcedure, cached_array, digest_of
+from smoothadv.bounds import quantile_loss
+from smoothadv.certification import PROCEDURES, error_spending
+from smoothadv.certification.on_grid import GridProcedure, cached_tables, digest_of
 from smoothadv.certification.two_sided import RIVAL, check_share, share_setting, strongest_rival
 
 STEPS = 50
@@ -31,7 +24,6 @@ _EARLY, _GROWTH, _STEP = 0.9, 1.08, 10
 _GAMMA, _FUTILITY = 1e-3, (9e4, 1.25, 0.2)
 """The selection's futility, and patience, power and tilt of ``futility_probability``. All are chosen on released logs
 (benchmarks/stopping_limit.py) and decide how many draws are made, never whether a statement is true."""
-_VERSION = 1
 
 
 @PROCEDURES.register("sequential")
@@ -74,46 +66,39 @@ class Sequential(GridProcedure):
 
     def _radius(self, successes: float, not_rival: float, look: int) -> float:
         """The radius that these counts of c, and of all classes but the strongest rival, certify at this look."""
-        lower, rival = self._tables
+        (lower, rival), (radii, steps) = self._tables, self._hypotheses
         row = int(np.searchsorted(lower[:, look], successes, side="right")) - 1
         if row < 0:
             return -1.0
-        step, rival_step = int(self._steps[row]), int(np.searchsorted(rival[:, look], not_rival, side="right"))
+        step, rival_step = int(steps[row]), int(np.searchsorted(rival[:, look], not_rival, side="right"))
         if rival_step <= step:
-            return float(self._radii[row])
+            return float(radii[row])
         loss = quantile_loss(step / STEPS, rival_step / STEPS, self.smoothing.noise_distance)
         # The margin of 1e-15 in each hypothesis exceeds the rounding of this radius.
         both = self.smoothing.sigma * (step + rival_step) / (2 * STEPS) - self.smoothing.sigma * loss
-        return max(both, float(self._radii[row]))
+        return max(both, float(radii[row]))
 
     def is_futile(self, votes: np.ndarray, candidate: int, look: int, following: float) -> bool:
         counted, n_max = int(votes.sum()), self.smoothing.n
         counts = int(votes[candidate]), counted - strongest_rival(votes, candidate)
         if look < 0:
-            likely = [n_max * success_upper_bound(count, counted, _GAMMA) for count in counts]
+            likely = [n_max * float(error_spending.success_upper_bound(count, counted, _GAMMA)) for count in counts]
         else:
-            least = futility_probability(counted, n_max, self._null(following), *_FUTILITY)
-            likely = [predictive_quantile(count, counted, n_max, least) for count in counts]
+            least = error_spending.futility_probability(counted, n_max, self.null(following), *_FUTILITY)
+            likely = [error_spending.predictive_quantile(count, counted, n_max, least) for count in counts]
         return self._radius(likely[0], likely[1], -1) < following
 
     @cached_property
-    def _hypotheses(self) -> dict[float, int]:
+    def _hypotheses(self) -> tuple[np.ndarray, np.ndarray]:
         """The radius that the rejection of each hypothesis on p_A certifies alone, and the largest i with z_i <= its z.
 
-        Radii ascend and are below 0 for p_A < 1/2.
+        Radii, float64 [I], ascend and are below 0 for p_A < 1/2; the i are int64 [I].
         """
         sigma, top = self.smoothing.sigma, self._top(self.alpha_share)
-        steps = {radius: min(top, int(Fraction(radius) / Fraction(sigma) * STEPS)) for radius in self.radii_to_decide}
+        steps = {radius: min(top, int(Fraction(radius) / Fraction(sigma) * STEPS)) for radius in self.radii}
         steps |= {sigma * step / STEPS: step for step in range(_LOWEST, top)}
-        return dict(sorted(steps.items()))
-
-    @cached_property
-    def _radii(self) -> np.ndarray:
-        return np.array(list(self._hypotheses))
-
-    @cached_property
-    def _steps(self) -> np.ndarray:
-        return np.array(list(self._hypotheses.values()))
+        radii = sorted(steps)
+        return np.array(radii), np.array([steps[radius] for radius in radii])
 
     def _top(self, share: float) -> int:
         """The number of steps up to a z that not even n successes in a row reject at this share of alpha."""
@@ -122,32 +107,16 @@ class Sequential(GridProcedure):
 
     @cached_property
     def looks(self) -> np.ndarray:
-        nulls = [self._null(radius) for radius in self.radii_to_decide]
         level = self.smoothing.alpha * self.alpha_share
-        return look_schedule(nulls, self.smoothing.n, level, _EARLY, _GROWTH, _STEP)
-
-    def _null(self, radius: float) -> float:
-        return radius_probability(float(radius), self.smoothing.sigma, self.smoothing.noise_distance)
+        return error_spending.look_schedule(
+            [*map(self.null, self.radii)], self.smoothing.n, level, _EARLY, _GROWTH, _STEP
+        )
 
     @cached_property
-    def _tables(self) -> tuple[np.ndarray, np.ndarray]:
+    def _tables(self) -> list[np.ndarray]:
         """The fewest votes that reject each hypothesis at each look: on p_A [I, L], on the strongest rival [J, L]."""
         share, alpha = self.alpha_share, self.smoothing.alpha
         lattice = (self.smoothing.sigma * step / STEPS for step in range(1, self._top(1 - share)))
         levels = share * alpha, (1 - share) * alpha
-        nulls = [[self._null(radius) for radius in radii] for radii in (self._radii, lattice)]
-        parameters = {
-            "version": _VERSION,
-            "nulls": [[null.hex() for null in each] for each in nulls],
-            "looks": self.looks.tolist(),
-            "levels": [level.hex() for level in levels],
-            "early": _EARLY,
-        }
-
-        def build() -> np.ndarray:
-            return np.concatenate(
-                [efficacy_table(each, self.looks, level, _EARLY) for each, level in zip(nulls, levels)]
-            )
-
-        tables = cached_array(parameters, build)
-        return tables[: len(nulls[0])], tables[len(nulls[0]) :]
+        nulls = [[*map(self.null, radii)] for radii in (self._hypotheses[0], lattice)]
+        return cached_tables(nulls, self.looks, levels, _EARLY)

@@ -37,9 +37,9 @@ from smoothadv.readers import read_prediction_log
 from smoothadv.records import (
     ATTACK_COLUMNS,
     FALSIFICATION_COLUMNS,
+    FALSIFICATION_LOG,
     LOGITS,
     differing_settings,
-    falsification_log,
     warn_of_other_logits,
 )
 
@@ -208,7 +208,7 @@ def falsify(request: FalsifyRequest) -> tuple[AttackedLog, Certificates]:
     keeps the rows written so far.
     """
     refuse_file_as_folder(request.outdir)
-    path = falsification_log(request.outdir)
+    path = request.outdir / FALSIFICATION_LOG
     certificates = read_certificates(request)
     warn_of_few_draws(request, certificates.top_k)
     if certificates.sound:  # votes in batches of another shape might be those of another function
@@ -244,7 +244,7 @@ def falsify(request: FalsifyRequest) -> tuple[AttackedLog, Certificates]:
 
 def verdict(request: FalsifyRequest, certificates: Certificates, table: pd.DataFrame | None = None) -> Verdict:
     """Judge ``certificates`` by the whole log of ``falsify``; ``table`` holds the log's rows (None: read them)."""
-    path = falsification_log(request.outdir)
+    path = request.outdir / FALSIFICATION_LOG
     table = read_prediction_log(path) if table is None else table
     flips = table[table.flipped == 1]
     chance = certificates.alpha + request.alpha

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.errors import UserError
-from smoothadv.files import read_regular, write_json, write_text
+from smoothadv.files import read_regular, refuse_to_replace, write_json, write_text
 from smoothadv.records import (
+    LOG,
     differing_settings,
     manifest_path,
     read_manifest_file,
     recorded_settings,
-    refuse_to_replace_other_files,
     settings_and_logits,
     shard_folder,
     warn_of_other_logits,
@@ -112,7 +112,7 @@ def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
         raise UserError(f"shard {missing[0]} does not exist")
     if log.exists() and not overwrite:
         raise UserError(f"{log} exists already: add --overwrite to replace it")
-    refuse_to_replace_other_files(log)
+    refuse_to_replace(log, *LOG)
     manifests = [read_manifest_file(path) for path in shards]
     settings = _common_settings(shards, manifests)
     _check_complete(shards, manifests)

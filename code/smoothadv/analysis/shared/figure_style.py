@@ -37,11 +37,16 @@ _CHARACTERS_PER_LINE = 60
 
 
 def new_figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure with panels side by side."""
+    """A figure with panels side by side, with faint lines behind their curves."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.0 if panels == 1 else 4.6 * panels, 4.0), layout="constrained")
-    return figure, list(figure.subplots(1, panels, squeeze=False)[0])
+    all_axes = list(figure.subplots(1, panels, squeeze=False)[0])
+    for axes in all_axes:
+        axes.grid(color="0.9")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, all_axes
 
 
 def looks(count: int) -> list[dict[str, Any]]:
@@ -131,17 +136,9 @@ def finished(figure: Figure, lines: list[Line2D], labels: tuple[str, str], large
     axes.set_ylabel(labels[1])
     axes.set_xlim(0, largest if largest > 0 else 1.0)
     axes.set_ylim(0, 100)
-    add_grid(axes)
     add_legend(figure, axes, lines)
     add_title(axes.set_title, title)
     return figure
-
-
-def add_grid(axes: Axes) -> None:
-    """Faint lines behind the curves."""
-    axes.grid(color="0.9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def add_title(put: Callable[[str], object], title: str | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,7 @@ _SENSIBLE: dict[str, Callable[[Any], bool]] = {
 """What certificates depend on: a manifest must state these."""
 _NUMBERS = {"sigma", "N", "alpha", "noise", "epsilon", "num_steps", "num_noise_vec", "restarts", "dimension"}
 _GRADIENTS = {"plug_in": "plug-in", "PlugIn": "plug-in", "expected_loss": "expected loss", "Stein": "gradient-free"}
-_PUBLISHED_N, _PUBLISHED_ALPHA = 100_000, 0.001
-_PUBLISHED: dict[str, ParameterValue] = {"N": _PUBLISHED_N, "alpha": _PUBLISHED_ALPHA}
+_PUBLISHED = {"N": 100_000, "alpha": 0.001}
 _NOMINAL: dict[ParameterValue, ParameterValue] = {127 / 256: 0.5, 255 / 256: 1.0}
 """What the paper calls the epsilons of released models."""
 # Only for logs whose manifest does not state the shape of the images: the released ones, and older ones of ours.
@@ -76,12 +75,12 @@ class Parameters:
     @property
     def n(self) -> int:
         """The number of draws per input, or the largest number: the published one where it is unknown."""
-        return int(self.number("N") or _PUBLISHED_N)
+        return int(self.number("N") or _PUBLISHED["N"])
 
     @property
     def alpha(self) -> float:
         """The probability of a false statement per input: the published one where it is unknown."""
-        return self.number("alpha") or _PUBLISHED_ALPHA
+        return self.number("alpha") or _PUBLISHED["alpha"]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -114,23 +113,13 @@ def _size(shape: Any) -> int | None:
     return math.prod(shape) if is_shape else None
 
 
-def certification_parameters(path: Path, stated: Mapping[str, ParameterValue]) -> Parameters:
-    """Hyper-parameters of a certification log. ``stated`` ones win; an unknown n or alpha is the published one."""
-    return _collect(path, stated, _CERTIFICATION_PARTS, _from_certification_manifest, _PUBLISHED)
+def parameters_of(kind: str, path: Path, stated: Mapping[str, ParameterValue]) -> Parameters:
+    """Hyper-parameters of a log; its ``kind`` is "certification" or "prediction". ``stated`` ones win.
 
-
-def prediction_parameters(path: Path, stated: Mapping[str, ParameterValue]) -> Parameters:
-    """Hyper-parameters of a prediction log; its attack is the one on the images that it predicts."""
-    return _collect(path, stated, _PREDICTION_PARTS, _from_prediction_manifest, {})
-
-
-def _collect(
-    path: Path,
-    stated: Mapping[str, ParameterValue],
-    parts: Iterable[tuple[str, Callable[[re.Match[str]], dict[str, ParameterValue]]]],
-    from_manifest: Callable[[dict[str, Any]], dict[str, ParameterValue]],
-    assumed: Mapping[str, ParameterValue],
-) -> Parameters:
+    In a prediction log the attack is the one on its images; of a certification log, an unknown n or alpha is the
+    published one.
+    """
+    is_certification = kind == "certification"
     values: dict[str, ParameterValue] = {}
     sources: dict[str, str] = {}
 
@@ -142,21 +131,21 @@ def _collect(
     enter(stated, "stated")
     manifest = read_manifest(path)
     if manifest is not None:
+        from_manifest = _from_certification_manifest if is_certification else _from_prediction_manifest
         enter(from_manifest(manifest["settings"]), "manifest")
-    else:
-        # From the file upwards: the innermost folder that states a value is the closest to the log.
-        for part in reversed(path.parts):
-            for pattern, meaning in parts:
-                match = re.search(pattern, part)
-                if match:
-                    enter(meaning(match), f"path {part}")
-        if path.parent.name in ("test", "train"):
-            enter({"split": path.parent.name}, f"path {path.parent.name}")
-        if "attack" in values and assumed:
-            enter({"num_noise_vec": 1}, "assumed")
-        enter(_training(values, sources), "path")
-        enter(assumed, "assumed")
-    return Parameters(values, sources, manifest)
+        return Parameters(values, sources, manifest)
+    # From the file upwards: the innermost folder that states a value is the closest to the log.
+    for part in reversed(path.parts):
+        for pattern, meaning in _CERTIFICATION_PARTS if is_certification else _PREDICTION_PARTS:
+            if match := re.search(pattern, part):
+                enter(meaning(match), f"path {part}")
+    if path.parent.name in ("test", "train"):
+        enter({"split": path.parent.name}, f"path {path.parent.name}")
+    if is_certification:
+        enter({"num_noise_vec": 1} if "attack" in values else {}, "assumed")
+        enter({"training": _training(path, values)}, "path")
+        enter(_PUBLISHED, "assumed")
+    return Parameters(values, sources)
 
 
 def _is_sensible(name: str, value: Any) -> bool:
@@ -199,9 +188,7 @@ def _from_recipe(recipe: dict[str, Any]) -> dict[str, ParameterValue]:
     return {
         "training": _training_of_recipe(recipe, objective, attack),
         "noise": objective.get("noise_sd"),
-        "attack": attack.get("name"),
-        "epsilon": attack.get("epsilon"),
-        "num_steps": attack.get("num_steps"),
+        **_of_attack(attack),
         "num_noise_vec": objective.get("num_noise_vec"),
     }
 
@@ -223,20 +210,22 @@ def _training_of_recipe(recipe: dict[str, Any], objective: dict[str, Any], attac
 def _from_prediction_manifest(settings: dict[str, Any]) -> dict[str, ParameterValue]:
     attack = _mapping(settings.get("attack"))
     estimator, is_base = attack.get("estimator"), settings.get("base_attack")
-    gradient = _GRADIENTS.get(str(_name(estimator)))
+    gradient = _GRADIENTS.get(str(_mapping(estimator).get("name", estimator)))
     if gradient == "gradient-free" and _mapping(estimator).get("hard"):
         gradient = "gradient-free, hard decisions"
     target = settings.get("target")
     return {
         **_shared_settings(settings),
-        "attack": attack.get("name"),
-        "epsilon": attack.get("epsilon"),
-        "num_steps": attack.get("num_steps"),
+        **_of_attack(attack),
         "num_noise_vec": None if is_base else settings.get("num_noise_vec"),
         "gradient": ("base classifier" if is_base else gradient or "") + _beta(attack),
         "restarts": settings.get("restarts"),
         "target": target if target is None else str(target),
     }
+
+
+def _of_attack(attack: dict[str, Any]) -> dict[str, ParameterValue]:
+    return {"attack": attack.get("name"), "epsilon": attack.get("epsilon"), "num_steps": attack.get("num_steps")}
 
 
 def _beta(attack: dict[str, Any]) -> str:
@@ -247,10 +236,6 @@ def _beta(attack: dict[str, Any]) -> str:
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _name(component: Any) -> Any:
-    return component.get("name") if isinstance(component, dict) else component
 
 
 def _shared_settings(settings: dict[str, Any]) -> dict[str, ParameterValue]:
@@ -279,9 +264,6 @@ _CERTIFICATION_PARTS = [
     (r"(?:^|_)eps_(\d+(?:\.\d+)?)", _one("epsilon", released_epsilon)),
     (r"(?:^|_)(PGD|DDN)_(\d+)steps?", lambda m: {"attack": m[1], "num_steps": int(m[2])}),
     (r"^(\d+)-multitrain$", _one("num_noise_vec", int)),
-    (r"^without_noise$", lambda m: {"attack_noise": "none"}),
-    (r"^self_training", lambda m: {"unlabelled": "self-training"}),
-    (r"^finetune_cifar_from_imagenet", lambda m: {"pretraining": "ImageNet32"}),
 ]
 _PARTS, _DRAWS = r"(\d+(?:\.\d+)?)", r"_noise_[\d.]+_mtest_(\d+)"
 _PREDICTION_PARTS = [
@@ -307,20 +289,19 @@ def path_without_attack(path: Path) -> tuple[str, ...]:
     return tuple(part for part in path.parts if not _OF_ATTACKS.fullmatch(part.removesuffix(".tsv")))
 
 
-def _training(values: dict[str, ParameterValue], sources: dict[str, str]) -> dict[str, ParameterValue]:
-    """The name of the training, from values that the path states; removes those that serve nothing else."""
-    attack_noise, unlabelled, pretraining = (
-        (values.pop(name, None), sources.pop(name, None))[0] for name in ("attack_noise", "unlabelled", "pretraining")
-    )
-    training: str | None
-    if attack_noise == "none":
+def _training(path: Path, values: dict[str, ParameterValue]) -> str | None:
+    """The name of the training, from values that the path states and from its folders; None if they do not tell it."""
+    if "without_noise" in path.parts:
         training = f"vanilla {values.get('attack', 'PGD')}" + (" + noise" if values.get("noise") else "")
     elif values.get("attack") and "noise" in values:
         training = f"SmoothAdv-{values['attack']}"
+    elif values.get("noise"):
+        training = "Gaussian"
     else:
-        training = "Gaussian" if values.get("noise") else None
-    extras = [name for name, there in (("pre-training", pretraining), ("self-training", unlabelled)) if there]
-    return {"training": " + ".join([training, *extras])} if training else {}
+        return None
+    extras = {"finetune_cifar_from_imagenet": "pre-training", "self_training": "self-training"}
+    told = (extra for start, extra in extras.items() if any(part.startswith(start) for part in path.parts))
+    return " + ".join([training, *told])
 
 
 def display(name: str, value: ParameterValue, others: Container[ParameterValue] = ()) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from smoothadv.analysis.shared.procedure import is_label_aware
 from smoothadv.bounds import binomial_interval
+from smoothadv.certification.on_grid import LABEL_AWARE
 from smoothadv.readers import DataFrame
 
 _STEPS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -43,9 +43,7 @@ def average_certified_radius(table: DataFrame) -> float:
 
 def abstention_rate(table: DataFrame) -> float | None:
     """The share of abstentions (predict = -1); None of a label-aware log, which counts wrong selections as such."""
-    if is_label_aware(table):
-        return None
-    return float((table["predict"].to_numpy() == -1).mean())
+    return None if LABEL_AWARE in table else float((table["predict"].to_numpy() == -1).mean())
 
 
 def empirical_accuracy(table: DataFrame) -> float:
@@ -90,6 +88,9 @@ def clopper_pearson_band(accuracies: np.ndarray, examples: int, confidence: floa
     return low, high
 
 
+BANDS = {"bootstrap": bootstrap_interval, "dkw": dkw_band, "clopper-pearson": clopper_pearson_band}
+
+
 def default_radii(tables: Iterable[DataFrame], most: int = _MOST_COLUMNS) -> list[float]:
     """Multiples of 0.25 up to the largest certified radius; larger steps if there are more than ``most``."""
     largest = max((float(table.radius.max()) for table in tables), default=0.0)
@@ -101,15 +102,15 @@ def default_radii(tables: Iterable[DataFrame], most: int = _MOST_COLUMNS) -> lis
 
 
 def accuracy_curve(table: DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """The certified-accuracy curve as the corners of its steps: radii ascending from 0, and the accuracy at each.
-
-    Between two radii the accuracy is that of the larger one, since acc(r) counts R >= r.
-    """
+    """The certified-accuracy curve, as ``survival_curve``: acc(r) counts R >= r."""
     return survival_curve(table.radius[table.correct.eq(1)].to_numpy(), len(table))
 
 
 def survival_curve(values: np.ndarray, examples: int) -> tuple[np.ndarray, np.ndarray]:
-    """As ``accuracy_curve``, of ``values`` >= 0 of some of the ``examples``."""
+    """The share of ``examples`` of at least each of the ``values`` >= 0 that some of them have, as corners of steps.
+
+    Corners ascend from 0; between two of them the share is that at the larger one.
+    """
     corners, counts = np.unique(values, return_counts=True)
     # Examples with a value of at least corners[i]: those not among the smaller ones.
     at_least = len(values) - (np.cumsum(counts) - counts)

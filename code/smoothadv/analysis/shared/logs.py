@@ -11,24 +11,12 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from smoothadv.analysis.shared.hyper_parameters import (
-    Parameters,
-    ParameterValue,
-    certification_parameters,
-    prediction_parameters,
-)
+from smoothadv.analysis.shared.hyper_parameters import Parameters, ParameterValue, parameters_of
 from smoothadv.analysis.shared.plausibility import check_certificates
 from smoothadv.analysis.shared.procedure import is_on_grid, prediction_names, procedure_names, with_method
 from smoothadv.analysis.shared.table_formats import Label
 from smoothadv.errors import UserError
-from smoothadv.readers import (
-    DataFrame,
-    kind_of_log,
-    read_certification_log,
-    read_prediction_log,
-    read_training_log,
-    resembles_log,
-)
+from smoothadv.readers import READERS, DataFrame, kind_of_log, resembles_log
 from smoothadv.records import images_selected, is_manifest, is_shard_folder
 
 Warn = Callable[[str], None]
@@ -227,10 +215,8 @@ def _files_below(folder: Path, left_out: list[str]) -> list[Path]:
 
 def _read_one(entry: _Found, kinds: set[str], stated: Mapping[str, ParameterValue], logs: Logs) -> None:
     """Add the log to those of its kind, and skip other kinds; UserError if it is damaged or cannot be true."""
-    if is_manifest(entry.path):
-        if entry.named:
-            raise UserError(f"{entry.path} is a manifest, no log")
-        return
+    if is_manifest(entry.path):  # no search finds these
+        raise UserError(f"{entry.path} is a manifest, no log")
     kind = kind_of_log(entry.path)
     if kind is None and not entry.named and not resembles_log(entry.path):
         return
@@ -240,20 +226,15 @@ def _read_one(entry: _Found, kinds: set[str], stated: Mapping[str, ParameterValu
             raise UserError(f"{entry.path} is a {kind} log; {needed}{_READ_BY.get(kind, '')}")
         logs.others.append(kind)
         return
-    if kind == "prediction":
-        parameters = prediction_parameters(entry.path, stated)
-        table = read_prediction_log(entry.path)
-        notes = table.attrs["notes"]
-        if parameters.manifest is None and parameters.get("attack") is None:
-            notes = [*notes, "its path names no attack: it is treated as predictions on clean images"]
-    elif kind == "training":
-        table, parameters = read_training_log(entry.path), Parameters()
-        notes = table.attrs["notes"]
-    else:
-        # Also a file that only looks like a log: the reader reports its fault.
-        kind, table = "certification", read_certification_log(entry.path)
-        parameters = with_method(table, certification_parameters(entry.path, stated))
-        parameters, notes = check_certificates(entry.path, table, parameters)
+    kind = kind or "certification"  # of a file that only looks like a log the reader reports the fault
+    table = READERS[kind](entry.path)
+    parameters, notes = Parameters(), table.attrs["notes"]
+    if kind != "training":
+        parameters = parameters_of(kind, entry.path, stated)
+    if kind == "certification":
+        parameters, notes = check_certificates(entry.path, table, with_method(table, parameters))
+    elif kind == "prediction" and parameters.manifest is None and parameters.get("attack") is None:
+        notes = [*notes, "its path names no attack: it is treated as predictions on clean images"]
     log = Log("", entry.path, entry.group, table, parameters, tuple(notes), grouped=entry.grouped)
     getattr(logs, kind).append(log)
 

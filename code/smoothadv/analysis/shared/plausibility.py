@@ -7,9 +7,9 @@ from typing import cast
 import numpy as np
 
 from smoothadv.analysis.shared.hyper_parameters import Parameters
-from smoothadv.analysis.shared.procedure import is_label_aware, is_on_grid, procedure_of, radii_follow_from_counts
+from smoothadv.analysis.shared.procedure import is_on_grid, procedure_of, radii_follow_from_counts
 from smoothadv.bounds import maximum_radius
-from smoothadv.certification import Procedure
+from smoothadv.certification import ABSTAIN, Procedure
 from smoothadv.certification.on_grid import LABEL_AWARE
 from smoothadv.errors import UserError
 from smoothadv.readers import DataFrame
@@ -26,7 +26,7 @@ def check_certificates(path: Path, table: DataFrame, parameters: Parameters) -> 
     the radii show that the assumed one was not used, and notes: sentences on tolerated faults and on
     what could not be checked.
     """
-    notes = [*table.attrs.get("notes", []), *_collapse(table), *_of_procedure(table, parameters)]
+    notes = [*table.attrs.get("notes", []), *_notes(table, parameters)]
     counted = radii_follow_from_counts(table, parameters)
     if counted:
         parameters = _check_counts(path, table, parameters)
@@ -54,29 +54,20 @@ def _other_alpha(table: DataFrame, parameters: Parameters, sigma: float) -> bool
     """
     if not {parameters.sources.get("N"), parameters.sources.get("alpha")} == {"assumed"}:
         return False
-    largest = table.radius.max()
+    largest, tolerance = table.radius.max(), _tolerance(table).max()
     usual, other = (maximum_radius(parameters.n, sigma, alpha) for alpha in (parameters.alpha, _OTHER_ALPHA))
-    tolerance = _half_unit(largest)
     return largest > usual + tolerance and abs(largest - other) <= tolerance and (table.radius == largest).sum() > 1
 
 
-def _collapse(table: DataFrame) -> list[str]:
-    """A note on a classifier that ignores its input: its certificates are true but worthless."""
-    predict, label = table["predict"].to_numpy(), table["label"].to_numpy()
-    if len(table) < _FEWEST_TO_JUDGE or (predict != predict[0]).any() or (label == label[0]).all():
-        return []
-    predicted = predict[0]
-    if predicted < 0:
-        return ["it abstains on every example"]
-    return [f"it predicts class {predicted} for every example: the model has collapsed"]
-
-
-def _of_procedure(table: DataFrame, parameters: Parameters) -> list[str]:
-    """Notes on the procedure that a reader of the numbers must know."""
-    notes = []
+def _notes(table: DataFrame, parameters: Parameters) -> list[str]:
+    """What a reader of the numbers must know of the procedure, and of a classifier that ignores its input."""
+    notes, classes, labels = [], table["predict"].unique(), table["label"].unique()
+    if len(table) >= _FEWEST_TO_JUDGE and len(classes) == 1 and len(labels) > 1:
+        collapsed = f"it predicts class {classes[0]} for every example: the model has collapsed"
+        notes.append("it abstains on every example" if classes[0] == ABSTAIN else collapsed)
     if is_on_grid(table, parameters):
         notes.append("its radii were decided on a grid: an average certified radius on the grid is a lower bound")
-    if is_label_aware(table):
+    if LABEL_AWARE in table:
         notes.append(
             f"{int(table[LABEL_AWARE].sum())} of its images were given up because the class selected was not the "
             "label: its accuracies are true, its abstentions mean nothing"
@@ -158,24 +149,19 @@ def _check_radii_of_counts(path: Path, table: DataFrame, parameters: Parameters,
 
 def _check_cap(path: Path, table: DataFrame, cap: float, given: str) -> None:
     """UserError if a radius is above sigma Phi^-1(alpha^(1/n)) by more than a published one may be rounded up."""
+    above = table[table.radius > cap + _tolerance(table)]
+    if len(above):
+        raise UserError(
+            f"{path} holds a radius that cannot be certified, first at idx {above.idx.iloc[0]}: "
+            f"{above.radius.iloc[0]:g} is above {cap:.6g}, the largest for {given}; --sigma, --N and --alpha "
+            "state others"
+        )
+
+
+def _tolerance(table: DataFrame) -> np.ndarray:
+    """By how much each radius may exceed what was certified: it was rounded, or 1e-9 relative."""
     radii = table["radius"].to_numpy()
-    above = np.flatnonzero(radii > cap)
-    for radius, idx in zip(radii[above], table["idx"].to_numpy()[above]):
-        if radius > cap + _half_unit(radius):
-            raise UserError(
-                f"{path} holds a radius that cannot be certified, first at idx {idx}: {radius:g} is above {cap:.6g}, "
-                f"the largest for {given}; --sigma, --N and --alpha state others"
-            )
-
-
-def _half_unit(radius: float) -> float:
-    """Half a unit in the last digit of a radius printed with few digits; 1e-9 relative for one of full precision."""
-    digits = repr(float(radius))
-    decimals = len(digits.partition(".")[2]) if "e" not in digits else 17
-    if decimals > 4 or radius <= 0:
-        return 1e-9 * radius
-    # 1.9 may be 1.90 with three significant digits, of which repr drops the zero: never take fewer than three.
-    return 0.5 * 10.0 ** -max(decimals, 2 - math.floor(math.log10(radius)))
+    return np.maximum(rounded_by(radii), 1e-9 * radii)
 
 
 def rounded_by(radii: np.ndarray) -> np.ndarray:

@@ -50,11 +50,6 @@ def radii_follow_from_counts(table: DataFrame, parameters: Parameters) -> bool:
     return set(counts) <= set(table.columns) or (RIVALS + "1" in counts and RIVALS + "1" in table)
 
 
-def is_label_aware(table: DataFrame) -> bool:
-    """Whether images were skipped because the class selected was not the true one: benchmarks only."""
-    return LABEL_AWARE in table
-
-
 def top_k_of(table: DataFrame, parameters: Parameters) -> int:
     """The k of a log of top-k certificates or predictions, by its manifest or else its columns; 0 of other logs."""
     k = parameters.settings.get("top_k")
@@ -86,6 +81,6 @@ def _name(table: DataFrame, parameters: Parameters) -> str:
     if k := top_k_of(table, parameters):
         return f"top-{k}"
     words = ["one-sided" if is_one_sided else "two-sided" if RIVAL in table else str(settings.get("method"))]
-    if is_label_aware(table):
+    if LABEL_AWARE in table:
         words.append("label-aware")
     return ", ".join(words)

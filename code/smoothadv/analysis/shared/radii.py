@@ -11,13 +11,7 @@ from typing import cast
 
 import numpy as np
 
-from smoothadv.analysis.shared.log_statistics import (
-    bootstrap_interval,
-    certified_accuracies,
-    clopper_pearson_band,
-    default_radii,
-    dkw_band,
-)
+from smoothadv.analysis.shared.log_statistics import BANDS, certified_accuracies, default_radii
 from smoothadv.analysis.shared.logs import Log
 from smoothadv.analysis.shared.selection import one_of
 from smoothadv.analysis.shared.table_formats import Column
@@ -30,7 +24,6 @@ NORMS = ("l2", "linf")
 MOST_RADII = 15
 _MOST_ROUND_NUMBERS = 1500
 _LINF_RADII = ("1/255", "2/255", "4/255", "8/255")
-_BANDS = {"bootstrap": bootstrap_interval, "dkw": dkw_band, "clopper-pearson": clopper_pearson_band}
 
 
 def round_numbers(largest: float) -> np.ndarray:
@@ -126,10 +119,14 @@ class Norm:
         return f"{radius}, with probability {1 - Decimal(repr(self.high_probability)):f}{bound}"
 
     @property
+    def norm_symbol(self) -> str:
+        """The norm as mathematics."""
+        return r"$\ell_2$" if self.norm == "l2" else r"$\ell_\infty$"
+
+    @property
     def axis_title(self) -> str:
         """What the radii are, for the title of an axis."""
-        symbol = r"$\ell_2$" if self.norm == "l2" else r"$\ell_\infty$"
-        return f"{symbol} radius (images in [0, 1]){self.heading.partition(' radius')[2]}"
+        return f"{self.norm_symbol} radius (images in [0, 1]){self.heading.partition(' radius')[2]}"
 
 
 @dataclass(frozen=True)
@@ -164,7 +161,7 @@ class Bands:
     )
     bands: str = setting(
         "bootstrap",
-        parse=one_of(_BANDS),
+        parse=one_of(BANDS),
         help="bootstrap: for one radius at a time; dkw: for all radii at once (Dvoretzky, Kiefer and Wolfowitz, with "
         "Massart's constant); clopper-pearson: for all of --radii at once (union bound)",
     )
@@ -179,7 +176,7 @@ class Bands:
 
     def ends(self, shares: np.ndarray, examples: int) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper ends of the bands around shares of ``examples``, each of their shape."""
-        return _BANDS[self.bands](shares, examples, cast(float, self.confidence))
+        return BANDS[self.bands](shares, examples, cast(float, self.confidence))
 
     @property
     def band_note(self) -> str:

@@ -1,14 +1,11 @@
-"""Selects logs: filters and groups by hyper-parameter, and the upper envelope over a group."""
+"""Selects logs: filters and groups by hyper-parameter, and says which differ in what must be equal."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-import numpy as np
-
 from smoothadv.analysis.shared.hyper_parameters import FIELDS, ParameterValue, display
-from smoothadv.analysis.shared.log_statistics import clean_accuracy
 from smoothadv.analysis.shared.logs import Log, Logs, grouped, sizes_of
 from smoothadv.analysis.shared.table_formats import Cell, Column, Label, Table
 from smoothadv.errors import UserError
@@ -152,6 +149,19 @@ def refuse_several(logs: Sequence[Log], what: str, *facts: str) -> None:
             raise UserError(f"{what} needs logs of {whole}, not of {found}; name those of one {one}, or use --where")
 
 
+def refuse_other_images(logs: Sequence[Log], what: str) -> None:
+    """UserError unless ``what``, the logs, can be on the same images: of one dataset, and with the same labels."""
+    datasets = {log.parameters.get("dataset") for log in logs} - {None}
+    if len(datasets) > 1:
+        raise UserError(f"{what} are not on the same images, but of {', '.join(sorted(map(str, datasets)))}")
+    labels: dict[int, int] = {}
+    for log in logs:
+        for idx, label in zip(log.table["idx"].tolist(), log.table["label"].tolist()):
+            if (other := labels.setdefault(idx, label)) != label:
+                both = f"example {idx} has label {other} in one log and {label} in another"
+                raise UserError(f"{what} are not on the same images: {both}")
+
+
 def with_facts(table: Table, logs: Sequence[Log], by: Sequence[str] = ()) -> Table:
     """A table with a row per log, and for programs last columns that tell the logs apart: the hyper-parameters ``by``,
     the group if the user named one, ``selected`` if a log is unfinished, ``procedure`` if there are several.
@@ -218,29 +228,6 @@ def _sortable(value: ParameterValue) -> tuple[bool, float, str]:
     if isinstance(value, (int, float)):
         return (False, float(value), "")
     return (value is None, 0.0, str(value))
-
-
-@dataclass(frozen=True)
-class Selected:
-    """The best log of a group at one radius."""
-
-    log: Log
-    certified_accuracy: float
-
-
-def upper_envelope(logs: Sequence[Log], accuracies: np.ndarray) -> list[Selected]:
-    """The log with the largest accuracy at each radius; of equal ones, that of larger clean accuracy, or the first.
-
-    ``accuracies`` is [len(logs), number of radii]. The logs are selected on the images that measure their accuracy:
-    an envelope is optimistic, the more so the more logs it is selected from (SmoothAdv, section 4).
-    """
-    clean = np.array([clean_accuracy(log.table) for log in logs])
-    selected = []
-    for column in accuracies.T:
-        best = np.flatnonzero(column == column.max())
-        winner = best[clean[best].argmax()]
-        selected.append(Selected(logs[winner], float(column[winner])))
-    return selected
 
 
 def different_examples(logs: Sequence[Log], paired: bool = False) -> bool:

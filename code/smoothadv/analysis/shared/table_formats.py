@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -177,11 +175,10 @@ def _latex_escape(text: str) -> str:
 @FORMATS.register("csv")
 def comma_separated(table: Table, decimals: int = 1) -> str:
     """A header and a line per row; fractions of full precision, whatever ``decimals``."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([column.key for column in table.columns])
-    writer.writerows(table.rows)
-    return text.getvalue()
+    import pandas as pd
+
+    keys = [column.key for column in table.columns]
+    return pd.DataFrame(table.rows, columns=keys, dtype=object).to_csv(index=False, lineterminator="\n")
 
 
 @FORMATS.register("json")
