@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 from smoothadv.bounds import binomial_interval
 from smoothadv.certification import ABSTAIN
-from smoothadv.commands.merging import evaluation_main, finished_shard_message
+from smoothadv.commands.merging import evaluation_main, is_finished
 from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan_of
 from smoothadv.commands.options.components import add_options, command_line_of
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser
 from smoothadv.errors import UserError
 from smoothadv.evaluation import attacking
-from smoothadv.evaluation.attacking import AttackedLog
 from smoothadv.evaluation.requests import (
     DEFAULT_FALSE_ALARM,
     DEFAULT_FRACTION,
@@ -28,6 +27,7 @@ from smoothadv.evaluation.requests import (
     FalsifyRequest,
 )
 from smoothadv.evaluation.saved_examples import write_pictures
+from smoothadv.evaluation.shards import WrittenLog
 from smoothadv.readers import read_prediction_log
 from smoothadv.records import CLASS, examples_path, numbered, pictures_folder
 from smoothadv.settings import Setting, non_negative_int, number, positive_int, probability
@@ -148,28 +148,24 @@ def _attack(parser: Parser, options: argparse.Namespace, command: Sequence[str])
         from smoothadv.evaluation import falsifying  # imports the analyses and pandas
 
         log, certificates = falsifying.falsify(request)
-        if _is_finished(log, request, options.png):
+        if is_finished(log, request.shard, "attack"):
+            _save_pictures(log.path, options.png)
             repeat = partial(_repeating_command, parser, options, log)
             _print_verdict(falsifying.verdict(request, certificates), request, repeat)
         return
     for log in attacking.attack(request):
-        if _is_finished(log, request, options.png):
+        if is_finished(log, request.shard, "attack"):
+            _save_pictures(log.path, options.png)
             _summarise(log.path)
 
 
-def _is_finished(log: AttackedLog, request: AttackRequest | FalsifyRequest, pictures: int | None) -> bool:
-    """Whether a log is whole; if so, makes ``pictures`` of its first images (None: none)."""
-    if not log.is_whole:
-        if request.shard is not None:
-            print(finished_shard_message(request.shard, log.path, "attack"))
-        return False
-    if pictures is not None:
-        written = write_pictures(log.path, pictures)
-        print(f"{pictures_folder(log.path)}: {len(written)} pictures")
-    return True
+def _save_pictures(log: Path, count: int | None) -> None:
+    """Make pictures of the first images of a log (None: of none)."""
+    if count is not None:
+        print(f"{pictures_folder(log)}: {len(write_pictures(log, count))} pictures")
 
 
-def _repeating_command(parser: Parser, options: argparse.Namespace, log: AttackedLog, outdir: str, index: int) -> str:
+def _repeating_command(parser: Parser, options: argparse.Namespace, log: WrittenLog, outdir: str, index: int) -> str:
     """The command line that repeats the attack on one certificate, with its log in ``outdir``."""
     changes = {"batch": log.batch, "attack_batch": log.attack_batch, "outdir": outdir}
     without = ("only", "skip", "max", "shard", "existing", "png", "debug")

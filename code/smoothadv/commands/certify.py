@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from smoothadv.certification import PROCEDURES, Procedure
-from smoothadv.commands.merging import evaluation_main, finished_shard_message
+from smoothadv.commands.merging import evaluation_main, is_finished
 from smoothadv.commands.options.components import add_components, add_options, given_settings, refuse_foreign_settings
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser
@@ -80,11 +80,9 @@ def _certify(parser: Parser, options: argparse.Namespace, command: Sequence[str]
     request = request_of(parser, options, command)
     from smoothadv.evaluation.certifying import certify  # imports torch, for which a usage error need not wait
 
-    is_whole, procedure = certify(request)
-    if is_whole:
-        _summarise(request.outfile, procedure)
-    elif request.shard is not None:
-        print(finished_shard_message(request.shard, request.outfile, "certify"))
+    log, procedure = certify(request)
+    if is_finished(log, request.shard, "certify"):
+        _summarise(log.path, procedure)
 
 
 def _summarise(log: Path, procedure: Procedure) -> None:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from smoothadv.certification import ABSTAIN
-from smoothadv.commands.merging import evaluation_main, finished_shard_message
+from smoothadv.commands.merging import evaluation_main, is_finished
 from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan_of, given_attack_flags
 from smoothadv.commands.options.components import add_options
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
@@ -57,11 +57,9 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
 
 def _predict(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
     request = request_of(parser, options, command)
-    if predict(request):
+    if is_finished(predict(request), request.shard, "predict"):
         table = read_prediction_log(request.outfile)
         print(
             f"{request.outfile}: {len(table)} examples, accuracy {table.correct.mean():.1%}, "
             f"abstained {(table.predict == ABSTAIN).mean():.1%}"
         )
-    elif request.shard is not None:
-        print(finished_shard_message(request.shard, request.outfile, "predict"))

@@ -12,9 +12,9 @@ from smoothadv.bounds import squared_grey_radius
 from smoothadv.certification import Draws, Procedure, Smoothing
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.errors import UsageError, warn
-from smoothadv.evaluation.image_loop import Example
-from smoothadv.evaluation.log_writing import LogPlan, write_log
+from smoothadv.evaluation.log_writing import Example, LogPlan, write_log
 from smoothadv.evaluation.requests import CertifyRequest
+from smoothadv.evaluation.shards import WrittenLog
 from smoothadv.evaluation.smoothing_job import check_top_k, prepare
 from smoothadv.records import CERTIFICATION_COLUMNS, format_radius
 from smoothadv.settings import settings_record
@@ -23,11 +23,10 @@ from smoothadv.smoothing.voting import Poll
 _SOUND_COLUMN = "squared_radius"
 
 
-def certify(request: CertifyRequest) -> tuple[bool, Procedure]:
-    """Write the missing rows of the log ``request.outfile``.
+def certify(request: CertifyRequest) -> tuple[WrittenLog, Procedure]:
+    """Write the missing rows of the log ``request.outfile``; returns the procedure that made it, too.
 
-    Returns the procedure that made it, after False where this process has written only a share of it. UserError where
-    the request cannot be carried out, possibly after some rows; the log keeps the rows written so far.
+    UserError where the request cannot be carried out, possibly after some rows; the log keeps the rows written so far.
     """
     job = prepare(request, request.outfile, request.sound)
     procedure = make_procedure(request, job.dataset.description, job.noise_distance)
@@ -44,8 +43,6 @@ def certify(request: CertifyRequest) -> tuple[bool, Procedure]:
             yield Poll(example.image, job.stream(example.index), _voting(procedure, example.label, request.sound))
 
     plan = LogPlan(
-        request=request,
-        path=request.outfile,
         columns=(*CERTIFICATION_COLUMNS, *procedure.columns, *((_SOUND_COLUMN,) if request.sound else ())),
         settings=procedure_record(request, procedure),
         make_polls=polls,

@@ -146,6 +146,12 @@ def _require_from_one(request: Any, *names: str) -> None:
         _require(is_right, name, value, "a whole number of at least 1")
 
 
+def select_examples(size: int, skip: int, maximum: int | None) -> range:
+    """Every ``skip``-th index of a dataset of ``size`` images, at most ``maximum`` of them (None: all)."""
+    indices = range(0, size, skip)
+    return indices if maximum is None else indices[:maximum]
+
+
 def check_existing(existing: str) -> str:
     """``existing``; UserError where it is none of EXISTING."""
     _require(existing in EXISTING, "existing", existing, f"one of {', '.join(EXISTING)}")

@@ -55,6 +55,16 @@ class Shard:
         return {"index": self.index, "count": self.count, "examples": selection}
 
 
+@dataclass(frozen=True)
+class WrittenLog:
+    """A log and the batches that made it; ``is_whole`` is False where this process has written only a share of it."""
+
+    path: Path
+    is_whole: bool
+    batch: int
+    attack_batch: int | None
+
+
 def shard_count(examples: int) -> int:
     """The number of shards for processes that share the work: small shards, so that a slow process takes fewer.
 

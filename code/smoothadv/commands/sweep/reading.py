@@ -12,9 +12,9 @@ from smoothadv.commands.options.training import request_of, with_recipes
 from smoothadv.commands.runner import Parser
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.description import DatasetDescription
-from smoothadv.evaluation.attacked_images import attack_record
 from smoothadv.evaluation.attacking import attacks_of
 from smoothadv.evaluation.certifying import make_procedure, procedure_record
+from smoothadv.evaluation.predicting import attack_record
 from smoothadv.evaluation.requests import AttackPlan, AttackRequest, CertifyRequest
 from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
 from smoothadv.sweeps.grid import Options, option_words
