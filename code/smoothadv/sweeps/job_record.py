@@ -116,15 +116,13 @@ def _signs_of_life(path: Path) -> Iterator[None]:
     """Within, the file is touched every few seconds, for machines that do not see the lock."""
     ended = threading.Event()
 
-    def touch() -> None:
-        with contextlib.suppress(OSError):
-            os.utime(path)
-
     def touch_repeatedly() -> None:
         while not ended.wait(_SIGN_SECONDS):
-            touch()
+            with contextlib.suppress(OSError):
+                os.utime(path)
 
-    touch()
+    with contextlib.suppress(OSError):
+        os.utime(path)
     thread = threading.Thread(target=touch_repeatedly, daemon=True)
     thread.start()
     try:

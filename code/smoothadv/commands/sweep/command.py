@@ -24,8 +24,7 @@ from smoothadv.errors import UserError, warn
 from smoothadv.files import PAGE, refuse_to_replace, write_text
 from smoothadv.records import TRAINING_LOG
 from smoothadv.settings import positive_int, settings_of
-from smoothadv.sweeps.engines import ENGINES
-from smoothadv.sweeps.engines.engine import Engine, Site
+from smoothadv.sweeps.engines import ENGINES, Engine, Site
 from smoothadv.sweeps.grid import MOST_MODELS, Grid, read_grid
 from smoothadv.sweeps.jobs import Job, JobState, StateKind, count_states, state_of
 

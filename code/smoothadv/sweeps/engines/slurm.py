@@ -14,9 +14,8 @@ from typing import Any
 
 from smoothadv.errors import UserError
 from smoothadv.settings import SettingError, positive_int, setting
-from smoothadv.sweeps.engines import ENGINES
-from smoothadv.sweeps.engines.engine import Engine, ReportEnd, Site
-from smoothadv.sweeps.job_execution import DONE, FAILED, STOPPED, attempt, stage_environment
+from smoothadv.sweeps.engines import ENGINES, Engine, ReportEnd, Site
+from smoothadv.sweeps.job_execution import DONE, FAILED, STOPPED, execute, stage_environment
 from smoothadv.sweeps.job_record import BusyError
 from smoothadv.sweeps.jobs import Job
 
@@ -192,7 +191,7 @@ class Attempt:
         self._stop = threading.Event()
         origin = {"engine": "slurm", "id": _job_id()}
         stop = self._stop
-        self._thread = threading.Thread(target=lambda: outcome.append(attempt(job, {}, stop, origin)))
+        self._thread = threading.Thread(target=lambda: outcome.append(execute(job, {}, stop, origin)))
         self._thread.start()
         self._watch()
         if outcome == [STOPPED] and not stop.is_set() and job.record.read().get("exit") not in _KILLED:
