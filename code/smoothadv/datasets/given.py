@@ -57,7 +57,7 @@ class GivenImages:
         for indices in batches:
             images, labels = self._stacked(indices)
             places = torch.arange(len(indices))
-            images = augmented(pixels_of(images), self.description.image_shape[1:], places, chosen.of(indices))
+            images = augmented(pixels_of(images), self.description.image_shape[1:], places, chosen[:, indices])
             yield images.to(device), labels.to(device)
 
     def evaluation_batches(self, batches: Sequence[torch.Tensor], device: torch.device) -> Batches:

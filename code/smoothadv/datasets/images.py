@@ -88,7 +88,7 @@ class InMemoryImages(Dataset[Item]):
         chosen = draw_augmentation(len(self), padding, flip, generator).to(device)
         for indices in batches:
             indices = indices.to(device, non_blocking=True)
-            images = augmented(self._pixels, self.description.image_shape[1:], indices, chosen.of(indices))
+            images = augmented(self._pixels, self.description.image_shape[1:], indices, chosen[:, indices])
             yield images.float().div_(255), self.labels[indices]
 
     def evaluation_batches(self, batches: Sequence[torch.Tensor], device: torch.device) -> Batches:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from smoothadv.errors import UsageError, warn
 from smoothadv.evaluation.log_writing import Example, LogPlan, write_log
 from smoothadv.evaluation.requests import CertifyRequest
 from smoothadv.evaluation.shards import WrittenLog
-from smoothadv.evaluation.smoothing_job import check_top_k, prepare
+from smoothadv.evaluation.smoothing_job import check_top_k, noise_kind, prepare
 from smoothadv.records import CERTIFICATION_COLUMNS, format_radius
 from smoothadv.settings import settings_record
 from smoothadv.smoothing.voting import Poll
@@ -29,7 +30,7 @@ def certify(request: CertifyRequest) -> tuple[WrittenLog, Procedure]:
     UserError where the request cannot be carried out, possibly after some rows; the log keeps the rows written so far.
     """
     job = prepare(request, request.outfile, request.sound)
-    procedure = make_procedure(request, job.dataset.description, job.noise_distance)
+    procedure = make_procedure(request, job.dataset.description)
     if procedure.largest_radius is None:
         least = procedure.least_draws(request.alpha)
         warn(
@@ -53,16 +54,15 @@ def certify(request: CertifyRequest) -> tuple[WrittenLog, Procedure]:
     return write_log(job, plan), procedure
 
 
-def make_procedure(request: CertifyRequest, description: DatasetDescription, noise_distance: float) -> Procedure:
-    """The certification procedure of a request; UsageError where the procedure refuses the request's numbers.
-
-    ``description`` is the dataset's; ``noise_distance`` is how far the noise is from a Gaussian (total variation).
-    """
+def make_procedure(request: CertifyRequest, description: DatasetDescription) -> Procedure:
+    """The certification procedure of a request; UsageError where the procedure refuses the request's numbers."""
     chosen, given = request.procedure, dict(request.procedure_settings)
     if "radii" in {field.name for field in dataclasses.fields(chosen)}:
         given.setdefault("radii", description.radii)
+    noise = noise_kind(request.sound)(request.sigma, request.seed)
+    distance = noise.distance(math.prod(description.image_shape))
     try:
-        smoothing = Smoothing(request.sigma, request.n0, request.n, request.alpha, noise_distance)
+        smoothing = Smoothing(request.sigma, request.n0, request.n, request.alpha, distance)
         procedure = chosen(smoothing, **given)
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from error

@@ -131,9 +131,8 @@ def _convert(request: Any, kind: type[int] | type[float], *names: str) -> None:
                 if isinstance(found, str) or (kind is int and number != found):
                     raise ValueError
             except (TypeError, ValueError, OverflowError, RuntimeError):
-                _require(
-                    False, "n" if name == "draws" else name, found, "a whole number" if kind is int else "a number"
-                )
+                expected = "a whole number" if kind is int else "a number"
+                _require(False, "n" if name == "draws" else name, found, expected)
             object.__setattr__(request, name, number)  # the dataclass is frozen, but not yet complete
 
 
@@ -177,9 +176,7 @@ class CertifyRequest(EvaluationRequest):
         _require_from_one(self, "n0")
         fields = {field.name for field in dataclasses.fields(self.procedure)} - {"smoothing"}
         for name in self.procedure_settings:
-            _require(
-                name in fields, f"settings of method '{self.method}'", name, f"{', '.join(sorted(fields)) or 'none'}"
-            )
+            _require(name in fields, f"settings of method '{self.method}'", name, ", ".join(sorted(fields)) or "none")
 
     @property
     def procedure(self) -> type[Procedure]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -112,10 +111,10 @@ class SmoothingJob:
         run, workers = {**self.run, LOGITS: digest}, self.workers and self.workers.for_log(log.name)
         return replace(self, log=log, noise=noise, batch=batch, settings=settings, run=run, workers=workers)
 
-    @property
-    def noise_distance(self) -> float:
-        """The total variation distance of one image's noise from a Gaussian."""
-        return self.noise.distance(math.prod(self.dataset.description.image_shape))
+
+def noise_kind(sound: bool) -> type[GaussianNoise] | type[RoundedGaussianNoise]:
+    """The noise of a smoothing, with --sound or without."""
+    return RoundedGaussianNoise if sound else GaussianNoise
 
 
 def warn_of_few_draws(request: EvaluationRequest, top_k: int = 1) -> None:
@@ -184,7 +183,7 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
         classifier=classifier,
         voter=CompiledClassifier(voter) if request.compile else voter,
         attacked=attacked,
-        noise=(RoundedGaussianNoise if sound else GaussianNoise)(request.sigma, request.seed, key=key),
+        noise=noise_kind(sound)(request.sigma, request.seed, key=key),
         key=key,
         dataset=dataset,
         indices=select_examples(len(dataset), request.skip, request.maximum),

@@ -14,13 +14,12 @@ from smoothadv.errors import NonFiniteError, Terminated, UserError
 from smoothadv.noise import Purpose, derive_generator
 from smoothadv.training.evaluate import NOT_EVALUATED, evaluate
 from smoothadv.training.interruption import Interruption
-from smoothadv.training.metrics import means, no_sums
 from smoothadv.training.processes import Processes
 from smoothadv.training.progress import Board, TrainingProgress
 from smoothadv.training.request import TrainingRequest
 from smoothadv.training.run_folder import RunFolder
 from smoothadv.training.schedule import Schedule, Step, steps_of_epoch
-from smoothadv.training.update import Address, Update
+from smoothadv.training.update import Address, Update, means, no_sums
 
 # Several processes agree on whether to go on only once in so many steps.
 _STEPS_BETWEEN_DECISIONS = 10

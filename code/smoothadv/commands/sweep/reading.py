@@ -1,7 +1,6 @@
 """What the commands of a sweep will do: their words are read as the commands themselves read them, but nothing runs."""
 
 import argparse
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from smoothadv.evaluation.attacking import attacks_of
 from smoothadv.evaluation.certifying import make_procedure, procedure_record
 from smoothadv.evaluation.predicting import attack_record
 from smoothadv.evaluation.requests import AttackPlan, AttackRequest, CertifyRequest
-from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
 from smoothadv.sweeps.grid import Options, option_words
 from smoothadv.training.request import TrainingRequest
 from smoothadv.training.schedule import Schedule
@@ -117,9 +115,7 @@ class CommandReader:
         key = repr((*numbers, request.method, dict(request.procedure_settings)))
         if key not in self._procedures:
             description = self._described(request)
-            noise = (RoundedGaussianNoise if request.sound else GaussianNoise)(request.sigma, request.seed)
-            distance = noise.distance(math.prod(description.image_shape))
-            self._procedures[key] = procedure_record(request, make_procedure(request, description, distance))
+            self._procedures[key] = procedure_record(request, make_procedure(request, description))
         return self._procedures[key]
 
     def read_attack(self, words: Sequence[str], archs: Sequence[str], source: str) -> EvaluationPlan:
