@@ -71,11 +71,6 @@ The same command again continues what was interrupted. docs/attacks.md describes
 """
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command ``attack``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
-    return evaluation_main("attack", make_parser, _attack, arguments)
-
-
 def make_parser() -> Parser:
     """The parser of the command ``attack``."""
     parser = Parser(
@@ -198,3 +193,6 @@ def _summarise(log: Path) -> None:
         f"{low:.1%} to {high:.1%}), abstained {(table.predict == ABSTAIN).mean():.1%}; "
         f"adversarial examples in {examples_path(log).name}"
     )
+
+
+main = partial(evaluation_main, "attack", make_parser, _attack)

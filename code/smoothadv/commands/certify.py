@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from smoothadv.certification import PROCEDURES, Procedure
@@ -28,11 +29,6 @@ on several GPUs, or machines:
   python code/certify.py merge logs/cifar10.tsv
 The same command again continues what was interrupted. docs/guarantee.md says what a radius guarantees.
 """
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """The command ``certify``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
-    return evaluation_main("certify", make_parser, _certify, arguments)
 
 
 def make_parser() -> Parser:
@@ -98,3 +94,6 @@ def _summarise(log: Path, procedure: Procedure) -> None:
         f"{log}: {len(table)} examples, certified accuracy {accuracies}; "
         f"average certified radius{on_the_grid} {average_certified_radius(table):.3f}"
     )
+
+
+main = partial(evaluation_main, "certify", make_parser, _certify)

@@ -27,8 +27,8 @@ def is_finished(log: WrittenLog, shard: Shard | None, command: str) -> bool:
     return log.is_whole
 
 
-def evaluation_main(command: str, make_parser: Callable[[], Parser], body: Body, arguments: list[str] | None) -> int:
-    """The ``main`` of a command that evaluates, and of its subcommand ``merge``."""
+def evaluation_main(command: str, make_parser: Callable[[], Parser], body: Body, arguments: Sequence[str]) -> int:
+    """Run a command that evaluates, or its subcommand ``merge``, with these ``arguments``; returns the exit code."""
     if arguments and arguments[0] == "merge":
         return run(f"{command} merge", lambda: merge_parser(command), _merge, arguments[1:])
     hint = "every finished example is in the log; run the same command again to continue"

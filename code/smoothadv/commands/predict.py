@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 
 from smoothadv.certification import ABSTAIN
 from smoothadv.commands.merging import evaluation_main, is_finished
@@ -21,11 +22,6 @@ _EXAMPLES = """examples:
   python code/predict.py cifar10 models/cifar10/pgd_0.25/checkpoint.pth.tar 0.25 logs/attacked.tsv --skip 20 \\
       --N 10000 --attack PGD --epsilon 0.5 --num-steps 20 --num-noise-vec 128
 """
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """The command ``predict``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
-    return evaluation_main("predict", make_parser, _predict, arguments)
 
 
 def make_parser() -> Parser:
@@ -63,3 +59,6 @@ def _predict(parser: Parser, options: argparse.Namespace, command: Sequence[str]
             f"{request.outfile}: {len(table)} examples, accuracy {table.correct.mean():.1%}, "
             f"abstained {(table.predict == ABSTAIN).mean():.1%}"
         )
+
+
+main = partial(evaluation_main, "predict", make_parser, _predict)

@@ -62,8 +62,8 @@ class Sweep:
     plans: list[Plan]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command ``sweep``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
+def main(arguments: Sequence[str]) -> int:
+    """Run the command ``sweep`` with these ``arguments``; returns the exit code."""
     hint = "all progress is on the disk; run the same command again to continue"
     return run("sweep", _make_parser, lambda _, options, words: options.act(options.parser, options), arguments, hint)
 
