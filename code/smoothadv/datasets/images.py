@@ -19,6 +19,8 @@ from smoothadv.noise import Purpose, derive_generator
 
 Item = tuple[torch.Tensor, int]
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
+Indices = Sequence[torch.Tensor]
+"""Of the images of each batch: int64 [B], on the CPU."""
 
 
 class ImageDataset(Protocol):
@@ -34,16 +36,14 @@ class ImageDataset(Protocol):
 
     def __getitem__(self, index: int) -> Item: ...
 
-    def training_batches(
-        self, batches: Sequence[torch.Tensor], device: torch.device, generator: torch.Generator
-    ) -> Batches:
-        """The images of each of ``batches``, tensors of indices int64 [B] on the CPU, augmented.
+    def training_batches(self, batches: Indices, device: torch.device, generator: torch.Generator) -> Batches:
+        """The images of each of ``batches``, augmented.
 
         The augmentation of an image is a function of its index and of the state of ``generator`` (a CPU generator),
         whatever batch it is in and whatever other batches are requested.
         """
 
-    def evaluation_batches(self, batches: Sequence[torch.Tensor], device: torch.device) -> Batches:
+    def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
         """The images of each of ``batches``, as in ``training_batches``, but unaugmented."""
 
     def fingerprint(self) -> str:
@@ -80,9 +80,7 @@ class InMemoryImages(Dataset[Item]):
     def __getitem__(self, index: int) -> Item:
         return self.images[index].contiguous().float() / 255, int(self.labels[index])
 
-    def training_batches(
-        self, batches: Sequence[torch.Tensor], device: torch.device, generator: torch.Generator
-    ) -> Batches:
+    def training_batches(self, batches: Indices, device: torch.device, generator: torch.Generator) -> Batches:
         self._move_to(device)
         padding, flip = self.description.crop_padding, self.description.horizontal_flip
         chosen = draw_augmentation(len(self), padding, flip, generator).to(device)
@@ -91,7 +89,7 @@ class InMemoryImages(Dataset[Item]):
             images = augmented(self._pixels, self.description.image_shape[1:], indices, chosen[:, indices])
             yield images.float().div_(255), self.labels[indices]
 
-    def evaluation_batches(self, batches: Sequence[torch.Tensor], device: torch.device) -> Batches:
+    def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
         self._move_to(device)
         for indices in batches:
             indices = indices.to(device, non_blocking=True)
@@ -206,17 +204,15 @@ class StreamedImages(Dataset[Item]):
             raise item
         return item[0].float() / 255, item[1]
 
-    def training_batches(
-        self, batches: Sequence[torch.Tensor], device: torch.device, generator: torch.Generator
-    ) -> Batches:
+    def training_batches(self, batches: Indices, device: torch.device, generator: torch.Generator) -> Batches:
         epoch_seed = int(torch.randint(2**62, (), generator=generator))
         return self._batches(self._training(epoch_seed), batches, device)
 
-    def evaluation_batches(self, batches: Sequence[torch.Tensor], device: torch.device) -> Batches:
+    def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
         return self._batches(self._evaluation, batches, device)
 
     @staticmethod
-    def _batches(images: _Files, batches: Sequence[torch.Tensor], device: torch.device) -> Batches:
+    def _batches(images: _Files, batches: Indices, device: torch.device) -> Batches:
         loader = DataLoader(
             images,
             batch_sampler=[indices.tolist() for indices in batches],

@@ -14,10 +14,7 @@ from smoothadv.records import attacked_log
 
 
 def attack(request: AttackRequest) -> Iterator[WrittenLog]:
-    """Write the missing rows of the logs in ``request.outdir``, one log after the other; yields each finished log.
-
-    UserError where the request cannot be carried out, possibly after some rows; the logs keep the rows written so far.
-    """
+    """Write the missing rows of the logs in ``request.outdir``, as ``write_log``; yields each finished log."""
     warn_of_few_draws(request)
     refuse_file_as_folder(request.outdir)
     plans = attacks_of(request)

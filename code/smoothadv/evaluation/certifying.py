@@ -25,10 +25,7 @@ _SOUND_COLUMN = "squared_radius"
 
 
 def certify(request: CertifyRequest) -> tuple[WrittenLog, Procedure]:
-    """Write the missing rows of the log ``request.outfile``; returns the procedure that made it, too.
-
-    UserError where the request cannot be carried out, possibly after some rows; the log keeps the rows written so far.
-    """
+    """Write the missing rows of the log ``request.outfile``, as ``write_log``; returns the procedure, too."""
     job = prepare(request, request.outfile, request.sound)
     procedure = make_procedure(request, job.dataset.description)
     if procedure.largest_radius is None:

@@ -207,10 +207,9 @@ class Verdict:
 
 
 def falsify(request: FalsifyRequest) -> tuple[WrittenLog, Certificates]:
-    """Attack each certificate of the log ``request.against``; writes the missing rows of the log in ``request.outdir``.
+    """Attack each certificate of ``request.against``; the log in ``request.outdir`` is written as by ``write_log``.
 
-    ``verdict`` judges a whole log. UserError where the request cannot be carried out, possibly after some rows; the log
-    keeps the rows written so far.
+    ``verdict`` judges a whole log.
     """
     refuse_file_as_folder(request.outdir)
     path = falsification_log(request.outdir)

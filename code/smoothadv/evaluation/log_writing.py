@@ -119,7 +119,10 @@ class ProgressBar:
 
 
 def write_log(job: SmoothingJob, plan: LogPlan) -> WrittenLog:
-    """Write the missing rows of a job's log, or of this process's share of it."""
+    """Write the missing rows of a job's log, or of this process's share of it.
+
+    UserError where what was asked for cannot be carried out; the log keeps the rows written so far.
+    """
     settings = {**job.settings, **plan.settings, **({_IMAGES: True} if plan.keeps_images else {})}
     workers, is_share = job.workers, job.request.shard is not None
     is_first = workers is None or workers.rank == 0

@@ -63,10 +63,7 @@ def fit_to_job(plan: AttackPlan, job: SmoothingJob, usual_batch: int | None = No
 
 @dataclass(frozen=True)
 class PredictionPolls:
-    """Polls images of a job for PREDICT, after an ``attack`` on them, if any.
-
-    A prediction is correct if the label is among its ``top_k`` classes.
-    """
+    """Polls images for PREDICT, after an ``attack``, if any; correct is a label among the ``top_k`` classes."""
 
     job: SmoothingJob
     attack: SmoothedAttack | None
@@ -135,10 +132,7 @@ class PredictionPolls:
 
 
 def predict(request: PredictRequest) -> WrittenLog:
-    """Write the missing rows of the log ``request.outfile``.
-
-    UserError where the request cannot be carried out, possibly after some rows; the log keeps the rows written so far.
-    """
+    """Write the missing rows of the log ``request.outfile``, as ``write_log``."""
     job = prepare(request, request.outfile)
     check_top_k(request.top_k, job.dataset.description)
     warn_of_few_draws(request, request.top_k)

@@ -29,24 +29,13 @@ _ADVICE = "try a smaller --lr or more --warmup epochs"
 
 
 @dataclass(frozen=True)
-class Data:
-    """The images to train and to test on; ``pseudo_weight`` (eta) multiplies the loss on ``pseudo_labelled`` images."""
-
-    training: ImageDataset
-    test: ImageDataset
-    pseudo_labelled: ImageDataset | None = None
-    pseudo_weight: float = 1.0
-
-
-@dataclass(frozen=True)
 class Job:
-    """A request with all that it names: a model, what it is trained on, and how.
-
-    ``started_from`` says in a sentence which weights the model has, if they are not new ones.
-    """
+    """A request with all that it names; ``started_from`` says in a sentence which weights the model has, if not new."""
 
     request: TrainingRequest
-    data: Data
+    training: ImageDataset
+    test: ImageDataset
+    pseudo_labelled: ImageDataset | None
     schedule: Schedule
     processes: Processes
     device: torch.device
@@ -67,10 +56,10 @@ class TrainingRun:
     """
 
     def __init__(self, job: Job, run: RunFolder) -> None:
-        request, schedule, processes, data = job.request, job.schedule, job.processes, job.data
+        request, schedule, processes = job.request, job.schedule, job.processes
         self.objective, self.seed = request.objective, request.seed
         self.execution, self.evaluation = request.execution, request.tests
-        self.run, self.data, self.schedule, self.device, self.processes = run, data, schedule, job.device, processes
+        self.run, self.job, self.schedule, self.device, self.processes = run, job, schedule, job.device, processes
         self.model = self.execution.prepare(job.model, job.device)
         self.optimizer = torch.optim.SGD(
             self.model.parameters(),
@@ -83,7 +72,7 @@ class TrainingRun:
         self.first_step, self.sums, self.seconds = 0, no_sums(self.device), 0.0
         self._restore()
         processes.share_state(self.model)
-        example = torch.stack([data.training[index][0] for index in range(min(2, len(data.training)))])
+        example = torch.stack([job.training[index][0] for index in range(min(2, len(job.training)))])
         share, _ = processes.share(torch.arange(schedule.batch))
         at_a_time = min(len(share), schedule.micro_batch or len(share))
         self.update = Update(
@@ -163,7 +152,7 @@ class TrainingRun:
         for number, step, (images, labels) in self._batches(epoch, plan):
             self._set_learning_rate(epoch, number)
             _, part = self.processes.share(step.indices)
-            weight = self.data.pseudo_weight if step.source else 1.0
+            weight = self.job.request.unlabelled_weight if step.source else 1.0
             address = Address(self.seed, epoch, number)
             step_sums = self.update(images, labels, len(step.indices), part, address, weight)
             # On the device, as the number of the first step whose loss was not finite.
@@ -183,14 +172,14 @@ class TrainingRun:
 
     def _plan(self, epoch: int) -> list[Step]:
         """The steps of an epoch, without a last batch of fewer images than there are processes."""
-        sizes = len(self.data.training), len(self.data.pseudo_labelled or ())
+        sizes = len(self.job.training), len(self.job.pseudo_labelled or ())
         return steps_of_epoch(self.schedule, *sizes, self.seed, epoch, smallest=self.processes.size)
 
     def _batches(self, epoch: int, plan: list[Step]) -> Iterator[tuple[int, Step, tuple[torch.Tensor, torch.Tensor]]]:
         """The remaining steps, with their numbers and this process's images and labels."""
         to_do = plan[self.first_step :]
         sources: list[Batches] = []
-        for source, dataset in enumerate((self.data.training, self.data.pseudo_labelled)):
+        for source, dataset in enumerate((self.job.training, self.job.pseudo_labelled)):
             parts = [self.processes.share(step.indices)[0] for step in to_do if step.source == source]
             generator = derive_generator("cpu", self.seed, epoch, source, Purpose.AUGMENTATION)
             batches = dataset.training_batches(parts, self.device, generator) if dataset is not None and parts else ()
@@ -206,8 +195,8 @@ class TrainingRun:
             self.update.refresh_attacked()
             tested = evaluate(
                 self.update,
-                self.data.test,
-                self.evaluation.chosen(len(self.data.test)),
+                self.job.test,
+                self.evaluation.chosen(len(self.job.test)),
                 # An attack on so many images takes the memory of an update.
                 min(self.schedule.batch, (self.schedule.micro_batch or self.schedule.batch) * self.processes.size),
                 Address(self.seed, epoch, self.steps),

@@ -17,10 +17,7 @@ _NOT_CURVES = ("epoch", "test_images")
 
 
 class TrainingProgress:
-    """A bar that counts images, and lines that go to ``report``; ``silent`` turns both off.
-
-    Where standard error is no terminal there is no bar.
-    """
+    """A bar on a terminal that counts images, and lines that go to ``report``; ``silent`` turns both off."""
 
     def __init__(self, images: int, done: int, epochs: int, report: Callable[[str], None], silent: bool) -> None:
         self._bar = tqdm(

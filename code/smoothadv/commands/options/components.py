@@ -108,10 +108,7 @@ def compose(parser: Parser, component: type, options: argparse.Namespace, name: 
 def given_settings(
     parser: Parser, component: type, options: argparse.Namespace, name: str, without: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """The settings of ``component`` that are on the command line, by field, except the fields ``without``.
-
-    A usage error where a required one is missing.
-    """
+    """The settings of ``component`` on the command line, by field, but ``without``; a usage error if one is lacking."""
     values = {}
     for setting in settings_of(component):
         if setting.field in without:
