@@ -20,8 +20,7 @@ class Estimate:
     """``gradient`` [B, ...] of the objective to ascend; ``logits`` [B, m, K], detached.
 
     Where the m copies are divided into parts, the gradient over all copies is the mean of the parts' gradients with
-    weights exp(``log_weight`` [B]). None is for objectives that are means over copies: the weights of the parts are
-    then their numbers of copies.
+    weights exp(``log_weight`` [B]); None, of objectives that are means over copies, stands for their number of copies.
     """
 
     gradient: torch.Tensor

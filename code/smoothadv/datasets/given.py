@@ -52,8 +52,8 @@ class GivenImages:
         """The images of each of ``batches``, augmented: see ``ImageDataset``."""
         padding, flip = self.description.crop_padding, self.description.horizontal_flip
         chosen = draw_augmentation(len(self), padding, flip, generator)
-        for indices in batches:
-            images, labels = self._stacked(indices)
+        on_cpu = self.evaluation_batches(batches, torch.device("cpu"))
+        for indices, (images, labels) in zip(batches, on_cpu):
             places = torch.arange(len(indices))
             images = augmented(pixels_of(images), self.description.image_shape[1:], places, chosen[:, indices])
             yield images.to(device), labels.to(device)
@@ -61,12 +61,8 @@ class GivenImages:
     def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
         """The images of each of ``batches``, unaugmented."""
         for indices in batches:
-            images, labels = self._stacked(indices)
-            yield images.to(device), labels.to(device)
-
-    def _stacked(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        images, labels = zip(*(self[int(index)] for index in indices))
-        return torch.stack(images), torch.tensor(labels)
+            images, labels = zip(*(self[int(index)] for index in indices))
+            yield torch.stack(images).to(device), torch.tensor(labels).to(device)
 
     def _sample(self) -> Iterator[tuple[torch.Tensor, int]]:
         """Up to 256 evenly spaced images, with their labels."""

@@ -67,8 +67,7 @@ class Certificates:
     """The certificates of a log, ``claims``, by index; ``images`` are the indices of all its rows, also of abstentions.
 
     Each image got a false certificate with probability at most ``alpha``. Attacks stay within ``fraction`` of each
-    radius. ``settings`` are those in the log's manifest, None without one. Each class is certified to stay among the
-    ``top_k`` most probable ones.
+    radius. ``settings`` are the manifest's, None without one. A class is certified to stay among the ``top_k`` first.
     """
 
     path: Path

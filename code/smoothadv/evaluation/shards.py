@@ -110,8 +110,7 @@ def _without_index(settings: dict[str, Any]) -> dict[str, Any]:
 def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
     """Merge ``shards`` into ``log``, with rows in the order of the examples; returns the number of rows.
 
-    UserError, and nothing is written, if a shard is missing or unfinished, or if shards overlap or differ in their
-    settings.
+    UserError, and nothing is written, if a shard is missing or unfinished, or if shards overlap or have other settings.
     """
     if not shards:
         raise UserError(

@@ -20,8 +20,7 @@ from smoothadv.errors import UserError
 class TrainingFacts:
     """What the name of a folder says about a training; ``attack`` is None for a training without an attack.
 
-    ``is_vanilla`` says that the base classifier is attacked, without noise. ``weight`` is the weight of pseudo-labelled
-    images, None without them.
+    ``is_vanilla`` says that the base classifier is attacked, without noise. ``weight`` is that of pseudo-labels.
     """
 
     dataset: str

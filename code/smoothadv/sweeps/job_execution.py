@@ -98,8 +98,7 @@ def _is_by_request(code: int, line: str) -> bool:
 def _run(job: Job, stage: Stage, environment: Mapping[str, str], stop: threading.Event, lock: int) -> int:
     """Run a stage until it ends; returns its exit code, minus the signal's number if a signal ended it.
 
-    The stage inherits the descriptor ``lock``: if it outlives this process while it saves its work, the job stays
-    locked until it has ended.
+    The stage inherits the descriptor ``lock``: if it outlives this process while it saves, the job stays locked.
     """
     launcher = ["-m"]
     if job.processes > 1:  # the "--" keeps torchrun from reading what is meant for the stage

@@ -24,8 +24,7 @@ from smoothadv.training.schedule import Schedule
 class TrainingPlan:
     """What a training command will do.
 
-    ``attack`` is the name of its attack, None without one. ``recipe`` has those fields of the recipe in args.json that
-    are known before the training.
+    ``attack`` is the name of its attack, if any. ``recipe`` has the fields of args.json's recipe that are known before.
     """
 
     request: TrainingRequest
