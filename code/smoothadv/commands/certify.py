@@ -50,11 +50,8 @@ def make_parser() -> Parser:
     group = parser.add_argument_group("procedure")
     names = f"certification procedure, one of {', '.join(sorted(PROCEDURES))} (default: exact)"
     add_components(group, "--method", PROCEDURES, names, "exact")
-    sound = (
-        "noise in whole grey levels and deterministic kernels: certificates that hold for the executed arithmetic, on "
-        "8-bit images"
-    )
-    add_options(group, {"--sound": (None, sound)})
+    sound = "noise in whole grey levels and deterministic kernels: certificates that hold for the executed arithmetic"
+    add_options(group, {"--sound": (None, f"{sound}, on 8-bit images")})
     return parser
 
 

@@ -19,6 +19,7 @@ from smoothadv.noise import Purpose, derive_generator
 
 Item = tuple[torch.Tensor, int]
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
+Transform = Callable[[Image], torch.Tensor]
 Indices = Sequence[torch.Tensor]
 """Of the images of each batch: int64 [B], on the CPU."""
 
@@ -145,9 +146,7 @@ class _Files(Dataset[Item | UserError]):
     on how many workers this machine has.
     """
 
-    def __init__(
-        self, files: list[tuple[str, int]], transform: Callable[[Image], torch.Tensor], epoch_seed: int | None = None
-    ) -> None:
+    def __init__(self, files: list[tuple[str, int]], transform: Transform, epoch_seed: int | None = None) -> None:
         self.files, self.transform, self.epoch_seed = files, transform, epoch_seed
 
     def __len__(self) -> int:
@@ -181,19 +180,18 @@ def _workers() -> int:
 class StreamedImages(Dataset[Item]):
     """Images read from files by worker processes, for datasets that do not fit in memory.
 
-    ``files`` are (path, label) pairs; the two transforms make uint8 [3, H, W] of a PIL image.
+    ``files`` are (path, label) pairs; ``training`` and ``evaluation`` make uint8 [3, H, W] of a PIL image.
     """
 
     def __init__(
         self,
         files: list[tuple[str, int]],
-        training_transform: Callable[[Image], torch.Tensor],
-        evaluation_transform: Callable[[Image], torch.Tensor],
+        training: Transform,
+        evaluation: Transform,
         description: DatasetDescription,
     ) -> None:
         self.description = description
-        self._evaluation = _Files(files, evaluation_transform)
-        self._training = partial(_Files, files, training_transform)
+        self._evaluation, self._training = _Files(files, evaluation), partial(_Files, files, training)
 
     def __len__(self) -> int:
         return len(self._evaluation)

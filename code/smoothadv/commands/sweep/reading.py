@@ -1,8 +1,9 @@
 """What the commands of a sweep will do: their words are read as the commands themselves read them, but nothing runs."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,7 @@ class CommandReader:
     """
 
     def __init__(self) -> None:
-        self._parsers: dict[tuple[str, bool], Parser] = {}
-        self._descriptions: dict[str, DatasetDescription] = {}
+        self._parser, self._described = cache(_make_parser), cache(describe_dataset)
         self._procedures: dict[str, dict[str, Any]] = {}
 
     def option_words(self, command: str, options: Options, source: str) -> list[str]:
@@ -92,7 +92,7 @@ class CommandReader:
         with parser.reading(source):
             chosen = with_recipes(parser, parser.parse_args(words))
             request = request_of(parser, chosen, [])
-            description = request.augmented(self._described(request))
+            description = request.augmented(self._described(request.dataset, request.data_dir))
             schedule = request.schedule.schedule(description, request.objective.copies)
         recipe = request.stated_recipe(description, schedule)
         # Without the option, a training that starts from other weights takes their input layer.
@@ -113,7 +113,7 @@ class CommandReader:
         numbers = (request.images, request.sigma, request.n0, request.n, request.alpha, request.sound)
         key = repr((*numbers, request.method, dict(request.procedure_settings)))
         if key not in self._procedures:
-            description = self._described(request)
+            description = self._described(str(request.images), request.data_dir)
             self._procedures[key] = procedure_record(request, make_procedure(request, description))
         return self._procedures[key]
 
@@ -132,25 +132,12 @@ class CommandReader:
             settings.append({**request.stated_settings(*archs), "N": request.n, **known})
         return EvaluationPlan(request, tuple(settings), attacks)
 
-    def _parser(self, command: str, released: bool = False) -> Parser:
-        """The parser of a command; the released behaviour changes how a training command reads epsilon."""
-        if (command, released) not in self._parsers:
-            self._parsers[command, released] = _MAKE_PARSER[command](["--released-behaviour"] * released)
-        return self._parsers[command, released]
 
-    def _described(self, request: TrainingRequest | CertifyRequest) -> DatasetDescription:
-        name = str(request.images)
-        if name not in self._descriptions:
-            self._descriptions[name] = describe_dataset(name, request.data_dir)
-        return self._descriptions[name]
-
-
-_MAKE_PARSER: dict[str, Callable[[list[str]], Parser]] = {
-    "train": train.make_parser,
-    "train_pgd": train_pgd.make_parser,
-    "certify": lambda words: certify.make_parser(),
-    "attack": lambda words: attack.make_parser(),
-}
+def _make_parser(command: str, is_released: bool = False) -> Parser:
+    """The parser of a command; the released behaviour changes how a training command reads epsilon."""
+    if command in ("certify", "attack"):
+        return (certify if command == "certify" else attack).make_parser()
+    return (train if command == "train" else train_pgd).make_parser(["--released-behaviour"] * is_released)
 
 
 def _is_released(options: Options) -> bool:
