@@ -104,10 +104,8 @@ def _is_alive(process: Any) -> bool:
     """Whether a process with this id exists on this machine; True if that cannot be found out."""
     try:
         os.kill(int(process), 0)
-    except ProcessLookupError:
-        return False
-    except (TypeError, ValueError, OSError):
-        return True
+    except (TypeError, ValueError, OSError) as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

@@ -50,9 +50,8 @@ def add_settings(parser: argparse._ActionsContainer, settings: Iterable[Setting]
     can be distinguished from one that is given with its default.
     """
     for setting in {setting.flag: setting for setting in settings}.values():
-        default = (
-            f" (default: {setting.default})" if setting.default not in (None, False) and not setting.required else ""
-        )
+        is_told = not setting.required and setting.default not in (None, False)
+        default = f" (default: {setting.default})" if is_told else ""
         kind: dict[str, Any] = {"action": "store_true"}
         if setting.parse is not None:
             kind = {"type": setting.parse, "metavar": setting.field.split("_")[-1].upper()}

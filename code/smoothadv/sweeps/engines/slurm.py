@@ -170,12 +170,9 @@ def _queue(questions: int = 1) -> set[str]:
 
 def _note_queued(job: Job, identity: str, before: dict[str, Any]) -> None:
     """Record the id under which the job waits, unless it has begun already."""
-    try:
-        with job.record.claim(patience=0):
-            if job.record.read() == before:
-                job.record.write("queued", engine="slurm", id=identity)
-    except BusyError:
-        pass
+    with contextlib.suppress(BusyError), job.record.claim(patience=0):
+        if job.record.read() == before:
+            job.record.write("queued", engine="slurm", id=identity)
 
 
 class Attempt:
