@@ -104,20 +104,12 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
     _refuse_contradictions(parser, options, sizes)
     steps = getattr(options, "--num-steps", _STEPS)
     fields = {
-        **request_fields(options, command),
-        "outdir": options.outdir,
+        **request_fields(FalsifyRequest if sizes is None else AttackRequest, options, command),
         # Each log, or each certificate, sets its own epsilon.
         "attack": attack_plan_of(parser, options, _DRAWS, epsilon=0.0, num_steps=steps),
         "only": None if options.only is None else tuple(options.only),
     }
-    if sizes is not None:
-        return AttackRequest(**fields, epsilons=tuple(sizes))
-    return FalsifyRequest(
-        **fields,
-        against=options.against,
-        fraction=options.fraction or DEFAULT_FRACTION,
-        false_alarm=options.false_alarm or DEFAULT_FALSE_ALARM,
-    )
+    return FalsifyRequest(**fields) if sizes is None else AttackRequest(**fields, epsilons=tuple(sizes))
 
 
 def _refuse_contradictions(parser: Parser, options: argparse.Namespace, sizes: Sequence[float] | None) -> None:

@@ -60,12 +60,9 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
     refuse_foreign_settings(parser, options, PROCEDURES, "--method")
     chosen, name = PROCEDURES[options.method], f"--method {options.method}"
     return CertifyRequest(
-        **request_fields(options, command),
-        outfile=options.outfile,
+        **request_fields(CertifyRequest, options, command),
         n0=options.N0,
-        method=options.method,
         procedure_settings=given_settings(parser, chosen, options, name),
-        sound=options.sound,
     )
 
 

@@ -43,12 +43,9 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
     given = given_attack_flags(parser, options)
     if given and options.attack is None:
         parser.error(f"{given[0]} is only read together with --attack: add --attack NAME or leave it out")
-    return PredictRequest(
-        **request_fields(options, command),
-        outfile=options.outfile,
-        top_k=options.top_k,
-        attack=attack_plan_of(parser, options) if options.attack is not None else None,
-    )
+    fields = request_fields(PredictRequest, options, command)
+    plan = attack_plan_of(parser, options) if options.attack is not None else None
+    return PredictRequest(**{**fields, "attack": plan})
 
 
 def _predict(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:

@@ -106,12 +106,8 @@ class TrainingRun:
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.learning_rate_at(epoch, step, self.steps)
 
-    def run_epochs(self, report: Callable[[str], None] = print, board: bool = False) -> list[dict[str, float]]:
-        """Train up to ``schedule.epochs``; returns the history: one row of TRAINING_COLUMNS per epoch.
-
-        ``board`` writes curves for TensorBoard. NonFiniteError if the loss stops being finite; KeyboardInterrupt or
-        Terminated, after saving, on Ctrl-C or SIGTERM.
-        """
+    def run_epochs(self, report: Callable[[str], None], board: bool) -> list[dict[str, float]]:
+        """Train, as ``job.train``, with curves for TensorBoard if ``board``: one row of TRAINING_COLUMNS per epoch."""
         is_first, epochs = self.processes.is_first, self.schedule.epochs
         done = len(self.history)
         if done >= epochs:

@@ -92,8 +92,10 @@ def _check_dataset(options: argparse.Namespace) -> None:
         raise UsageError(f"argument DATASET: {reason}") from error
 
 
-def request_fields(options: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
-    """The fields of an ``EvaluationRequest`` that the options set; ``command`` is the command line."""
+def request_fields(
+    request: type[EvaluationRequest], options: argparse.Namespace, command: Sequence[str]
+) -> dict[str, Any]:
+    """The fields of a request that options set, which have the same names; ``command`` is the command line."""
     _check_dataset(options)
     return {
         "classifier": options.checkpoint,
@@ -101,5 +103,5 @@ def request_fields(options: argparse.Namespace, command: Sequence[str]) -> dict[
         "draws": options.N,
         "maximum": options.max,
         "command": tuple(command),
-        **fields_given(EvaluationRequest, options),
+        **fields_given(request, options),
     }

@@ -1,7 +1,6 @@
 """Engines find machines for jobs, one engine per file. They only schedule: the files on the disk decide what is done.
 
-An engine is a frozen dataclass derived from ``Engine``, registered in ``ENGINES``; its settings become
-options of ``sweep run``, and of ``sweep retry``.
+An engine is a frozen dataclass derived from ``Engine``, in ``ENGINES``; its settings are options of ``sweep run``.
 """
 
 from abc import ABC, abstractmethod
