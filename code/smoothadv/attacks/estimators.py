@@ -30,6 +30,7 @@ class Estimate:
 
 Model = Callable[[torch.Tensor], torch.Tensor]
 """Maps inputs [B, ...] to logits [B, K]; often a ``torch.nn.Module``."""
+_Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class GradientEstimator(Protocol):
@@ -136,11 +137,7 @@ def mean_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tens
 
 
 def _gradient(
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    model: Model,
-    points: torch.Tensor,
-    labels: torch.Tensor,
-    noise: torch.Tensor,
+    loss: _Loss, model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradient [B, ...] of ``loss(logits, labels)`` [B] with respect to the points, and the logits, detached."""
     with torch.enable_grad():

@@ -69,15 +69,9 @@ def make_procedure(request: CertifyRequest, description: DatasetDescription) -> 
 
 def procedure_record(request: CertifyRequest, procedure: Procedure) -> dict[str, Any]:
     """The procedure's part of the settings that decide the numbers in a log."""
+    given = {"N0": request.n0, "N": request.n, "method": request.method, "sound": request.sound}
     fields = {name: value for name, value in settings_record(procedure).items() if name not in ("name", "smoothing")}
-    return {
-        "N0": request.n0,
-        "N": request.n,
-        "method": request.method,
-        "sound": request.sound,
-        **fields,
-        **procedure.settings,
-    }
+    return {**given, **fields, **procedure.settings}
 
 
 def _voting(procedure: Procedure, label: int, sound: bool) -> Generator[Draws, np.ndarray, dict[str, Any]]:

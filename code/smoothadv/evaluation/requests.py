@@ -78,7 +78,7 @@ class EvaluationRequest:
         )
         _require(0 < self.alpha < 1, "alpha", self.alpha, "a probability strictly between 0 and 1")
         _require(self.draws is None or 1 <= self.draws <= 4_000_000_000, "n", self.draws, "1 to 4,000,000,000 draws")
-        _require_from_one(self, "skip", "maximum", "batch")
+        _require_from_one(self, "skip", "maximum", "batch", *(name for name in ("n0", "top_k") if hasattr(self, name)))
         _require(0 <= self.seed < 2**128, "seed", self.seed, "a whole number from 0 to 2^128 - 1")
         for name, known in (("split", SPLITS), ("precision", PRECISION_NAMES), ("existing", EXISTING)):
             _require(getattr(self, name) in known, name, getattr(self, name), f"one of {', '.join(known)}")
@@ -173,7 +173,6 @@ class CertifyRequest(EvaluationRequest):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_from_one(self, "n0")
         fields = {field.name for field in dataclasses.fields(self.procedure)} - {"smoothing"}
         for name in self.procedure_settings:
             _require(name in fields, f"settings of method '{self.method}'", name, ", ".join(sorted(fields)) or "none")
@@ -237,10 +236,6 @@ class PredictRequest(EvaluationRequest):
     outfile: Path
     attack: AttackPlan | None = None
     top_k: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_from_one(self, "top_k")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -245,4 +245,7 @@ class TrainingRun:
             what = f"the weights stopped being finite in epoch {epoch + 1} ({broken} tensors)"
         else:
             return
-        raise NonFiniteError(f"{what}: {_ADVICE}{self.run.last_good()}")
+        saved = "nothing was saved yet"
+        if self.run.has_checkpoint:
+            saved = f"the last good checkpoint is {self.run.checkpoint}"
+        raise NonFiniteError(f"{what}: {_ADVICE}; {saved}")
