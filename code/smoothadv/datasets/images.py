@@ -184,11 +184,7 @@ class StreamedImages(Dataset[Item]):
     """
 
     def __init__(
-        self,
-        files: list[tuple[str, int]],
-        training: Transform,
-        evaluation: Transform,
-        description: DatasetDescription,
+        self, files: list[tuple[str, int]], training: Transform, evaluation: Transform, description: DatasetDescription
     ) -> None:
         self.description = description
         self._evaluation, self._training = _Files(files, evaluation), partial(_Files, files, training)

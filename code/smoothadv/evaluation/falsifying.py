@@ -100,11 +100,6 @@ class Certificates:
         batch = (self.settings or {}).get("batch")
         return batch if isinstance(batch, int) and batch >= 1 else None
 
-    @property
-    def record(self) -> dict[str, Any]:
-        """What the manifest of a falsification log records about the certificates that were attacked."""
-        return {"sha256": file_digest(self.path), "fraction": self.fraction, "alpha": self.alpha}
-
     def check_job(self, job: SmoothingJob) -> None:
         """UserError unless the certificates were made for the classifier and the images that are to be attacked."""
         last, classes = max(self.claims), job.dataset.description.num_classes
@@ -229,9 +224,10 @@ def falsify(request: FalsifyRequest) -> tuple[WrittenLog, Certificates]:
     attack = fit_to_job(request.attack, job)
     polls = CertificatePolls(job, attack, certificates.top_k, certificates=certificates)
     without_epsilon = {**settings_record(attack.attack), "epsilon": None}  # each image has its own
+    against = {"sha256": file_digest(request.against), "fraction": request.fraction, "alpha": certificates.alpha}
     plan = polls.plan(
         f"attacking {request.against.name}",
-        {"attack": without_epsilon, "against": certificates.record},
+        {"attack": without_epsilon, "against": against},
         title="falsified",
         scores=lambda row: bool(row["flipped"]),
         keeps_images=True,

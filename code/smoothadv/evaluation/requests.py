@@ -1,7 +1,6 @@
 """Requests: to certify or predict with a smoothed classifier, to attack it, or to attack its certificates.
 
-A request is complete and frozen: commands make one from options, ``smoothadv.certify`` and the other functions of the
-Python interface from arguments. ``certifying``, ``predicting``, ``attacking`` and ``falsifying`` carry requests out.
+A request is complete and frozen: commands make one from options, functions of the Python interface from arguments.
 """
 
 from __future__ import annotations

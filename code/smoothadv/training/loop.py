@@ -156,8 +156,7 @@ class TrainingRun:
             self.first_bad_step = torch.where(is_first_bad, number, self.first_bad_step)
             self.sums += step_sums
             images_seen += len(step.indices)
-            progress.advance(len(step.indices))
-            if progress.wants_look():
+            if progress.advance(len(step.indices)):
                 self._require_finite(epoch, with_weights=False)
                 averages = means(self.sums.tolist())
                 progress.show(epoch, self.objective.epsilon(epoch), averages, self.history)
