@@ -19,12 +19,7 @@ from smoothadv.attacks.pgd import PGD
 from smoothadv.noise import Purpose, derive_generator
 from support.fragile_models import ShapeSensitive
 from support.models import network_with_state
-from support.slow_attacks import (
-    batch_noise,
-    estimators_and_slow_ones,
-    slow_pgd,
-    smooth_network,
-)
+from support.slow_attacks import batch_noise, estimators_and_slow_ones, slow_pgd, smooth_network
 from support.slow_ddn import slow_ddn_batch
 
 SIGMA, CLASSES = 0.25, 4

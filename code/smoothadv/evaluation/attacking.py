@@ -26,9 +26,9 @@ def attack(request: AttackRequest) -> Iterator[WrittenLog]:
         )
     usual_batch = fit_to_job(request.attack, job).batch
     for path, plan in plans.items():
-        job = job.for_log(path)
-        polls = PredictionPolls(job, fit_to_job(plan, job, usual_batch))
-        yield write_log(job, polls.plan(f"attacking, epsilon {plan.attack.epsilon:g}", {}, keeps_images=True))
+        log_job = job.for_log(path)
+        polls = PredictionPolls(log_job, fit_to_job(plan, log_job, usual_batch))
+        yield write_log(log_job, polls.plan(f"attacking, epsilon {plan.attack.epsilon:g}", {}, keeps_images=True))
 
 
 def attacks_of(request: AttackRequest) -> dict[Path, AttackPlan]:

@@ -15,13 +15,7 @@ from smoothadv.errors import UsageError
 from smoothadv.evaluation.log_writing import Example, LogPlan, write_log
 from smoothadv.evaluation.requests import AttackPlan, PredictRequest
 from smoothadv.evaluation.shards import WrittenLog
-from smoothadv.evaluation.smoothing_job import (
-    SmoothingJob,
-    check_top_k,
-    prepare,
-    recorded_number,
-    warn_of_few_draws,
-)
+from smoothadv.evaluation.smoothing_job import SmoothingJob, check_top_k, prepare, recorded_number, warn_of_few_draws
 from smoothadv.noise import Purpose, RoundedGaussianNoise
 from smoothadv.records import ATTACK_COLUMNS, PREDICTION_COLUMNS, class_columns
 from smoothadv.settings import settings_record
