@@ -8,12 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from smoothadv.bounds import (
-    certified_radius,
-    maximum_radius,
-    radius_probability,
-    squared_grey_radius,
-)
+from smoothadv.bounds import certified_radius, maximum_radius, radius_probability, squared_grey_radius
 from support.exact_tails import DIGITS, failure_probability, is_sound_and_tight
 
 alphas = st.floats(1e-12, 0.4).filter(lambda alpha: math.frexp(alpha)[0] != 0.5)

@@ -17,11 +17,7 @@ from smoothadv.analysis.plot_envelope import EnvelopePlot
 from smoothadv.analysis.plot_training import TrainingPlot
 from smoothadv.analysis.shared.figure_style import looks
 from smoothadv.analysis.shared.hyper_parameters import Parameters
-from smoothadv.analysis.shared.log_statistics import (
-    accuracy_curve,
-    bootstrap_interval,
-    certified_accuracies,
-)
+from smoothadv.analysis.shared.log_statistics import accuracy_curve, bootstrap_interval, certified_accuracies
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import AtRadii
 from smoothadv.errors import UserError

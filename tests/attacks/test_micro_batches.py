@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.ddn import DDN
-from smoothadv.attacks.estimators import Estimate, Stein, expected_loss, noisy_logits, plug_in
+from smoothadv.attacks.estimators import Estimate, Stein, noisy_logits, plug_in
 from smoothadv.attacks.pgd import PGD
 from smoothadv.attacks.shared.micro_batches import FixedShape, InParts, places_in_pass, rows_per_pass
 from support.models import Recorder
-from support.slow_attacks import slow_expected_loss, slow_plug_in, slow_stein, smooth_network
+from support.slow_attacks import estimators_and_slow_ones, smooth_network
 
 SIGMA, CLASSES, DIMENSION = 0.5, 3, 5
 
@@ -40,13 +40,7 @@ def slow_mean_margin(model, point, label, noise) -> torch.Tensor:
     return total / len(noise)
 
 
-ESTIMATORS = {
-    "plug_in": (plug_in, slow_plug_in),
-    "expected_loss": (expected_loss, slow_expected_loss),
-    "stein": (Stein(SIGMA), slow_stein(SIGMA, hard=False)),
-    "hard_stein": (Stein(SIGMA, hard=True), slow_stein(SIGMA, hard=True)),
-    "own": (mean_margin, slow_mean_margin),
-}
+ESTIMATORS = {**estimators_and_slow_ones(SIGMA), "own": (mean_margin, slow_mean_margin)}
 
 
 def situation(examples: int, copies: int, seed: int, scale: float = 4.0):

@@ -14,21 +14,16 @@ from torch import nn
 
 from smoothadv.attacks import ATTACKS, SmoothedAttack
 from smoothadv.attacks.ddn import DDN
-from smoothadv.attacks.estimators import Stein, expected_loss, plug_in
+from smoothadv.attacks.estimators import Stein, expected_loss
 from smoothadv.attacks.pgd import PGD
 from smoothadv.noise import Purpose, derive_generator
 from support.fragile_models import ShapeSensitive
 from support.models import network_with_state
-from support.slow_attacks import batch_noise, slow_expected_loss, slow_pgd, slow_plug_in, slow_stein, smooth_network
+from support.slow_attacks import batch_noise, estimators_and_slow_ones, slow_pgd, smooth_network
 from support.slow_ddn import slow_ddn_batch
 
 SIGMA, CLASSES = 0.25, 4
-ESTIMATORS = {
-    "plug_in": (plug_in, slow_plug_in),
-    "expected_loss": (expected_loss, slow_expected_loss),
-    "stein": (Stein(SIGMA), slow_stein(SIGMA, hard=False)),
-    "hard_stein": (Stein(SIGMA, hard=True), slow_stein(SIGMA, hard=True)),
-}
+ESTIMATORS = estimators_and_slow_ones(SIGMA)
 SHAPES = [(6,), (1, 2, 3), (3, 4, 4)]
 estimators = pytest.mark.parametrize("name", ESTIMATORS)
 

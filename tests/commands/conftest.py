@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from smoothadv.checkpoints import load_classifier
 from support.commands import succeed
 from support.recipes import EPOCHS, RECIPES
 
@@ -30,3 +32,8 @@ def trained_folders(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 def checkpoint(trained_folders: Trained) -> Path:
     """A classifier of digits, trained under Gaussian noise of 0.25."""
     return trained_folders["gaussian"] / "checkpoint.pth.tar"
+
+
+@pytest.fixture(scope="session")
+def classifier(checkpoint: Path) -> torch.nn.Module:
+    return load_classifier(checkpoint, "digits")

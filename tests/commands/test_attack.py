@@ -8,7 +8,6 @@ import torch
 from PIL import Image
 from scipy import stats
 
-from smoothadv.checkpoints import load_classifier
 from smoothadv.datasets import get_dataset
 from smoothadv.noise import Purpose
 from support.attack_runs import SIGMA, SMALL, accuracy, archive, assert_same_attack, l2_norms, noisy_logits
@@ -28,11 +27,6 @@ def finished(checkpoint, tmp_path_factory) -> Path:
     sizes = ["--epsilon", 0, 0.25, 0.5, 2]
     succeed("attack", "digits", checkpoint, SIGMA, folder, *SMALL, *sizes, "--png", 3)
     return folder
-
-
-@pytest.fixture(scope="module")
-def classifier(checkpoint) -> torch.nn.Module:
-    return load_classifier(checkpoint, "digits")
 
 
 @pytest.fixture

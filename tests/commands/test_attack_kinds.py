@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from smoothadv.checkpoints import load_classifier
 from smoothadv.noise import Purpose
 from support.attack_runs import DRAWS, SIGMA, SMALL, archive, assert_same_attack, l2_norms, noisy_logits
 from support.commands import call, header, refused, rows, snapshot
@@ -15,11 +14,6 @@ from support.sharding import manifest_of
 
 OWN_COLUMNS = ["idx", "label", "predict", "basePredict", "correct", "time", "attack_norm", "epsilon", "abstain"]
 RULES = ["runner-up", "least-likely", "random"]
-
-
-@pytest.fixture(scope="module")
-def classifier(checkpoint) -> torch.nn.Module:
-    return load_classifier(checkpoint, "digits")
 
 
 @pytest.fixture

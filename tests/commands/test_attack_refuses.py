@@ -110,10 +110,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing(command, code, words, place,
     before = snapshot(place)
     outcome = call(capsys, *command, "--device", "cpu")
     assert snapshot(place) == before
-    assert (outcome.code, outcome.out) == (code, "")
-    assert outcome.err.startswith("error: ") and outcome.err.count("\n") == 1 and outcome.err.endswith("\n")
-    for word in words:
-        assert word in outcome.err
+    assert refused(outcome, *words, code=code) and outcome.out == "", outcome
 
 
 def copy_files(place: Path, workplace: Path) -> None:

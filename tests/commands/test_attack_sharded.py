@@ -10,7 +10,6 @@ from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.pgd import PGD
 from smoothadv.commands import merging
 from smoothadv.evaluation import log_writing
-from smoothadv.evaluation.attacked_images import examples_at_a_time
 from smoothadv.records import spool_path
 from support.attack_runs import SIGMA, archive, assert_same_attack
 from support.commands import call, refused, rows, script, snapshot, succeed
@@ -185,7 +184,7 @@ def test_no_process_takes_so_many_images_at_once_that_others_have_none(workers, 
     """Each process gets images about four times; a single process attacks enough images at once for several passes."""
     attack = SmoothedAttack(PGD(0.5, 2), 0.25, batch=64)
     job = SimpleNamespace(workers=workers and SimpleNamespace(size=workers), indices=range(examples))
-    assert examples_at_a_time(attack, job) == group
+    assert log_writing.examples_at_a_time(attack, job) == group
 
 
 def test_two_processes_write_the_logs_of_one(checkpoint, warm, tmp_path):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from smoothadv.datasets import get_dataset
+from smoothadv.evaluation.shards import WrittenLog
 from support.commands import call, header, rows, run_process, script, snapshot, timeless
 from support.image_files import save_image
 from support.sharding import manifest_of
@@ -157,7 +158,9 @@ def test_too_few_draws_for_adaptive_are_warned_about(certify):
 def test_default_number_of_draws_is_that_of_the_method(checkpoint, workplace, capsys, monkeypatch, method, draws):
     """No vote is counted: what would be written into the manifest is looked at."""
     given = {}
-    monkeypatch.setattr("smoothadv.evaluation.certifying.write_log", lambda job, plan: given.update(plan.settings))
+    nothing = WrittenLog(workplace / "log.tsv", is_whole=False, batch=1, attack_batch=None)
+    written = "smoothadv.evaluation.certifying.write_log"
+    monkeypatch.setattr(written, lambda job, plan: given.update(plan.settings) or nothing)
     positional = ["digits", checkpoint, SIGMA, "log.tsv", "--device", "cpu"]
     assert call(capsys, "certify", *positional, "--method", method).code == 0
     assert (given["N"], given["N0"], given["method"]) == (draws, 100, method)

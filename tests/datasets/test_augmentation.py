@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from smoothadv.datasets.augmentation import Augmentation, augmented, draw_augmentation, pixels_of
+from smoothadv.datasets.augmentation import augmented, draw_augmentation, pixels_of
 
 FALSE_ALARM = 1e-6
 
@@ -34,20 +34,12 @@ def slow_augmentation(image: torch.Tensor, padding: int, top: int, left: int, mi
     return result
 
 
-def slow_batch(images: torch.Tensor, indices: list[int], chosen: Augmentation) -> torch.Tensor:
+def slow_batch(images: torch.Tensor, padding: int, indices: list[int], chosen: torch.Tensor) -> torch.Tensor:
     """Images ``indices``, each as ``chosen`` for it among all images."""
-    return torch.tensor(
-        [
-            slow_augmentation(
-                images[index],
-                chosen.crop_padding,
-                *((0, 0) if chosen.offsets is None else chosen.offsets[:, index].tolist()),
-                chosen.mirrored is not None and bool(chosen.mirrored[index]),
-            )
-            for index in indices
-        ],
-        dtype=images.dtype,
-    )
+    mirrored, *shifts = chosen.tolist()
+    tops, lefts = ([padding + shift for shift in row] for row in shifts)
+    result = [slow_augmentation(images[one], padding, tops[one], lefts[one], bool(mirrored[one])) for one in indices]
+    return torch.tensor(result, dtype=images.dtype)
 
 
 @st.composite
@@ -58,17 +50,18 @@ def cases(draw):
     dtype = draw(st.sampled_from([torch.uint8, torch.float32]))
     seed = draw(st.integers(0, 2**32 - 1))
     images = torch.randint(1, 256, (number, channels, *shape), generator=seeded(seed)).to(dtype)
-    chosen = draw_augmentation(number, draw(st.integers(0, 4)), draw(st.booleans()), seeded(seed + 1))
+    padding = draw(st.integers(0, 4))
+    chosen = draw_augmentation(number, padding, draw(st.booleans()), seeded(seed + 1))
     indices = draw(st.lists(st.integers(0, number - 1), min_size=1, max_size=7))
-    return images, chosen, indices
+    return images, padding, chosen, indices
 
 
 @given(cases())
 def test_images_are_padded_cut_and_mirrored(case):
-    images, chosen, indices = case
+    images, padding, chosen, indices = case
     asked = torch.tensor(indices)
-    result = augmented(pixels_of(images), tuple(images.shape[2:]), asked, chosen.of(asked))
-    expected = slow_batch(images, indices, chosen)
+    result = augmented(pixels_of(images), tuple(images.shape[2:]), asked, chosen[:, asked])
+    expected = slow_batch(images, padding, indices, chosen)
     assert result.dtype == images.dtype and result.shape == (len(indices), *images.shape[1:])
     assert torch.equal(result, expected)
     # Channels last in memory, whatever the strides of dimensions of size 1.
@@ -100,10 +93,11 @@ def test_row_column_and_mirror_are_drawn_uniformly_and_independently(padding):
     # A fixed seed; with a random one this would be a false alarm once in a million times.
     number, side = 40_000, 2 * padding + 1
     chosen = draw_augmentation(number, padding, True, seeded(padding))
-    outcomes = list(zip(*chosen.offsets.tolist(), chosen.mirrored.tolist()))
+    flips, *shifts = chosen.tolist()
+    outcomes = list(zip(*shifts, flips))
     assert is_uniform(outcomes, 2 * side**2)
     # Negative controls: offsets without the last one, a flip that depends on the crop, rows that equal the columns.
-    assert not is_uniform([(min(row, side - 2), column, flip) for row, column, flip in outcomes], 2 * side**2)
+    assert not is_uniform([(min(row, padding - 1), column, flip) for row, column, flip in outcomes], 2 * side**2)
     assert not is_uniform([(row, column, row == 0 or flip) for row, column, flip in outcomes], 2 * side**2)
     assert not is_uniform([(row, row, flip) for row, _, flip in outcomes], 2 * side**2)
 
@@ -112,15 +106,14 @@ def test_row_column_and_mirror_are_drawn_uniformly_and_independently(padding):
 def test_neighbours_are_drawn_independently(flip):
     # All pairs of choices of two neighbouring images: a false alarm in one of a million seeds.
     chosen = draw_augmentation(80_000, 1, flip, seeded(20 + flip))
-    mirrored = chosen.mirrored.tolist() if flip else [False] * 80_000
-    outcomes = list(zip(*chosen.offsets.tolist(), mirrored))
+    outcomes = list(zip(*chosen.tolist()))
     possibilities = (9 * (1 + flip)) ** 2
     pairs = list(zip(outcomes[::2], outcomes[1::2]))
     assert is_uniform(pairs, possibilities)
-    assert not is_uniform([(one, (one[0], *two[1:])) for one, two in pairs], possibilities), "the control"
+    assert not is_uniform([(one, (two[0], one[1], two[2])) for one, two in pairs], possibilities), "the control"
 
 
 def test_share_of_mirrored_images_is_a_half_without_crops_as_well():
-    outcomes = draw_augmentation(40_000, 0, True, seeded(3)).mirrored.tolist()
+    outcomes = draw_augmentation(40_000, 0, True, seeded(3))[0].tolist()
     assert is_uniform(outcomes, 2)
     assert not is_uniform([flip or index % 20 == 0 for index, flip in enumerate(outcomes)], 2), "the control: 52.5%"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torchvision.transforms import PILToTensor
 
-from smoothadv.datasets.augmentation import Augmentation, augmented, pixels_of
+from smoothadv.datasets.augmentation import augmented, pixels_of
 from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
 from smoothadv.datasets.images import InMemoryImages, StreamedImages
 from support.image_files import random_image, save_image
@@ -61,7 +61,7 @@ def test_training_batches_are_augmented_as_the_description_says():
     dataset = in_memory(images, [0] * 20, padding=2, flip=True)
     shifts = list(product(range(5), range(5), (False, True)))
     tops, lefts, flips = map(torch.tensor, zip(*shifts))
-    each = Augmentation(2, flips, torch.stack([tops, lefts]))
+    each = torch.stack([flips, tops - 2, lefts - 2])
     pixels = pixels_of(torch.from_numpy(images))
     known = [
         {image.numpy().tobytes() for image in augmented(pixels, (4, 4), torch.full((len(shifts),), index), each)}

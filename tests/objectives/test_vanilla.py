@@ -130,7 +130,7 @@ def test_nothing_is_told_of_before_the_attack_where_there_is_none():
     for objective, epoch in [(growing, 0), (Gaussian(SIGMA), 7)]:
         recorder = Recorder(model)
         outcome = objective(recorder, IMAGES, LABELS, epoch, generator())
-        assert (outcome.unattacked_correct, outcome.unattacked_examples) == (None, 0)
+        assert (outcome.unattacked_correct, outcome.unattacked_examples) == (0, 0)
         assert len(recorder.batches) == 1
     assert growing(model, IMAGES, LABELS, 1, generator()).unattacked_examples == 10
 

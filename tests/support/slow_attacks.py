@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from smoothadv.attacks.estimators import Stein, expected_loss, plug_in
 from smoothadv.noise import GaussianNoise, Purpose
 
 
@@ -108,3 +109,13 @@ def slow_target(rule: str, model: Callable, x: torch.Tensor, label: int, noise: 
     means = copy_probabilities(model, x, noise).mean(0).tolist()
     others = sorted((p, k) for k, p in enumerate(means) if k != label)
     return others[-1 if rule == "runner-up" else 0][1]
+
+
+def estimators_and_slow_ones(sigma: float) -> dict[str, tuple]:
+    """Each estimator for noise of this standard deviation, and the same computed copy by copy."""
+    return {
+        "plug_in": (plug_in, slow_plug_in),
+        "expected_loss": (expected_loss, slow_expected_loss),
+        "stein": (Stein(sigma), slow_stein(sigma, hard=False)),
+        "hard_stein": (Stein(sigma, hard=True), slow_stein(sigma, hard=True)),
+    }

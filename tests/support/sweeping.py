@@ -158,7 +158,7 @@ import json, pickle, sys, threading
 from smoothadv.sweeps.job_execution import execute
 with open(sys.argv[1], "rb") as file:
     job = pickle.load(file)
-print(execute(job, json.loads(sys.argv[2]), threading.Event()), flush=True)
+print(execute(job, json.loads(sys.argv[2]), threading.Event(), {}), flush=True)
 """
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from smoothadv.commands.sweep.command import visible_gpus
-from smoothadv.sweeps.job_execution import BLOCKED, DONE, FAILED, STOPPED, attempt
+from smoothadv.sweeps.job_execution import BLOCKED, DONE, FAILED, STOPPED, execute
 from smoothadv.sweeps.jobs import StateKind, state_of
 from support.sweeping import Pretended, pretended_job, pretending
 
@@ -21,7 +21,7 @@ def pretend(tmp_path, monkeypatch) -> Mapping[str, str]:
 
 
 def run(job, environment) -> str:
-    return attempt(job, environment, threading.Event())
+    return execute(job, environment, threading.Event(), {})
 
 
 @pytest.mark.parametrize(("number", "name"), [(11, "Segmentation fault"), (6, "Aborted"), (7, "Bus error")])

@@ -16,8 +16,7 @@ import pytest
 
 from smoothadv.errors import UserError
 from smoothadv.settings import settings_of
-from smoothadv.sweeps.engines import ENGINES, local, ray, slurm
-from smoothadv.sweeps.engines.engine import Site
+from smoothadv.sweeps.engines import ENGINES, Site, local, ray, slurm
 from smoothadv.sweeps.engines.local import Local
 from smoothadv.sweeps.engines.slurm import Attempt, Slurm
 from smoothadv.sweeps.job_execution import DONE, FAILED, STOPPED
@@ -142,7 +141,7 @@ SHARES = {
 @pytest.mark.parametrize("what", SHARES)
 def test_gpus_that_jobs_see_and_how_many_run_at_once(monkeypatch, what):
     given, site, at_once, expected = SHARES[what]
-    monkeypatch.setattr(local, "attempt", watched := Watched(at_once))
+    monkeypatch.setattr(local, "execute", watched := Watched(at_once))
     jobs, ends = jobs_of(given["jobs"], given.get("processes", 1)), []
     where = Site("name", Path("logs"), **{**site, "gpus": tuple(site.get("gpus", ()))})
     Local(given.get("at_a_time")).run(jobs, where, lambda job, how: ends.append((job.name, how)))
@@ -175,7 +174,7 @@ def test_whatever_ends_the_engine_stops_what_runs_and_begins_nothing_more(monkey
         handed_out.set()
         return wait(futures, *more)
 
-    monkeypatch.setattr(local, "attempt", running)
+    monkeypatch.setattr(local, "execute", running)
     monkeypatch.setattr(local, "wait", waiting)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -301,7 +300,7 @@ def test_signal_of_slurm_stops_the_stage_before_the_job_is_given_back(monkeypatc
 
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "4")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
-    monkeypatch.setattr(slurm, "attempt", executed)
+    monkeypatch.setattr(slurm, "execute", executed)
     attempt, outcome = Attempt(), []
     thread = threading.Thread(target=lambda: outcome.append(attempt(job)))
     thread.start()
@@ -328,9 +327,9 @@ def test_cancelled_attempt_is_no_crash_that_ray_would_try_again(monkeypatch, rai
     def cancelled(*_) -> str:
         raise raised
 
-    monkeypatch.setattr(ray, "attempt", cancelled)
+    monkeypatch.setattr(ray, "execute", cancelled)
     assert ray.attempt_job(jobs_of(1)[0]) == STOPPED
-    monkeypatch.setattr(ray, "attempt", lambda *_: FAILED)
+    monkeypatch.setattr(ray, "execute", lambda *_: FAILED)
     assert ray.attempt_job(jobs_of(1)[0]) == FAILED
 
 

@@ -14,10 +14,9 @@ import pytest
 
 from smoothadv.errors import UserError
 from smoothadv.sweeps import job_execution
-from smoothadv.sweeps.engines.engine import Site
+from smoothadv.sweeps.engines import Site
 from smoothadv.sweeps.engines.local import Local
-from smoothadv.sweeps.job_execution import DONE, FAILED, STOPPED, execute, last_line
-from smoothadv.sweeps.job_record import BusyError
+from smoothadv.sweeps.job_execution import BUSY, DONE, FAILED, STOPPED, execute, last_line
 from smoothadv.sweeps.jobs import Job, StateKind, state_of
 from support.commands import rows, succeed, timeless
 from support.patience import HANG_SECONDS, wait_for
@@ -174,8 +173,7 @@ def test_two_at_once_do_not_work_twice(pretend, monkeypatch):
     wait_for(begun)
     with monkeypatch.context() as patch:
         patch.setattr(job_execution, "_PATIENCE_SECONDS", 0)
-        with pytest.raises(BusyError):
-            run(job, pretend)
+        assert run(job, pretend) == BUSY
     threads[1].start()
     Path("go").touch()
     for thread in threads:
@@ -312,7 +310,7 @@ def test_stopped_training_is_saved_within_its_epoch_and_ends_with_the_weights_of
     (job,) = jobs_of(write_grid(Path("grid.toml"), sweep))
     job = replace(job, threads=1)
     log, stop, outcome = job.training.folder / "log.txt", threading.Event(), []
-    thread = threading.Thread(target=lambda: outcome.append(execute(job, {}, stop)))
+    thread = threading.Thread(target=lambda: outcome.append(execute(job, {}, stop, {})))
     thread.start()
     wait_for(lambda: log.exists() and len(rows(log)) >= 2)
     stop.set()
@@ -324,7 +322,7 @@ def test_stopped_training_is_saved_within_its_epoch_and_ends_with_the_weights_of
         state_of(job).kind is StateKind.STOPPED
         and state_of(job).detail == f"train: {len(rows(log))} of {EPOCHS} epochs"
     )
-    assert execute(job, {}, threading.Event()) == DONE
+    assert execute(job, {}, threading.Event(), {}) == DONE
     words = list(job.training.words)
     succeed(*words[:3], "whole", *words[4:])
     assert same_state(job.training.folder, Path("whole"))
@@ -338,10 +336,10 @@ def test_two_processes_share_each_stage_of_a_job():
     """Half a minute."""
     further = {"certify": [{"max": 6, "N": 200}], "attack": [{"max": 4, "N": 100, "epsilon": 0.5, "num-steps": 1}]}
     (job,) = jobs_of(write_grid(Path("grid.toml"), {"noise": 0.25}, processes=2, threads=1, **further))
-    assert execute(job, {}, threading.Event()) == DONE, job.record.log.read_text()
+    assert execute(job, {}, threading.Event(), {}) == DONE, job.record.log.read_text()
     (run_of_training,) = json.loads((job.training.folder / "args.json").read_text())["runs"]
     assert run_of_training["processes"] == 2
     assert [len(rows(log)) for stage in job.evaluations for log in stage.logs] == [6, 4]
     log_text = job.record.log.read_text()
     assert "2 processes on cpu" in log_text and state_of(job).kind is StateKind.DONE
-    assert execute(job, {}, threading.Event()) == DONE and job.record.log.read_text() == log_text
+    assert execute(job, {}, threading.Event(), {}) == DONE and job.record.log.read_text() == log_text

@@ -10,9 +10,8 @@ from smoothadv.attacks import ATTACKS
 from smoothadv.noise import Purpose
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training.execution import Execution
-from smoothadv.training.metrics import means
 from smoothadv.training.processes import Processes
-from smoothadv.training.update import Address, Update
+from smoothadv.training.update import Address, Update, means
 from support.plain import plain_module
 
 SIGMA, EPSILON, BATCH, UPDATES, SEED = 0.25, 0.5, 8, 10, 5

@@ -20,8 +20,7 @@ class Estimate:
     """``gradient`` [B, ...] of the objective to ascend; ``logits`` [B, m, K], detached.
 
     Where the m copies are divided into parts, the gradient over all copies is the mean of the parts' gradients with
-    weights exp(``log_weight()`` [B]). None is for objectives that are means over copies: the weights of the parts are
-    then their numbers of copies.
+    weights exp(``log_weight()`` [B]); None, of objectives that are means over copies, stands for the number of copies.
     """
 
     gradient: torch.Tensor
@@ -31,6 +30,7 @@ class Estimate:
 
 Model = Callable[[torch.Tensor], torch.Tensor]
 """Maps inputs [B, ...] to logits [B, K]; often a ``torch.nn.Module``."""
+_Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class GradientEstimator(Protocol):
@@ -142,11 +142,7 @@ def mean_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tens
 
 
 def _gradient(
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    model: Model,
-    points: torch.Tensor,
-    labels: torch.Tensor,
-    noise: torch.Tensor,
+    loss: _Loss, model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradient [B, ...] of ``loss(logits, labels)`` [B] with respect to the points, and the logits, detached."""
     with torch.enable_grad():

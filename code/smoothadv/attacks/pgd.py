@@ -37,14 +37,16 @@ class PGD(GradientAttack):
     def perturbation(self, problem: Problem) -> torch.Tensor:
         inputs = problem.inputs
         v = self._first(problem)
-        step = per_example((self.direction * self._step_length(problem.epsilon)).to(inputs.dtype), inputs)
+        epsilon = problem.epsilon  # the step of SmoothAdv, appendix D, unless stated
+        length = 2 * epsilon / self.num_steps if self.step_size is None else torch.full_like(epsilon, self.step_size)
+        step = per_example((self.direction * length).to(inputs.dtype), inputs)
         for _ in range(self.num_steps):
             direction = unit(problem.estimate(v).gradient)
             if self.random_if_flat:
                 # Gaussian vectors, not of length 1, replace directions that are 0.
                 is_flat = per_example((direction == 0).flatten(1).all(1), direction)
                 direction = torch.where(is_flat, gaussian_like(direction, problem.generator), direction)
-            v = project_ball(project_box(inputs, v + step * direction), problem.epsilon)
+            v = project_ball(project_box(inputs, v + step * direction), epsilon)
         return v
 
     def _first(self, problem: Problem) -> torch.Tensor:
@@ -53,7 +55,3 @@ class PGD(GradientAttack):
         if self.random_start:
             return project_box(problem.inputs, uniform_in_ball(problem.inputs, problem.epsilon, problem.generator))
         return torch.zeros_like(problem.inputs)
-
-    def _step_length(self, epsilon: torch.Tensor) -> torch.Tensor:
-        """2 epsilon / T (SmoothAdv, appendix D) unless stated: float64 [B]."""
-        return 2 * epsilon / self.num_steps if self.step_size is None else torch.full_like(epsilon, self.step_size)

@@ -1,7 +1,4 @@
-"""Commands, one per entry point: parse, validate, compose, run.
-
-``smoothadv NAME ...`` and ``python code/NAME.py ...`` are the same code.
-"""
+"""Commands, one per entry point; ``smoothadv NAME ...`` and ``python code/NAME.py ...`` are the same code."""
 
 import importlib
 import sys

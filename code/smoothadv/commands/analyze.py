@@ -53,11 +53,6 @@ _TABLE = ("table", b"| ", b"\\begin{tabular}")
 _FIGURES = {"png": ("PNG picture", b"\x89PNG\r\n"), "pdf": ("PDF document", b"%PDF-"), "svg": ("SVG drawing", b"<?xml")}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command ``analyze``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
-    return run("analyze", _make_parser, _analyze, arguments)
-
-
 def _make_parser() -> Parser:
     parser = Parser(
         prog="analyze",
@@ -175,3 +170,6 @@ def _write_page(page: str, options: argparse.Namespace) -> None:
     path = _page_path(options)
     write_text(path, page)
     print(f"wrote {path}")
+
+
+main = partial(run, "analyze", _make_parser, _analyze)

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 from smoothadv.bounds import binomial_interval
 from smoothadv.certification import ABSTAIN
-from smoothadv.commands.merging import evaluation_main, finished_shard_message
+from smoothadv.commands.merging import evaluation_main, is_finished
 from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan_of
 from smoothadv.commands.options.components import add_options, command_line_of
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser
 from smoothadv.errors import UserError
 from smoothadv.evaluation import attacking
-from smoothadv.evaluation.attacking import AttackedLog
 from smoothadv.evaluation.requests import (
     DEFAULT_FALSE_ALARM,
     DEFAULT_FRACTION,
@@ -28,6 +27,7 @@ from smoothadv.evaluation.requests import (
     FalsifyRequest,
 )
 from smoothadv.evaluation.saved_examples import write_pictures
+from smoothadv.evaluation.shards import WrittenLog
 from smoothadv.readers import read_prediction_log
 from smoothadv.records import CLASS, examples_path, numbered, pictures_folder
 from smoothadv.settings import Setting, non_negative_int, number, positive_int, probability
@@ -71,11 +71,6 @@ The same command again continues what was interrupted. docs/attacks.md describes
 """
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command ``attack``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
-    return evaluation_main("attack", make_parser, _attack, arguments)
-
-
 def make_parser() -> Parser:
     """The parser of the command ``attack``."""
     parser = Parser(
@@ -109,20 +104,12 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
     _refuse_contradictions(parser, options, sizes)
     steps = getattr(options, "--num-steps", _STEPS)
     fields = {
-        **request_fields(options, command),
-        "outdir": options.outdir,
+        **request_fields(FalsifyRequest if sizes is None else AttackRequest, options, command),
         # Each log, or each certificate, sets its own epsilon.
         "attack": attack_plan_of(parser, options, _DRAWS, epsilon=0.0, num_steps=steps),
         "only": None if options.only is None else tuple(options.only),
     }
-    if sizes is not None:
-        return AttackRequest(**fields, epsilons=tuple(sizes))
-    return FalsifyRequest(
-        **fields,
-        against=options.against,
-        fraction=options.fraction or DEFAULT_FRACTION,
-        false_alarm=options.false_alarm or DEFAULT_FALSE_ALARM,
-    )
+    return FalsifyRequest(**fields) if sizes is None else AttackRequest(**fields, epsilons=tuple(sizes))
 
 
 def _refuse_contradictions(parser: Parser, options: argparse.Namespace, sizes: Sequence[float] | None) -> None:
@@ -148,28 +135,24 @@ def _attack(parser: Parser, options: argparse.Namespace, command: Sequence[str])
         from smoothadv.evaluation import falsifying  # imports the analyses and pandas
 
         log, certificates = falsifying.falsify(request)
-        if _is_finished(log, request, options.png):
+        if is_finished(log, request.shard, "attack"):
+            _save_pictures(log.path, options.png)
             repeat = partial(_repeating_command, parser, options, log)
             _print_verdict(falsifying.verdict(request, certificates), request, repeat)
         return
     for log in attacking.attack(request):
-        if _is_finished(log, request, options.png):
+        if is_finished(log, request.shard, "attack"):
+            _save_pictures(log.path, options.png)
             _summarise(log.path)
 
 
-def _is_finished(log: AttackedLog, request: AttackRequest | FalsifyRequest, pictures: int | None) -> bool:
-    """Whether a log is whole; if so, makes ``pictures`` of its first images (None: none)."""
-    if not log.is_whole:
-        if request.shard is not None:
-            print(finished_shard_message(request.shard, log.path, "attack"))
-        return False
-    if pictures is not None:
-        written = write_pictures(log.path, pictures)
-        print(f"{pictures_folder(log.path)}: {len(written)} pictures")
-    return True
+def _save_pictures(log: Path, count: int | None) -> None:
+    """Make pictures of the first images of a log (None: of none)."""
+    if count is not None:
+        print(f"{pictures_folder(log)}: {len(write_pictures(log, count))} pictures")
 
 
-def _repeating_command(parser: Parser, options: argparse.Namespace, log: AttackedLog, outdir: str, index: int) -> str:
+def _repeating_command(parser: Parser, options: argparse.Namespace, log: WrittenLog, outdir: str, index: int) -> str:
     """The command line that repeats the attack on one certificate, with its log in ``outdir``."""
     changes = {"batch": log.batch, "attack_batch": log.attack_batch, "outdir": outdir}
     without = ("only", "skip", "max", "shard", "existing", "png", "debug")
@@ -202,3 +185,6 @@ def _summarise(log: Path) -> None:
         f"{low:.1%} to {high:.1%}), abstained {(table.predict == ABSTAIN).mean():.1%}; "
         f"adversarial examples in {examples_path(log).name}"
     )
+
+
+main = partial(evaluation_main, "attack", make_parser, _attack)

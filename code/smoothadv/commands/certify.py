@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from smoothadv.certification import PROCEDURES, Procedure
-from smoothadv.commands.merging import evaluation_main, finished_shard_message
+from smoothadv.commands.merging import evaluation_main, is_finished
 from smoothadv.commands.options.components import add_components, add_options, given_settings, refuse_foreign_settings
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser
@@ -30,11 +31,6 @@ The same command again continues what was interrupted. docs/guarantee.md says wh
 """
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command ``certify``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
-    return evaluation_main("certify", make_parser, _certify, arguments)
-
-
 def make_parser() -> Parser:
     """The parser of the command ``certify``."""
     parser = Parser(
@@ -54,11 +50,8 @@ def make_parser() -> Parser:
     group = parser.add_argument_group("procedure")
     names = f"certification procedure, one of {', '.join(sorted(PROCEDURES))} (default: exact)"
     add_components(group, "--method", PROCEDURES, names, "exact")
-    sound = (
-        "noise in whole grey levels and deterministic kernels: certificates that hold for the executed arithmetic, on "
-        "8-bit images"
-    )
-    add_options(group, {"--sound": (None, sound)})
+    sound = "noise in whole grey levels and deterministic kernels: certificates that hold for the executed arithmetic"
+    add_options(group, {"--sound": (None, f"{sound}, on 8-bit images")})
     return parser
 
 
@@ -67,12 +60,9 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
     refuse_foreign_settings(parser, options, PROCEDURES, "--method")
     chosen, name = PROCEDURES[options.method], f"--method {options.method}"
     return CertifyRequest(
-        **request_fields(options, command),
-        outfile=options.outfile,
+        **request_fields(CertifyRequest, options, command),
         n0=options.N0,
-        method=options.method,
         procedure_settings=given_settings(parser, chosen, options, name),
-        sound=options.sound,
     )
 
 
@@ -80,11 +70,9 @@ def _certify(parser: Parser, options: argparse.Namespace, command: Sequence[str]
     request = request_of(parser, options, command)
     from smoothadv.evaluation.certifying import certify  # imports torch, for which a usage error need not wait
 
-    is_whole, procedure = certify(request)
-    if is_whole:
-        _summarise(request.outfile, procedure)
-    elif request.shard is not None:
-        print(finished_shard_message(request.shard, request.outfile, "certify"))
+    log, procedure = certify(request)
+    if is_finished(log, request.shard, "certify"):
+        _summarise(log.path, procedure)
 
 
 def _summarise(log: Path, procedure: Procedure) -> None:
@@ -100,3 +88,6 @@ def _summarise(log: Path, procedure: Procedure) -> None:
         f"{log}: {len(table)} examples, certified accuracy {accuracies}; "
         f"average certified radius{on_the_grid} {average_certified_radius(table):.3f}"
     )
+
+
+main = partial(evaluation_main, "certify", make_parser, _certify)

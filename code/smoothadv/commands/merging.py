@@ -8,7 +8,7 @@ from typing import Any
 from smoothadv.commands.options.components import add_options
 from smoothadv.commands.runner import Body, Parser, run
 from smoothadv.evaluation.saved_examples import pack
-from smoothadv.evaluation.shards import Shard, merge, shards_of
+from smoothadv.evaluation.shards import Shard, WrittenLog, merge, shards_of
 
 _MERGE: dict[str, tuple[Any, ...]] = {
     "outfile OUTFILE": (Path, "log to write: the OUTFILE for which the shards were made"),
@@ -17,16 +17,18 @@ _MERGE: dict[str, tuple[Any, ...]] = {
 }
 
 
-def finished_shard_message(shard: Shard, log: Path, command: str) -> str:
-    """The message at the end of a shard of ``log``: what to do next."""
-    return (
-        f"shard {shard} is done: {shard.path(log)}; when all shards are done, `python code/{command}.py merge {log}` "
-        "joins them, and then this command without --shard prints a summary"
-    )
+def is_finished(log: WrittenLog, shard: Shard | None, command: str) -> bool:
+    """Whether a log is whole; says what to do next if only a ``shard`` of it is."""
+    if shard is not None:
+        print(
+            f"shard {shard} is done: {shard.path(log.path)}; when all shards are done, `python code/{command}.py merge "
+            f"{log.path}` joins them, and then this command without --shard prints a summary"
+        )
+    return log.is_whole
 
 
-def evaluation_main(command: str, make_parser: Callable[[], Parser], body: Body, arguments: list[str] | None) -> int:
-    """The ``main`` of a command that evaluates, and of its subcommand ``merge``."""
+def evaluation_main(command: str, make_parser: Callable[[], Parser], body: Body, arguments: Sequence[str]) -> int:
+    """Run a command that evaluates, or its subcommand ``merge``, with these ``arguments``; returns the exit code."""
     if arguments and arguments[0] == "merge":
         return run(f"{command} merge", lambda: merge_parser(command), _merge, arguments[1:])
     hint = "every finished example is in the log; run the same command again to continue"

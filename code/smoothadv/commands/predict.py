@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 
 from smoothadv.certification import ABSTAIN
-from smoothadv.commands.merging import evaluation_main, finished_shard_message
+from smoothadv.commands.merging import evaluation_main, is_finished
 from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan_of, given_attack_flags
 from smoothadv.commands.options.components import add_options
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
@@ -21,11 +22,6 @@ _EXAMPLES = """examples:
   python code/predict.py cifar10 models/cifar10/pgd_0.25/checkpoint.pth.tar 0.25 logs/attacked.tsv --skip 20 \\
       --N 10000 --attack PGD --epsilon 0.5 --num-steps 20 --num-noise-vec 128
 """
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """The command ``predict``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
-    return evaluation_main("predict", make_parser, _predict, arguments)
 
 
 def make_parser() -> Parser:
@@ -47,21 +43,19 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
     given = given_attack_flags(parser, options)
     if given and options.attack is None:
         parser.error(f"{given[0]} is only read together with --attack: add --attack NAME or leave it out")
-    return PredictRequest(
-        **request_fields(options, command),
-        outfile=options.outfile,
-        top_k=options.top_k,
-        attack=attack_plan_of(parser, options) if options.attack is not None else None,
-    )
+    fields = request_fields(PredictRequest, options, command)
+    plan = attack_plan_of(parser, options) if options.attack is not None else None
+    return PredictRequest(**{**fields, "attack": plan})
 
 
 def _predict(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
     request = request_of(parser, options, command)
-    if predict(request):
+    if is_finished(predict(request), request.shard, "predict"):
         table = read_prediction_log(request.outfile)
         print(
             f"{request.outfile}: {len(table)} examples, accuracy {table.correct.mean():.1%}, "
             f"abstained {(table.predict == ABSTAIN).mean():.1%}"
         )
-    elif request.shard is not None:
-        print(finished_shard_message(request.shard, request.outfile, "predict"))
+
+
+main = partial(evaluation_main, "predict", make_parser, _predict)

@@ -134,9 +134,9 @@ Body = Callable[[Parser, argparse.Namespace, Sequence[str]], None]
 
 
 def run(
-    command: str, make_parser: Callable[[], Parser], body: Body, arguments: Sequence[str] | None, interrupted: str = ""
+    command: str, make_parser: Callable[[], Parser], body: Body, arguments: Sequence[str], interrupted: str = ""
 ) -> int:
-    """Parse ``arguments`` (None: the process's), call ``body`` and turn what happens into an exit code.
+    """Parse ``arguments``, call ``body`` and turn what happens into an exit code.
 
     First loads the plug-ins, whose components may have options.
 
@@ -144,17 +144,16 @@ def run(
     SIGTERM that was obeyed; after these two ``interrupted`` tells the user how to continue. ``--debug`` adds the
     traceback. Any other exception is a defect and propagates.
     """
-    words = sys.argv[1:] if arguments is None else list(arguments)
     _open_closed_streams()
     try:
         with _warnings_as_lines():
             plugins.load_installed()
-            for name in _named_plugins(words):
+            for name in _named_plugins(arguments):
                 plugins.load(name)
         parser = make_parser()
-        options = parser.parse_args(words)
+        options = parser.parse_args(arguments)
         with _warnings_as_lines(), contextlib.redirect_stdout(_VisibleOutput(sys.stdout)):  # type: ignore[type-var]
-            body(parser, options, ["smoothadv", *command.split(), *words])
+            body(parser, options, ["smoothadv", *command.split(), *arguments])
         sys.stdout.flush()
         return SUCCESS
     except SystemExit as exit_request:  # argparse's way to end after --help or a usage error
@@ -233,8 +232,8 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _failed(message: str, arguments: Sequence[str] | None) -> int:
-    if "--debug" in (sys.argv if arguments is None else arguments):
+def _failed(message: str, arguments: Sequence[str]) -> int:
+    if "--debug" in arguments:
         for line in traceback.format_exc().splitlines():
             print(shown(line), file=sys.stderr)
     print(f"error: {shown(message)}", file=sys.stderr)

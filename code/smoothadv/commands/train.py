@@ -4,6 +4,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from smoothadv import plugins
@@ -26,34 +27,26 @@ _EXAMPLES = """examples:
 """
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command ``train``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
-    return train_command("train", make_parser, arguments)
-
-
-def make_parser(arguments: Sequence[str] | None) -> Parser:
+def make_parser(arguments: Sequence[str]) -> Parser:
     """The parser of the command ``train``; --released-behaviour in ``arguments`` changes the unit of --epsilon."""
     description = "Train a classifier on Gaussian-augmented images (Cohen et al., 2019)."
     return training_parser("train", description, _EXAMPLES, "gaussian", arguments)
 
 
-def training_parser(
-    name: str, description: str, examples: str, objective: str, arguments: Sequence[str] | None
-) -> Parser:
+def training_parser(name: str, description: str, examples: str, objective: str, arguments: Sequence[str]) -> Parser:
     """The parser of train or train_pgd, which differ in their default objective."""
-    words = sys.argv[1:] if arguments is None else arguments
     parser = Parser(prog=name, description=description, epilog=examples)
     add_dataset(parser)
     arch = ARCHITECTURES.require, f"one of {', '.join(ARCHITECTURES)}"
     outdir = Path, "folder for the checkpoint, the log and the arguments"
     add_options(parser, {"arch ARCH": arch, "outdir OUTDIR": outdir})
-    add_training(parser, objective, in_256ths if "--released-behaviour" in words else unchanged)
+    add_training(parser, objective, in_256ths if "--released-behaviour" in arguments else unchanged)
     add_running(parser)
     return parser
 
 
-def train_command(name: str, make_parser: Callable[[Sequence[str] | None], Parser], arguments: list[str] | None) -> int:
-    """The command behind train and train_pgd."""
+def train_command(name: str, make_parser: Callable[[Sequence[str]], Parser], arguments: Sequence[str]) -> int:
+    """Run train or train_pgd with these ``arguments``; returns the exit code."""
     hint = "with --resume the same command continues from the last checkpoint"
     return ended(run(name, lambda: make_parser(arguments), _train, arguments, interrupted=hint))
 
@@ -76,3 +69,6 @@ def _certify_command(options: argparse.Namespace, objective: Objective) -> str:
     words.append(f"logs/{options.outdir.resolve().name}_sigma_{sigma}.tsv")
     words += ["--data-dir", options.data_dir] if options.data_dir else []
     return shlex.join([*words, *plugins.words()])
+
+
+main = partial(train_command, "train", make_parser)

@@ -1,6 +1,7 @@
 """train_pgd: a base classifier with SmoothAdv."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from smoothadv.commands.runner import Parser
 from smoothadv.commands.train import train_command, training_parser
@@ -19,15 +20,13 @@ _EXAMPLES = """examples:
 """
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command ``train_pgd``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
-    return train_command("train_pgd", make_parser, arguments)
-
-
-def make_parser(arguments: Sequence[str] | None) -> Parser:
+def make_parser(arguments: Sequence[str]) -> Parser:
     """The parser of the command ``train_pgd``; --released-behaviour in ``arguments`` changes the unit of --epsilon."""
     description = (
         "Train a classifier with SmoothAdv (Salman et al., 2019): attack the smoothed classifier, train on the "
         "attacked noisy images."
     )
     return training_parser("train_pgd", description, _EXAMPLES, "smoothadv", arguments)
+
+
+main = partial(train_command, "train_pgd", make_parser)

@@ -31,13 +31,9 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
         batches = [(f"{CIFAR10.base_folder}/{name}", md5) for name, md5 in [*CIFAR10.train_list, *CIFAR10.test_list]]
         files = {folder / name: md5 for name, md5 in [*batches, (CIFAR10.filename, CIFAR10.tgz_md5)]}
         damaged = [path for path, md5 in files.items() if path.exists() and not check_integrity(str(path), md5)]
-        if damaged:
-            raise UserError(
-                f"cifar10 is damaged: {damaged[0]} is not the published file, by its MD5, and could not be downloaded "
-                f"({error}): remove it and put cifar-10-python.tar.gz into {folder}"
-            ) from error
+        found = f"damaged: {damaged[0]} is not the published file, by its MD5," if damaged else f"not in {folder}"
         raise UserError(
-            f"cifar10 is not in {folder} and could not be downloaded ({error}): put "
+            f"cifar10 is {found} and could not be downloaded ({error}): {'remove it and ' if damaged else ''}put "
             f"cifar-10-python.tar.gz into {folder} or name its folder with --data-dir"
         ) from error
     images = torch.from_numpy(raw.data).permute(0, 3, 1, 2).contiguous()

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, Wei
 
 from smoothadv.datasets.augmentation import augmented, draw_augmentation, pixels_of
 from smoothadv.datasets.description import DatasetDescription, TrainingDefaults
-from smoothadv.datasets.images import Batches, fingerprint_of
+from smoothadv.datasets.images import Batches, Indices, fingerprint_of
 from smoothadv.errors import UserError, first_line
 
 _DEFAULTS = TrainingDefaults(batch=256, epochs=30, learning_rate=0.1, learning_rate_step=10)
@@ -48,27 +48,21 @@ class GivenImages:
             raise UserError(f"image {index} has shape {list(image.shape)}, the first one has {list(shape)}")
         return image, _label(label, classes, f"image {index}")
 
-    def training_batches(
-        self, batches: Sequence[torch.Tensor], device: torch.device, generator: torch.Generator
-    ) -> Batches:
+    def training_batches(self, batches: Indices, device: torch.device, generator: torch.Generator) -> Batches:
         """The images of each of ``batches``, augmented: see ``ImageDataset``."""
         padding, flip = self.description.crop_padding, self.description.horizontal_flip
         chosen = draw_augmentation(len(self), padding, flip, generator)
-        for indices in batches:
-            images, labels = self._stacked(indices)
+        on_cpu = self.evaluation_batches(batches, torch.device("cpu"))
+        for indices, (images, labels) in zip(batches, on_cpu):
             places = torch.arange(len(indices))
-            images = augmented(pixels_of(images), self.description.image_shape[1:], places, chosen.of(indices))
+            images = augmented(pixels_of(images), self.description.image_shape[1:], places, chosen[:, indices])
             yield images.to(device), labels.to(device)
 
-    def evaluation_batches(self, batches: Sequence[torch.Tensor], device: torch.device) -> Batches:
+    def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
         """The images of each of ``batches``, unaugmented."""
         for indices in batches:
-            images, labels = self._stacked(indices)
-            yield images.to(device), labels.to(device)
-
-    def _stacked(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        images, labels = zip(*(self[int(index)] for index in indices))
-        return torch.stack(images), torch.tensor(labels)
+            images, labels = zip(*(self[int(index)] for index in indices))
+            yield torch.stack(images).to(device), torch.tensor(labels).to(device)
 
     def _sample(self) -> Iterator[tuple[torch.Tensor, int]]:
         """Up to 256 evenly spaced images, with their labels."""
@@ -103,13 +97,10 @@ class Arrays:
 
     def __init__(self, images: torch.Tensor | np.ndarray, labels: Any) -> None:
         tensor = _tensor(images, "images")
-        if tensor.dim() != 4:
+        if tensor.dim() != 4 or (tensor.shape[1] not in (1, 3) and tensor.shape[3] in (1, 3)):
             raise UserError(
-                f"images have shape {list(tensor.shape)}: give a batch [N, C, H, W], of one image [1, C, H, W]"
-            )
-        if tensor.shape[1] not in (1, 3) and tensor.shape[3] in (1, 3):
-            raise UserError(
-                f"images have shape {list(tensor.shape)}, with their channels last: permute them to [N, C, H, W]"
+                f"images have shape {list(tensor.shape)}: give a batch [N, C, H, W], of one image [1, C, H, W], "
+                "not with channels last"
             )
         self.images = checked_image(tensor, "images")
         if labels is None:

@@ -120,8 +120,6 @@ def _describe(location: str, data_dir: Path | None) -> DatasetDescription:
 
 @cache
 def _describe_folder(root: Path) -> DatasetDescription:
-    if not root.is_dir():
-        raise UserError(f"imagefolder: {root} is not a folder")
     classes = _classes(root)
     split = "train" if _class_folders(root, "train") else "test"
     files = _files(root, split)

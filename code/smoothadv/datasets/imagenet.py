@@ -28,15 +28,13 @@ def _files(folder: Path) -> list[tuple[str, int]]:
     """(path, label) of all images; labels number the sorted class folders, as in torchvision."""
     from torchvision.datasets import ImageFolder
 
-    if not folder.is_dir():
-        raise UserError(
-            f"imagenet needs the folder {folder}: set IMAGENET_DIR or --data-dir to the folder that "
-            "holds train/ and val/ with one folder per class"
-        )
     try:
         found = ImageFolder(str(folder))
-    except FileNotFoundError as error:
-        raise UserError(f"imagenet folder {folder}: {' '.join(str(error).split())}") from error
+    except OSError as error:
+        raise UserError(
+            f"imagenet needs images in the folder {folder} ({' '.join(str(error).split())}): set IMAGENET_DIR or "
+            "--data-dir to the folder that holds train/ and val/ with one folder per class"
+        ) from error
     if len(found.classes) != _CLASSES:
         raise UserError(
             f"imagenet folder {folder} holds {len(found.classes)} class folders, not {_CLASSES}: the labels "

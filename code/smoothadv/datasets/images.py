@@ -19,6 +19,9 @@ from smoothadv.noise import Purpose, derive_generator
 
 Item = tuple[torch.Tensor, int]
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
+Transform = Callable[[Image], torch.Tensor]
+Indices = Sequence[torch.Tensor]
+"""Of the images of each batch: int64 [B], on the CPU."""
 
 
 class ImageDataset(Protocol):
@@ -34,16 +37,14 @@ class ImageDataset(Protocol):
 
     def __getitem__(self, index: int) -> Item: ...
 
-    def training_batches(
-        self, batches: Sequence[torch.Tensor], device: torch.device, generator: torch.Generator
-    ) -> Batches:
-        """The images of each of ``batches``, tensors of indices int64 [B] on the CPU, augmented.
+    def training_batches(self, batches: Indices, device: torch.device, generator: torch.Generator) -> Batches:
+        """The images of each of ``batches``, augmented.
 
         The augmentation of an image is a function of its index and of the state of ``generator`` (a CPU generator),
         whatever batch it is in and whatever other batches are requested.
         """
 
-    def evaluation_batches(self, batches: Sequence[torch.Tensor], device: torch.device) -> Batches:
+    def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
         """The images of each of ``batches``, as in ``training_batches``, but unaugmented."""
 
     def fingerprint(self) -> str:
@@ -80,18 +81,16 @@ class InMemoryImages(Dataset[Item]):
     def __getitem__(self, index: int) -> Item:
         return self.images[index].contiguous().float() / 255, int(self.labels[index])
 
-    def training_batches(
-        self, batches: Sequence[torch.Tensor], device: torch.device, generator: torch.Generator
-    ) -> Batches:
+    def training_batches(self, batches: Indices, device: torch.device, generator: torch.Generator) -> Batches:
         self._move_to(device)
         padding, flip = self.description.crop_padding, self.description.horizontal_flip
         chosen = draw_augmentation(len(self), padding, flip, generator).to(device)
         for indices in batches:
             indices = indices.to(device, non_blocking=True)
-            images = augmented(self._pixels, self.description.image_shape[1:], indices, chosen.of(indices))
+            images = augmented(self._pixels, self.description.image_shape[1:], indices, chosen[:, indices])
             yield images.float().div_(255), self.labels[indices]
 
-    def evaluation_batches(self, batches: Sequence[torch.Tensor], device: torch.device) -> Batches:
+    def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
         self._move_to(device)
         for indices in batches:
             indices = indices.to(device, non_blocking=True)
@@ -147,9 +146,7 @@ class _Files(Dataset[Item | UserError]):
     on how many workers this machine has.
     """
 
-    def __init__(
-        self, files: list[tuple[str, int]], transform: Callable[[Image], torch.Tensor], epoch_seed: int | None = None
-    ) -> None:
+    def __init__(self, files: list[tuple[str, int]], transform: Transform, epoch_seed: int | None = None) -> None:
         self.files, self.transform, self.epoch_seed = files, transform, epoch_seed
 
     def __len__(self) -> int:
@@ -183,19 +180,14 @@ def _workers() -> int:
 class StreamedImages(Dataset[Item]):
     """Images read from files by worker processes, for datasets that do not fit in memory.
 
-    ``files`` are (path, label) pairs; the two transforms make uint8 [3, H, W] of a PIL image.
+    ``files`` are (path, label) pairs; ``training`` and ``evaluation`` make uint8 [3, H, W] of a PIL image.
     """
 
     def __init__(
-        self,
-        files: list[tuple[str, int]],
-        training_transform: Callable[[Image], torch.Tensor],
-        evaluation_transform: Callable[[Image], torch.Tensor],
-        description: DatasetDescription,
+        self, files: list[tuple[str, int]], training: Transform, evaluation: Transform, description: DatasetDescription
     ) -> None:
         self.description = description
-        self._evaluation = _Files(files, evaluation_transform)
-        self._training = partial(_Files, files, training_transform)
+        self._evaluation, self._training = _Files(files, evaluation), partial(_Files, files, training)
 
     def __len__(self) -> int:
         return len(self._evaluation)
@@ -206,17 +198,15 @@ class StreamedImages(Dataset[Item]):
             raise item
         return item[0].float() / 255, item[1]
 
-    def training_batches(
-        self, batches: Sequence[torch.Tensor], device: torch.device, generator: torch.Generator
-    ) -> Batches:
+    def training_batches(self, batches: Indices, device: torch.device, generator: torch.Generator) -> Batches:
         epoch_seed = int(torch.randint(2**62, (), generator=generator))
         return self._batches(self._training(epoch_seed), batches, device)
 
-    def evaluation_batches(self, batches: Sequence[torch.Tensor], device: torch.device) -> Batches:
+    def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
         return self._batches(self._evaluation, batches, device)
 
     @staticmethod
-    def _batches(images: _Files, batches: Sequence[torch.Tensor], device: torch.device) -> Batches:
+    def _batches(images: _Files, batches: Indices, device: torch.device) -> Batches:
         loader = DataLoader(
             images,
             batch_sampler=[indices.tolist() for indices in batches],

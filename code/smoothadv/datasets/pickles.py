@@ -137,10 +137,7 @@ class _ArraysOnly(CarefulUnpickler):
 
 
 def read_pickled_arrays(path: Path) -> Any:
-    """The content of a file pickled by Python 2 or 3, with a PickledArray for each array.
-
-    A damaged file can raise nearly any exception.
-    """
+    """The content of a pickled file, with a PickledArray for each array; a damaged one can raise any exception."""
     with path.open("rb") as file:
         return _ArraysOnly(file).load()
 

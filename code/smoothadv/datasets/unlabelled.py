@@ -23,8 +23,7 @@ def load_pseudo_labelled(path: Path, description: DatasetDescription) -> InMemor
     """The images of a .npz file or of a pickled dict of arrays, to train on in addition to the described dataset.
 
     ``data`` (or ``images``) is uint8 [N, H, W, C] or [N, C, H, W], or [N, H, W] for one channel;
-    ``extrapolated_targets`` (or ``labels``) holds N class numbers. UserError where the file is missing, damaged or does
-    not fit the dataset.
+    ``extrapolated_targets`` (or ``labels``) holds N class numbers. UserError for a missing, damaged or unfitting file.
     """
     if not path.is_file():
         raise UserError(f"--use-unlabelled: {path} does not exist")

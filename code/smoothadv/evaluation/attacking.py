@@ -2,33 +2,19 @@
 
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from smoothadv.attacks import SmoothedAttack
 from smoothadv.errors import UserError
-from smoothadv.evaluation.attacked_images import PredictionPolls, attack_record, fit_to_job
-from smoothadv.evaluation.log_writing import LogPlan, write_log
+from smoothadv.evaluation.log_writing import write_log
+from smoothadv.evaluation.predicting import PredictionPolls, fit_to_job
 from smoothadv.evaluation.requests import AttackPlan, AttackRequest
-from smoothadv.evaluation.smoothing_job import SmoothingJob, prepare, recorded_number, warn_of_few_draws
+from smoothadv.evaluation.shards import WrittenLog
+from smoothadv.evaluation.smoothing_job import prepare, warn_of_few_draws
 from smoothadv.records import attacked_log
 
 
-@dataclass(frozen=True)
-class AttackedLog:
-    """A log and the batches that made it; ``is_whole`` is False where this process has written only a share of it."""
-
-    path: Path
-    is_whole: bool
-    batch: int
-    attack_batch: int
-
-
-def attack(request: AttackRequest) -> Iterator[AttackedLog]:
-    """Write the missing rows of the logs in ``request.outdir``, one log after the other; yields each finished log.
-
-    UserError where the request cannot be carried out, possibly after some rows; the logs keep the rows written so far.
-    """
+def attack(request: AttackRequest) -> Iterator[WrittenLog]:
+    """Write the missing rows of the logs in ``request.outdir``, as ``write_log``; yields each finished log."""
     warn_of_few_draws(request)
     refuse_file_as_folder(request.outdir)
     plans = attacks_of(request)
@@ -38,24 +24,11 @@ def attack(request: AttackRequest) -> Iterator[AttackedLog]:
         job = dataclasses.replace(
             job, indices=chosen_images(request.only, range(len(job.dataset)), f"{job.settings['dataset']} has no image")
         )
-    fitted = fit_to_job(request.attack, job, request, first)
+    usual_batch = fit_to_job(request.attack, job).batch
     for path, plan in plans.items():
-        log_job, smoothed_attack = _job_and_attack_for(request, path, job, plan, fitted.batch)
-        polls = PredictionPolls(log_job, smoothed_attack, request.n, request.alpha)
-        is_whole = write_log(
-            log_job,
-            LogPlan(
-                request=request,
-                path=path,
-                columns=polls.columns,
-                settings={"N": request.n, **attack_record(smoothed_attack)},
-                make_polls=polls,
-                description=f"attacking, epsilon {plan.attack.epsilon:g}",
-                attack=smoothed_attack,
-                keeps_images=True,
-            ),
-        )
-        yield AttackedLog(path, is_whole, log_job.batch, smoothed_attack.batch)
+        log_job = job.for_log(path)
+        polls = PredictionPolls(log_job, fit_to_job(plan, log_job, usual_batch))
+        yield write_log(log_job, polls.plan(f"attacking, epsilon {plan.attack.epsilon:g}", {}, keeps_images=True))
 
 
 def attacks_of(request: AttackRequest) -> dict[Path, AttackPlan]:
@@ -80,14 +53,3 @@ def chosen_images(only: Sequence[int], known: Collection[int], complaint: str) -
     if missing:
         raise UserError(f"--only {missing[0]}: {complaint} {missing[0]}")
     return sorted(set(only))
-
-
-def _job_and_attack_for(
-    request: AttackRequest, path: Path, job: SmoothingJob, plan: AttackPlan, attack_batch: int
-) -> tuple[SmoothingJob, SmoothedAttack]:
-    """The job and the attack for one of several logs: with the batches with which that log was begun."""
-    batch = request.batch or recorded_number(request, path, "batch") or job.batch
-    workers = None if job.workers is None else job.workers.for_log(path.name)
-    job = dataclasses.replace(job.for_log(request, path, batch), workers=workers)
-    attack_batch = plan.batch or recorded_number(request, path, "attack_batch") or attack_batch
-    return job, plan.smoothed(request.sigma, job.attack_seed, attack_batch, job.has_plain_noise)

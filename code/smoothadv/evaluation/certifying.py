@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -12,10 +13,10 @@ from smoothadv.bounds import squared_grey_radius
 from smoothadv.certification import Draws, Procedure, Smoothing
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.errors import UsageError, warn
-from smoothadv.evaluation.image_loop import Example
-from smoothadv.evaluation.log_writing import LogPlan, write_log
+from smoothadv.evaluation.log_writing import Example, LogPlan, write_log
 from smoothadv.evaluation.requests import CertifyRequest
-from smoothadv.evaluation.smoothing_job import check_top_k, prepare
+from smoothadv.evaluation.shards import WrittenLog
+from smoothadv.evaluation.smoothing_job import check_top_k, noise_kind, prepare
 from smoothadv.records import CERTIFICATION_COLUMNS, format_radius
 from smoothadv.settings import settings_record
 from smoothadv.smoothing.voting import Poll
@@ -23,14 +24,10 @@ from smoothadv.smoothing.voting import Poll
 _SOUND_COLUMN = "squared_radius"
 
 
-def certify(request: CertifyRequest) -> tuple[bool, Procedure]:
-    """Write the missing rows of the log ``request.outfile``.
-
-    Returns the procedure that made it, after False where this process has written only a share of it. UserError where
-    the request cannot be carried out, possibly after some rows; the log keeps the rows written so far.
-    """
+def certify(request: CertifyRequest) -> tuple[WrittenLog, Procedure]:
+    """Write the missing rows of the log ``request.outfile``, as ``write_log``; returns the procedure, too."""
     job = prepare(request, request.outfile, request.sound)
-    procedure = make_procedure(request, job.dataset.description, job.noise_distance)
+    procedure = make_procedure(request, job.dataset.description)
     if procedure.largest_radius is None:
         least = procedure.least_draws(request.alpha)
         warn(
@@ -44,8 +41,6 @@ def certify(request: CertifyRequest) -> tuple[bool, Procedure]:
             yield Poll(example.image, job.stream(example.index), _voting(procedure, example.label, request.sound))
 
     plan = LogPlan(
-        request=request,
-        path=request.outfile,
         columns=(*CERTIFICATION_COLUMNS, *procedure.columns, *((_SOUND_COLUMN,) if request.sound else ())),
         settings=procedure_record(request, procedure),
         make_polls=polls,
@@ -56,16 +51,15 @@ def certify(request: CertifyRequest) -> tuple[bool, Procedure]:
     return write_log(job, plan), procedure
 
 
-def make_procedure(request: CertifyRequest, description: DatasetDescription, noise_distance: float) -> Procedure:
-    """The certification procedure of a request; UsageError where the procedure refuses the request's numbers.
-
-    ``description`` is the dataset's; ``noise_distance`` is how far the noise is from a Gaussian (total variation).
-    """
+def make_procedure(request: CertifyRequest, description: DatasetDescription) -> Procedure:
+    """The certification procedure of a request; UsageError where the procedure refuses the request's numbers."""
     chosen, given = request.procedure, dict(request.procedure_settings)
     if "radii" in {field.name for field in dataclasses.fields(chosen)}:
         given.setdefault("radii", description.radii)
+    noise = noise_kind(request.sound)(request.sigma, request.seed)
+    distance = noise.distance(math.prod(description.image_shape))
     try:
-        smoothing = Smoothing(request.sigma, request.n0, request.n, request.alpha, noise_distance)
+        smoothing = Smoothing(request.sigma, request.n0, request.n, request.alpha, distance)
         procedure = chosen(smoothing, **given)
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from error
@@ -75,15 +69,9 @@ def make_procedure(request: CertifyRequest, description: DatasetDescription, noi
 
 def procedure_record(request: CertifyRequest, procedure: Procedure) -> dict[str, Any]:
     """The procedure's part of the settings that decide the numbers in a log."""
+    given = {"N0": request.n0, "N": request.n, "method": request.method, "sound": request.sound}
     fields = {name: value for name, value in settings_record(procedure).items() if name not in ("name", "smoothing")}
-    return {
-        "N0": request.n0,
-        "N": request.n,
-        "method": request.method,
-        "sound": request.sound,
-        **fields,
-        **procedure.settings,
-    }
+    return {**given, **fields, **procedure.settings}
 
 
 def _voting(procedure: Procedure, label: int, sound: bool) -> Generator[Draws, np.ndarray, dict[str, Any]]:

@@ -26,11 +26,11 @@ from smoothadv.bounds import tolerated_false_statements
 from smoothadv.certification import ABSTAIN
 from smoothadv.checkpoints import file_digest
 from smoothadv.errors import UserError, warn
-from smoothadv.evaluation.attacked_images import PredictionPolls, attack_record, fit_to_job
-from smoothadv.evaluation.attacking import AttackedLog, chosen_images, refuse_file_as_folder
-from smoothadv.evaluation.image_loop import Example
-from smoothadv.evaluation.log_writing import LogPlan, write_log
+from smoothadv.evaluation.attacking import chosen_images, refuse_file_as_folder
+from smoothadv.evaluation.log_writing import Example, write_log
+from smoothadv.evaluation.predicting import PredictionPolls, fit_to_job
 from smoothadv.evaluation.requests import FalsifyRequest
+from smoothadv.evaluation.shards import WrittenLog
 from smoothadv.evaluation.smoothing_job import SmoothingJob, prepare, recorded_number, warn_of_few_draws
 from smoothadv.noise import Purpose
 from smoothadv.readers import read_prediction_log
@@ -42,6 +42,7 @@ from smoothadv.records import (
     differing_settings,
     warn_of_other_logits,
 )
+from smoothadv.settings import settings_record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,8 +67,7 @@ class Certificates:
     """The certificates of a log, ``claims``, by index; ``images`` are the indices of all its rows, also of abstentions.
 
     Each image got a false certificate with probability at most ``alpha``. Attacks stay within ``fraction`` of each
-    radius. ``settings`` are those in the log's manifest, None without one. Each class is certified to stay among the
-    ``top_k`` most probable ones.
+    radius. ``settings`` are the manifest's, None without one. A class is certified to stay among the ``top_k`` first.
     """
 
     path: Path
@@ -99,11 +99,6 @@ class Certificates:
         """The noisy images per forward pass that made the log; None if unknown."""
         batch = (self.settings or {}).get("batch")
         return batch if isinstance(batch, int) and batch >= 1 else None
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """What the manifest of a falsification log records about the certificates that were attacked."""
-        return {"sha256": file_digest(self.path), "fraction": self.fraction, "alpha": self.alpha}
 
     def check_job(self, job: SmoothingJob) -> None:
         """UserError unless the certificates were made for the classifier and the images that are to be attacked."""
@@ -172,6 +167,10 @@ class CertificatePolls(PredictionPolls):
     certificates: Certificates = field(kw_only=True)
     votes: ClassVar[Purpose] = Purpose.ATTACKED_VOTES
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*FALSIFICATION_COLUMNS, *super().columns[len(ATTACK_COLUMNS) :])
+
     def aim(self, example: Example) -> tuple[int, float]:
         claim = self.certificates.claims[example.index]
         if claim.label != example.label:
@@ -181,9 +180,9 @@ class CertificatePolls(PredictionPolls):
             )
         return claim.certified, self.certificates.fraction * claim.radius
 
-    def outcome(self, example: Example, prediction: int, columns: dict[str, Any]) -> dict[str, Any]:
+    def outcome(self, example: Example, predicted: int, columns: dict[str, Any]) -> dict[str, Any]:
         claim = self.certificates.claims[example.index]
-        flipped = prediction not in (ABSTAIN, claim.certified) and columns["attack_norm"] < claim.radius
+        flipped = predicted not in (ABSTAIN, claim.certified) and columns["attack_norm"] < claim.radius
         return {"certified": claim.certified, "radius": claim.radius, "flipped": int(flipped)}
 
 
@@ -201,11 +200,10 @@ class Verdict:
         return len(self.flips) > self.tolerated
 
 
-def falsify(request: FalsifyRequest) -> tuple[AttackedLog, Certificates]:
-    """Attack each certificate of the log ``request.against``; writes the missing rows of the log in ``request.outdir``.
+def falsify(request: FalsifyRequest) -> tuple[WrittenLog, Certificates]:
+    """Attack each certificate of ``request.against``; the log in ``request.outdir`` is written as by ``write_log``.
 
-    ``verdict`` judges a whole log. UserError where the request cannot be carried out, possibly after some rows; the log
-    keeps the rows written so far.
+    ``verdict`` judges a whole log.
     """
     refuse_file_as_folder(request.outdir)
     path = request.outdir / FALSIFICATION_LOG
@@ -223,23 +221,18 @@ def falsify(request: FalsifyRequest) -> tuple[AttackedLog, Certificates]:
     if request.only is not None:
         indices = chosen_images(request.only, indices, f"{request.against} certifies no image")
     job = dataclasses.replace(job, indices=indices)
-    attack = fit_to_job(request.attack, job, request, path)
-    polls = CertificatePolls(job, attack, request.n, request.alpha, certificates.top_k, certificates=certificates)
-    settings = {"N": request.n, **attack_record(attack), "against": certificates.record}
-    settings["attack"]["epsilon"] = None  # each image has its own
-    plan = LogPlan(
-        request=request,
-        path=path,
-        columns=(*FALSIFICATION_COLUMNS, *polls.columns[len(ATTACK_COLUMNS) :]),
-        settings=settings,
-        make_polls=polls,
-        description=f"attacking {request.against.name}",
+    attack = fit_to_job(request.attack, job)
+    polls = CertificatePolls(job, attack, certificates.top_k, certificates=certificates)
+    without_epsilon = {**settings_record(attack.attack), "epsilon": None}  # each image has its own
+    against = {"sha256": file_digest(request.against), "fraction": request.fraction, "alpha": certificates.alpha}
+    plan = polls.plan(
+        f"attacking {request.against.name}",
+        {"attack": without_epsilon, "against": against},
         title="falsified",
         scores=lambda row: bool(row["flipped"]),
-        attack=attack,
         keeps_images=True,
     )
-    return AttackedLog(path, write_log(job, plan), job.batch, attack.batch), certificates
+    return write_log(job, plan), certificates
 
 
 def verdict(request: FalsifyRequest, certificates: Certificates, table: pd.DataFrame | None = None) -> Verdict:

@@ -9,26 +9,41 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
+from tqdm import tqdm
+
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.devices import to_host
-from smoothadv.errors import UserError, warn
-from smoothadv.evaluation.attacked_images import examples_at_a_time
-from smoothadv.evaluation.image_loop import Example, Part, ProgressBar, Row
-from smoothadv.evaluation.requests import EvaluationRequest
+from smoothadv.errors import UserError, shown, warn
 from smoothadv.evaluation.saved_examples import Spool, pack
-from smoothadv.evaluation.shards import Shard, check_siblings, is_merged, merge, shard_count, shards_of
+from smoothadv.evaluation.shards import Shard, WrittenLog, check_siblings, is_merged, merge, shard_count, shards_of
 from smoothadv.evaluation.smoothing_job import SmoothingJob
 from smoothadv.evaluation.used_seeds import record_seed, used_seeds
 from smoothadv.evaluation.workers import Workers
 from smoothadv.records import ExampleLog, examples_path, manifest_path, recorded_settings, shard_folder, spool_path
 from smoothadv.smoothing.voting import Poll, Result
 
+Row = dict[str, Any]
+"""The columns of an example in a log."""
 _IMAGES = "images_saved"
+# An attack takes up to this many passes' worth of images at a time, so that few places of its last passes stay empty.
+_PASSES = 4
+# Where processes share the work, each should get images at least this many times.
+_TURNS = 4
+
+
+@dataclass(frozen=True)
+class Example:
+    """An image [C, H, W] of a dataset, its index there and its label."""
+
+    index: int
+    image: torch.Tensor
+    label: int
 
 
 @dataclass(frozen=True)
 class LogPlan:
-    """How a log that a ``request`` asks for is made: its path, its columns, and how examples become rows.
+    """How a log is made: its columns, and how examples become rows.
 
     ``make_polls`` makes one poll for each of some examples. The outcome of a poll is a dict with the ``columns`` of the
     row, except idx, label, correct and time: ``correct`` is 1 where ``predict`` equals the label, ``time`` is this
@@ -37,8 +52,6 @@ class LogPlan:
     if there is one. ``keeps_images`` saves the images on which the votes are counted.
     """
 
-    request: EvaluationRequest
-    path: Path
     columns: tuple[str, ...]
     settings: dict[str, Any]
     make_polls: Callable[[list[Example]], Iterable[Poll]]
@@ -49,29 +62,104 @@ class LogPlan:
     keeps_images: bool = False
 
 
-def write_log(job: SmoothingJob, plan: LogPlan) -> bool:
-    """Write the missing rows of a log, or of this process's share of it; True if the whole log is now written."""
+@dataclass(frozen=True)
+class Part:
+    """A log and the indices of its examples; a spool where the images of the polls are saved as well."""
+
+    log: ExampleLog
+    indices: Sequence[int]
+    spool: Spool | None = None
+
+    def close(self) -> None:
+        self.log.close()
+        if self.spool is not None:
+            self.spool.close()
+
+
+class ProgressBar:
+    """The progress bar: examples done of ``total``, a share ``title`` of them, draws per second.
+
+    ``scores`` decides whether a row counts for the share. Of ``workers`` the first one shows the examples that all have
+    done, the others show nothing; nor does it where standard error is no terminal.
+    """
+
+    def __init__(
+        self, description: str, total: int, title: str, scores: Callable[[Row], bool], workers: Workers | None
+    ) -> None:
+        is_quiet = workers is not None and workers.rank > 0
+        self._bar = tqdm(total=total, desc=shown(description, 80), unit="example", disable=True if is_quiet else None)
+        self._title, self._scores, self._workers = title, scores, workers
+        self._done_here = self._hits = self._draws = self._skipped = 0
+
+    def skip(self, done: int) -> None:
+        """Count ``done`` examples that an earlier run finished."""
+        self._skipped += done
+        self._advance(done)
+
+    def add(self, row: Row) -> None:
+        self._done_here += 1
+        self._hits += self._scores(row)
+        self._advance(1)
+
+    def batch(self, draws: int) -> None:
+        self._draws += draws
+        elapsed = self._bar.format_dict["elapsed"]
+        share = f"{self._title} {self._hits / self._done_here:.1%}, " if self._done_here else ""
+        self._bar.set_postfix_str(f"{share}{self._draws / max(elapsed, 1e-9):,.0f} draws/s", refresh=False)
+        self._bar.update(0)
+
+    def _advance(self, examples: int) -> None:
+        done = self._workers.report(examples) if self._workers else self._skipped + self._done_here
+        if examples and self._done_here == 0:
+            # The rows of earlier runs must not count in the estimate of the remaining time.
+            self._bar.initial = done
+        self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def write_log(job: SmoothingJob, plan: LogPlan) -> WrittenLog:
+    """Write the missing rows of a job's log, or of this process's share of it.
+
+    UserError where what was asked for cannot be carried out; the log keeps the rows written so far.
+    """
     settings = {**job.settings, **plan.settings, **({_IMAGES: True} if plan.keeps_images else {})}
-    workers = job.workers
-    _refuse_other_way(plan, job, settings)
-    if job.noise.key is None and (workers is None or workers.rank == 0):
-        warn(f"{plan.path} was begun with noise that depends on --seed alone, and is continued with it")
-    _Writer(plan, job, settings).run()
-    if workers is None:
-        if plan.request.shard is None:
-            _pack(plan, [plan.path])
-        return plan.request.shard is None
-    workers.wait_for_all("shards")
-    if workers.rank == 0:
-        _merge_shards_of_workers(plan, len(job.indices))
-    workers.wait_for_all("log")  # then every process can read it
-    return workers.rank == 0
+    workers, is_share = job.workers, job.request.shard is not None
+    is_first = workers is None or workers.rank == 0
+    _refuse_other_way(job, settings)
+    if job.noise.key is None and is_first:
+        warn(f"{job.log} was begun with noise that depends on --seed alone, and is continued with it")
+    _Writer(job, plan, settings).run()
+    if workers is not None:
+        workers.wait_for_all("shards")
+        if is_first:
+            _merge_shards_of_workers(job, plan)
+        workers.wait_for_all("log")  # then every process can read it
+    elif not is_share:
+        _pack(job, plan, [job.log])
+    attack_batch = None if plan.attack is None else plan.attack.batch
+    return WrittenLog(job.log, is_first and not is_share, job.batch, attack_batch)
 
 
-def _pack(plan: LogPlan, parts: list[Path]) -> None:
+def _pack(job: SmoothingJob, plan: LogPlan, parts: list[Path]) -> None:
     """Make the archive of a whole log's adversarial examples, if the plan keeps them; UserError if they are missing."""
-    if plan.keeps_images and pack(plan.path, parts) is None:
-        raise UserError(f"the adversarial examples of {plan.path} are missing; --overwrite starts anew")
+    if plan.keeps_images and pack(job.log, parts) is None:
+        raise UserError(f"the adversarial examples of {job.log} are missing; --overwrite starts anew")
+
+
+def examples_at_a_time(attack: SmoothedAttack | None, job: SmoothingJob) -> int:
+    """How many images of a job are attacked together; one without an attack."""
+    if attack is None:
+        return 1
+    group = attack.examples_per_pass
+    if group > 1:
+        # An image's index decides its place in a pass. In one pass's worth of images, several have the same place, and
+        # other places have no image: a third of the pass would be computed for nothing.
+        group *= _PASSES
+    if job.workers is not None:  # if one process took many images, others might get none
+        group = max(1, min(group, len(job.indices) // (_TURNS * job.workers.size)))
+    return group
 
 
 class _Writer:
@@ -81,10 +169,10 @@ class _Writer:
     for its draws. Each row is on the disk before the next is written.
     """
 
-    def __init__(self, plan: LogPlan, job: SmoothingJob, settings: dict[str, Any]) -> None:
-        self.plan, self.job, self.settings, self.counter = plan, job, settings, job.counter()
+    def __init__(self, job: SmoothingJob, plan: LogPlan, settings: dict[str, Any]) -> None:
+        self.job, self.plan, self.settings, self.counter = job, plan, settings, job.counter()
         self.open_parts: list[Part] = []
-        total = len(job.indices if plan.request.shard is None else plan.request.shard.of(job.indices))
+        total = len(job.indices if job.request.shard is None else job.request.shard.of(job.indices))
         self.bar = ProgressBar(plan.description, total, plan.title, plan.scores, job.workers)
 
     def run(self) -> None:
@@ -126,35 +214,35 @@ class _Writer:
 
     def _parts(self) -> Iterator[Part]:
         """The parts; each is opened only when the iteration reaches it."""
-        request = self.plan.request
+        request = self.job.request
         if self.job.workers is not None:
             yield from self._claimed(self.job.workers)
         elif request.shard is not None:
             yield self._shard(request.shard, request.existing)
         else:
-            yield self._part(self.plan.path, self.job.indices, self.settings, request.existing)
+            yield self._part(self.job.log, self.job.indices, self.settings, request.existing)
 
     def _claimed(self, workers: Workers) -> Iterator[Part]:
         """Shards that no other process has, or the log, if begun without torchrun: the first process continues it."""
-        anew = self.plan.request.existing == "overwrite"
-        if not anew and self.plan.path.exists():
+        anew = self.job.request.existing == "overwrite"
+        if not anew and self.job.log.exists():
             if workers.rank == 0:
-                begun = self._part(self.plan.path, self.job.indices, self.settings, "resume")
+                begun = self._part(self.job.log, self.job.indices, self.settings, "resume")
                 if missing := len(set(begun.indices) - begun.log.done):
                     warn(f"{begun.log.path} was begun by one process: one continues it, with {missing} examples")
                 yield begun
             return
         if anew and not workers.restarted:
             if workers.rank == 0:
-                shutil.rmtree(shard_folder(self.plan.path), ignore_errors=True)
+                shutil.rmtree(shard_folder(self.job.log), ignore_errors=True)
             workers.agree("removed", 1)  # every process waits here until the first one has removed the old shards
         count = shard_count(len(self.job.indices))
         for index in workers.claims(count):
-            yield self._shard(Shard(index, count), "resume" if workers.restarted else self.plan.request.existing)
+            yield self._shard(Shard(index, count), "resume" if workers.restarted else self.job.request.existing)
 
     def _shard(self, shard: Shard, existing: str) -> Part:
         settings = {**self.settings, "shard": shard.record(self.job.indices)}
-        return self._part(shard.path(self.plan.path), shard.of(self.job.indices), settings, existing)
+        return self._part(shard.path(self.job.log), shard.of(self.job.indices), settings, existing)
 
     def _part(self, path: Path, indices: Sequence[int], settings: dict[str, Any], existing: str) -> Part:
         # After memory has run out, batches are smaller than those in the settings.
@@ -207,37 +295,36 @@ def _append(result: Result) -> Row:
     return row
 
 
-def _merge_shards_of_workers(plan: LogPlan, examples: int) -> None:
+def _merge_shards_of_workers(job: SmoothingJob, plan: LogPlan) -> None:
     """Merge the shards of torchrun's processes, unless an earlier run did; remove the shards that are in the log."""
-    anew = plan.request.existing == "overwrite"
-    if anew or not plan.path.exists():
-        count = shard_count(examples)
-        merge(plan.path, [Shard(index, count).path(plan.path) for index in range(count)], overwrite=anew)
-    _pack(plan, [plan.path, *shards_of(plan.path)])
-    for path in shards_of(plan.path):
-        if is_merged(path, plan.path):
+    log, anew = job.log, job.request.existing == "overwrite"
+    if anew or not log.exists():
+        count = shard_count(len(job.indices))
+        merge(log, [Shard(index, count).path(log) for index in range(count)], overwrite=anew)
+    _pack(job, plan, [log, *shards_of(log)])
+    for path in shards_of(log):
+        if is_merged(path, log):
             path.unlink()
             manifest_path(path).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # the folder does not exist, or contains other files
-        shard_folder(plan.path).rmdir()
+        shard_folder(log).rmdir()
 
 
-def _refuse_other_way(plan: LogPlan, job: SmoothingJob, settings: dict[str, Any]) -> None:
+def _refuse_other_way(job: SmoothingJob, settings: dict[str, Any]) -> None:
     """UserError, before any work, where a log was begun as a whole and is now asked for in shards, or the reverse."""
-    anew = plan.request.existing == "overwrite"
-    shards = [path for path in shards_of(plan.path) if not is_merged(path, plan.path)]
-    if plan.request.shard is None and job.workers is None:
+    log, shard = job.log, job.request.shard
+    shards = [path for path in shards_of(log) if not is_merged(path, log)]
+    if shard is None and job.workers is None:
         if shards:
             raise UserError(
-                f"{shard_folder(plan.path)} holds {len(shards)} shards of this log: finish them as they were "
-                "begun and merge them, or remove that folder"
+                f"{shard_folder(log)} holds {len(shards)} shards of this log: finish them as they were begun and "
+                "merge them, or remove that folder"
             )
-        return
-    if plan.path.exists() and not anew and (shards or plan.request.shard is not None):
-        raise UserError(
-            f"{plan.path} exists already{' beside its shards' if shards else ', without shards'}: name another "
-            f"log, or remove {'one of them' if shards else 'it'}"
-        )
-    if not anew:
-        shard = plan.request.shard or Shard(0, shard_count(len(job.indices)))
-        check_siblings(plan.path, {**settings, "shard": shard.record(job.indices)})
+    elif job.request.existing != "overwrite":
+        if log.exists() and (shards or shard is not None):
+            raise UserError(
+                f"{log} exists already{' beside its shards' if shards else ', without shards'}: name another log, or "
+                f"remove {'one of them' if shards else 'it'}"
+            )
+        shard = shard or Shard(0, shard_count(len(job.indices)))
+        check_siblings(log, {**settings, "shard": shard.record(job.indices)})

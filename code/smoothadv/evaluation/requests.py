@@ -1,7 +1,6 @@
 """Requests: to certify or predict with a smoothed classifier, to attack it, or to attack its certificates.
 
-A request is complete and frozen: commands make one from options, ``smoothadv.certify`` and the other functions of the
-Python interface from arguments. ``certifying``, ``predicting``, ``attacking`` and ``falsifying`` carry requests out.
+A request is complete and frozen: commands make one from options, functions of the Python interface from arguments.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class EvaluationRequest:
         )
         _require(0 < self.alpha < 1, "alpha", self.alpha, "a probability strictly between 0 and 1")
         _require(self.draws is None or 1 <= self.draws <= 4_000_000_000, "n", self.draws, "1 to 4,000,000,000 draws")
-        _require_from_one(self, "skip", "maximum", "batch")
+        _require_from_one(self, "skip", "maximum", "batch", *(name for name in ("n0", "top_k") if hasattr(self, name)))
         _require(0 <= self.seed < 2**128, "seed", self.seed, "a whole number from 0 to 2^128 - 1")
         for name, known in (("split", SPLITS), ("precision", PRECISION_NAMES), ("existing", EXISTING)):
             _require(getattr(self, name) in known, name, getattr(self, name), f"one of {', '.join(known)}")
@@ -131,9 +130,8 @@ def _convert(request: Any, kind: type[int] | type[float], *names: str) -> None:
                 if isinstance(found, str) or (kind is int and number != found):
                     raise ValueError
             except (TypeError, ValueError, OverflowError, RuntimeError):
-                _require(
-                    False, "n" if name == "draws" else name, found, "a whole number" if kind is int else "a number"
-                )
+                expected = "a whole number" if kind is int else "a number"
+                _require(False, "n" if name == "draws" else name, found, expected)
             object.__setattr__(request, name, number)  # the dataclass is frozen, but not yet complete
 
 
@@ -144,6 +142,12 @@ def _require_from_one(request: Any, *names: str) -> None:
         value = getattr(request, name)
         is_right = type(request).__dataclass_fields__[name].default is None if value is None else value >= 1
         _require(is_right, name, value, "a whole number of at least 1")
+
+
+def select_examples(size: int, skip: int, maximum: int | None) -> range:
+    """Every ``skip``-th index of a dataset of ``size`` images, at most ``maximum`` of them (None: all)."""
+    indices = range(0, size, skip)
+    return indices if maximum is None else indices[:maximum]
 
 
 def check_existing(existing: str) -> str:
@@ -168,12 +172,9 @@ class CertifyRequest(EvaluationRequest):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_from_one(self, "n0")
         fields = {field.name for field in dataclasses.fields(self.procedure)} - {"smoothing"}
         for name in self.procedure_settings:
-            _require(
-                name in fields, f"settings of method '{self.method}'", name, f"{', '.join(sorted(fields)) or 'none'}"
-            )
+            _require(name in fields, f"settings of method '{self.method}'", name, ", ".join(sorted(fields)) or "none")
 
     @property
     def procedure(self) -> type[Procedure]:
@@ -235,10 +236,6 @@ class PredictRequest(EvaluationRequest):
     outfile: Path
     attack: AttackPlan | None = None
     top_k: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require_from_one(self, "top_k")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,6 +55,16 @@ class Shard:
         return {"index": self.index, "count": self.count, "examples": selection}
 
 
+@dataclass(frozen=True)
+class WrittenLog:
+    """A log and the batches that made it; ``is_whole`` is False where this process has written only a share of it."""
+
+    path: Path
+    is_whole: bool
+    batch: int
+    attack_batch: int | None
+
+
 def shard_count(examples: int) -> int:
     """The number of shards for processes that share the work: small shards, so that a slow process takes fewer.
 
@@ -100,8 +110,7 @@ def _without_index(settings: dict[str, Any]) -> dict[str, Any]:
 def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
     """Merge ``shards`` into ``log``, with rows in the order of the examples; returns the number of rows.
 
-    UserError, and nothing is written, if a shard is missing or unfinished, or if shards overlap or differ in their
-    settings.
+    UserError, and nothing is written, if a shard is missing or unfinished, or if shards overlap or have other settings.
     """
     if not shards:
         raise UserError(

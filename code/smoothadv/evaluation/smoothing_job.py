@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +19,7 @@ from smoothadv.datasets.images import ImageDataset
 from smoothadv.devices import default_device, device_name, device_of_process
 from smoothadv.errors import UsageError, UserError, first_line, warn
 from smoothadv.evaluation.classifiers import BaseClassifier, base_classifier, classifier_digest
-from smoothadv.evaluation.image_loop import select_examples
-from smoothadv.evaluation.requests import EvaluationRequest
+from smoothadv.evaluation.requests import EvaluationRequest, select_examples
 from smoothadv.evaluation.shards import shards_of
 from smoothadv.evaluation.workers import Workers, join_workers
 from smoothadv.noise import GaussianNoise, Noise, NoiseKey, NoiseStream, Purpose, RoundedGaussianNoise, kernels_on
@@ -47,7 +45,7 @@ _KERNEL = "noise_kernel"
 
 @dataclass(frozen=True)
 class SmoothingJob:
-    """All that a request needs, loaded.
+    """All that a ``request`` needs for its log ``log``, loaded.
 
     ``classifier`` is the base classifier as trained, ``voter`` the form that votes, ``attacked`` the form that is
     attacked. ``noise`` makes the noise of each image, keyed by ``key`` unless an older log goes on; ``indices`` are
@@ -55,6 +53,8 @@ class SmoothingJob:
     ``workers`` is None without torchrun.
     """
 
+    request: EvaluationRequest
+    log: Path
     classifier: torch.nn.Module
     voter: VotingClassifier
     attacked: VotingClassifier
@@ -106,26 +106,28 @@ class SmoothingJob:
         digest = counter.logits_digest(self.dataset.description.image_shape)
         return digest if counter.batch == batch else None
 
-    def for_log(self, request: EvaluationRequest, log: Path, batch: int) -> SmoothingJob:
-        """The same job for ``log``, in batches of this size, with the noise with which the log was begun."""
-        is_public = _recorded(request, log, "generator") == _PUBLIC_GENERATOR
+    def for_log(self, log: Path) -> SmoothingJob:
+        """The same job for ``log``: with the batch and the noise with which that log was begun, where it was."""
+        batch = self.request.batch or recorded_number(self.request, log, "batch") or self.batch
+        is_public = _recorded(self.request, log, "generator") == _PUBLIC_GENERATOR
         key, digest = None if is_public else self.key, self.logits_digest(batch)
         settings = {name: value for name, value in self.settings.items() if name not in (CLASSIFIER, LOGITS, _KERNEL)}
         settings |= {"batch": batch, "generator": _PUBLIC_GENERATOR if is_public else _GENERATOR}
         if key is not None:
             settings |= {CLASSIFIER: key.classifier, LOGITS: digest}
         noise, kernel = self.noise if key == self.noise.key else replace(self.noise, key=key), None
-        if isinstance(noise, GaussianNoise) or getattr(request, "attack", None) is not None:
-            kernel = _kernel(request, log, self.device)
+        if isinstance(noise, GaussianNoise) or getattr(self.request, "attack", None) is not None:
+            kernel = _kernel(self.request, log, self.device)
             settings |= {} if kernel is None else {_KERNEL: kernel}
         if isinstance(noise, GaussianNoise):
             noise = replace(noise, plain=kernel is None)
-        return replace(self, noise=noise, batch=batch, settings=settings, run={**self.run, LOGITS: digest})
+        run, workers = {**self.run, LOGITS: digest}, self.workers and self.workers.for_log(log.name)
+        return replace(self, log=log, noise=noise, batch=batch, settings=settings, run=run, workers=workers)
 
-    @property
-    def noise_distance(self) -> float:
-        """The total variation distance of one image's noise from a Gaussian."""
-        return self.noise.distance(math.prod(self.dataset.description.image_shape))
+
+def noise_kind(sound: bool) -> type[GaussianNoise] | type[RoundedGaussianNoise]:
+    """The noise of a smoothing, with --sound or without."""
+    return RoundedGaussianNoise if sound else GaussianNoise
 
 
 def warn_of_few_draws(request: EvaluationRequest, top_k: int = 1) -> None:
@@ -176,7 +178,7 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
     voter = arrange(classifier, device, example, request.precision)
     if example is not None and isinstance(source, torch.nn.Module):
         _check_module(voter, example, type(source).__name__, is_first)
-    noise = (RoundedGaussianNoise if sound else GaussianNoise)(request.sigma, request.seed, key=key)
+    noise = noise_kind(sound)(request.sigma, request.seed, key=key)
     batch = request.batch or recorded_number(request, log, "batch")
     if batch is None:
         shape, is_shard = dataset.description.image_shape, request.shard is not None
@@ -190,6 +192,8 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
             print("compiling the classifier first, which may take a minute", file=sys.stderr)
     batch = batch if workers is None else workers.agree("batch", batch)
     job = SmoothingJob(
+        request=request,
+        log=log,
         classifier=classifier,
         voter=CompiledClassifier(voter) if request.compile else voter,
         attacked=attacked,
@@ -203,8 +207,7 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
         run={},
         workers=workers,
     )
-    job = replace(job, settings=_settings(request, base, job), run=_run(request, base, job))
-    job = job.for_log(request, log, batch)
+    job = replace(job, settings=_settings(base, job), run=_run(base, job)).for_log(log)
     if workers is not None:
         _agree_on_logits(job, workers, sound)
     if len(job.indices):
@@ -244,9 +247,9 @@ def _check_module(voter: VotingClassifier, image: torch.Tensor, name: str, warns
         )
 
 
-def _settings(request: EvaluationRequest, base: BaseClassifier, job: SmoothingJob) -> dict[str, Any]:
+def _settings(base: BaseClassifier, job: SmoothingJob) -> dict[str, Any]:
     """All settings that decide the numbers, but for those of ``for_log``: logs are continued only with equal ones."""
-    device = job.device
+    request, device = job.request, job.device
     settings = {
         **request.stated_settings(*base.architectures),
         "dataset_fingerprint": job.key.dataset,
@@ -268,16 +271,16 @@ def _settings(request: EvaluationRequest, base: BaseClassifier, job: SmoothingJo
     return settings
 
 
-def _run(request: EvaluationRequest, base: BaseClassifier, job: SmoothingJob) -> dict[str, Any]:
+def _run(base: BaseClassifier, job: SmoothingJob) -> dict[str, Any]:
     """A description of this process for the manifest; it does not decide the numbers."""
     return {
         "checkpoint": base.name,
-        "skip": request.skip,
-        "max": request.maximum,
+        "skip": job.request.skip,
+        "max": job.request.maximum,
         "image_shape": list(job.dataset.description.image_shape),
         "torch_threads": torch.get_num_threads(),
         "device": device_name(job.device),
-        **provenance(request.command),
+        **provenance(job.request.command),
     }
 
 

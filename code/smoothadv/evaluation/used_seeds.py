@@ -1,19 +1,14 @@
 """The seeds under which this user has made logs of a classifier, as far as the user's cache folder knows.
 
-Whoever tries many seeds and reports the best log reports more than the guarantee covers. No torch.
+Whoever tries many seeds and reports the best log reports more than the guarantee covers.
 """
-
-from __future__ import annotations
 
 import hashlib
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from smoothadv.files import cached_names, write_cached
-
-if TYPE_CHECKING:
-    from smoothadv.noise import NoiseKey
+from smoothadv.noise import NoiseKey
 
 
 def used_seeds(key: NoiseKey) -> list[int]:

@@ -22,13 +22,13 @@ class Outcome:
     """``loss`` (a scalar with its graph), and how many of ``examples`` noisy copies were classified correctly.
 
     ``unattacked_correct`` of ``unattacked_examples`` copies were classified correctly before the attack's first step,
-    in eval mode; None and 0 without an attack.
+    in eval mode; 0 and 0 without an attack.
     """
 
     loss: torch.Tensor
     correct: torch.Tensor
     examples: int
-    unattacked_correct: torch.Tensor | None = None
+    unattacked_correct: torch.Tensor | int = 0
     unattacked_examples: int = 0
 
 

@@ -20,8 +20,7 @@ from smoothadv.errors import UserError
 class TrainingFacts:
     """What the name of a folder says about a training; ``attack`` is None for a training without an attack.
 
-    ``is_vanilla`` says that the base classifier is attacked, without noise. ``weight`` is the weight of pseudo-labelled
-    images, None without them.
+    ``is_vanilla`` says that the base classifier is attacked, without noise. ``weight`` is that of pseudo-labels.
     """
 
     dataset: str
@@ -68,22 +67,18 @@ def fill_placeholders(table: Mapping[str, Any], values: Mapping[str, Any], sourc
     Values are written as in the names of folders.
     """
 
-    def replaced(text: Any) -> Any:
-        if not isinstance(text, str) or "{" not in text:
-            return text
-        unknown = [name for name in re.findall(r"\{([^{}]*)\}", text) if name not in values]
-        if unknown:
-            raise UserError(f"{source}: '{text}' asks for {{{unknown[0]}}}; known: {', '.join(values)}")
-        return re.sub(r"\{([^{}]*)\}", lambda match: _part(match[1], values[match[1]]), text)
+    def formatted(place: re.Match[str]) -> str:
+        name = place[1]
+        if name not in values:
+            raise UserError(f"{source}: '{place.string}' asks for {{{name}}}; known: {', '.join(values)}")
+        return format_decimal(values[name]) if name in ("noise", "epsilon") else format_value(values[name])
 
-    return {
-        key: [replaced(single) for single in value] if isinstance(value, list) else replaced(value)
-        for key, value in table.items()
-    }
+    def replaced(value: Any) -> Any:
+        if isinstance(value, list):
+            return list(map(replaced, value))
+        return re.sub(r"\{([^{}]*)\}", formatted, value) if isinstance(value, str) else value
 
-
-def _part(name: str, value: Any) -> str:
-    return format_decimal(value) if name in ("noise", "epsilon") else format_value(value)
+    return {key: replaced(value) for key, value in table.items()}
 
 
 def model_folder(trained: TrainingFacts, others: Iterable[tuple[str, Any]] = ()) -> Path:

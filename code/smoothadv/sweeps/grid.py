@@ -114,10 +114,7 @@ class Grid:
 
 
 def read_grid(path: Path, most_models: int = MOST_MODELS) -> Grid:
-    """The grid in a file.
-
-    UserError if the file is missing, is no TOML, holds something that no grid can hold, or more than ``most_models``.
-    """
+    """The grid in a file; UserError if that is missing, no TOML or no grid, or describes more than ``most_models``."""
     try:
         content = read_toml(path)
     except IsADirectoryError:

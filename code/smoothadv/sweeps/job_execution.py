@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.provenance import without_secrets
-from smoothadv.sweeps.job_record import BusyError, JobRecord
+from smoothadv.sweeps.job_record import BusyError
 from smoothadv.sweeps.jobs import Job
 from smoothadv.sweeps.stages import EvaluationStage, Stage, unmet_need
 
@@ -27,67 +27,63 @@ _REQUESTS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "SIGUSR1", "SIGUSR2", "SI
 DONE, STOPPED, FAILED, BUSY, BLOCKED = "done", "stopped", "failed", "busy", "blocked"
 
 
-def execute(
-    job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping[str, Any] | None = None
-) -> str:
-    """Run the incomplete stages of a job; returns DONE, STOPPED, FAILED, or BLOCKED if a file that it needs is missing.
+def execute(job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping[str, Any]) -> str:
+    """Run the incomplete stages of a job; returns how that ended, and the job's record says the same.
 
-    The job's record gets the same state, but STOPPED for BLOCKED. Stages get the environment of this process plus
-    ``environment``. When ``stop`` is set, the running stage gets a SIGTERM. ``origin`` is what the record says of the
-    engine. A stage that somebody ended by a signal is STOPPED: another call continues it. BusyError if another process
-    works on the job.
+    DONE, STOPPED or FAILED; BUSY if another process works on the job, BLOCKED (in the record STOPPED) if a file that it
+    needs is missing. Stages get the environment of this process plus ``environment``. When ``stop`` is set, the running
+    stage gets a SIGTERM. ``origin`` is what the record says of the engine. A stage that somebody ended by a signal is
+    STOPPED: another call continues it.
     """
-    record = job.record
-    with record.claim(_PATIENCE_SECONDS, stop) as lock:
-        facts = dict(origin or {})
-        # Check all stages before the first starts: else a conflict would appear only after days of training.
-        for stage in job.stages:
-            if conflict := stage.progress().conflict:
-                return _end(record, FAILED, stage, conflict, facts)
-        for stage in job.stages:
-            if stage.progress().is_complete:
-                continue
-            if missing := [reason for path in stage.needs if (reason := unmet_need(path))]:
-                _end(record, STOPPED, stage, missing[0], facts)
-                return BLOCKED
-            if stop.is_set():
-                return _end(record, STOPPED, stage, "", facts)
-            record.write("running", stage=stage.title, **facts)
-            if isinstance(stage, EvaluationStage):
-                stage.prepare()
-            code = _run(job, stage, environment, stop, lock)
-            if code != 0:
-                line = last_line(record.log)
-                kind = STOPPED if stop.is_set() or _is_by_request(code, line) else FAILED
-                if kind == FAILED and code < 0:
-                    line = f"ended by signal {-code}, {signal.strsignal(-code)}; before: {line}"
-                return _end(record, kind, stage, line, {**facts, "exit": code})
-            if not stage.progress().is_complete:
-                return _end(record, FAILED, stage, f"ended at {stage.progress()}", facts)
-        record.write(DONE, **facts)
-    return DONE
-
-
-def attempt(
-    job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping[str, Any] | None = None
-) -> str:
-    """``execute`` for engines: returns BUSY instead of raising BusyError, and FAILED instead of raising OSError."""
     try:
-        return execute(job, environment, stop, origin)
+        with job.record.claim(_PATIENCE_SECONDS, stop) as lock:
+            return _execute(job, environment, stop, origin, lock)
     except BusyError:
         return BUSY
     except OSError as error:
         line = f"{error.filename or 'input/output'}: {error.strerror or error}"
         try:
-            job.record.write(FAILED, line=line, **(origin or {}))
+            job.record.write(FAILED, line=line, **origin)
         except OSError:  # the record's own folder or disk cannot be written
             print(f"warning: {job.name}: {line}", file=sys.stderr)
         return FAILED
 
 
-def _end(record: JobRecord, kind: str, stage: Stage, line: str, facts: Mapping[str, Any]) -> str:
-    record.write(kind, stage=stage.title, line=line, **facts)
-    return kind
+def _execute(
+    job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping[str, Any], lock: int
+) -> str:
+    record = job.record
+
+    def end(kind: str, stage: Stage, line: str, **facts: Any) -> str:
+        record.write(kind, stage=stage.title, line=line, **origin, **facts)
+        return kind
+
+    # Check all stages before the first starts: else a conflict would appear only after days of training.
+    for stage in job.stages:
+        if conflict := stage.progress().conflict:
+            return end(FAILED, stage, conflict)
+    for stage in job.stages:
+        if stage.progress().is_complete:
+            continue
+        if missing := [reason for path in stage.needs if (reason := unmet_need(path))]:
+            end(STOPPED, stage, missing[0])
+            return BLOCKED
+        if stop.is_set():
+            return end(STOPPED, stage, "")
+        record.write("running", stage=stage.title, **origin)
+        if isinstance(stage, EvaluationStage):
+            stage.prepare()
+        code = _run(job, stage, environment, stop, lock)
+        if code != 0:
+            line = last_line(record.log)
+            kind = STOPPED if stop.is_set() or _is_by_request(code, line) else FAILED
+            if kind == FAILED and code < 0:
+                line = f"ended by signal {-code}, {signal.strsignal(-code)}; before: {line}"
+            return end(kind, stage, line, exit=code)
+        if not stage.progress().is_complete:
+            return end(FAILED, stage, f"ended at {stage.progress()}")
+    record.write(DONE, **origin)
+    return DONE
 
 
 def _is_by_request(code: int, line: str) -> bool:
@@ -102,8 +98,7 @@ def _is_by_request(code: int, line: str) -> bool:
 def _run(job: Job, stage: Stage, environment: Mapping[str, str], stop: threading.Event, lock: int) -> int:
     """Run a stage until it ends; returns its exit code, minus the signal's number if a signal ended it.
 
-    The stage inherits the descriptor ``lock``: if it outlives this process while it saves its work, the job stays
-    locked until it has ended.
+    The stage inherits the descriptor ``lock``: if it outlives this process while it saves, the job stays locked.
     """
     launcher = ["-m"]
     if job.processes > 1:  # the "--" keeps torchrun from reading what is meant for the stage

@@ -104,10 +104,8 @@ def _is_alive(process: Any) -> bool:
     """Whether a process with this id exists on this machine; True if that cannot be found out."""
     try:
         os.kill(int(process), 0)
-    except ProcessLookupError:
-        return False
-    except (TypeError, ValueError, OSError):
-        return True
+    except (TypeError, ValueError, OSError) as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
@@ -116,15 +114,13 @@ def _signs_of_life(path: Path) -> Iterator[None]:
     """Within, the file is touched every few seconds, for machines that do not see the lock."""
     ended = threading.Event()
 
-    def touch() -> None:
-        with contextlib.suppress(OSError):
-            os.utime(path)
-
     def touch_repeatedly() -> None:
         while not ended.wait(_SIGN_SECONDS):
-            touch()
+            with contextlib.suppress(OSError):
+                os.utime(path)
 
-    touch()
+    with contextlib.suppress(OSError):
+        os.utime(path)
     thread = threading.Thread(target=touch_repeatedly, daemon=True)
     thread.start()
     try:

@@ -75,9 +75,8 @@ def state_of(job: Job) -> JobState:
         return JobState(StateKind.FAILED, conflict)
     content = record.read()
     if content.get("state") == "failed":
-        return JobState(
-            StateKind.FAILED, ": ".join(filter(None, [content.get("stage"), content.get("line") or "no word"]))
-        )
+        what = [content.get("stage"), content.get("line") or "no word"]
+        return JobState(StateKind.FAILED, ": ".join(filter(None, what)))
     if reasons := [reason for stage, _ in unfinished for path in stage.needs if (reason := unmet_need(path))]:
         return JobState(StateKind.BLOCKED, reasons[0])
     if content.get("state") == "queued":

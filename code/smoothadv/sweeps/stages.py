@@ -91,8 +91,7 @@ class EvaluationStage:
     """Writes ``logs`` about ``classifier``; ``words``, ``title`` and ``needs`` as in ``TrainingStage``.
 
     ``settings`` has, for each log, those settings of its manifest that are known before it is written. ``selection``
-    says which images are evaluated: the values of the options ``skip`` and ``max``. ``members`` are the trainings, in
-    other jobs, of an ensemble.
+    has the options ``skip`` and ``max``. ``members`` are the trainings, in other jobs, of an ensemble.
     """
 
     words: tuple[str, ...]

@@ -15,8 +15,8 @@ class AttackedModel(nn.Module):
     """Maps images to the logits that ``model`` gives in eval mode, for gradients with respect to the images.
 
     Call ``refresh`` whenever the model has changed. Convolutions followed by batch normalization are replaced by folded
-    ones of ``dtype`` (None: the model's), with ``epilogues`` in one call with the ReLU behind them; all other layers
-    are the model's own. ValueError where the model cannot be rewritten like that.
+    ones of ``dtype`` (None: the model's), with ``epilogues`` in one call with the ReLU behind them. Other layers are
+    the model's own. ValueError where that cannot be done.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype | None = None, epilogues: bool = False) -> None:

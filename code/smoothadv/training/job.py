@@ -18,13 +18,14 @@ from smoothadv.checkpoints import (
 )
 from smoothadv.datasets import SPLITS, get_dataset
 from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets.images import ImageDataset
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
 from smoothadv.devices import default_device, device_name, device_of_process
 from smoothadv.errors import UserError, warn
 from smoothadv.noise import derive_generator
 from smoothadv.provenance import provenance
 from smoothadv.settings import describe
-from smoothadv.training.loop import Data, Job, TrainingRun
+from smoothadv.training.loop import Job, TrainingRun
 from smoothadv.training.processes import join_processes
 from smoothadv.training.request import TrainingRequest
 from smoothadv.training.run_folder import RunFolder
@@ -57,14 +58,15 @@ def train(request: TrainingRequest, report: Callable[[str], None] = print) -> Tr
     torch.backends.cudnn.deterministic = True
     with processes.connected(device):
         with processes.first_goes_first():
-            data = _load(request)
-            schedule = request.schedule.schedule(data.training.description, request.objective.copies)
-            model = _model(request, data.training.description)
-        return _run(Job(request, data, schedule, processes, device, *model), report)
+            training, test, pseudo_labelled = _load(request)
+            description = training.description
+            schedule = request.schedule.schedule(description, request.objective.copies)
+            model = _model(request, description)
+        return _run(Job(request, training, test, pseudo_labelled, schedule, processes, device, *model), report)
 
 
-def _load(request: TrainingRequest) -> Data:
-    """The images, augmented as asked."""
+def _load(request: TrainingRequest) -> tuple[ImageDataset, ImageDataset, ImageDataset | None]:
+    """The images, augmented as asked: to train and to test on, and pseudo-labelled ones."""
     if isinstance(request.images, str):
         training, test = (get_dataset(request.images, split, request.data_dir) for split in SPLITS)
     else:
@@ -72,7 +74,7 @@ def _load(request: TrainingRequest) -> Data:
     training.description = request.augmented(training.description)
     path = request.use_unlabelled
     pseudo = None if path is None else load_pseudo_labelled(path, training.description)
-    return Data(training, test, pseudo, request.unlabelled_weight)
+    return training, test, pseudo
 
 
 def _model(
@@ -101,7 +103,7 @@ def _run(job: Job, report: Callable[[str], None]) -> Trained:
     request, processes = job.request, job.processes
     this_run = {
         "epochs": job.schedule.epochs,
-        "test_fingerprint": job.data.test.fingerprint(),  # now, so that an image that cannot be read is named now
+        "test_fingerprint": job.test.fingerprint(),  # now, so that an image that cannot be read is named now
         "device": device_name(job.device),
         "processes": processes.size,
         **({"launch": processes.launch} if processes.launch is not None else {}),
@@ -125,17 +127,17 @@ def _run(job: Job, report: Callable[[str], None]) -> Trained:
 
 def _recipe(job: Job) -> dict[str, Any]:
     """All that decides the weights, for the reader and for a resumed run to be compared with."""
-    request, data = job.request, job.data
+    request, pseudo_labelled = job.request, job.pseudo_labelled
     recipe = {
         **request.stated_recipe(job.description, job.schedule),
-        "dataset_fingerprint": data.training.fingerprint(),
+        "dataset_fingerprint": job.training.fingerprint(),
         "input_layer": job.input_layer,
     }
     if request.pretrained_model:
         recipe["pretrained_sha256"] = file_digest(request.pretrained_model)
-    if data.pseudo_labelled is not None:
-        recipe["pseudo_labelled_fingerprint"] = data.pseudo_labelled.fingerprint()
-        recipe["pseudo_weight"] = data.pseudo_weight
+    if pseudo_labelled is not None:
+        recipe["pseudo_labelled_fingerprint"] = pseudo_labelled.fingerprint()
+        recipe["pseudo_weight"] = request.unlabelled_weight
     return recipe
 
 
@@ -158,9 +160,9 @@ def _facts(job: Job) -> dict[str, Any]:
 def _announce(job: Job, folder: RunFolder, report: Callable[[str], None]) -> None:
     """Say what is about to happen, and what is probably not meant."""
     request, objective = job.request, job.request.objective
-    images = f"{len(job.data.training)} images, {len(job.data.test)} to test"
-    if job.data.pseudo_labelled is not None:
-        images += f", {len(job.data.pseudo_labelled)} pseudo-labelled"
+    images = f"{len(job.training)} images, {len(job.test)} to test"
+    if job.pseudo_labelled is not None:
+        images += f", {len(job.pseudo_labelled)} pseudo-labelled"
     size = job.processes.size
     where = f"{size} processes on {job.device.type}" if size > 1 else str(job.device)
     report(

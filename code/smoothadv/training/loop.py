@@ -14,13 +14,12 @@ from smoothadv.errors import NonFiniteError, Terminated, UserError
 from smoothadv.noise import Purpose, derive_generator
 from smoothadv.training.evaluate import NOT_EVALUATED, evaluate
 from smoothadv.training.interruption import Interruption
-from smoothadv.training.metrics import means, no_sums
 from smoothadv.training.processes import Processes
 from smoothadv.training.progress import Board, TrainingProgress
 from smoothadv.training.request import TrainingRequest
 from smoothadv.training.run_folder import RunFolder
 from smoothadv.training.schedule import Schedule, Step, steps_of_epoch
-from smoothadv.training.update import Address, Update
+from smoothadv.training.update import Address, Update, means, no_sums
 
 # Several processes agree on whether to go on only once in so many steps.
 _STEPS_BETWEEN_DECISIONS = 10
@@ -30,24 +29,13 @@ _ADVICE = "try a smaller --lr or more --warmup epochs"
 
 
 @dataclass(frozen=True)
-class Data:
-    """The images to train and to test on; ``pseudo_weight`` (eta) multiplies the loss on ``pseudo_labelled`` images."""
-
-    training: ImageDataset
-    test: ImageDataset
-    pseudo_labelled: ImageDataset | None = None
-    pseudo_weight: float = 1.0
-
-
-@dataclass(frozen=True)
 class Job:
-    """A request with all that it names: a model, what it is trained on, and how.
-
-    ``started_from`` says in a sentence which weights the model has, if they are not new ones.
-    """
+    """A request with all that it names; ``started_from`` says in a sentence which weights the model has, if not new."""
 
     request: TrainingRequest
-    data: Data
+    training: ImageDataset
+    test: ImageDataset
+    pseudo_labelled: ImageDataset | None
     schedule: Schedule
     processes: Processes
     device: torch.device
@@ -68,10 +56,10 @@ class TrainingRun:
     """
 
     def __init__(self, job: Job, run: RunFolder) -> None:
-        request, schedule, processes, data = job.request, job.schedule, job.processes, job.data
+        request, schedule, processes = job.request, job.schedule, job.processes
         self.objective, self.seed = request.objective, request.seed
         self.execution, self.evaluation = request.execution, request.tests
-        self.run, self.data, self.schedule, self.device, self.processes = run, data, schedule, job.device, processes
+        self.run, self.job, self.schedule, self.device, self.processes = run, job, schedule, job.device, processes
         self.model = self.execution.prepare(job.model, job.device)
         self.optimizer = torch.optim.SGD(
             self.model.parameters(),
@@ -84,7 +72,7 @@ class TrainingRun:
         self.first_step, self.sums, self.seconds = 0, no_sums(self.device), 0.0
         self._restore()
         processes.share_state(self.model)
-        example = torch.stack([data.training[index][0] for index in range(min(2, len(data.training)))])
+        example = torch.stack([job.training[index][0] for index in range(min(2, len(job.training)))])
         share, _ = processes.share(torch.arange(schedule.batch))
         at_a_time = min(len(share), schedule.micro_batch or len(share))
         self.update = Update(
@@ -118,12 +106,8 @@ class TrainingRun:
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.learning_rate_at(epoch, step, self.steps)
 
-    def run_epochs(self, report: Callable[[str], None] = print, board: bool = False) -> list[dict[str, float]]:
-        """Train up to ``schedule.epochs``; returns the history: one row of TRAINING_COLUMNS per epoch.
-
-        ``board`` writes curves for TensorBoard. NonFiniteError if the loss stops being finite; KeyboardInterrupt or
-        Terminated, after saving, on Ctrl-C or SIGTERM.
-        """
+    def run_epochs(self, report: Callable[[str], None], board: bool) -> list[dict[str, float]]:
+        """Train, as ``job.train``, with curves for TensorBoard if ``board``: one row of TRAINING_COLUMNS per epoch."""
         is_first, epochs = self.processes.is_first, self.schedule.epochs
         done = len(self.history)
         if done >= epochs:
@@ -164,7 +148,7 @@ class TrainingRun:
         for number, step, (images, labels) in self._batches(epoch, plan):
             self._set_learning_rate(epoch, number)
             _, part = self.processes.share(step.indices)
-            weight = self.data.pseudo_weight if step.source else 1.0
+            weight = self.job.request.unlabelled_weight if step.source else 1.0
             address = Address(self.seed, epoch, number)
             step_sums = self.update(images, labels, len(step.indices), part, address, weight)
             # On the device, as the number of the first step whose loss was not finite.
@@ -172,8 +156,7 @@ class TrainingRun:
             self.first_bad_step = torch.where(is_first_bad, number, self.first_bad_step)
             self.sums += step_sums
             images_seen += len(step.indices)
-            progress.advance(len(step.indices))
-            if progress.wants_look():
+            if progress.advance(len(step.indices)):
                 self._require_finite(epoch, with_weights=False)
                 averages = means(self.sums.tolist())
                 progress.show(epoch, self.objective.epsilon(epoch), averages, self.history)
@@ -184,14 +167,14 @@ class TrainingRun:
 
     def _plan(self, epoch: int) -> list[Step]:
         """The steps of an epoch, without a last batch of fewer images than there are processes."""
-        sizes = len(self.data.training), len(self.data.pseudo_labelled or ())
+        sizes = len(self.job.training), len(self.job.pseudo_labelled or ())
         return steps_of_epoch(self.schedule, *sizes, self.seed, epoch, smallest=self.processes.size)
 
     def _batches(self, epoch: int, plan: list[Step]) -> Iterator[tuple[int, Step, tuple[torch.Tensor, torch.Tensor]]]:
         """The remaining steps, with their numbers and this process's images and labels."""
         to_do = plan[self.first_step :]
         sources: list[Batches] = []
-        for source, dataset in enumerate((self.data.training, self.data.pseudo_labelled)):
+        for source, dataset in enumerate((self.job.training, self.job.pseudo_labelled)):
             parts = [self.processes.share(step.indices)[0] for step in to_do if step.source == source]
             generator = derive_generator("cpu", self.seed, epoch, source, Purpose.AUGMENTATION)
             batches = dataset.training_batches(parts, self.device, generator) if dataset is not None and parts else ()
@@ -207,8 +190,8 @@ class TrainingRun:
             self.update.refresh_attacked()
             tested = evaluate(
                 self.update,
-                self.data.test,
-                self.evaluation.chosen(len(self.data.test)),
+                self.job.test,
+                self.evaluation.chosen(len(self.job.test)),
                 # An attack on so many images takes the memory of an update.
                 min(self.schedule.batch, (self.schedule.micro_batch or self.schedule.batch) * self.processes.size),
                 Address(self.seed, epoch, self.steps),
@@ -261,4 +244,7 @@ class TrainingRun:
             what = f"the weights stopped being finite in epoch {epoch + 1} ({broken} tensors)"
         else:
             return
-        raise NonFiniteError(f"{what}: {_ADVICE}{self.run.last_good()}")
+        saved = "nothing was saved yet"
+        if self.run.has_checkpoint:
+            saved = f"the last good checkpoint is {self.run.checkpoint}"
+        raise NonFiniteError(f"{what}: {_ADVICE}; {saved}")

@@ -17,10 +17,7 @@ _NOT_CURVES = ("epoch", "test_images")
 
 
 class TrainingProgress:
-    """A bar that counts images, and lines that go to ``report``; ``silent`` turns both off.
-
-    Where standard error is no terminal there is no bar.
-    """
+    """A bar on a terminal that counts images, and lines that go to ``report``; ``silent`` turns both off."""
 
     def __init__(self, images: int, done: int, epochs: int, report: Callable[[str], None], silent: bool) -> None:
         self._bar = tqdm(
@@ -40,12 +37,9 @@ class TrainingProgress:
     def __exit__(self, *exception: object) -> None:
         self._bar.close()
 
-    def advance(self, images: int) -> None:
-        """Count so many more images."""
+    def advance(self, images: int) -> bool:
+        """Count so many more images; whether it is time to show the sums again, which waits for the device."""
         self._bar.update(images)
-
-    def wants_look(self) -> bool:
-        """Whether it is time to show the sums again, which waits for the device."""
         now = time.monotonic()
         if now - self._looked < _SECONDS_BETWEEN_LOOKS:
             return False

@@ -160,11 +160,5 @@ class RunFolder:
         self.has_checkpoint = True
         self._write_log(history)
 
-    def last_good(self) -> str:
-        """Which checkpoint is left after a failure, as the end of a sentence."""
-        if self.has_checkpoint:
-            return f"; the last good checkpoint is {self.checkpoint}"
-        return "; nothing was saved yet"
-
     def _write_log(self, history: list[dict[str, float]]) -> None:
         write_text(self.folder / TRAINING_LOG, tsv(TRAINING_COLUMNS, history))

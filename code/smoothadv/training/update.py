@@ -1,16 +1,41 @@
 """One update of the weights: noise, attack, loss and gradient of a batch, in micro-batches where it is large."""
 
+import math
 from dataclasses import InitVar, dataclass
 
 import torch
 from torch import nn
 
 from smoothadv.noise import Purpose, derive_generator
-from smoothadv.objectives import Objective
+from smoothadv.objectives import Objective, Outcome
 from smoothadv.training.attacked import attacked_form
 from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution
-from smoothadv.training.metrics import no_sums, sums_of
 from smoothadv.training.processes import Processes
+
+
+def no_sums(device: torch.device) -> torch.Tensor:
+    """The sums over no examples, float64 [5]: the loss, and how many were correct, of how many; then before the attack.
+
+    They are on the device, since reading them makes it wait.
+    """
+    return torch.zeros(5, dtype=torch.float64, device=device)
+
+
+def sums_of(outcome: Outcome) -> torch.Tensor:
+    """The sums over the examples of one outcome: as ``no_sums``."""
+    sums = no_sums(outcome.loss.device)
+    sums[0] = outcome.loss.detach().double() * outcome.examples
+    counts = outcome.correct, outcome.examples, outcome.unattacked_correct, outcome.unattacked_examples
+    for place, count in enumerate(counts, start=1):
+        sums[place].add_(count)  # to assign would copy a number from the host, and wait
+    return sums
+
+
+def means(sums: list[float]) -> dict[str, float]:
+    """Loss, accuracy and accuracy before the attack as means over examples; nan where there are none."""
+    loss, correct, examples, *unattacked = sums
+    ratios = {"loss": (loss, examples), "accuracy": (correct, examples), "unattacked_accuracy": unattacked}
+    return {name: part / whole if whole else math.nan for name, (part, whole) in ratios.items()}
 
 
 @dataclass(frozen=True)
@@ -61,7 +86,7 @@ class Update:
     ) -> torch.Tensor:
         """Update on images [b, C, H, W], which are ``part`` of a batch of ``whole`` images in all processes.
 
-        ``weight`` multiplies the loss. Returns the sums over this process's noisy copies, as ``metrics.no_sums``.
+        ``weight`` multiplies the loss. Returns the sums over this process's noisy copies, as ``no_sums``.
         """
         self.model.train()
         self.processes.share_buffers(self.model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -50,15 +51,10 @@ class Problem:
         generator = self.generator
         if generator is not None and not isinstance(generator, torch.Generator):
             generator = [generator[row] for row in rows.tolist()]
-        return replace(
-            self,
-            inputs=self.inputs[rows],
-            labels=self.labels[rows],
-            noise=self.noise[rows],
-            epsilon=self.epsilon[rows],
-            start=None if self.start is None else self.start[rows],
-            generator=generator,
-        )
+        chosen: dict[str, Any] = {
+            name: values[rows] for name, values in vars(self).items() if isinstance(values, torch.Tensor)
+        }
+        return replace(self, **chosen, generator=generator)
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,8 @@ def add_settings(parser: argparse._ActionsContainer, settings: Iterable[Setting]
     can be distinguished from one that is given with its default.
     """
     for setting in {setting.flag: setting for setting in settings}.values():
-        default = (
-            f" (default: {setting.default})" if setting.default not in (None, False) and not setting.required else ""
-        )
+        is_told = not setting.required and setting.default not in (None, False)
+        default = f" (default: {setting.default})" if is_told else ""
         kind: dict[str, Any] = {"action": "store_true"}
         if setting.parse is not None:
             kind = {"type": setting.parse, "metavar": setting.field.split("_")[-1].upper()}
@@ -108,10 +107,7 @@ def compose(parser: Parser, component: type, options: argparse.Namespace, name: 
 def given_settings(
     parser: Parser, component: type, options: argparse.Namespace, name: str, without: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """The settings of ``component`` that are on the command line, by field, except the fields ``without``.
-
-    A usage error where a required one is missing.
-    """
+    """The settings of ``component`` on the command line, by field, but ``without``; a usage error if one is lacking."""
     values = {}
     for setting in settings_of(component):
         if setting.field in without:

@@ -41,8 +41,7 @@ def with_recipe(
     """The options, with those of a recipe added where the command line does not give them.
 
     Of the settings of components, whose destinations are their flags, only those in ``readable(options)`` are added,
-    since a recipe may serve several objectives and attacks. A usage error where the recipe has other options than those
-    of training.
+    since a recipe may serve several objectives and attacks. A usage error where it has options of other commands.
     """
     words = recipe_words(name)
     with parser.reading(f"recipe {name}"):

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smoothadv.commands.options.components import add_options
 from smoothadv.commands.runner import Parser
 from smoothadv.datasets import DATASETS, check_dataset_name
+from smoothadv.errors import UsageError, UserError
 from smoothadv.settings import non_negative_int
 
 if TYPE_CHECKING:
     import torch
 
 
-def add_dataset(parser: Parser, check: Callable[[str], object] = check_dataset_name) -> None:
-    """The positional DATASET, whose name ``check`` refuses by a UserError."""
-
-    def parse(text: str) -> str:
-        check(text)
-        return text
-
+def add_dataset(parser: Parser) -> None:
+    """The positional DATASET, whose name ``check_dataset`` checks once all options are known."""
     names = ", ".join(f"{name}:PATH" if DATASETS[name].takes_location else name for name in DATASETS)
-    add_options(parser, {"dataset DATASET": (parse, f"one of {names}")})
+    add_options(parser, {"dataset DATASET": (str, f"one of {names}")})
+
+
+def check_dataset(name: str, checkpoint: Path | None = None) -> None:
+    """A usage error if the dataset is unknown; a ``checkpoint`` may say which plug-in is missing."""
+    try:
+        check_dataset_name(name)
+    except UserError as error:
+        from smoothadv.checkpoints import missing_dataset_plugin  # imports torch
+
+        reason = checkpoint and missing_dataset_plugin(checkpoint, name)
+        reason = f"checkpoint {checkpoint}: {reason}" if reason else str(error)
+        raise UsageError(f"argument DATASET: {reason}") from error
 
 
 def add_running(parser: Parser, existing: str = "refuse") -> None:

@@ -8,10 +8,9 @@ from typing import Any
 
 from smoothadv.choices import INPUT_LAYER_NAMES, PRECISION_NAMES
 from smoothadv.commands.options.components import add_options, fields_given
-from smoothadv.commands.options.shared import add_dataset, add_running
+from smoothadv.commands.options.shared import add_dataset, add_running, check_dataset
 from smoothadv.commands.runner import Parser
-from smoothadv.datasets import SPLITS, check_dataset_name
-from smoothadv.errors import UsageError, UserError
+from smoothadv.datasets import SPLITS
 from smoothadv.evaluation.requests import EvaluationRequest
 from smoothadv.evaluation.shards import Shard
 from smoothadv.settings import batch_size, number, positive_int, positive_noise_level, probability
@@ -68,7 +67,7 @@ _IMAGES = {
 
 def add_smoothing(parser: Parser, outfile: str, n_help: str, output: str = "outfile") -> None:
     """DATASET CHECKPOINT SIGMA OUTFILE and the options that certify, predict and attack share."""
-    add_dataset(parser, check=str)  # see _check_dataset
+    add_dataset(parser)
     add_options(parser, {**_WHAT, f"{output} {output.upper()}": (Path, outfile)})
     group = parser.add_argument_group("smoothing")
     alpha = "probability of a false statement per image (default: 0.001)"
@@ -80,26 +79,16 @@ def add_smoothing(parser: Parser, outfile: str, n_help: str, output: str = "outf
     add_options(parser.add_argument_group("speed"), _SPEED)
 
 
-def _check_dataset(options: argparse.Namespace) -> None:
-    """A usage error if the dataset is unknown: the checkpoint may say which plug-in is missing."""
-    try:
-        check_dataset_name(options.dataset)
-    except UserError as error:
-        from smoothadv.checkpoints import missing_dataset_plugin  # imports torch
-
-        reason = missing_dataset_plugin(options.checkpoint, options.dataset)
-        reason = f"checkpoint {options.checkpoint}: {reason}" if reason else str(error)
-        raise UsageError(f"argument DATASET: {reason}") from error
-
-
-def request_fields(options: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
-    """The fields of an ``EvaluationRequest`` that the options set; ``command`` is the command line."""
-    _check_dataset(options)
+def request_fields(
+    request: type[EvaluationRequest], options: argparse.Namespace, command: Sequence[str]
+) -> dict[str, Any]:
+    """The fields of a request that options set, which have the same names; ``command`` is the command line."""
+    check_dataset(options.dataset, options.checkpoint)
     return {
         "classifier": options.checkpoint,
         "images": options.dataset,
         "draws": options.N,
         "maximum": options.max,
         "command": tuple(command),
-        **fields_given(EvaluationRequest, options),
+        **fields_given(request, options),
     }

@@ -11,6 +11,7 @@ from smoothadv.choices import INPUT_LAYER_NAMES
 from smoothadv.commands.options.attack import NO_GRADIENT, add_attack, compose_attack, given_attack_flags
 from smoothadv.commands.options.components import add_components, add_options, compose_chosen, fields_given
 from smoothadv.commands.options.recipes import RELEASED, recipe_names, with_recipe
+from smoothadv.commands.options.shared import check_dataset
 from smoothadv.commands.runner import Parser
 from smoothadv.objectives import OBJECTIVES, Objective
 from smoothadv.settings import Setting, non_negative_float, non_negative_int, positive_float, positive_int, settings_of
@@ -132,6 +133,7 @@ def _makes_attack(objective: type) -> bool:
 
 def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> TrainingRequest:
     """The request that the options, with recipes added, describe; a usage error where they contradict each other."""
+    check_dataset(options.dataset)
     objective = _objective(parser, options)
     _refuse_contradictions(parser, options)
     return TrainingRequest(

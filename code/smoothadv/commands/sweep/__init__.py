@@ -1,8 +1,4 @@
-"""The command ``sweep``: trains, certifies and attacks the models of a grid.
-
-``command`` reads its options and acts on them. ``planning`` makes jobs of a grid, and ``reading`` asks the commands of
-these jobs what their options mean. ``costs`` estimates how long the jobs take.
-"""
+"""The command ``sweep``: trains, certifies and attacks the models of a grid."""
 
 from smoothadv.commands.sweep.command import main
 

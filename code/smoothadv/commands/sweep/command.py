@@ -24,8 +24,7 @@ from smoothadv.errors import UserError, warn
 from smoothadv.files import PAGE, refuse_to_replace, write_text
 from smoothadv.records import TRAINING_LOG
 from smoothadv.settings import positive_int, settings_of
-from smoothadv.sweeps.engines import ENGINES
-from smoothadv.sweeps.engines.engine import Engine, Site
+from smoothadv.sweeps.engines import ENGINES, Engine, Site
 from smoothadv.sweeps.grid import MOST_MODELS, Grid, read_grid
 from smoothadv.sweeps.jobs import Job, JobState, StateKind, count_states, state_of
 
@@ -63,8 +62,8 @@ class Sweep:
     plans: list[Plan]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command ``sweep``: runs it with ``arguments`` (None: the process's) and returns the exit code."""
+def main(arguments: Sequence[str]) -> int:
+    """Run the command ``sweep`` with these ``arguments``; returns the exit code."""
     hint = "all progress is on the disk; run the same command again to continue"
     return run("sweep", _make_parser, lambda _, options, words: options.act(options.parser, options), arguments, hint)
 

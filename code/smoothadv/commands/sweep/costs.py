@@ -25,8 +25,7 @@ from smoothadv.commands.sweep.reading import EvaluationPlan, TrainingPlan
 from smoothadv.datasets import SPLITS, get_dataset
 from smoothadv.devices import default_device, device_name
 from smoothadv.errors import UserError
-from smoothadv.evaluation.image_loop import select_examples
-from smoothadv.evaluation.requests import AttackPlan
+from smoothadv.evaluation.requests import AttackPlan, select_examples
 from smoothadv.objectives import Objective
 from smoothadv.smoothing.classifier import arrange, default_batch
 from smoothadv.sweeps.grid import Grid

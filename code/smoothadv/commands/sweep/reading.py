@@ -1,9 +1,9 @@
 """What the commands of a sweep will do: their words are read as the commands themselves read them, but nothing runs."""
 
 import argparse
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,10 @@ from smoothadv.commands.options.training import request_of, with_recipes
 from smoothadv.commands.runner import Parser
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.description import DatasetDescription
-from smoothadv.evaluation.attacked_images import attack_record
 from smoothadv.evaluation.attacking import attacks_of
 from smoothadv.evaluation.certifying import make_procedure, procedure_record
+from smoothadv.evaluation.predicting import attack_record
 from smoothadv.evaluation.requests import AttackPlan, AttackRequest, CertifyRequest
-from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
 from smoothadv.sweeps.grid import Options, option_words
 from smoothadv.training.request import TrainingRequest
 from smoothadv.training.schedule import Schedule
@@ -26,8 +25,7 @@ from smoothadv.training.schedule import Schedule
 class TrainingPlan:
     """What a training command will do.
 
-    ``attack`` is the name of its attack, None without one. ``recipe`` has those fields of the recipe in args.json that
-    are known before the training.
+    ``attack`` is the name of its attack, if any. ``recipe`` has the fields of args.json's recipe that are known before.
     """
 
     request: TrainingRequest
@@ -77,8 +75,7 @@ class CommandReader:
     """
 
     def __init__(self) -> None:
-        self._parsers: dict[tuple[str, bool], Parser] = {}
-        self._descriptions: dict[str, DatasetDescription] = {}
+        self._parser, self._described = cache(_make_parser), cache(describe_dataset)
         self._procedures: dict[str, dict[str, Any]] = {}
 
     def option_words(self, command: str, options: Options, source: str) -> list[str]:
@@ -95,7 +92,7 @@ class CommandReader:
         with parser.reading(source):
             chosen = with_recipes(parser, parser.parse_args(words))
             request = request_of(parser, chosen, [])
-            description = request.augmented(self._described(request))
+            description = request.augmented(self._described(request.dataset, request.data_dir))
             schedule = request.schedule.schedule(description, request.objective.copies)
         recipe = request.stated_recipe(description, schedule)
         # Without the option, a training that starts from other weights takes their input layer.
@@ -116,10 +113,8 @@ class CommandReader:
         numbers = (request.images, request.sigma, request.n0, request.n, request.alpha, request.sound)
         key = repr((*numbers, request.method, dict(request.procedure_settings)))
         if key not in self._procedures:
-            description = self._described(request)
-            noise = (RoundedGaussianNoise if request.sound else GaussianNoise)(request.sigma, request.seed)
-            distance = noise.distance(math.prod(description.image_shape))
-            self._procedures[key] = procedure_record(request, make_procedure(request, description, distance))
+            description = self._described(str(request.images), request.data_dir)
+            self._procedures[key] = procedure_record(request, make_procedure(request, description))
         return self._procedures[key]
 
     def read_attack(self, words: Sequence[str], archs: Sequence[str], source: str) -> EvaluationPlan:
@@ -137,25 +132,12 @@ class CommandReader:
             settings.append({**request.stated_settings(*archs), "N": request.n, **known})
         return EvaluationPlan(request, tuple(settings), attacks)
 
-    def _parser(self, command: str, released: bool = False) -> Parser:
-        """The parser of a command; the released behaviour changes how a training command reads epsilon."""
-        if (command, released) not in self._parsers:
-            self._parsers[command, released] = _MAKE_PARSER[command](["--released-behaviour"] * released)
-        return self._parsers[command, released]
 
-    def _described(self, request: TrainingRequest | CertifyRequest) -> DatasetDescription:
-        name = str(request.images)
-        if name not in self._descriptions:
-            self._descriptions[name] = describe_dataset(name, request.data_dir)
-        return self._descriptions[name]
-
-
-_MAKE_PARSER: dict[str, Callable[[list[str]], Parser]] = {
-    "train": train.make_parser,
-    "train_pgd": train_pgd.make_parser,
-    "certify": lambda words: certify.make_parser(),
-    "attack": lambda words: attack.make_parser(),
-}
+def _make_parser(command: str, is_released: bool = False) -> Parser:
+    """The parser of a command; the released behaviour changes how a training command reads epsilon."""
+    if command in ("certify", "attack"):
+        return (certify if command == "certify" else attack).make_parser()
+    return (train if command == "train" else train_pgd).make_parser(["--released-behaviour"] * is_released)
 
 
 def _is_released(options: Options) -> bool:

@@ -6,9 +6,8 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from smoothadv.errors import UserError
-from smoothadv.sweeps.engines import ENGINES
-from smoothadv.sweeps.engines.engine import Engine, ReportEnd, Site
-from smoothadv.sweeps.job_execution import attempt
+from smoothadv.sweeps.engines import ENGINES, Engine, ReportEnd, Site
+from smoothadv.sweeps.job_execution import execute
 from smoothadv.sweeps.jobs import Job
 
 # This long at most until Ctrl-C is noticed, even if the system delivers the signal to another thread.
@@ -29,7 +28,7 @@ class Local(Engine):
 
         def work(job: Job) -> str:
             environment = {"CUDA_VISIBLE_DEVICES": ",".join(thread.gpus)} if thread.gpus else {}
-            return attempt(job, environment, stop, {"engine": "local"})
+            return execute(job, environment, stop, {"engine": "local"})
 
         with ThreadPoolExecutor(len(groups), initializer=take_gpus) as pool:
             try:

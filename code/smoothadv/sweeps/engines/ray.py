@@ -15,9 +15,8 @@ from typing import Any
 
 from smoothadv.errors import UserError, first_line
 from smoothadv.settings import SettingError, non_negative_int, setting
-from smoothadv.sweeps.engines import ENGINES
-from smoothadv.sweeps.engines.engine import Engine, ReportEnd, Site
-from smoothadv.sweeps.job_execution import FAILED, STOPPED, attempt, stage_environment
+from smoothadv.sweeps.engines import ENGINES, Engine, ReportEnd, Site
+from smoothadv.sweeps.job_execution import FAILED, STOPPED, execute, stage_environment
 from smoothadv.sweeps.jobs import Job
 
 _POLL_SECONDS = 2.0
@@ -53,11 +52,10 @@ class Ray(Engine):
 
     def run(self, jobs: Sequence[Job], site: Site, report_end: ReportEnd) -> None:
         address = self.address or os.environ.get("RAY_ADDRESS") or None  # None starts Ray here
-        if address is not None and not _answers(address):
-            raise UserError(f"--address {address}: no Ray head answers there; start one with `ray start --head`")
         ray = _ray(address)
-        if address is not None and not _is_head(address):
-            raise UserError(f"--address {address}: what answers there is no Ray head, whose port is 6379 by default")
+        if address is not None and not (_answers(address) and _is_head(address)):
+            advice = "start one with `ray start --head`, or name its port, by default 6379"
+            raise UserError(f"--address {address}: no Ray head answers there; {advice}")
         # A Ray that is started here has this machine's GPUs, perhaps none.
         wants_gpus = site.wants_gpus and (address is not None or bool(site.gpus))
         gpus = max(job.processes for job in jobs) if wants_gpus else 0
@@ -176,6 +174,6 @@ def _outcome(ray: Any, handle: Any) -> str:
 def attempt_job(job: Job) -> str:
     """What Ray runs for each job, in the main thread of a worker; Ray interrupts it by KeyboardInterrupt."""
     try:
-        return attempt(job, {}, threading.Event(), {"engine": "ray"})
+        return execute(job, {}, threading.Event(), {"engine": "ray"})
     except (KeyboardInterrupt, SystemExit):
         return STOPPED  # else Ray would take the exception for a crash, and try the job again

@@ -14,9 +14,8 @@ from typing import Any
 
 from smoothadv.errors import UserError
 from smoothadv.settings import SettingError, positive_int, setting
-from smoothadv.sweeps.engines import ENGINES
-from smoothadv.sweeps.engines.engine import Engine, ReportEnd, Site
-from smoothadv.sweeps.job_execution import DONE, FAILED, STOPPED, attempt, stage_environment
+from smoothadv.sweeps.engines import ENGINES, Engine, ReportEnd, Site
+from smoothadv.sweeps.job_execution import DONE, FAILED, STOPPED, execute, stage_environment
 from smoothadv.sweeps.job_record import BusyError
 from smoothadv.sweeps.jobs import Job
 
@@ -171,12 +170,9 @@ def _queue(questions: int = 1) -> set[str]:
 
 def _note_queued(job: Job, identity: str, before: dict[str, Any]) -> None:
     """Record the id under which the job waits, unless it has begun already."""
-    try:
-        with job.record.claim(patience=0):
-            if job.record.read() == before:
-                job.record.write("queued", engine="slurm", id=identity)
-    except BusyError:
-        pass
+    with contextlib.suppress(BusyError), job.record.claim(patience=0):
+        if job.record.read() == before:
+            job.record.write("queued", engine="slurm", id=identity)
 
 
 class Attempt:
@@ -192,7 +188,7 @@ class Attempt:
         self._stop = threading.Event()
         origin = {"engine": "slurm", "id": _job_id()}
         stop = self._stop
-        self._thread = threading.Thread(target=lambda: outcome.append(attempt(job, {}, stop, origin)))
+        self._thread = threading.Thread(target=lambda: outcome.append(execute(job, {}, stop, origin)))
         self._thread.start()
         self._watch()
         if outcome == [STOPPED] and not stop.is_set() and job.record.read().get("exit") not in _KILLED:
