@@ -1,5 +1,7 @@
 """Choosing a batch by memory, with a stand-in for a GPU: torch.cuda's accounting, with tensors on the host."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -69,20 +71,11 @@ def test_processes_that_must_choose_the_same_batch_count_all_memory(gpu):
     assert default_batch(gpu, SHAPE, gpu, of_total=True) == 2 * default_batch(gpu, SHAPE, gpu)
 
 
-class HungryNoise:
-    """Draws with four times the memory that the network takes."""
-
-    drawn = 0
-
-    def fill(self, out: torch.Tensor, image: torch.Tensor, example: int, first: int, purpose: int) -> None:
-        assert image.shape == out.shape[1:]
-        self.drawn = 4 * len(out) * BYTES_PER_IMAGE
-
-
 def test_memory_of_drawing_noise_is_counted(gpu, monkeypatch):
-    noise = HungryNoise()
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: max(gpu.peak, noise.drawn))
-    without = default_batch(gpu, SHAPE, gpu)
+    """Here four times that of the network."""
+    drawn, noise, without = [0], SimpleNamespace(), default_batch(gpu, SHAPE, gpu)
+    noise.fill = lambda out, image, *address: drawn.append(4 * len(out) * BYTES_PER_IMAGE)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: max(gpu.peak, *drawn))
     assert default_batch(gpu, SHAPE, gpu, noise=noise) == without // 4
 
 
@@ -99,11 +92,10 @@ def test_no_tensor_of_a_default_batch_has_2_to_the_31_elements(gpu, elements, ba
 
 
 def test_largest_tensor_of_a_network_is_found():
-    with torch.device("meta"):
-        network, images = get_architecture("resnet50", "imagenet"), torch.empty(4, 3, 224, 224)
-    with LargestTensor() as largest:
-        network(images)
-    assert largest.elements == 4 * 64 * 112 * 112
+    """The first stage of ResNet-20 has 16 channels of 32x32."""
+    with LargestTensor() as largest, torch.inference_mode():
+        get_architecture("cifar_resnet20", "cifar10")(torch.zeros(4, 3, 32, 32))
+    assert largest.elements == 4 * 16 * 32 * 32
 
 
 @pytest.mark.parametrize(("capacity", "tried"), [(64, [64]), (20, [64, 32, 16]), (1, [64, 32, 16, 8, 4, 2, 1])])

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from smoothadv.errors import first_line
@@ -77,12 +77,12 @@ def _bytes_per_image(work: Callable[[torch.Tensor], object], shape: tuple[int, .
     return (torch.cuda.max_memory_allocated(device) - before) / shape[0]
 
 
-class LargestTensor(TorchDispatchMode):
-    """Within, ``elements`` is the size of the largest tensor that an operator returned."""
+class LargestTensor(TorchFunctionMode):
+    """Within, ``elements`` is the size of the largest tensor that a function of torch returned."""
 
     elements = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         self.elements = max(self.elements, *sizes, 0)
