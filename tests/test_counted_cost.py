@@ -188,7 +188,7 @@ def test_everything_can_be_counted_from_the_command_line(tool, capsys):
     words = "update --arch digits_resnet8 --batch 8 --attack DDN --steps 3 --copies 2 --precision bf16 --processes 3"
     tool.main([*words.split(), "--device-bandwidth", "2", "--launch", "10", "--json"])
     update, added = json.loads(capsys.readouterr().out)
-    assert update["kernels"] > 400 > added["kernels"] > 10 and update["peak"] > 0
+    assert update["kernels"] > 300 > 10 > added["kernels"] > 2 and update["peak"] > 0
     assert update["launches_ms"] == update["kernels"] / 100 and update["bytes_ms"] == update["bytes"] / 2e9
     assert sum(each["kernels"] for each in update["operators"].values()) == update["kernels"]
     tool.main("update --arch digits_resnet8 --attack none --operators".split())
