@@ -88,11 +88,6 @@ def test_archive_holds_float32_images_of_the_dataset_and_the_columns_of_the_log(
             assert arrays[name].tolist() == [float(row[name]) for row in rows(log)]
 
 
-def test_attack_of_size_zero_keeps_the_images(finished):
-    arrays = archive(finished / "epsilon_0.tsv")
-    assert arrays["adversarial"].tobytes() == arrays["image"].tobytes()
-
-
 def predicted(classifier: torch.nn.Module, image: np.ndarray, index: int, purpose: Purpose = Purpose.VOTES) -> int:
     """PREDICT of Cohen et al. at alpha = 0.001, from 50 draws, written out."""
     votes = np.bincount(noisy_logits(classifier, image, index, purpose, 50).argmax(1), minlength=10)
@@ -194,13 +189,6 @@ def test_only_the_images_named_are_attacked_and_as_among_others(attack, finished
     log = workplace / "out/epsilon_0.5.tsv"
     assert timeless(log) == [timeless(finished / log.name)[index] for index in (4, 11)]
     assert archive(log)["adversarial"].tobytes() == archive(finished / log.name)["adversarial"][[4, 11]].tobytes()
-
-
-def test_skip_is_a_stride_and_max_counts_examples(attack, finished, workplace):
-    assert attack("out", "--skip", 5, "--max", 3).code == 0
-    log = workplace / "out/epsilon_0.5.tsv"
-    assert timeless(log) == timeless(finished / log.name)[::5]
-    assert archive(log)["idx"].tolist() == [0, 5, 10]
 
 
 def test_the_same_command_again_changes_nothing(attack, workplace):

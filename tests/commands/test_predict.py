@@ -1,7 +1,5 @@
 """predict from end to end: the log, attacks that lower accuracy, reproducibility, and what it refuses."""
 
-import json
-
 import pytest
 import torch
 
@@ -86,26 +84,6 @@ def test_seed_alone_decides_the_log(predict, workplace, options):
         predict(name, "--max", 12, "--seed", seed, *options, sigma=0.5)
     assert timeless(workplace / "one") == timeless(workplace / "same")
     assert timeless(workplace / "one") != timeless(workplace / "other")
-
-
-@pytest.mark.parametrize("batch", [1, 7])
-def test_batch_size_does_not_change_the_log(predict, workplace, batch):
-    """The draws are equal; a vote could only differ where two logits agree to their last digits."""
-    predict("default.tsv", "--max", 5, *attack("PGD", "64/255"))
-    predict("other.tsv", "--max", 5, "--batch", batch, *attack("PGD", "64/255"))
-    assert timeless(workplace / "default.tsv") == timeless(workplace / "other.tsv")
-
-
-def test_manifest_tells_the_attack(predict, workplace):
-    predict("clean.tsv", "--max", 1)
-    predict("attacked.tsv", "--max", 1, *attack("DDN", "64/255", "--num-noise-vec", 3))
-    clean, attacked = (
-        json.loads((workplace / f"{name}.tsv.manifest.json").read_text())["settings"] for name in ("clean", "attacked")
-    )
-    assert clean["attack"] is None and clean["seed"] == 0 and clean["N"] == 50
-    assert attacked["num_noise_vec"] == 3
-    assert attacked["attack"]["name"] == "DDN" and attacked["attack"]["num_steps"] == 5
-    assert attacked["attack"]["epsilon"] == pytest.approx(64 / 255)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from smoothadv.records import read_manifest_file
 from support.commands import call, header, rows
-from support.sweeping import FIXED, do, finish, grid_text, jobs_of, plans_of, write_grid
+from support.sweeping import FIXED, do, finish, grid_text, jobs_of, write_grid
 
 pytestmark = pytest.mark.usefixtures("workplace")
 PGD = {"attack": "PGD", "epsilon": 0.5, "num-steps": 1, "noise": 0.25}
@@ -52,11 +52,6 @@ def test_words_of_the_commands():
     assert given == expected
     assert (job.cwd, job.logs, job.name, job.group) == (Path.cwd(), Path(logs), folder, "grid")
     assert (job.training.folder, job.training.epochs) == (Path.cwd() / model, 2)
-
-
-def test_gaussian_models_are_trained_by_train():
-    assert planned({"noise": 0.25})[0].training.words[0] == "train"
-    assert planned({"noise": 0.25, "lr-schedule": "one-cycle"})[0].training.epochs == 2
 
 
 def test_false_is_said_where_it_means_something():
@@ -260,9 +255,3 @@ def test_shared_options_go_into_every_command(tmp_path):
         for stage in plan.job.stages:
             text = " ".join(stage.words)
             assert ("--data-dir some/where" in text) == ("--device cpu" in text) == (len(shared) == 2)
-
-
-def test_plans_keep_the_order_of_the_grid():
-    plans = plans_of(write_grid(Path("grid.toml"), {"noise": [0.5, 0.25]}, {**PGD, "epsilon": [1, 0.5]}))
-    assert [plan.job.name.split("/")[-4:][0] for plan in plans] == ["gaussian", "gaussian", "eps_1.00", "eps_0.50"]
-    assert [plan.model.options["noise"] for plan in plans] == [0.5, 0.25, 0.25, 0.25]

@@ -221,19 +221,6 @@ def test_smaller_steps_through_the_images_add_what_is_missing(capsys):
     assert kind(the_job(certify={"skip": 6, "N": 100})) is not StateKind.DONE, "for it says more than was asked for"
 
 
-def test_more_images_are_more_to_do(done):
-    job = the_job(certify={**CERTIFY, "max": 7})
-    assert kind(job) is StateKind.STOPPED
-    do(job.evaluations[0])
-    assert kind(job) is StateKind.DONE and len(rows(LOG)) == 7
-
-
-def test_more_epochs_are_more_to_do(done):
-    job = the_job({**FIXED, "epochs": 3})
-    assert job.training.progress().done == 2 and not job.training.progress().is_complete
-    assert kind(job) is not StateKind.DONE
-
-
 def test_each_log_of_an_attack_counts(done):
     job = the_job(attack=[ATTACK])
     assert kind(job) is StateKind.STOPPED and job.evaluations[0].progress().is_complete
