@@ -1,4 +1,4 @@
-"""What holds for every registered attack, its noise, its target and the model's state; and the ball and the pixel box."""
+"""What holds for every registered attack: its noise, its target and the model's state; the ball and the pixel box."""
 
 import dataclasses
 

@@ -203,7 +203,7 @@ USAGE = [
     (["summary", "cohen", "--radii", "-1"], "'-1' is no radius"),
     (["summary", "cohen", "--radii"], "--radii"),
     (["summary", "cohen", "--norm", "l1"], "'l1' is not known; known: l2, linf"),
-    (["summary", "cohen", "--format", "html"], "markdown"),
+    (["summary", "cohen", "--format", "html"], "known: markdown, latex, csv, json"),
     (["summary", "cohen", "--decimals", "-1"], "'-1' is not a whole number"),
     (["summary", "cohen", "--decimals", "1.5"], "'1.5' is not a whole number"),
     (["summary", "cohen", "--where", "sigma"], "'sigma' is not FIELD=VALUE"),
