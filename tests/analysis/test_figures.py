@@ -20,7 +20,6 @@ from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.log_statistics import accuracy_curve, bootstrap_interval, certified_accuracies
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import AtRadii
-from smoothadv.errors import UserError
 from support import certified_logs
 from support.certified_logs import log, texts_around
 
@@ -175,13 +174,6 @@ def test_split_baseline_has_the_colours_of_the_curves_beside_it():
     assert lines["Cohen, sigma = 1.00"].get_color() not in {line.get_color() for line in list(lines.values())[:2]}
 
 
-def test_baseline_that_is_not_there_or_all_there_is_is_refused():
-    with pytest.raises(UserError, match="^no group is called 'X'; there are Ours, Cohen$"):
-        EnvelopePlot(baseline="X")(Logs([*by_sigma("Ours", 3), *by_sigma("Cohen", 2)]))
-    with pytest.raises(UserError, match="^there is nothing but the baseline to draw$"):
-        EnvelopePlot(baseline="Cohen")(Logs(by_sigma("Cohen", 2)))
-
-
 ATTACKED = [prediction("weak", 8, 0.25, "p"), prediction("strong", 9, 0.25, "p"), prediction("far", 3, 1.0, "p")]
 MANY_DRAWS = [prediction(f"{m}", 9, 0.25, "p", num_noise_vec=m) for m in (1, 8)]
 
@@ -226,11 +218,6 @@ def test_markers_of_neighbouring_curves_are_at_different_attack_radii():
     lines = lines_of(EmpiricalPlot(group_by=["num_noise_vec"])(Logs(prediction=logs))).values()
     marked = [set(range(19)[slice(line.get_markevery()[0], None, line.get_markevery()[1])]) for line in lines]
     assert all(map(set.isdisjoint, marked, marked[1:])) and min(map(len, marked)) > 3
-
-
-def test_attacks_are_needed_to_draw_them():
-    with pytest.raises(UserError, match="needs prediction logs"):
-        EmpiricalPlot()(Logs([ONE]))
 
 
 def test_training_curves_are_loss_and_percent_by_epoch_from_one():

@@ -14,7 +14,6 @@ from smoothadv.analysis.shared.logs import Logs, read_logs
 from smoothadv.errors import UserError
 from smoothadv.records import manifest_path
 from support import refusals
-from support.commands import call
 
 HEADER = "idx\tlabel\tpredict\tradius\tcorrect\ttime"
 CERTIFICATION = f"{HEADER}\n0\t3\t3\t0.5\t1\t0:00:15\n20\t7\t-1\t0.0\t0\t0:00:15\n"
@@ -335,13 +334,7 @@ def test_a_log_named_by_its_relative_and_its_absolute_path_is_one_log(workplace)
     assert names("sigma_0.25", workplace / "sigma_0.25", "./sigma_0.25") == ["sigma_0.25"]
 
 
-@settings(
-    deadline=None,
-    derandomize=True,
-    database=None,
-    max_examples=40,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_logs_get_different_names(tmp_path_factory, data):
     root = tmp_path_factory.mktemp("logs")
@@ -352,10 +345,3 @@ def test_any_logs_get_different_names(tmp_path_factory, data):
         put(str(root / path))
     logs, _ = read(root)
     assert len({log.name for log in logs.certification if log.name}) == len(paths)
-
-
-def test_command_prints_warnings_and_ends_well(tree, capsys):
-    put("a/sigma_1.00", b"")
-    outcome = call(capsys, "analyze", "summary", "a", "--format", "csv")
-    assert outcome.code == 0 and len(outcome.out.splitlines()) == 3
-    assert outcome.err.startswith("warning: a/sigma_1.00 is no certification log")

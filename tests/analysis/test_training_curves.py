@@ -11,7 +11,6 @@ from smoothadv.analysis.plot_training import TrainingPlot
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.readers import read_training_log
 from smoothadv.records import TRAINING_COLUMNS
-from support.commands import call
 
 
 def write_log(path: Path, epochs: int, evaluated: list[int]) -> Path:
@@ -93,11 +92,3 @@ def test_every_curve_with_a_point_has_a_marker(tmp_path, evaluated, logs):
     lines = [line for split in ("training", "test") for panel in curves(figure, split) for line in panel]
     assert len(lines) == 4 * logs
     assert [line.get_label() for line in lines if not marked(line)] == []
-
-
-@pytest.mark.parametrize("evaluated", [list(range(2, 12, 3)), [], [11]], ids=["every third", "none", "the last"])
-def test_command_draws_such_logs_side_by_side(tmp_path, capsys, evaluated):
-    logs = [write_log(tmp_path / name / "log.txt", 12, of_one) for name, of_one in (("a", evaluated), ("b", [3, 7]))]
-    outcome = call(capsys, "analyze", "plot_training", *logs, "--output", tmp_path / "figure")
-    assert (outcome.code, outcome.err) == (0, "")
-    assert {path.suffix for path in tmp_path.glob("figure*")} >= {".png", ".pdf"}

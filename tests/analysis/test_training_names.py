@@ -26,39 +26,29 @@ from smoothadv.settings import settings_record
 
 CERTIFIED = {"sigma": 0.25, "N": 100_000, "alpha": 0.001}
 PGD_2, DDN_4 = PGD(0.25, 2), DDN(0.25, 4)
+BY_PGD, BY_DDN = SmoothAdv(PGD_2, 0.25), SmoothAdv(DDN_4, 0.25)
 PRETRAINED = {"pretrained_sha256": "0" * 64}
 SELF_TRAINED = {"pseudo_labelled_fingerprint": "1" * 64, "pseudo_weight": 0.5}
 FINETUNED = "cifar10/finetune_cifar_from_imagenetPGD2steps"
+WITHOUT_NOISE = "cifar10/PGD_2steps_baseAttackExp/without_noise"
 END = "cifar10/resnet110/noise_{noise}/test/sigma_0.25"
 
 # The name, an objective, what else the recipe of such a training holds, and where its released log would be.
 TRAININGS = {
     "Gaussian": (Gaussian(0.25), {}, END),
-    "SmoothAdv-PGD": (SmoothAdv(PGD_2, 0.25), {}, f"cifar10/PGD_2steps/eps_64/{END}"),
-    "SmoothAdv-DDN": (SmoothAdv(DDN_4, 0.25), {}, f"cifar10/DDN_4steps/eps_64/{END}"),
-    "vanilla PGD": (SmoothAdv(PGD_2, 0.0), {}, f"cifar10/PGD_2steps_baseAttackExp/without_noise/eps_64/{END}"),
-    "vanilla PGD + noise": (
-        SmoothAdv(PGD_2, 0.25, base_attack=True),
-        {},
-        f"cifar10/PGD_2steps_baseAttackExp/without_noise/eps_64/{END}",
-    ),
-    "SmoothAdv-PGD + pre-training": (
-        SmoothAdv(PGD_2, 0.25),
-        PRETRAINED,
-        f"{FINETUNED}/PGD_2steps_30epochs/eps_64/{END}",
-    ),
-    "SmoothAdv-DDN + pre-training": (
-        SmoothAdv(DDN_4, 0.25),
-        PRETRAINED,
-        f"{FINETUNED}/DDN_4steps_30epochs/eps_64/{END}",
-    ),
+    "SmoothAdv-PGD": (BY_PGD, {}, f"cifar10/PGD_2steps/eps_64/{END}"),
+    "SmoothAdv-DDN": (BY_DDN, {}, f"cifar10/DDN_4steps/eps_64/{END}"),
+    "vanilla PGD": (SmoothAdv(PGD_2, 0.0), {}, f"{WITHOUT_NOISE}/eps_64/{END}"),
+    "vanilla PGD + noise": (SmoothAdv(PGD_2, 0.25, base_attack=True), {}, f"{WITHOUT_NOISE}/eps_64/{END}"),
+    "SmoothAdv-PGD + pre-training": (BY_PGD, PRETRAINED, f"{FINETUNED}/PGD_2steps_30epochs/eps_64/{END}"),
+    "SmoothAdv-DDN + pre-training": (BY_DDN, PRETRAINED, f"{FINETUNED}/DDN_4steps_30epochs/eps_64/{END}"),
     "SmoothAdv-PGD + self-training": (
-        SmoothAdv(PGD_2, 0.25),
+        BY_PGD,
         SELF_TRAINED,
         f"cifar10/self_training/PGD_2steps/weight_0.5/eps_64/{END}",
     ),
     "SmoothAdv-PGD + pre-training + self-training": (
-        SmoothAdv(PGD_2, 0.25),
+        BY_PGD,
         {**SELF_TRAINED, **PRETRAINED},
         f"{FINETUNED}/self_training_PGD_2steps/weight_0.5/eps_64/{END}",
     ),
@@ -231,13 +221,7 @@ json_values = st.recursive(
 def test_any_json_anywhere_in_a_manifest_breaks_nothing(tmp_path):
     kept = []
 
-    @settings(
-        deadline=None,
-        derandomize=True,
-        database=None,
-        max_examples=150,
-        suppress_health_check=[HealthCheck.function_scoped_fixture],
-    )
+    @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.sampled_from(PLACES), json_values, st.sampled_from(KINDS))
     def fuzz(place, value, kind):
         kept.append(is_understood(kind, write_manifest(tmp_path / "mine", damaged(place, value))))

@@ -98,8 +98,15 @@ def test_direct_attack_stays_in_the_ball_and_the_box(situation, attack, targeted
     # Where to begin may lie anywhere: it is brought back first.
     start = 3 * torch.randn(inputs.shape, generator=source).to(inputs.dtype) if begins else None
     attack = dataclasses.replace(attack, targeted=targeted)
-    result = attack(model, inputs, labels, noise, source, epsilon=epsilon if sized else None, start=start)
-    assert faults(result, inputs, epsilon if sized else torch.full_like(epsilon, attack.epsilon)) == []
+    batch = inputs, labels, noise
+    before = [tensor.clone() for tensor in batch]
+    results = [
+        attack(model, *batch, torch.Generator().manual_seed(1), epsilon=epsilon if sized else None, start=start)
+        for _ in range(2)
+    ]
+    assert faults(results[0], inputs, epsilon if sized else torch.full_like(epsilon, attack.epsilon)) == []
+    assert torch.equal(*results), "the generator alone decides"
+    assert all(map(torch.equal, batch, before)), "what was given is left alone"
 
 
 @given(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from smoothadv.certification import ABSTAIN, PROCEDURES, Draws, Smoothing
+from smoothadv.certification import ABSTAIN, Draws, Smoothing
 from smoothadv.certification.adaptive import Adaptive
 from smoothadv.certification.error_spending import efficacy_table
 from smoothadv.certification.on_grid import PAPER_RADII
@@ -110,12 +110,6 @@ def test_radii_may_come_in_any_order_and_zero_is_always_among_them():
     assert Adaptive(SMALL, radii=(1.0, 0.5, 1)) == Adaptive(SMALL, radii=(0.5, 0.0, 1.0))
     assert Adaptive(SMALL, radii=[1, 0.5]).radii == (0.0, 0.5, 1.0)
     assert Adaptive(SMALL).radii == PAPER_RADII and hash(Adaptive(SMALL)) == hash(Adaptive(SMALL, radii=PAPER_RADII))
-
-
-def test_it_is_registered_with_its_columns():
-    assert PROCEDURES["adaptive"] is Adaptive and Adaptive.default_n == 125_000
-    assert Adaptive(SMALL).columns == ("samples", "level", "looks")
-    assert Adaptive(SMALL, label_aware=True).columns == ("samples", "level", "looks", "label_aware")
 
 
 @pytest.mark.parametrize("radii", [PAPER_RADII, (0.3,)])

@@ -79,10 +79,6 @@ def test_markdown_is_in_percent(analyze):
     assert row == ["ours", "6", "50.0", "0.165", "16.7", "33.3"]
 
 
-def test_markdown_is_the_default(analyze):
-    assert analyze("table", "results").out == analyze("table", "results", "--format", "markdown").out
-
-
 def test_best_of_a_column_is_bold(analyze):
     text = analyze("table", "results", "--radii", 0, 1, 5).out
     released, ours = (line for line in text.splitlines() if "sigma" in line or "ours" in line)

@@ -126,15 +126,6 @@ def test_merging_needs_shards_and_does_not_replace_a_log_unasked(start, merge, w
     assert_same(workplace / "log.tsv", whole["exact"])
 
 
-def test_shards_may_be_brought_together_from_several_places(start, merge, workplace, whole):
-    """For shards of machines that share no disk."""
-    for index in (0, 1):
-        start("exact", "--shard", f"{index}/2")
-        (workplace / "log.tsv.shards").rename(workplace / f"machine{index}")
-    assert merge("machine1/1-of-2.tsv", "machine0/0-of-2.tsv").code == 0
-    assert_same(workplace / "log.tsv", whole["exact"])
-
-
 @pytest.mark.parametrize(
     ("change", "field"),
     [

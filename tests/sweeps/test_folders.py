@@ -127,7 +127,7 @@ def training_name(options: dict) -> str:
     return name + (" + self-training" if "use-unlabelled" in options else "")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(options=trainings(), sigma=st.sampled_from([0.12, 0.25, 0.5, 1]), name=st.sampled_from(["", "adaptive", "2"]))
 def test_reader_without_manifest_learns_what_made_a_log(options, sigma, name):
     certify = {**CERTIFY, "sigma": sigma, **({"name": name} if name else {})}
@@ -154,7 +154,7 @@ def test_reader_without_manifest_learns_what_made_a_log(options, sigma, name):
         assert [found.get(key) for key in ("attack", "epsilon", "num_steps")] == [None] * 3
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     noises=st.lists(st.integers(0, 10**4), min_size=1, max_size=3, unique=True),
     sizes=st.lists(st.integers(1, 9999), min_size=1, max_size=3, unique=True),

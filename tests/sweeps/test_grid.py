@@ -25,30 +25,11 @@ def options(grid: Grid) -> list[dict]:
     return [{key: value for key, value in model.options.items() if key not in BOTH} for model in grid.trained]
 
 
-def test_a_model_for_every_combination(tmp_path):
-    grid = read(tmp_path, {"noise": [0.25, 0.5], "epochs": 3, "seed": [7, 8]}, fixed=BOTH)
-    assert options(grid) == [
-        {"noise": 0.25, "epochs": 3, "seed": 7},
-        {"noise": 0.25, "epochs": 3, "seed": 8},
-        {"noise": 0.5, "epochs": 3, "seed": 7},
-        {"noise": 0.5, "epochs": 3, "seed": 8},
-    ]
-    assert all({key: model.options[key] for key in BOTH} == BOTH for model in grid.trained)
-
-
 def test_several_sweeps_add_up_in_their_order(tmp_path):
     grid = read(tmp_path, {"noise": [1, 2], "group": "first"}, {"noise": 3}, {"lr": [4], "noise": 5}, fixed=BOTH)
     assert [model.options["noise"] for model in grid.trained] == [1, 2, 3, 5]
     assert [model.group for model in grid.trained] == ["first", "first", "mine", "mine"]
     assert "group" not in grid.trained[0].options
-
-
-def test_a_sweep_overrides_what_is_fixed_and_lists_are_swept_wherever_they_are(tmp_path):
-    fixed = {**BOTH, "noise": 0.25, "seed": [1, 2], "epochs": [3, 4]}
-    grid = read(tmp_path, {"epochs": 9}, {"noise": [0.5, 1.0], "seed": 5}, fixed=fixed)
-    first = [{"noise": 0.25, "seed": seed, "epochs": 9} for seed in (1, 2)]
-    second = [{"noise": noise, "seed": 5, "epochs": epochs} for noise in (0.5, 1.0) for epochs in (3, 4)]
-    assert options(grid) == first + second
 
 
 @pytest.mark.parametrize(
@@ -101,6 +82,7 @@ def test_models_are_the_sum_of_products(fixed, sweeps):
         count += product
         expected += every(lists)
     assert len(grid.trained) == count
+    assert all({key: model.options[key] for key in BOTH} == BOTH for model in grid.trained)
     assert options(grid) == expected
 
 
