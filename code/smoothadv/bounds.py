@@ -1,9 +1,8 @@
 """Confidence bounds, certified radii and their conversions: float64 SciPy, never torch.
 
-Notation: a smoothed classifier returned class c in ``successes`` of ``trials`` independent draws, and
-``alpha`` is the allowed probability of a false statement. Everything that becomes a radius goes through
-q = 1 - p, the probability of *not* returning c: near p = 1 a float64 p has lost the digits that matter,
-q has not.
+Notation: a smoothed classifier returned class c in ``successes`` of ``trials`` independent draws, and ``alpha`` is the
+allowed probability of a false statement. Everything that becomes a radius goes through q = 1 - p, the probability of
+*not* returning c: near p = 1 a float64 p has lost the digits that matter, q has not.
 """
 
 from __future__ import annotations
@@ -81,9 +80,8 @@ def certified_radius(
 
     Formal guarantee: with probability at least 1 - alpha over the draws, p_A > p_lower; the smoothed classifier then
     returns the same class everywhere in the closed l2 ball of this radius, which lies in the open one of radius
-    sigma * Phi^-1(p_A). The returned float64 is never above the exact value (and within 1e-8 sigma of it). Same unit
-    as ``sigma``. None where p_lower < 1/2.
-    ValueError on impossible counts, alpha outside (0, 1) or sigma <= 0.
+    sigma * Phi^-1(p_A). The returned float64 is never above the exact value (and within 1e-8 sigma of it). Same unit as
+    ``sigma``. None where p_lower < 1/2. ValueError on impossible counts, alpha outside (0, 1) or sigma <= 0.
     """
     check_sigma(sigma)
     loss = sigma * _distance_quantile(noise_distance)
@@ -155,8 +153,7 @@ def top_k_radius(
     the bounds from the counts of all k classes of B hold. Let T be the t classes of B whose bounds are the smallest.
     The sum of their bounds is at most S_t, and none is less probable there than c: so c's probability there, above
     Phi(Phi^-1(p) - r / sigma), is at most that of T divided by t, which is below Phi(Phi^-1(S_t) + r / sigma) / t. As B
-    is fixed, alpha is divided among k classes, not among all.
-    ValueError on impossible counts, levels, shares or sigma.
+    is fixed, alpha is divided among k classes, not among all. ValueError on impossible counts, levels, shares or sigma.
     """
     k = len(rivals)
     if k < 1 or min(rivals) < 0 or successes + sum(rivals) > trials:

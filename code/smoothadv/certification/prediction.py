@@ -58,8 +58,7 @@ def predict_from_votes(votes: np.ndarray, alpha: float) -> int:
     A two-sided binomial test of the top count against the runner-up's at level ``alpha``; the smaller
     class goes first among ties, which are never significant.
 
-    Formal guarantee: the probability of returning a class other than the smoothed classifier's is at most
-    alpha.
+    Formal guarantee: the probability of returning a class other than the smoothed classifier's is at most alpha.
     """
     order = np.argsort(-votes, kind="stable")
     top = int(votes[order[0]])
