@@ -157,8 +157,7 @@ class Procedure(ABC):
 class FixedSample(Procedure):
     """Selects a class by n0 votes, then certifies ``radius_from`` the counts of n fresh votes.
 
-    Counting stops as soon as only an abstention is possible: this changes no decision, but the counts of such an
-    abstention are partial.
+    Counting stops as soon as only an abstention is possible: no decision changes, but its counts are partial.
     """
 
     default_n: ClassVar[int] = 100_000
