@@ -1,9 +1,8 @@
 """Confidence bounds, certified radii and their conversions: float64 SciPy, never torch.
 
-Notation: a smoothed classifier returned class c in ``successes`` of ``trials`` independent draws, and
-``alpha`` is the allowed probability of a false statement. Everything that becomes a radius goes through
-q = 1 - p, the probability of *not* returning c: near p = 1 a float64 p has lost the digits that matter,
-q has not.
+Notation: a smoothed classifier returned class c in ``successes`` of ``trials`` independent draws, and ``alpha`` is the
+allowed probability of a false statement. Everything that becomes a radius goes through q = 1 - p, the probability of
+*not* returning c: near p = 1 a float64 p has lost the digits that matter, q has not.
 """
 
 from __future__ import annotations
@@ -81,9 +80,8 @@ def certified_radius(
 
     Formal guarantee: with probability at least 1 - alpha over the draws, p_A > p_lower; the smoothed classifier then
     returns the same class everywhere in the closed l2 ball of this radius, which lies in the open one of radius
-    sigma * Phi^-1(p_A). The returned float64 is never above the exact value (and within 1e-8 sigma of it). Same unit
-    as ``sigma``. None where p_lower < 1/2.
-    ValueError on impossible counts, alpha outside (0, 1) or sigma <= 0.
+    sigma * Phi^-1(p_A). The returned float64 is never above the exact value (and within 1e-8 sigma of it). Same unit as
+    ``sigma``. None where p_lower < 1/2. ValueError on impossible counts, alpha outside (0, 1) or sigma <= 0.
     """
     check_sigma(sigma)
     loss = sigma * _distance_quantile(noise_distance)
@@ -111,11 +109,9 @@ def two_sided_radius(
     radius is such that Theorem 1 leaves a difference of 2 d between the two classes.
 
     Formal guarantee: with probability at least 1 - alpha over the draws, the smoothed classifier returns class c in the
-    whole closed l2 ball of this radius, if c does not depend on these draws. Proof: let b be the most probable class
-    other than c. The bound on p_A fails with probability at most ``share`` * alpha, the bound from b's own count with
-    at most (1 - ``share``) * alpha. If neither fails, p_lower < p_A and p_upper > p_b: one term of p_upper is from a
-    count that is at least b's, the other is 1 - p_lower > 1 - p_A >= p_b. No other class's bound has to hold, so that
-    no level is divided among the classes (an intersection-union test: Berger, 1982, Technometrics 24(4)).
+    whole closed l2 ball of this radius, if c does not depend on these draws. Only the bound of the most probable rival
+    has to hold, so that no level is divided among the classes (an intersection-union test: Berger, 1982, Technometrics
+    24(4); proof: docs/guarantee.md).
     ValueError on impossible counts, levels, shares or sigma.
     """
     if rival < 0 or successes + rival > trials:
@@ -149,14 +145,9 @@ def top_k_radius(
     for one rival it is that of ``two_sided_radius``. With a ``noise_distance`` d, all probabilities may be off by d.
 
     Formal guarantee: with probability at least 1 - alpha over the draws, c is among the k most probable classes in the
-    whole closed l2 ball of this radius, if c does not depend on these draws. Proof: take the nearest image for which a
-    set B of k other classes exists, none less probable there than c. The statement is false only if this image is in
-    the ball. B does not depend on the draws, nor on the radius that they give. With at least that probability, p and
-    the bounds from the counts of all k classes of B hold. Let T be the t classes of B whose bounds are the smallest.
-    The sum of their bounds is at most S_t, and none is less probable there than c: so c's probability there, above
-    Phi(Phi^-1(p) - r / sigma), is at most that of T divided by t, which is below Phi(Phi^-1(S_t) + r / sigma) / t. As B
-    is fixed, alpha is divided among k classes, not among all.
-    ValueError on impossible counts, levels, shares or sigma.
+    whole closed l2 ball of this radius, if c does not depend on these draws. Only the bounds of k classes have to hold,
+    those that are fixed as at least as probable as c at the nearest image where there are so many: alpha is divided
+    among k classes, not among all (proof: docs/guarantee.md). ValueError on impossible counts, levels, shares or sigma.
     """
     k = len(rivals)
     if k < 1 or min(rivals) < 0 or successes + sum(rivals) > trials:

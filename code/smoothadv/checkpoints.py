@@ -164,8 +164,7 @@ def load_classifier(
 
     ``path`` may name an ensemble, too (see ``ensembles``). ``dataset`` is the name or description of the dataset to be
     classified. ``input_layer`` ("normalize" or "center") must be given where the checkpoint does not record it and may
-    be left out otherwise.
-    UserError where the file, the dataset and the input layer do not fit together.
+    be left out otherwise. UserError where the file, the dataset and the input layer do not fit together.
     """
     members = read_members(path)
     description = describe_dataset(dataset) if isinstance(dataset, str) else dataset

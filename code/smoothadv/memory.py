@@ -45,8 +45,7 @@ def batch_that_suits(
     """How many images to pass to ``work``, a function of images [B, C, H, W], at a time.
 
     On a CPU 16 to 200, which fit into its cache; on a GPU as many as its free memory allows, by a trial that measures
-    the memory of an image. ``of_total`` counts the GPU's total memory instead, so that all GPUs of one kind get the
-    same batch.
+    the memory of an image; with ``of_total`` as its total memory allows, so that all GPUs of one kind get one batch.
     """
     if device.type == "cpu":
         return min(200, max(16, _CPU_ELEMENTS // math.prod(image_shape)))

@@ -96,10 +96,9 @@ def setting(
 ) -> Any:
     """A dataclass field that becomes an option: ``--field-name`` unless ``flag`` says otherwise.
 
-    ``parse`` turns the text into the value and raises SettingError on a bad one; without it
-    the setting is a switch (a bool, False by default). ``many`` takes one value or more, as a list. A
-    field without default is a required option. The result is Any, as for dataclasses.field: the annotation of the
-    field is its type.
+    ``parse`` turns the text into the value and raises SettingError on a bad one; without it the setting is a switch (a
+    bool, False by default). ``many`` takes one value or more, as a list. A field without default is a required option.
+    The result is Any, as for dataclasses.field: the annotation of the field is its type.
     """
     return dataclasses.field(default=default, metadata={"help": help, "parse": parse, "flag": flag, "many": many})
 

@@ -242,8 +242,7 @@ def _facts(logs: Logs) -> list[tuple[str, str]]:
 
 
 def _if_possible(caption: str, analysis: Analysis, logs: Logs) -> list[Part]:
-    """What an analysis makes, or nothing where the logs are of different images, of which the page warns, or not those
-    needed."""
+    """What an analysis makes; nothing where it needs other logs, or logs of the same images (the page warns of it)."""
     try:
         made: Any = analysis(logs)
     except UserError:

@@ -1,9 +1,8 @@
 """Base classifiers: an input layer, followed by a network; one family per file.
 
-``get_architecture`` returns ``Sequential(input layer, network)``: it takes images in [0, 1] (plus noise) and
-returns logits, and its state dict has the released checkpoints' keys (``1.conv1.weight``, ...; the
-input layer's constants are buffers that are not saved there). A family registers builders, functions
-of a DatasetDescription, in ``ARCHITECTURES``.
+``get_architecture`` returns ``Sequential(input layer, network)``: it takes images in [0, 1] (plus noise) and returns
+logits, and its state dict has the released checkpoints' keys (``1.conv1.weight``, ...; the input layer's constants are
+buffers that are not saved there). A family registers builders, functions of a DatasetDescription, in ``ARCHITECTURES``.
 """
 
 from collections.abc import Callable

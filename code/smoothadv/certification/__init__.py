@@ -84,6 +84,11 @@ class Procedure(ABC):
     """A certification procedure with its settings: ``PROCEDURES[name](smoothing, **settings)``.
 
     A subclass is a frozen dataclass; the fields that ``settings.setting`` makes become options of certify.
+
+    Formal guarantee: the probability, over the draws, of returning a class and a radius such that the smoothed
+    classifier is not that class throughout the closed ball of that radius is at most alpha (docs/guarantee.md has the
+    proofs). It holds for each input by itself. It is void if draws are reused, if a setting is chosen after the draws,
+    or if the run is repeated until its result pleases.
     """
 
     default_n: ClassVar[int]
@@ -152,8 +157,7 @@ class Procedure(ABC):
 class FixedSample(Procedure):
     """Selects a class by n0 votes, then certifies ``radius_from`` the counts of n fresh votes.
 
-    Counting stops as soon as only an abstention is possible: this changes no decision, but the counts of such an
-    abstention are partial.
+    Counting stops as soon as only an abstention is possible: no decision changes, but its counts are partial.
     """
 
     default_n: ClassVar[int] = 100_000

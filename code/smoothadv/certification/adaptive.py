@@ -28,12 +28,8 @@ class Adaptive(GridProcedure):
     row for each radius r_j, whose null hypothesis is p_A <= Phi(r_j / sigma). The radius returned is the largest
     whose row was crossed; the procedure gives up where the next row is out of reach.
 
-    Formal guarantee: the probability, over the draws, of returning a class and a radius such that the smoothed
-    classifier is not that class throughout the closed ball of that radius is at most alpha, however early the procedure
-    stops. Let r_j be the smallest radius of the grid with Phi(r_j / sigma) >= p_A, if c is the class of
-    probability p_A: a false statement needs row j to be crossed, an event that grows with p and whose probability at
-    p = Phi(r_j / sigma) is at most alpha by the construction of the row. It holds for each input by itself. It is
-    void if the radii, n or alpha are chosen after the draws, or if the run is repeated until its result pleases.
+    The formal guarantee holds however early the procedure stops: a false statement needs the row of one fixed radius
+    to be crossed, the smallest r_j with Phi(r_j / sigma) >= p_A.
     """
 
     one_sided: ClassVar[bool] = True

@@ -17,10 +17,6 @@ class Exact(FixedSample):
 
     With c the most frequent of the n0 votes (the smallest class among ties) and k its count among the n,
     returns c with radius sigma * Phi^-1(p_lower(k, n, alpha)), or abstains where p_lower < 1/2.
-
-    Formal guarantee: the probability, over the draws, of returning a class and a radius such that the
-    smoothed classifier is not that class throughout the closed ball of that radius is at most alpha. It
-    holds for each input by itself. It is void if draws are reused, or if the run is repeated until its result pleases.
     """
 
     one_sided: ClassVar[bool] = True

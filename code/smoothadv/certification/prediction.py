@@ -35,9 +35,7 @@ def predict(n: int, alpha: float, top_k: int = 1) -> Generator[Draws, np.ndarray
     a one-sided binomial test at level ``alpha``. ValueError unless 1 <= ``top_k`` < the number of classes, or 1.
 
     Formal guarantee: the probability of returning a set that is not that of the k most probable classes is at most
-    alpha. Proof: then a class a of the set is at most as probable as a class b outside, for one fixed pair, as the
-    selection does not depend on the other draws. a has at least the count of the least frequent class of the set, b at
-    most that of the most frequent other, and the test can only be more significant for those two.
+    alpha (proof: docs/guarantee.md).
     """
     if top_k == 1:
         votes = yield Draws(n)
@@ -58,8 +56,7 @@ def predict_from_votes(votes: np.ndarray, alpha: float) -> int:
     A two-sided binomial test of the top count against the runner-up's at level ``alpha``; the smaller
     class goes first among ties, which are never significant.
 
-    Formal guarantee: the probability of returning a class other than the smoothed classifier's is at most
-    alpha.
+    Formal guarantee: the probability of returning a class other than the smoothed classifier's is at most alpha.
     """
     order = np.argsort(-votes, kind="stable")
     top = int(votes[order[0]])

@@ -38,14 +38,8 @@ class Sequential(GridProcedure):
     The radii to decide are hypotheses about p_A, too, and say when to stop: the procedure gives up where the next
     one is out of reach for the counts to be expected.
 
-    Formal guarantee: the probability, over the draws, of returning a class and a radius such that the smoothed
-    classifier is not that class throughout the closed ball of that radius is at most alpha, however early the procedure
-    stops. Let z be the smallest of the first table with Phi(z) >= p_A, and z' the smallest of the second one with
-    Phi(-z') <= p_b, where b is the most probable class other than c. A false statement needs the row of z to be
-    rejected, with probability at most alpha_share * alpha by the construction of the row, or the row of z' by the count
-    of b, with probability at most the rest: rejections are nested, and the strongest rival's count is at least b's.
-    It holds for each input by itself. It is void if the radii, n, alpha or alpha_share are chosen after the draws, or
-    if the run is repeated until its result pleases.
+    The formal guarantee holds however early the procedure stops: a false statement needs one fixed row of a table to
+    be rejected, of the first with probability at most alpha_share * alpha, of the second at most the rest.
     """
 
     default_n: ClassVar[int] = 150_000

@@ -29,9 +29,8 @@ class TopK(TwoSided):
     ``rival_1`` to ``rival_k``, and that of c give ``bounds.top_k_radius``, or an abstention.
 
     Formal guarantee: the probability, over the draws, of returning a class and a radius such that an image of the
-    closed ball of that radius has k classes that are, under noise, at least as probable as this one, is at most alpha
-    (proof: ``bounds.top_k_radius``; neither the label nor the n0 votes depend on the n draws). Void as for
-    ``TwoSided``, and if k is chosen after the draws.
+    closed ball of that radius has k classes that are, under noise, at least as probable as this one, is at most alpha:
+    neither the label nor the n0 votes depend on the n draws. Void as for every ``Procedure``.
     """
 
     top_k: int = setting(3, help="k: certify that a class stays among the k most probable", parse=positive_int)

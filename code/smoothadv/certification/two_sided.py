@@ -47,11 +47,6 @@ class TwoSided(FixedSample):
     With c the most frequent of the n0 votes, k its count among the n and b the largest count of another class, returns
     c with radius ``bounds.two_sided_radius(k, b, n, ...)``, or abstains. That may be positive also where p_A < 1/2, if
     no rival is as probable.
-
-    Formal guarantee: the probability, over the draws, of returning a class and a radius such that the
-    smoothed classifier is not that class throughout the closed ball of that radius is at most alpha (proof:
-    ``bounds.two_sided_radius``). It holds for each input by itself. It is void if draws are reused, if ``alpha_share``
-    is chosen after the draws, or if the run is repeated until its result pleases.
     """
 
     alpha_share: float = share_setting()

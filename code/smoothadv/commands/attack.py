@@ -176,7 +176,6 @@ def _print_verdict(verdict: Verdict, request: FalsifyRequest, repeat: Callable[[
 
 
 def _summarise(log: Path) -> None:
-    """Print one line with the results in a whole log."""
     table = read_prediction_log(log)
     hits = int(table.correct.sum())
     low, high = binomial_interval(hits, len(table), 0.95)

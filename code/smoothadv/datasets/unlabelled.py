@@ -53,7 +53,6 @@ def load_pseudo_labelled(path: Path, description: DatasetDescription) -> InMemor
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """The named arrays of the file."""
     if zipfile.is_zipfile(path):  # a .npz file, whatever its name
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():

@@ -45,8 +45,7 @@ class GaussianNoise(Noise):
 def training_noise(images: torch.Tensor, copies: int, sigma: float, generator: torch.Generator) -> torch.Tensor:
     """``copies`` independent draws for each image [B, C, H, W]: [B, copies, C, H, W], of the images' dtype.
 
-    sigma = 0 gives zeros, which is training or attacking without noise. Drawn on the images' device, which
-    must be the generator's.
+    sigma = 0 gives zeros: training or attacking without noise. Drawn on the images' device, also the generator's.
     """
     batch, *shape = images.shape
     noise = torch.empty((batch, copies, *shape), dtype=images.dtype, device=images.device)

@@ -141,8 +141,7 @@ class VoteCounter:
     def run(self, polls: Iterable[Poll]) -> Iterator[Result]:
         """The results of ``polls``, in their order. A batch takes draws of earlier polls first, then of later ones.
 
-        NonFiniteError if a logit is NaN or infinite; ValueError if the classifier's number of classes is not
-        num_classes.
+        NonFiniteError if a logit is NaN or infinite; ValueError if the classifier has other than num_classes classes.
         """
         waiting: Iterator[Poll] = iter(polls)
         open_polls: deque[_OpenPoll] = deque()

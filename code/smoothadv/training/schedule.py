@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from smoothadv.datasets.description import TrainingDefaults
 from smoothadv.noise import Purpose, derive_generator
 
 SHAPES = ("step", "one-cycle")
@@ -12,7 +13,7 @@ _RISE = 0.2
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(TrainingDefaults):
     """SGD with momentum, and the schedule of its learning rate.
 
     ``batch`` is the number of images of an update in all processes together, each trained on with all of its noisy
@@ -23,10 +24,6 @@ class Schedule:
     Topin, 2018).
     """
 
-    epochs: int
-    batch: int
-    learning_rate: float
-    learning_rate_step: int
     learning_rate_factor: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 1e-4

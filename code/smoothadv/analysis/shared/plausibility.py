@@ -22,9 +22,8 @@ _MATCH = 1e-6  # relative: our radii agree with their counts to 1e-8, another si
 def check_certificates(path: Path, table: DataFrame, parameters: Parameters) -> tuple[Parameters, list[str]]:
     """UserError, naming the log and the fault, if its radii cannot be certificates for its sigma, n and alpha.
 
-    ``table`` is that of ``readers.read_certification_log``. Returns the parameters, with another alpha where
-    the radii show that the assumed one was not used, and notes: sentences on tolerated faults and on
-    what could not be checked.
+    ``table`` is that of ``readers.read_certification_log``. Returns the parameters, with another alpha where the radii
+    show that the assumed one was not used, and notes: sentences on tolerated faults and on what could not be checked.
     """
     notes = [*table.attrs.get("notes", []), *_notes(table, parameters)]
     counted = radii_follow_from_counts(table, parameters)

@@ -200,8 +200,7 @@ def labels_by(logs: Sequence[Log], by: Sequence[str]) -> list[tuple[Log, Label]]
 def groups_of(logs: Sequence[Log], by: Sequence[str], name_group: bool = False) -> dict[str, list[Log]]:
     """The logs by the names of their group, the hyper-parameters ``by``, numbers ascending, images and procedure.
 
-    The name of the group is left out where all logs are of one group and ``by`` distinguishes them, unless
-    ``name_group``.
+    Without ``name_group``, the group's name is left out where all logs are of one group and ``by`` distinguishes them.
     """
     keyed = sorted(logs, key=lambda log: [_sortable(log.parameters.get(name)) for name in by]) if by else logs
     several = name_group or not by or len({log.group for log in logs}) > 1

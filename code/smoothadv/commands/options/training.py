@@ -174,7 +174,6 @@ def _objective(parser: Parser, options: argparse.Namespace) -> Objective:
 
 
 def _refuse_contradictions(parser: Parser, options: argparse.Namespace) -> None:
-    """A usage error where options contradict each other."""
     if options.unlabelled_weight is not None and options.use_unlabelled is None:
         parser.error("--unlabelled-weight weighs the images of --use-unlabelled: name their file, or leave it out")
     if options.sync_bn and options.micro_batch is not None:

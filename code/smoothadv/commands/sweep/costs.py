@@ -53,9 +53,8 @@ _TRAINING, _CERTIFYING, _ATTACKING, _STARTING = "training", "certifying", "attac
 def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
     """Sentences for people about what the jobs will cost, by the fastest and the slowest of several measurements.
 
-    An update is measured with one noisy copy, either without an attack or with attacks of 1 and of 2 steps. The time
-    per copy, and per copy and step of attack, is assumed to be the same for all m and T. UserError if the size of a
-    dataset cannot be known.
+    An update is measured with one noisy copy, without an attack or with attacks of 1 and of 2 steps. The time per copy,
+    and per copy and step of attack, is assumed to be equal for all m and T. UserError if a dataset has no known size.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(grid.threads or threads)
@@ -204,7 +203,6 @@ class _CostMeter:
         return self._seconds(once) / (count * objective.copies)
 
     def _new_update(self, training: TrainingPlan, count: int) -> Update:
-        """Updates of a new network with ``count`` images at a time."""
         request = training.request
         network = get_architecture(request.arch, training.description, "normalize")
         model = request.execution.prepare(network, self.device)
@@ -264,7 +262,6 @@ def _kind(training: TrainingPlan) -> tuple:
 
 
 def _attack(objective: Objective) -> Any:
-    """The attack of an objective, None if it has none."""
     return getattr(objective, "attack", None)
 
 

@@ -112,8 +112,6 @@ def _unnamed(model: Model) -> list[tuple[str, Any]]:
 
 
 class _Planner:
-    """Plans the models of one grid."""
-
     def __init__(self, grid: Grid, shared: list[str]) -> None:
         self.grid, self.shared, self.cwd = grid, shared, Path.cwd()
         self._reader = CommandReader()
@@ -231,7 +229,6 @@ class _Planner:
         return plan.job.logs / ("attacked" / place if is_attack else place.with_name(f"{place.name}.tsv"))
 
     def _with_evaluations(self, plan: Plan, table: EvaluationTable) -> Plan:
-        """The plan with the evaluations that a table asks for."""
         made = [self._evaluation(table, sigma, plan) for sigma in table.sigmas]
         stages = (*plan.job.evaluations, *(stage for stage, _ in made))
         twice = [log for log, count in Counter(log for stage in stages for log in stage.logs).items() if count > 1]
