@@ -135,9 +135,8 @@ def test_attacked_form_of_a_model_in_training_follows_its_weights(cudnn, dtype):
     form.refresh()
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
         logits = form(images)
-    assert torch.allclose(
-        logits.float(), model(images), rtol=1e-4 if dtype is None else 0.1, atol=1e-4 if dtype is None else 0.3
-    )
+    rtol, atol = (1e-4, 1e-4) if dtype is None else (0.1, 0.3)
+    assert torch.allclose(logits.float(), model(images), rtol=rtol, atol=atol)
     assert {weight.dtype for _, weight, _, _ in cudnn} == {dtype or torch.float32}
     assert {x.dtype for x, _, _, _ in cudnn} == {dtype or torch.float32}
 
