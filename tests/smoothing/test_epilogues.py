@@ -18,8 +18,6 @@ from smoothadv.training.attacked import AttackedModel, attacked_form
 from support import networks
 from support.released import randomise_batch_norms
 
-META = torch.device("meta")
-
 
 class Calls(list):
     """Computes cuDNN's calls, and lists the arguments of each."""
@@ -146,7 +144,7 @@ def test_a_device_without_these_kernels_computes_one_by_one(precision):
     """The device "meta" has none."""
     model, images = of_arch("digits_resnet8")
     with pytest.warns(DoubtfulWarning, match="are computed one by one: aten::cudnn_convolution_relu: attempted to run"):
-        assert not arrange(model.float(), META, images[0].float(), precision).is_fused
-    assert arrange(model.float(), META, None, precision).is_fused, "without an example nothing is tried"
+        assert not arrange(model.float(), torch.device("meta"), images[0].float(), precision).is_fused
+    assert arrange(model.float(), torch.device("meta"), None, precision).is_fused, "without an example nothing is tried"
     form = attacked_form(copy.deepcopy(model).float().requires_grad_(), images.float())
     assert form is not None and not any(isinstance(layer, ConvolutionReLU) for layer in form.modules()), "on a CPU"
