@@ -34,6 +34,11 @@ def imported(monkeypatch) -> Callable[[str], ModuleType]:
     return importlib.import_module
 
 
+@pytest.fixture
+def gpu(imported) -> ModuleType:
+    return imported("gpu")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler")
 def test_speed_of_what_is_compiled_is_measured(tmp_path):
@@ -45,10 +50,10 @@ def test_speed_of_what_is_compiled_is_measured(tmp_path):
     assert len(compiled) == 2 and all(float(cells[4].replace(",", "")) > 0 for cells in compiled)
 
 
-def test_speed_of_everything_is_measured_and_written(imported, tmp_path, capsys):
+def test_speed_of_everything_is_measured_and_written(gpu, tmp_path, capsys):
     """Seconds, also where a CPU emulates bf16."""
     words = ["--smoke", "--device", "cpu", "--precision", "fp32", "bf16", "--modes", "eager"]
-    imported("gpu").main([*words, "--out", str(tmp_path)])
+    gpu.main([*words, "--out", str(tmp_path)])
     written, page = sorted(tmp_path.iterdir())
     assert written.suffix == ".json" and page.suffix == ".md" and capsys.readouterr().out == page.read_text()
     content = json.loads(written.read_text())
@@ -65,9 +70,8 @@ def test_speed_of_everything_is_measured_and_written(imported, tmp_path, capsys)
 
 
 @pytest.mark.parametrize("works", [-1, 0, 1])
-def test_variant_that_fails_is_named_and_the_others_are_measured(works, imported):
+def test_variant_that_fails_is_named_and_the_others_are_measured(works, gpu):
     """Where it is made, as when a CUDA graph cannot be captured, at its first run, or once it is timed."""
-    gpu = imported("gpu")
     options, runs = gpu.parsed(["--smoke", "--device", "cpu"]), []
 
     def broken() -> None:
@@ -80,20 +84,15 @@ def test_variant_that_fails_is_named_and_the_others_are_measured(works, imported
             broken()
         return broken
 
-    prepared = [
-        ("plain", lambda: lambda: sum(range(1000))),
-        ("graph", prepare),
-        ("eager", lambda: lambda: sum(range(10))),
-    ]
-    made = [gpu.Variant(gpu.Measurement("certify x", "tf32", mode, 1), make, 10) for mode, make in prepared]
+    prepared = {"plain": lambda: lambda: sum(range(1000)), "graph": prepare, "eager": lambda: lambda: sum(range(10))}
+    made = [gpu.Variant(gpu.Measurement("certify x", "tf32", mode, 1), make, 10) for mode, make in prepared.items()]
     plain, failed, other = gpu.measured(made, options)
     assert failed.trouble == "RuntimeError: no such kernel" and failed.rate == 0
     assert plain.ratio == 1 and other.rate > 0 and other.ratio > 1
     assert "| RuntimeError: no such kernel |" in gpu.page({"device": "x"}, {"copy": 1.0}, [failed])
 
 
-def test_batch_for_which_memory_is_too_small_is_named_and_not_halved(imported, monkeypatch):
-    gpu = imported("gpu")
+def test_batch_for_which_memory_is_too_small_is_named_and_not_halved(gpu, monkeypatch):
     options = gpu.parsed(["--smoke", "--device", "cpu"])
 
     def large(images: torch.Tensor) -> torch.Tensor:
@@ -104,8 +103,7 @@ def test_batch_for_which_memory_is_too_small_is_named_and_not_halved(imported, m
     assert plain.rate > 0 and failed.trouble.startswith("UserError: out of memory with --batch 2") and failed.batch == 2
 
 
-def test_parts_are_continued_where_they_stopped(imported, tmp_path, capsys, monkeypatch):
-    gpu = imported("gpu")
+def test_parts_are_continued_where_they_stopped(gpu, tmp_path, capsys, monkeypatch):
     words = ["--smoke", "--device", "cpu", "--precision", "fp32", "--modes", "eager", "--out", str(tmp_path)]
     words += ["--cases", "PGD T=2 m=1", "DDN T=4 m=1"]
     seen = []
@@ -131,17 +129,15 @@ def test_parts_are_continued_where_they_stopped(imported, tmp_path, capsys, monk
         gpu.main(words)
 
 
-def test_parts_on_a_gpu_are_every_pair_of_a_precision_and_a_mode(imported):
-    gpu = imported("gpu")
+def test_parts_on_a_gpu_are_every_pair_of_a_precision_and_a_mode(gpu):
     options = gpu.parsed(["--device", "cpu"])
     options.device, options.modes = SimpleNamespace(type="cuda"), list(gpu.MODES)
     chosen = gpu.parts(options)
     assert len(chosen) == len(set(chosen)) == 2 * (1 + 3 * 3) + 4 * 2 * 2
 
 
-def test_small_run_has_every_precision_mode_and_attack_but_not_their_product(imported):
+def test_small_run_has_every_precision_mode_and_attack_but_not_their_product(gpu):
     """The whole run has all pairs in all cases."""
-    gpu = imported("gpu")
     whole, small = gpu.parsed(["--device", "cpu"]), gpu.parsed(["--smoke", "--device", "cpu"])
     precisions, modes = ("tf32", "bf16", "fp16"), ("eager", "compiled")
     for is_first in (True, False):
@@ -154,9 +150,8 @@ def test_small_run_has_every_precision_mode_and_attack_but_not_their_product(imp
     assert whole.cases == list(gpu.UPDATES) and whole.rounds > small.rounds and whole.warm_ups > small.warm_ups
 
 
-def test_share_of_the_ceiling_is_that_of_whichever_is_lower(imported):
+def test_share_of_the_ceiling_is_that_of_whichever_is_lower(gpu):
     """ResNet-110 moves 5.3 MB and computes 0.506 GFLOP per image in half precision, twice the bytes in float32."""
-    gpu = imported("gpu")
     found = {"copy": 5.3e9, "bf16": 1e15, "tf32": 1e15}
     for precision, rate, share in [("bf16", 500.0, 0.5), ("tf32", 500.0, 1.0)]:
         measurement = gpu.Measurement("certify cifar_resnet110", precision, "eager", 1, rate)
@@ -169,18 +164,9 @@ def test_share_of_the_ceiling_is_that_of_whichever_is_lower(imported):
 
 
 def certificates(predictions: list[int], radii: list[float]) -> pd.DataFrame:
-    count = len(predictions)
-    labels = np.ones(count, dtype=np.int64)
-    predicted = np.array(predictions)
-    return pd.DataFrame(
-        {
-            "idx": np.arange(count),
-            "label": labels,
-            "predict": predicted,
-            "radius": np.array(radii),
-            "correct": (predicted == labels).astype(np.int64),
-        }
-    )
+    """Of images of class 1."""
+    columns = {"idx": range(len(predictions)), "label": 1, "predict": predictions, "radius": radii}
+    return pd.DataFrame(columns).assign(correct=lambda table: (table.predict == table.label).astype(np.int64))
 
 
 def test_agreement_counts_classes_and_radii(imported):

@@ -24,12 +24,9 @@ def small_checkpoint(path, zipped: bool = True, **changes):
     return path
 
 
-def test_missing_file(tmp_path):
+def test_missing_file_or_folder_is_named(tmp_path):
     assert "does not exist" in refusal(tmp_path / "nothing.pth.tar")
-
-
-def test_folder_is_refused_with_the_name_of_the_file_that_is_meant(tmp_path):
-    assert str(tmp_path / "checkpoint.pth.tar") in refusal(tmp_path)
+    assert str(tmp_path / "checkpoint.pth.tar") in refusal(tmp_path), "the file that is meant"
 
 
 CONTENTS = {
@@ -92,58 +89,36 @@ def test_something_else_saved_by_torch(tmp_path, content):
     assert "arch" in refusal(tmp_path / "checkpoint.pth.tar").partition("lacks")[2]
 
 
-def test_weights_of_another_architecture(tmp_path):
-    path = small_checkpoint(tmp_path / "checkpoint.pth.tar", arch="cifar_resnet110")
-    message = refusal(path)
-    # ResNet-110 has 3 x 15 blocks more, of 12 entries each.
-    assert "not a cifar_resnet110" in message and "540 weights missing" in message
-
-
 def test_deeper_weights_than_the_architecture_has(tmp_path):
     path = tmp_path / "checkpoint.pth.tar"
     save_released_checkpoint(path, cifar_classifier(26, 10, "center"), "cifar_resnet20")
     assert "36 unknown" in refusal(path)
 
 
-def test_unknown_architecture_is_named_with_the_known_ones(tmp_path):
-    message = refusal(small_checkpoint(tmp_path / "checkpoint.pth.tar", arch="wide_resnet"))
-    assert "'wide_resnet'" in message and "cifar_resnet110" in message
+MISFITS = [
+    # ResNet-110 has 3 x 15 blocks more, of 12 entries each.
+    ({"arch": "cifar_resnet110"}, "cifar10", ["not a cifar_resnet110", "540 weights missing"]),
+    ({"arch": "wide_resnet"}, "cifar10", ["'wide_resnet'", "cifar_resnet110"]),
+    ({}, "imagenet32", ["1000 classes", "fc.weight", "[10, 64]"]),
+    ({}, "digits", ["1x8x8", "conv1.weight", "[16, 3, 3, 3]"]),
+    ({"input_layer": "center", "mean": [0.5] * 3, "std": [0.5] * 3}, "digits", ["1x8x8"]),
+    # The weights would fit: the classes are only in another order, and the network takes images of any size.
+    ({"classes": ["cat", "dog"]}, "cifar10", ["classes", "cat, dog", "cifar10"]),
+    ({"image_shape": [3, 16, 16]}, "cifar10", ["image_shape", "3, 16, 16", "cifar10"]),
+]
 
 
-def test_other_number_of_classes(tmp_path):
-    message = refusal(small_checkpoint(tmp_path / "checkpoint.pth.tar"), "imagenet32")
-    assert "1000 classes" in message and "fc.weight" in message and "[10, 64]" in message
-
-
-def test_other_number_of_channels(tmp_path):
-    message = refusal(small_checkpoint(tmp_path / "checkpoint.pth.tar"), "digits")
-    assert "1x8x8" in message and "conv1.weight" in message and "[16, 3, 3, 3]" in message
-
-
-def test_own_checkpoint_for_other_channels_than_its_recorded_constants(tmp_path):
-    path = small_checkpoint(tmp_path / "checkpoint.pth.tar", input_layer="center", mean=[0.5] * 3, std=[0.5] * 3)
-    assert "1x8x8" in refusal(path, "digits")
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "word"), [("classes", ["cat", "dog"], "cat, dog"), ("image_shape", [3, 16, 16], "3, 16, 16")]
-)
-def test_own_checkpoint_for_other_images_than_its_own(tmp_path, field, value, word):
-    """The weights would fit: the network takes images of any size, or the classes are only in another order."""
-    message = refusal(small_checkpoint(tmp_path / "checkpoint.pth.tar", **{field: value}))
-    assert field in message and word in message and "cifar10" in message
-
-
-def unpicklable(content: dict) -> dict:
-    """The content with a last entry that cannot be pickled."""
-    return {**content, "history": lambda: None}
+@pytest.mark.parametrize(("changes", "dataset", "words"), MISFITS)
+def test_checkpoint_of_other_networks_or_images_is_refused_with_what_differs(tmp_path, changes, dataset, words):
+    message = refusal(small_checkpoint(tmp_path / "checkpoint.pth.tar", **changes), dataset)
+    assert all(word in message for word in words)
 
 
 def test_save_of_something_unsavable_leaves_the_old_file(tmp_path):
     path = small_checkpoint(tmp_path / "checkpoint.pth.tar")
     before = path.read_bytes()
     with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
-        save_checkpoint(path, unpicklable(torch.load(path, weights_only=True)))
+        save_checkpoint(path, {**torch.load(path, weights_only=True), "history": lambda: None})
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pth.tar"]
 

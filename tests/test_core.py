@@ -3,13 +3,15 @@
 Random checks have a false-alarm probability of 1e-6 over the seeds (``support.statistical_checks``).
 """
 
+import math
+
 import pytest
 import torch
 from scipy.stats import norm
 
 from smoothadv.bounds import certified_radius, maximum_radius
 from smoothadv.core import Smooth
-from smoothadv.errors import NonFiniteError, UserError
+from smoothadv.errors import NonFiniteError
 from smoothadv.noise import GaussianNoise, NoiseStream
 from support.models import (
     BIAS,
@@ -215,29 +217,11 @@ def test_the_classifier_votes_in_eval_mode():
     assert torch.equal(network[0].running_mean, before)
 
 
-class Broken(torch.nn.Module):
-    """One logit of the images whose first pixel is above 0.5 is not a finite number."""
-
-    def __init__(self, value: float) -> None:
-        super().__init__()
-        self.value = value
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        bad = inputs.flatten(1)[:, 0] > 0.5
-        return torch.stack([torch.ones(len(inputs)), torch.where(bad, self.value, 0.0)], dim=1)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_logits_that_are_not_finite_are_an_error_and_no_vote(value):
-    with pytest.raises(NonFiniteError, match="not finite") as caught:
-        Smooth(Broken(value), 2, 0.25).predict(image(0.5), 100, ALPHA, 10)
-    assert isinstance(caught.value, UserError)
-
-
-@pytest.mark.parametrize("classifier", [ConstantClassifier(0, 3), ConstantClassifier(0, 1), torch.nn.Flatten(0)])
-def test_outputs_of_another_shape_are_refused(classifier):
-    with pytest.raises(ValueError, match="2 classes"):
-        Smooth(classifier, 2, 0.25).predict(image(0.5), 20, ALPHA, 10)
+def test_logits_of_another_shape_or_that_are_not_finite_are_refused():
+    """For the cases see tests/smoothing/test_voting_faults.py."""
+    for logits, error in ((torch.ones(10, 3), "2 classes"), (torch.full((10, 2), math.nan), "not finite")):
+        with pytest.raises((ValueError, NonFiniteError), match=error):
+            Smooth(lambda images, logits=logits: logits, 2, 0.25).predict(image(0.5), 10, ALPHA, 10)
 
 
 @pytest.mark.parametrize("num_classes, sigma", [(0, 0.25), (2, 0.0), (2, -1.0), (2, float("nan")), (2, float("inf"))])

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import sys
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -43,11 +42,6 @@ def tool() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(CODE.parent / "benchmarks"))
         yield importlib.import_module("counted_cost")
-
-
-@pytest.fixture(scope="module")
-def counting(tool: ModuleType) -> ModuleType:
-    return sys.modules["counting"]
 
 
 def excess(counted, images: int, ceiling: tuple[int, int, float]) -> list[str]:
@@ -119,9 +113,9 @@ def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         lambda x: x[torch.tensor([1])],
     ],
 )
-def test_each_wait_of_the_host_is_counted(wait, counting):
+def test_each_wait_of_the_host_is_counted(wait, tool):
     x = tensor(4, 3)
-    with counting.Counted() as counted:
+    with tool.Counted() as counted:
         wait(x)
     assert sum(counted.waits.values()) == 1, counted.waits
 
@@ -150,17 +144,17 @@ def test_each_wait_of_the_host_is_counted(wait, counting):
         (lambda x: torch._foreach_mul_([tensor(330 * 65_536)], 2.0), 2, 2 * 4 * 330 * 65_536),
     ],
 )
-def test_kernels_and_bytes_are_those_of_the_operators(work, kernels, moved, counting):
+def test_kernels_and_bytes_are_those_of_the_operators(work, kernels, moved, tool):
     """Rows of 12 bytes, 48 in all; PyTorch concatenates 128 tensors and multiplies 64 pairs of them at a time."""
     x = tensor(4, 3)
-    with counting.Counted() as counted:
+    with tool.Counted() as counted:
         work(x)
     assert (sum(counted.kernels.values()), sum(counted.bytes.values())) == (kernels, moved), counted.kernels
 
 
-def test_peak_is_that_of_tensors_at_a_time(counting):
+def test_peak_is_that_of_tensors_at_a_time(tool):
     before = tensor(250)
-    with counting.Counted() as counted:
+    with tool.Counted() as counted:
         one = before + 1
         two = one + 1
         del one
@@ -171,12 +165,12 @@ def test_peak_is_that_of_tensors_at_a_time(counting):
 
 
 @pytest.mark.parametrize("method", ATTACKS)
-def test_attack_waits_for_no_single_example(method, tool, counting, monkeypatch):
+def test_attack_waits_for_no_single_example(method, tool, monkeypatch):
     """A pass waits for two lists of rows and epsilon, a call for the largest label and whether all is finite."""
     monkeypatch.setattr(_Examples, "checked", lambda self: self)  # whose questions have other answers for images
     attack, model = SmoothedAttack(ATTACKS[method](0.5, 4), 0.25, 4, batch=64), tool.voter_of("digits_resnet8", "fp32")
     for count in (2, 6):
-        with counting.Counted() as counted:
+        with tool.Counted() as counted:
             attack(model, tensor(count, 1, 8, 8), tensor(count, dtype=torch.int64))
         assert counted.waits == {"copy to the device": 3, "value read by the host": 2}
 

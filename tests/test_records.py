@@ -21,6 +21,7 @@ import smoothadv
 from smoothadv.files import write_atomically, write_json, write_text
 from smoothadv.provenance import provenance
 from smoothadv.records import ExampleLog, format_radius, manifest_path, tsv
+from support.commands import run_process
 
 
 @given(st.floats(min_value=0, exclude_min=True, allow_infinity=False, allow_nan=False))
@@ -204,16 +205,9 @@ def copied_package(tmp_path, repository):
 def commit_recorded_by(package_folder) -> str | None:
     """The commit that the package in this folder records, run from elsewhere."""
     program = "import json; from smoothadv.provenance import provenance; print(json.dumps(provenance()['git_commit']))"
-    environment = {**os.environ, "PYTHONPATH": str(package_folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    output = subprocess.run(
-        [sys.executable, "-c", program],
-        check=True,
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=package_folder.parent,
-    ).stdout
-    return json.loads(output)
+    python = {"PYTHONPATH": str(package_folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = run_process([sys.executable, "-c", program], package_folder.parent, **python)
+    return json.loads(done.stdout)
 
 
 def test_manifest_records_the_commit_of_the_package_and_whether_files_differ_from_it(copied_package):

@@ -108,14 +108,6 @@ def test_interruption_while_libraries_load_is_quiet_too(tmp_path):
     assert len(done.stderr.strip().splitlines()) <= 1
 
 
-def test_signal_in_the_very_first_update_saves_that_one(whole, tmp_path, capsys):
-    outcome = train_acting(capsys, tmp_path / "run", 1, send)
-    assert outcome.code == 143
-    assert (read(tmp_path / "run")["epoch"], read(tmp_path / "run")["step"]) == (0, 1)
-    assert rows(tmp_path / "run/log.txt") == []
-    assert_resumes(capsys, tmp_path / "run", whole)
-
-
 @pytest.mark.slow
 def test_sigterm_while_nothing_is_trained_yet_ends_the_process(whole, warm, tmp_path, capsys):
     """At ten moments of its first half second: it leaves nothing, or what can be resumed."""
@@ -132,14 +124,6 @@ def test_sigterm_while_nothing_is_trained_yet_ends_the_process(whole, warm, tmp_
     content = read(folder) if (folder / "checkpoint.pth.tar").exists() else {"epoch": 0}
     if content["epoch"] < 2:
         assert_resumes(capsys, folder, whole)
-
-
-def test_signal_in_the_last_update_of_all_leaves_only_its_test_to_do(whole, tmp_path, capsys):
-    """On many images the evaluation may take longer than a cluster waits."""
-    outcome = train_acting(capsys, tmp_path, 2 * STEPS, send)
-    assert outcome.code == 143
-    assert (read(tmp_path)["epoch"], read(tmp_path)["step"]) == (1, STEPS)
-    assert_resumes(capsys, tmp_path, whole)
 
 
 def test_signal_during_the_test_of_an_epoch_is_obeyed_after_it(whole, tmp_path, capsys):
@@ -191,23 +175,21 @@ def test_second_ctrl_c_stops_at_once(saved, whole, tmp_path, capsys, monkeypatch
     assert_resumes(capsys, tmp_path, whole)
 
 
-def test_ctrl_c_that_torchrun_passes_on_is_one_request(whole, tmp_path, capsys):
-    """The terminal has already sent it to all processes."""
-    outcome = train_acting(capsys, tmp_path, 3, lambda: (send(signal.SIGINT), send(signal.SIGINT)))
-    assert outcome.code == 130
-    assert (read(tmp_path)["epoch"], read(tmp_path)["step"]) == (0, 3)
-    assert_resumes(capsys, tmp_path, whole)
-
-
-def test_sigterm_and_ctrl_c_together_save_once(whole, tmp_path, capsys):
-    """Neither signal came twice."""
-
-    def both():
-        send(signal.SIGTERM)
-        send(signal.SIGINT)
-
-    assert train_acting(capsys, tmp_path, 3, both).code in (130, 143)
-    assert read(tmp_path)["step"] == 3
+@pytest.mark.parametrize(
+    ("update", "sent", "kept"),
+    [
+        (1, [signal.SIGTERM], (0, 1)),
+        (2 * STEPS, [signal.SIGTERM], (1, STEPS)),
+        (3, [signal.SIGINT, signal.SIGINT], (0, 3)),
+        (3, [signal.SIGTERM, signal.SIGINT], (0, 3)),
+    ],
+    ids=["very first update", "last update of all", "Ctrl-C that torchrun passes on", "both signals"],
+)
+def test_signals_of_one_moment_save_that_very_update_once(update, sent, kept, whole, tmp_path, capsys):
+    """Also before the test of the last epoch, which may take longer than a cluster waits."""
+    outcome = train_acting(capsys, tmp_path, update, lambda: [send(number) for number in sent])
+    assert outcome.code in [STOPPED[number][0] for number in sent]
+    assert (read(tmp_path)["epoch"], read(tmp_path)["step"]) == kept and len(rows(tmp_path / "log.txt")) == kept[0]
     assert_resumes(capsys, tmp_path, whole)
 
 

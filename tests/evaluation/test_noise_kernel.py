@@ -1,6 +1,5 @@
 """Who drew a log's Gaussian noise: recorded where it was a kernel, and kept when a log is continued."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,8 +15,8 @@ from smoothadv.attacks.pgd import PGD
 from smoothadv.errors import UserError
 from smoothadv.evaluation import smoothing_job
 from smoothadv.noise import GaussianNoise, Rows, fill_batch, streams
-from smoothadv.records import manifest_path
 from support.commands import timeless
+from support.private_noise import settings_of
 
 IMAGES, LABELS = np.full((3, 1, 4, 4), 51 / 255, dtype=np.float32), np.zeros(3, dtype=np.int64)
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -53,10 +52,6 @@ def certify(log: Path, **changes) -> list[str]:
     request = dict(sigma=0.25, n0=10, n=50, log=log, device="cpu", batch=64, num_classes=2)
     smoothadv.certify(Bright(), IMAGES, LABELS, **{**request, **changes})
     return [row["predict"] for row in timeless(log)]
-
-
-def settings_of(log: Path) -> dict:
-    return json.loads(manifest_path(log).read_text())["settings"]
 
 
 def test_a_kernel_is_recorded_and_torch_is_not(kernels, tmp_path):

@@ -1,5 +1,6 @@
 """A classifier cannot be made to fit its own noise; logs whose noise was public are continued as they were begun."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -13,11 +14,11 @@ from smoothadv.attacks.pgd import PGD
 from smoothadv.errors import DoubtfulWarning, UserError
 from smoothadv.evaluation.classifiers import classifier_digest
 from smoothadv.noise import GaussianNoise, Noise, NoiseKey, Purpose, RoundedGaussianNoise
-from smoothadv.noise.streams import NoiseStream
 from smoothadv.records import manifest_path
 from support import slow_noise
 from support.commands import rows, timeless
 from support.private_noise import key_of_log
+from support.sharding import manifest_of
 
 SIGMA, SHAPE, N0, N = 0.25, (1, 8, 8), 50, 400
 IMAGES = np.full((3, *SHAPE), 51 / 255, dtype=np.float32)
@@ -51,34 +52,31 @@ def recogniser_draws(noise: Noise) -> torch.Tensor:
     return torch.cat(draws)
 
 
-def recogniser_of(noise: Noise) -> Recogniser:
-    return Recogniser(recogniser_draws(noise))
-
-
 def certify(module: nn.Module, log: Path, sound: bool = False, **changes) -> list[dict[str, str]]:
     request = dict(sigma=SIGMA, n0=N0, n=N, sound=sound, log=log, device="cpu", batch=64)
     smoothadv.certify(module, IMAGES, LABELS, num_classes=2, **{**request, **changes})
     return timeless(log)
 
 
-def manifest_of(log: Path) -> dict:
-    return json.loads(manifest_path(log).read_text())
+def make_public(log: Path, **changes: object) -> None:
+    """Let the manifest be one of when noise was keyed by the seed alone."""
+    manifest = {**manifest_of(log), **changes}
+    for name in ("classifier_sha256", "logits_sha256"):
+        del manifest["settings"][name]
+    manifest["settings"]["generator"] = PUBLIC
+    manifest_path(log).write_text(json.dumps(manifest))
 
 
 def begun_before(module: nn.Module, log: Path, sound: bool = False) -> None:
-    """Make the log with only its header and the manifest that logs had when noise was keyed by the seed alone."""
+    """Make the log with only its header and such a manifest."""
     certify(module, log, sound, skip=2)
     log.write_text(log.read_text().splitlines()[0] + "\n")
-    manifest = manifest_of(log)
-    for name in ("classifier_sha256", "logits_sha256"):
-        del manifest["settings"][name]
-    manifest["settings"]["generator"], manifest["runs"] = PUBLIC, []
-    manifest_path(log).write_text(json.dumps(manifest))
+    make_public(log, runs=[])
 
 
 @pytest.mark.parametrize("kind", [GaussianNoise, RoundedGaussianNoise])
 def test_a_network_that_recognises_public_draws_is_certified_on_none(kind, tmp_path):
-    module, sound = recogniser_of(kind(SIGMA, 0)), kind is RoundedGaussianNoise
+    module, sound = Recogniser(recogniser_draws(kind(SIGMA, 0))), kind is RoundedGaussianNoise
     for row in certify(module, tmp_path / "log.tsv", sound):
         assert row["predict"] == "1" and float(row["radius"]) > 0.4, "class 0 has probability 0 under fresh noise"
     # The control: under the public noise of older logs, the same network gets false certificates.
@@ -165,11 +163,7 @@ def test_each_log_of_an_attack_keeps_its_own_noise(tmp_path):
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
     attack = dict(sigma=SIGMA, n=20, attack=PGD(0.5, 1), num_classes=2, device="cpu", folder=tmp_path)
     smoothadv.attack(module, IMAGES, LABELS, epsilons=[0.25], **attack)
-    manifest = manifest_of(tmp_path / "epsilon_0.25.tsv")
-    for name in ("classifier_sha256", "logits_sha256"):
-        del manifest["settings"][name]
-    manifest["settings"]["generator"] = PUBLIC
-    manifest_path(tmp_path / "epsilon_0.25.tsv").write_text(json.dumps(manifest))
+    make_public(tmp_path / "epsilon_0.25.tsv")
     with pytest.warns(DoubtfulWarning, match="epsilon_0.25.tsv was begun") as warned:
         smoothadv.attack(module, IMAGES, LABELS, epsilons=[0.25, 0.5], **attack)
     assert sum("--seed alone" in str(warning.message) for warning in warned) == 1
@@ -196,20 +190,22 @@ def test_every_part_of_the_key_changes_all_draws():
 def test_words_of_a_key_are_known():
     """A key means the same noise for ever, or logs could not be continued or repeated."""
     key = NoiseKey("weights", "images", 0.25, 7)
-    assert (
-        key.words == (1079217623, 1920939856, 818303743, 2100278315)
-        and key.attack_seed == 82735322907467330943560018102975362009
-    )
+    assert key.words == (1079217623, 1920939856, 818303743, 2100278315)
+    assert key.attack_seed == 82735322907467330943560018102975362009
 
 
 def test_all_words_of_a_key_decide_the_bits_of_a_draw():
-    """Two words are the key of Philox, the others are combined with example and purpose: as in the slow one."""
+    """Two words are the key of Philox, the others are combined with example and purpose: as in the slow one.
+
+    No two examples and purposes share a stream, since exclusive or with a word keeps them apart.
+    """
     key = NoiseKey("weights", "images", 0.25, 7)
     first, second, third, fourth = key.words
     noise = GaussianNoise(0.25, 7, key=key)
-    for _, words in noise.words(torch.device("cpu"), counters=2, draws=1, example=5, first=9, purpose=10):
+    for example, purpose in itertools.product([0, 5, 2**32 - 1], Purpose):
+        ((_, words),) = noise.words(torch.device("cpu"), 2, 1, example, 9, purpose)
         for position in range(2):
-            expected = slow_noise.philox((position, 9, 5 ^ third, 10 ^ fourth), (first, second))
+            expected = slow_noise.philox((position, 9, example ^ third, purpose ^ fourth), (first, second))
             assert tuple(int(word[0, position]) for word in words) == expected
 
 
@@ -226,15 +222,3 @@ def test_seeds_of_earlier_logs_are_recorded(tmp_path, monkeypatch):
     monkeypatch.setenv("SMOOTHADV_CACHE", str(log))  # a file: nothing can be recorded there
     certify(module, tmp_path / "last.tsv", seed=9)
     assert manifest_of(tmp_path / "last.tsv")["runs"][-1]["seeds"] == [9]
-
-
-def test_streams_of_one_key_share_no_draw():
-    """Example and purpose are combined with words of the key; the votes of one are never the attack of another."""
-    noise = GaussianNoise(SIGMA, 0, key=NoiseKey("weights", "images", SIGMA, 0))
-    words = [
-        NoiseStream(noise, example, "cpu", purpose).draw(3, torch.zeros(1, 1, 4))
-        for example in range(20)
-        for purpose in Purpose
-    ]
-    first_values = torch.cat(words).flatten(1)[:, 0].tolist()
-    assert len(set(first_values)) >= 20 * len(Purpose) * 3 - 1  # two of 660 floats may be equal by chance

@@ -18,8 +18,6 @@ from smoothadv.training.attacked import AttackedModel, attacked_form
 from support import networks
 from support.released import randomise_batch_norms
 
-META = torch.device("meta")
-
 
 class Calls(list):
     """Computes cuDNN's calls, and lists the arguments of each."""
@@ -135,9 +133,8 @@ def test_attacked_form_of_a_model_in_training_follows_its_weights(cudnn, dtype):
     form.refresh()
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
         logits = form(images)
-    assert torch.allclose(
-        logits.float(), model(images), rtol=1e-4 if dtype is None else 0.1, atol=1e-4 if dtype is None else 0.3
-    )
+    rtol, atol = (1e-4, 1e-4) if dtype is None else (0.1, 0.3)
+    assert torch.allclose(logits.float(), model(images), rtol=rtol, atol=atol)
     assert {weight.dtype for _, weight, _, _ in cudnn} == {dtype or torch.float32}
     assert {x.dtype for x, _, _, _ in cudnn} == {dtype or torch.float32}
 
@@ -147,7 +144,7 @@ def test_a_device_without_these_kernels_computes_one_by_one(precision):
     """The device "meta" has none."""
     model, images = of_arch("digits_resnet8")
     with pytest.warns(DoubtfulWarning, match="are computed one by one: aten::cudnn_convolution_relu: attempted to run"):
-        assert not arrange(model.float(), META, images[0].float(), precision).is_fused
-    assert arrange(model.float(), META, None, precision).is_fused, "without an example nothing is tried"
+        assert not arrange(model.float(), torch.device("meta"), images[0].float(), precision).is_fused
+    assert arrange(model.float(), torch.device("meta"), None, precision).is_fused, "without an example nothing is tried"
     form = attacked_form(copy.deepcopy(model).float().requires_grad_(), images.float())
     assert form is not None and not any(isinstance(layer, ConvolutionReLU) for layer in form.modules()), "on a CPU"

@@ -23,7 +23,7 @@ from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
 from smoothadv.smoothing import voting
 from smoothadv.smoothing.voting import Poll, VoteCounter
 from support.models import ConstantClassifier, Recorder
-from support.slow_votes import CLASSES, WholeNumbers, ask, image_of, outcome_one_by_one, stream_of
+from support.slow_votes import CLASSES, WholeNumbers, ask, counter_of, image_of, outcome_one_by_one
 from support.votes import more_misses
 
 CPU = torch.device("cpu")
@@ -57,7 +57,7 @@ def own_cache(tmp_path_factory) -> Iterator[None]:
 
 def poll_of(voting: str, number: int, noise: str = "GaussianNoise") -> Poll:
     """With a separate stream and voting, and a tag to recognize it by."""
-    return Poll(image_of(number), stream_of(NOISES[noise], number), VOTINGS[voting](), (voting, number, noise))
+    return Poll(image_of(number), NOISES[noise].stream(number, CPU), VOTINGS[voting](), (voting, number, noise))
 
 
 @cache
@@ -65,11 +65,9 @@ def expected(*specification):
     return outcome_one_by_one(CLASSIFIER, poll_of(*specification))
 
 
-def counter_of(classifier, batch: int, depth: int = 1) -> VoteCounter:
-    """``depth`` = 2 is how an accelerator is kept busy: the next batch starts before this one's votes are counted."""
-    counter = VoteCounter(classifier, CLASSES, batch, CPU)
-    counter._depth = depth
-    return counter
+def asking(number: int, *requests: Draws, tag: object = None) -> Poll:
+    """A poll on one of the images that makes these requests whatever the answers."""
+    return Poll(image_of(number), NOISES["GaussianNoise"].stream(number, CPU), ask(requests), tag)
 
 
 @many
@@ -101,15 +99,8 @@ def test_the_comparison_covers_certificates_and_abstentions_cut_short():
 
 @pytest.mark.parametrize("batch", [1, 7, 64])
 def test_counting_ends_with_the_very_vote_that_decides(batch):
-    (result,) = counter_of(ConstantClassifier(2, CLASSES), batch).run(
-        [
-            Poll(
-                image_of(0),
-                stream_of(NOISES["GaussianNoise"], 0),
-                ask([Draws(500, more_misses(1, 4)), Draws(500, more_misses(2, 4))]),
-            )
-        ]
-    )
+    poll = asking(0, Draws(500, more_misses(1, 4)), Draws(500, more_misses(2, 4)))
+    (result,) = counter_of(ConstantClassifier(2, CLASSES), batch).run([poll])
     assert result.outcome == [[0, 0, 5, 0], [0, 0, 500, 0]]
 
 
@@ -119,7 +110,7 @@ def draws_seen(recorder: Recorder) -> set[bytes]:
 
 def draws_of(number: int, draws: int) -> set[bytes]:
     """The first noisy images of a stream, straight from it."""
-    return {row.numpy().tobytes() for row in stream_of(NOISES["GaussianNoise"], number).noisy(draws, image_of(number))}
+    return {row.numpy().tobytes() for row in asking(number).stream.noisy(draws, image_of(number))}
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -135,8 +126,7 @@ def test_draws_of_a_round_cut_short_are_not_used_in_the_next():
     """The next round begins after all reserved draws, used or not: at the same draw for every batch."""
     for batch in (1, 8, 50):
         recorder = Recorder(ConstantClassifier(0, CLASSES))
-        voting = ask([Draws(30, more_misses(1, 0)), Draws(10)])
-        list(counter_of(recorder, batch).run([Poll(image_of(1), stream_of(NOISES["GaussianNoise"], 1), voting)]))
+        list(counter_of(recorder, batch).run([asking(1, Draws(30, more_misses(1, 0)), Draws(10))]))
         seen = draws_seen(recorder)
         assert draws_of(1, 40) - draws_of(1, 30) <= seen <= draws_of(1, 40)
         assert seen & draws_of(1, 30) == draws_of(1, min(batch, 30))
@@ -146,10 +136,8 @@ def test_draws_of_a_round_cut_short_are_not_used_in_the_next():
 @given(st.lists(st.integers(1, 70), min_size=1, max_size=9), st.integers(1, 60), st.sampled_from([1, 2]))
 def test_every_forward_pass_has_the_one_shape_and_there_are_as_few_as_possible(sizes, batch, depth):
     recorder = Recorder(ConstantClassifier(3, CLASSES))
-    streams = [stream_of(NOISES["GaussianNoise"], number) for number in range(len(sizes))]
-    polls = [Poll(image_of(0), stream, ask([Draws(size)])) for size, stream in zip(sizes, streams)]
-    counted = []
-    counter = counter_of(recorder, batch, depth)
+    polls = [asking(number, Draws(size)) for number, size in enumerate(sizes)]
+    counted, counter = [], counter_of(recorder, batch, depth)
     counter.on_batch = counted.append
     results = list(counter.run(polls))
     assert {tuple(each.shape) for each in recorder.batches} == {(batch, 1, 4, 4)}
@@ -160,19 +148,11 @@ def test_every_forward_pass_has_the_one_shape_and_there_are_as_few_as_possible(s
     assert len(draws_seen(recorder)) == sum(sizes)
 
 
-def test_rows_that_only_fill_up_repeat_the_first():
-    recorder = Recorder(CLASSIFIER)
-    list(counter_of(recorder, 64).run([poll_of("predict", 0)]))
-    (batch,) = recorder.batches
-    assert torch.equal(batch[45:], batch[:1].expand(19, -1, -1, -1))
-
-
 def test_waiting_for_an_answer_lets_later_polls_go_first():
     """A poll that asks for one draw at a time leaves the rest of each batch to the others, and is the first result."""
     recorder = Recorder(CLASSIFIER)
-    noise = NOISES["GaussianNoise"]
-    slow = Poll(image_of(0), stream_of(noise, 0), ask([Draws(1)] * 10), "slow")
-    others = [Poll(image_of(i), stream_of(noise, i), ask([Draws(90)]), f"other {i}") for i in (1, 2)]
+    slow = asking(0, *[Draws(1)] * 10, tag="slow")
+    others = [asking(i, Draws(90), tag=f"other {i}") for i in (1, 2)]
     results = list(counter_of(recorder, 19).run([slow, *others]))
     assert [result.tag for result in results] == ["slow", "other 1", "other 2"]
     assert len(recorder.batches) == 10
@@ -181,12 +161,12 @@ def test_waiting_for_an_answer_lets_later_polls_go_first():
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(("batch", "draws"), [(10, 25), (25, 10), (8, 8), (100, 7)])
 def test_polls_are_asked_for_only_when_there_is_room(batch, draws, depth):
-    noise, taken, at_passes = NOISES["GaussianNoise"], [], []
+    taken, at_passes = [], []
 
     def polls() -> Iterator[Poll]:
         for number in count():  # without end
             taken.append(number)
-            yield Poll(image_of(0), stream_of(noise, number), ask([Draws(draws)]), number)
+            yield asking(number, Draws(draws), tag=number)
 
     def classifier(images: torch.Tensor) -> torch.Tensor:
         at_passes.append(len(taken))
@@ -206,9 +186,7 @@ def test_without_polls_nothing_is_run():
 
 
 def test_a_voting_that_asks_for_nothing_is_a_result():
-    noise = NOISES["GaussianNoise"]
-    polls = [Poll(image_of(0), stream_of(noise, 0), ask(requests)) for requests in ([], [Draws(2)], [])]
-    results = counter_of(ConstantClassifier(1, CLASSES), 8).run(polls)
+    results = counter_of(ConstantClassifier(1, CLASSES), 8).run([asking(0), asking(0, Draws(2)), asking(0)])
     assert [result.outcome for result in results] == [[], [[0, 2, 0, 0]], []]
 
 
@@ -232,9 +210,8 @@ class Clock:
 
 
 def test_the_time_of_a_batch_is_shared_by_its_draws(monkeypatch):
-    noise, clock = NOISES["GaussianNoise"], Clock(monkeypatch)
-    polls = [Poll(image_of(i), stream_of(noise, i), ask([Draws(size)])) for i, size in enumerate((30, 10, 20))]
-    results = list(counter_of(clock, 40).run(polls))
+    polls = [asking(i, Draws(size)) for i, size in enumerate((30, 10, 20))]
+    results = list(counter_of(Clock(monkeypatch), 40).run(polls))
     assert [result.seconds for result in results] == pytest.approx([0.75, 0.25, 1.0])
 
 
@@ -296,7 +273,7 @@ def test_votes_are_sent_before_the_next_batch_starts_and_counted_after_their_own
     monkeypatch.setattr(voting, "to_host", to_host)
     counter = counter_of(classifier, 10, depth=2)
     counter.on_batch = lambda draws: told.append(("counted", sum(step == "counted" for step, _ in told)))
-    (result,) = counter.run([Poll(image_of(0), stream_of(NOISES["GaussianNoise"], 0), ask([Draws(40)]))])
+    (result,) = counter.run([asking(0, Draws(40))])
     assert sum(result.outcome[0]) == 40
     started = [[("launched", number), ("sent", number)] for number in range(4)]
     ended = [[("waited", number), ("counted", number)] for number in range(4)]
@@ -323,8 +300,7 @@ def test_sums_of_image_and_noise_are_rounded_to_the_type_of_the_votes(noise, dty
     """To the very images that a voter would make of the sums in float32, also of those that fill up a batch."""
     recorder, rounded = Recorder(CLASSIFIER), Recorder(lambda images: CLASSIFIER(images.float()))
     list(counter_of(recorder, 30).run([poll_of("predict", 1, noise)]))
-    counter = VoteCounter(rounded, CLASSES, 30, CPU, dtype=dtype)
-    list(counter.run([poll_of("predict", 1, noise)]))
+    list(counter_of(rounded, 30, dtype=dtype).run([poll_of("predict", 1, noise)]))
     assert len(recorder.batches) == len(rounded.batches) == 2
     for whole, found in zip(recorder.batches, rounded.batches):
         assert found.dtype == dtype and torch.equal(whole.to(dtype), found)

@@ -17,36 +17,15 @@ from smoothadv.errors import NonFiniteError, UserError
 from smoothadv.noise import GaussianNoise
 from smoothadv.smoothing.classifier import arrange
 from smoothadv.smoothing.voting import Poll, VoteCounter, check_repeatable
-from support import fragile_models
+from support.fragile_models import OUT_OF_MEMORY, Forgetful
 from support.models import ConstantClassifier, Recorder
-from support.slow_votes import CLASSES, WholeNumbers, ask, image_of, stream_of
+from support.slow_votes import CLASSES, WholeNumbers, ask, counter_of, image_of
 from support.votes import more_misses
 
 CPU = torch.device("cpu")
 NOISE = GaussianNoise(0.25, 7)
 CLASSIFIER = WholeNumbers(seed=38)
-OUT_OF_MEMORY = [make() for make in fragile_models.OUT_OF_MEMORY.values()]
 many = settings(max_examples=60)
-
-
-class OutOfMemory(nn.Module):
-    """Another classifier that raises ``error`` for more than ``limit`` images, and at the passes numbered ``fails``."""
-
-    def __init__(self, model, limit: int, error: Exception = OUT_OF_MEMORY[0], fails: set[int] = frozenset()) -> None:
-        super().__init__()
-        self.model, self.limit, self.error, self.fails, self.passes = model, limit, error, fails, 0
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        self.passes += 1
-        if len(images) > self.limit or self.passes in self.fails:
-            raise self.error
-        return self.model(images)
-
-
-def counter_of(classifier: Callable, batch: int, depth: int = 1, **options) -> VoteCounter:
-    counter = VoteCounter(classifier, CLASSES, batch, CPU, **options)
-    counter._depth = depth
-    return counter
 
 
 def polls() -> list[Poll]:
@@ -57,7 +36,7 @@ def polls() -> list[Poll]:
         predict(70, 0.01),
         Exact(Smoothing(0.25, 5, 90, 0.2)).votes(0),
     ]
-    return [Poll(image_of(number), stream_of(NOISE, number), voting) for number, voting in enumerate(votings)]
+    return [Poll(image_of(number), NOISE.stream(number, CPU), voting) for number, voting in enumerate(votings)]
 
 
 def outcomes(counter: VoteCounter) -> list:
@@ -68,10 +47,10 @@ UNDISTURBED = outcomes(counter_of(CLASSIFIER, 64))
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["accelerator", "host", "python"])
+@pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
 def test_the_batch_is_halved_until_it_fits_and_no_count_changes(error, depth):
     batches = []
-    counter = counter_of(OutOfMemory(CLASSIFIER, 10, error), 100, depth, on_smaller_batch=batches.append)
+    counter = counter_of(Forgetful(CLASSIFIER, 10, error), 100, depth, on_smaller_batch=batches.append)
     assert outcomes(counter) == UNDISTURBED
     assert batches == [50, 25, 12, 6] and counter.batch == 6
 
@@ -80,7 +59,7 @@ def test_the_batch_is_halved_until_it_fits_and_no_count_changes(error, depth):
 @given(st.integers(1, 130), st.sets(st.integers(1, 12), max_size=4), st.sampled_from([1, 2]))
 def test_memory_that_runs_out_at_any_time_changes_no_count(batch, fails, depth):
     batches = []
-    classifier = OutOfMemory(CLASSIFIER, 1000, fails=fails if batch >= 16 else set())
+    classifier = Forgetful(CLASSIFIER, fails=fails if batch >= 16 else set())
     counter = counter_of(classifier, batch, depth, on_smaller_batch=batches.append)
     assert outcomes(counter) == UNDISTURBED
     assert batches == [batch >> halving for halving in range(1, len(batches) + 1)]
@@ -88,11 +67,10 @@ def test_memory_that_runs_out_at_any_time_changes_no_count(batch, fails, depth):
 
 def test_no_draw_is_lost_or_repeated_where_memory_runs_out():
     recorder = Recorder(ConstantClassifier(2, CLASSES))
-    stream = stream_of(NOISE, 0)
-    counter = counter_of(OutOfMemory(recorder, 16), 100)
-    list(counter.run([Poll(image_of(0), stream, ask([Draws(96), Draws(160)]))]))
+    counter = counter_of(Forgetful(recorder, 16), 100)
+    list(counter.run([Poll(image_of(0), NOISE.stream(0, CPU), ask([Draws(96), Draws(160)]))]))
     seen = Counter(row.numpy().tobytes() for batch in recorder.batches for row in batch.contiguous())
-    expected = {row.numpy().tobytes() for row in stream_of(NOISE, 0).noisy(256, image_of(0))}
+    expected = {row.numpy().tobytes() for row in NOISE.stream(0, CPU).noisy(256, image_of(0))}
     assert seen.keys() == expected
     # 12 rows at a time: both rounds end with a batch that is filled up by its own first row.
     assert {len(batch) for batch in recorder.batches} == {12}
@@ -102,22 +80,22 @@ def test_no_draw_is_lost_or_repeated_where_memory_runs_out():
 def test_a_batch_that_must_be_kept_is_an_error_instead():
     """Certificates for the executed arithmetic are of one shape."""
     batches = []
-    counter = counter_of(OutOfMemory(CLASSIFIER, 10), 64, keep_batch=True, on_smaller_batch=batches.append)
+    counter = counter_of(Forgetful(CLASSIFIER, 10), 64, keep_batch=True, on_smaller_batch=batches.append)
     with pytest.raises(UserError, match="out of memory with --batch 64: give a smaller one .*CUDA out of memory"):
         outcomes(counter)
     assert batches == [] and counter.batch == 64
 
 
-@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["accelerator", "host", "python"])
+@pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
 def test_no_memory_for_a_single_image_is_an_error(error):
     batches = []
     with pytest.raises(UserError, match="out of memory with --batch 1:"):
-        outcomes(counter_of(OutOfMemory(CLASSIFIER, 0, error), 5, on_smaller_batch=batches.append))
+        outcomes(counter_of(Forgetful(CLASSIFIER, 0, error), 5, on_smaller_batch=batches.append))
     assert batches == [2, 1]
 
 
 def one_vote(classifier: Callable, batch: int = 10, draws: int = 25) -> list:
-    poll = Poll(image_of(0), stream_of(NOISE, 0), ask([Draws(draws)]))
+    poll = Poll(image_of(0), NOISE.stream(0, CPU), ask([Draws(draws)]))
     return list(counter_of(classifier, batch).run([poll]))
 
 
@@ -129,8 +107,9 @@ def test_logits_that_are_not_finite_are_an_error_and_no_vote(value, place):
         logits[3:5, place] = value
         return logits
 
-    with pytest.raises(NonFiniteError, match="not finite for 2 of 10 noisy images"):
+    with pytest.raises(NonFiniteError, match="not finite for 2 of 10 noisy images") as caught:
         one_vote(classifier)
+    assert isinstance(caught.value, UserError)
 
 
 def test_rows_that_only_fill_up_raise_no_alarm():

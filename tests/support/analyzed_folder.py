@@ -9,23 +9,18 @@ TRAINING = "epoch\ttime\tlr\ttrain loss\ttrain acc\ttestloss\ttest acc\n"
 TRAINING += "0\t9.1\t0.1\t1.5\t40.0\t1.4\t45.0\n1\t9\t0.1\t1\t60\t1.1\t55\n"
 
 
-def certification(path: str, outcomes: list[tuple[str, float]], start: int = 0) -> None:
+def certification(path: str, outcomes: list[tuple[str, float]], start: int = 0, column: str = "radius") -> None:
     """A released log: R for right, W for wrong, A for an abstention, each with its radius; label 1."""
     rows = [
         f"{start + 20 * number}\t1\t{ {'R': 1, 'W': 0, 'A': -1}[letter] }\t{radius}\t{int(letter == 'R')}\t0:00:15\n"
         for number, (letter, radius) in enumerate(outcomes)
     ]
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n" + "".join(rows))
+    Path(path).write_text(f"idx\tlabel\tpredict\t{column}\tcorrect\ttime\n" + "".join(rows))
 
 
 def predictions(path: str, outcomes: str) -> None:
-    rows = [
-        f"{20 * number}\t1\t{ {'R': 1, 'W': 0, 'A': -1}[letter] }\t1\t{int(letter == 'R')}\t0:00:15\n"
-        for number, letter in enumerate(outcomes)
-    ]
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text("idx\tlabel\tpredict\tbasePredict\tcorrect\ttime\n" + "".join(rows))
+    certification(path, [(letter, 1) for letter in outcomes], column="basePredict")
 
 
 COHEN = "cohen/cifar10/resnet110/noise_{0}/test/sigma_{0}"

@@ -18,7 +18,7 @@ from smoothadv.noise.philox import MULTIPLIERS, philox
 
 MOST = 2**32 - 1
 CPU = torch.device("cpu")
-KINDS = {"GaussianNoise": GaussianNoise, "RoundedGaussianNoise": RoundedGaussianNoise}
+KINDS = (GaussianNoise, RoundedGaussianNoise)
 
 
 @triton.jit
@@ -124,19 +124,19 @@ CASES = [
 ]
 
 
-def batches(kind: str, cases: list[tuple]) -> list[dict]:
+def batches(kind: type[Noise], cases: list[tuple]) -> list[dict]:
     """Each case in each type: launches, addresses, how many differ from the definition; errors of float32, in
     sigma: the kernel's, then those of torch alone.
     """
     results = []
     for (shape, shares, layout), sigma in zip(cases, itertools.cycle([0.12, 0.25, 0.7])):
-        noise = KINDS[kind](sigma, 3, key=NoiseKey("weights", "images", sigma, 3))
+        noise = kind(sigma, 3, key=NoiseKey("weights", "images", sigma, 3))
         batch = batch_of(noise, shape, shares)
         count, padding = sum(rows.count for rows in batch), 0 if layout == "far apart" else 3
         for dtype in (torch.float32, torch.float16, torch.bfloat16)[: 1 if layout == "far apart" else 3]:
             with mock.patch.object(kernels, "launch", wraps=kernels.launch) as launch:
                 found = filled(kernels, batch, empty(count + padding, shape, dtype, layout))
-            if kind == "GaussianNoise":
+            if kind is GaussianNoise:
                 black = [Rows(rows.stream, torch.zeros(shape), rows.first, rows.count) for rows in batch]
                 alone = filled(kernels, black, torch.empty(count, *shape))
                 images = torch.cat([rows.image.expand(rows.count, *shape) for rows in batch])
@@ -151,7 +151,7 @@ def batches(kind: str, cases: list[tuple]) -> list[dict]:
             wrong = min(int((found[:count] != each).sum()) for each in right)
             results.append(
                 {
-                    "case": f"{kind} {shape} {shares} {layout} {dtype}",
+                    "case": f"{kind.__name__} {shape} {shares} {layout} {dtype}",
                     "wrong": wrong + int((found[count:] != found[:1]).sum()),
                     "launches": launch.call_count,
                     "addresses": count * math.prod(shape),

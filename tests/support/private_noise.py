@@ -1,13 +1,16 @@
 """The key of the noise that made a log, from what its manifest records."""
 
-import json
 from pathlib import Path
 
 from smoothadv.noise import NoiseKey
-from smoothadv.records import manifest_path
+from support.sharding import manifest_of
+
+
+def settings_of(log: Path) -> dict:
+    return manifest_of(log)["settings"]
 
 
 def key_of_log(log: Path) -> NoiseKey:
     """The key of the draws behind a log."""
-    settings = json.loads(manifest_path(log).read_text())["settings"]
+    settings = settings_of(log)
     return NoiseKey(*(settings[name] for name in ("classifier_sha256", "dataset_fingerprint", "sigma", "seed")))

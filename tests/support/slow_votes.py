@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from smoothadv.certification import Draws
-from smoothadv.noise import NoiseStream
-from smoothadv.smoothing.voting import Poll
+from smoothadv.smoothing.voting import Poll, VoteCounter
 
 CLASSES = 4
 
@@ -33,6 +32,13 @@ class WholeNumbers(nn.Module):
     @torch.no_grad()
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.last(self.layers((images > 0.5).float()))
+
+
+def counter_of(classifier: Callable, batch: int, depth: int = 1, **options) -> VoteCounter:
+    """``depth`` = 2 is how an accelerator is kept busy: the next batch starts before this one's votes are counted."""
+    counter = VoteCounter(classifier, CLASSES, batch, torch.device("cpu"), **options)
+    counter._depth = depth
+    return counter
 
 
 def votes_one_by_one(
@@ -72,8 +78,3 @@ def image_of(number: int) -> torch.Tensor:
     """[1, 4, 4], of 8 bits, grey: noise turns many of its pixels black or white."""
     generator = torch.Generator().manual_seed(number)
     return torch.randint(90, 166, (1, 4, 4), generator=generator).to(torch.float32) / 255
-
-
-def stream_of(noise, number: int) -> NoiseStream:
-    """The draws for that image."""
-    return noise.stream(number, "cpu")
