@@ -65,9 +65,14 @@ def network_of(arch: str) -> torch.nn.Module:
 
 
 @functools.cache
-def voter_of(arch: str, precision: str) -> VotingClassifier:
-    """The network as it votes."""
-    return arrange(network_of(arch), META, precision=precision)
+def voter_of(arch: str, precision: str, sound: bool = False) -> VotingClassifier:
+    """The network as it votes; with --sound all kernels have to be deterministic."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(sound)
+    try:
+        return arrange(network_of(arch), META, precision=precision)
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def _dataset(arch: str) -> str:
@@ -100,7 +105,7 @@ def noise(arch: str, batch: int, kind: str) -> Counted:
 
 def vote(arch: str, batch: int, precision: str, shares: int, kind: str) -> Counted:
     """A batch of certification that ``shares`` images share, from the images to the votes on the host."""
-    voter, classes = voter_of(arch, precision), describe_dataset(_dataset(arch)).num_classes
+    voter, classes = voter_of(arch, precision, kind == "sound"), describe_dataset(_dataset(arch)).num_classes
     counter = VoteCounter(voter, classes, batch, META, dtype=voter.dtype)
     made, image = NOISES[kind](SIGMA, 0), torch.zeros(_shape(arch))
 
@@ -171,6 +176,7 @@ def without_values(counted: Counted) -> Iterator[None]:
             "smoothadv.training.update.derive_generator": lambda device, *key: derive_generator("cpu", *key),
             # Whether folding changes the logits cannot be seen without data.
             "smoothadv.smoothing.folding.agree": lambda *functions: True,
+            "smoothadv.training.attacked.runs": lambda *calls: True,
             "torch.autocast": lambda device, dtype, **options: Autocast(dtype),
         }.items():
             stack.enter_context(mock.patch(target, replacement))

@@ -74,7 +74,8 @@ def test_processes_that_must_choose_the_same_batch_count_all_memory(gpu):
 def test_memory_of_drawing_noise_is_counted(gpu, monkeypatch):
     """Here four times that of the network."""
     drawn, noise, without = [0], SimpleNamespace(), default_batch(gpu, SHAPE, gpu)
-    noise.fill = lambda out, image, *address: drawn.append(4 * len(out) * BYTES_PER_IMAGE)
+    stream = SimpleNamespace(fill=lambda out, image, first: drawn.append(4 * len(out) * BYTES_PER_IMAGE))
+    noise.stream = lambda example, device, purpose: stream
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: max(gpu.peak, *drawn))
     assert default_batch(gpu, SHAPE, gpu, noise=noise) == without // 4
 

@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_leaves
 from smoothadv.errors import first_line
 
 T = TypeVar("T")
-_SIGNS = ("can't allocate memory", "STATUS_ALLOC_FAILED", "ALLOCATION_FAILED", "out of memory")
+# The last one is cuDNN's, where no engine's workspace fits.
+_SIGNS = ("can't allocate memory", "STATUS_ALLOC_FAILED", "ALLOCATION_FAILED", "out of memory", "unable to find an eng")
 _CPU_ELEMENTS = 100 * 3 * 32 * 32
 _PROBE = 64
 _MOST_ELEMENTS = 2**31 - 1  # of a tensor: some kernels count them with 32 bits

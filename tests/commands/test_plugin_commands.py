@@ -130,7 +130,7 @@ def test_sweep_takes_plugins_on_its_command_line_too(workplace, capsys):
     Path("tiny.toml").write_text(GRID.replace('plugins = ["shapes.py"]', ""))
     plan = ["plan", "tiny.toml", "--device", "cpu", "--no-cost"]
     outcome = call(capsys, "sweep", *plan)
-    assert refused(outcome, "tiny.toml, [[sweep]] 1", "unknown dataset 'shapes'", "--plugin FILE", code=2)
+    assert refused(outcome, "tiny.toml, [[sweep]] 1", "unknown architecture 'shapes_cnn'", "--plugin FILE", code=2)
     assert "2 jobs" in call(capsys, "sweep", *plan, "--plugin", "shapes.py").out
 
 

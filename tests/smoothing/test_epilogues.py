@@ -1,5 +1,6 @@
 """Convolution, shortcut and ReLU in one call: the same function and gradients, by a stand-in for cuDNN's calls."""
 
+import contextlib
 import copy
 
 import pytest
@@ -10,10 +11,11 @@ from torch.nn import functional as F
 from smoothadv.architectures import get_architecture
 from smoothadv.datasets import describe_dataset
 from smoothadv.errors import DoubtfulWarning
-from smoothadv.smoothing import epilogues
+from smoothadv.smoothing import classifier, epilogues
 from smoothadv.smoothing.classifier import PRECISIONS, arrange
 from smoothadv.smoothing.epilogues import ConvolutionReLU
 from smoothadv.smoothing.folding import fold
+from smoothadv.training import attacked
 from smoothadv.training.attacked import AttackedModel, attacked_form
 from support import networks
 from support.released import randomise_batch_norms
@@ -114,6 +116,79 @@ def test_a_shortcut_that_cudnn_would_not_expand_is_left_alone():
     model, images = small(Expanded)
     assert any(isinstance(layer, ConvolutionReLU) for layer in fold(copy.deepcopy(model), None, True).modules())
     assert fold(model, images, True) is model
+
+
+class Overwriting(networks.Network):
+    """The second convolution reads what a ReLU overwrote since the first one read it."""
+
+    def forward(self, x):
+        x = self.norm(self.first(x))
+        return self.end(F.relu(self.second(x) + self.other_norm(self.second_reader(F.relu(x, inplace=True)))))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second_reader = nn.Conv2d(3, 3, 1)
+
+
+class Weighted(networks.Network):
+    def forward(self, x):
+        return self.end(torch.relu(input=F.relu(torch.add(self.norm(self.first(x)), x, alpha=0.5))))
+
+
+@pytest.mark.parametrize("kind", [Overwriting, Weighted])
+def test_what_a_fused_call_cannot_express_stays(cudnn, kind):
+    model, images = small(kind)
+    assert torch.allclose(fold(copy.deepcopy(model), None, True)(images), model(images), rtol=1e-10)
+
+
+def as_on_a_gpu(monkeypatch) -> None:
+    """Networks in float64 are tried on the CPU, those in float32 are on the GPU."""
+    monkeypatch.setattr(epilogues, "_suits_plain_functions", lambda x: x.dtype == torch.float64)
+    for module in (classifier, attacked):
+        monkeypatch.setattr(module, "are_offered_on", lambda device: True)
+
+
+def test_where_fusing_would_change_the_function_folding_stays(cudnn, monkeypatch):
+    as_on_a_gpu(monkeypatch)
+    model, images = small(Expanded)
+    arranged = arrange(model, torch.device("cpu"), images[0])
+    assert arranged.is_folded and not arranged.is_fused
+
+
+@pytest.mark.parametrize("faulty", [lambda out: out * 0 + 7, lambda out: out.nan_to_num(), None])
+def test_what_cudnn_computes_is_compared(cudnn, monkeypatch, faulty):
+    """With what PyTorch's functions compute; and a NaN must not become a number."""
+    as_on_a_gpu(monkeypatch)
+    if faulty is not None:
+        right = cudnn.convolution_add_relu
+        monkeypatch.setattr(torch, "cudnn_convolution_add_relu", lambda *given: faulty(right(*given)))
+    model, images = of_arch("digits_resnet8")
+    model.train().requires_grad_()
+    warned = contextlib.nullcontext() if faulty is None else pytest.warns(DoubtfulWarning, match="something else")
+    with warned:
+        assert arrange(model.float(), torch.device("cpu"), images[0].float()).is_fused == (faulty is None)
+    before = copy.deepcopy(model.state_dict())
+    with warned if faulty is None else pytest.warns(DoubtfulWarning, match="something else"):
+        form = attacked_form(model, images.float())
+    assert any(isinstance(layer, ConvolutionReLU) for layer in form.modules()) == (faulty is None)
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_trying_the_calls_leaves_statistics_and_modes_alone(cudnn):
+    network = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3), nn.Dropout(), nn.Flatten()).train()
+    before = copy.deepcopy(network.state_dict())
+    assert epilogues.runs(network, torch.rand(2, 3, 4, 4))
+    assert network[0].training and all(torch.equal(network.state_dict()[name], before[name]) for name in before)
+
+
+def test_sound_certification_uses_no_call_that_may_be_random():
+    assert epilogues.are_offered_on(torch.device("meta"))
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert not epilogues.are_offered_on(torch.device("meta"))
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_convolutions_that_learn_are_left_alone():

@@ -256,7 +256,8 @@ if __name__ == "__main__":
     main(Path(sys.argv[1]))
 
 
-def test_tensors_of_all_layouts_are_exchanged_as_one():
+@pytest.mark.parametrize("as_stored", [True, False])
+def test_tensors_of_all_layouts_are_exchanged_as_one(as_stored):
     """As gradients come: channels-last, transposed, expanded, strided, of one element and of none."""
     torch.manual_seed(0)
     last = torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)
@@ -268,9 +269,10 @@ def test_tensors_of_all_layouts_are_exchanged_as_one():
         torch.randn(()),
         last[:0],
     ]
-    flat, views = processes._in_one_tensor(tensors)
+    flat, views = processes._in_one_tensor(tensors, as_stored)
     assert flat.shape == (sum(tensor.numel() for tensor in tensors),)
     assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True))
-    assert views[0].stride() == last.stride() and views[1].stride() == tensors[1].stride()
+    assert [view.stride() == each.stride() for view, each in zip(views[:2], tensors)] == [as_stored] * 2
+    assert as_stored or torch.equal(flat, torch.cat([tensor.flatten() for tensor in tensors]))
     flat *= 2
     assert all(torch.equal(view, 2 * tensor) for view, tensor in zip(views, tensors))

@@ -70,13 +70,13 @@ def _cosine_and_sine(word):
 
 
 @triton.jit
-def _counters(plan, counters, lane, block):
+def _counters(plan, rows, counters, lane, block):
     """What the lanes of a program compute: rows, their images, counters of the rows, and these counters' words."""
     start = tl.program_id(0).to(tl.int64) * block
     row = start // counters
     lane += (start - row * counters).to(tl.int32)
     row, counter = row + lane // counters, lane % counters
-    at = plan + (row + 1) * 4
+    at = plan + (tl.minimum(row, rows - 1) + 1) * 4  # lanes beyond the last row read that of the last one
     draw, example, purpose = tl.load(at + 1).to(tl.uint32), tl.load(at + 2).to(tl.uint32), tl.load(at + 3).to(tl.uint32)
     k0, k1 = tl.load(plan).to(tl.uint32), tl.load(plan + 1).to(tl.uint32)
     w0, w1, w2, w3 = words_at(counter.to(tl.uint32), draw, example, purpose, k0, k1)
@@ -95,7 +95,7 @@ def gaussian(
     out, plan, rows, counters, dimension, plane, row_stride, channel_stride, pixel_stride, BLOCK: tl.constexpr
 ):  # fmt: skip
     """``out`` = image + N(0, sigma^2): summed in float32, then rounded to the type of ``out``."""
-    row, image, counter, w0, w1, w2, w3 = _counters(plan, counters, tl.arange(0, BLOCK), BLOCK)
+    row, image, counter, w0, w1, w2, w3 = _counters(plan, rows, counters, tl.arange(0, BLOCK), BLOCK)
     sigma = tl.load(plan + 2).to(tl.float64, bitcast=True)
     for half in tl.static_range(2):
         radius = _radius(w0 if half == 0 else w2, sigma)
@@ -115,7 +115,7 @@ def rounded(
     thresholds, starts, clip, SHIFT: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """``out`` = image + round(N(0, (255 sigma)^2)) / 255, clipped: summed in integers."""
-    row, image, counter, w0, w1, w2, w3 = _counters(plan, counters, tl.arange(0, BLOCK), BLOCK)
+    row, image, counter, w0, w1, w2, w3 = _counters(plan, rows, counters, tl.arange(0, BLOCK), BLOCK)
     for half in tl.static_range(2):
         high, low = (w0 if half == 0 else w2).to(tl.int64), (w1 if half == 0 else w3).to(tl.int64)
         uniform = (high << 30) | (low >> 2)
@@ -160,4 +160,6 @@ def try_out(device: torch.device) -> None:
     """Compile a kernel and launch it on the device; an exception of any kind where that is not possible."""
     image = torch.zeros(1, device=device)
     plan = torch.tensor([[1, 2, 3, 4], [image.data_ptr(), 0, 0, 0]], device=device)
-    launch(gaussian, torch.empty(1, 1, device=device), plan, 4)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        launch(gaussian, torch.empty(1, 1, dtype=dtype, device=device), plan, 4)
+    torch.cuda.synchronize(device)

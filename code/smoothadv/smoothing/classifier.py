@@ -17,7 +17,7 @@ from smoothadv.errors import UserError
 from smoothadv.graphs import call_compiled, let_compiler_choose_alike
 from smoothadv.memory import batch_that_suits
 from smoothadv.noise import Noise, Purpose
-from smoothadv.smoothing.epilogues import ConvolutionReLU, runs
+from smoothadv.smoothing.epilogues import ConvolutionReLU, are_offered_on, runs
 from smoothadv.smoothing.folding import fold
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -79,13 +79,13 @@ def arrange(
     """
     images = None if example is None else example.cpu().double().unsqueeze(0)
     dtype = PRECISIONS[precision]
-    for epilogues in (True, False)[device.type == "cpu" :]:
+    for epilogues in (True, False) if are_offered_on(device) else (False,):
         # Folding in float64 on the CPU changes nothing within the digits of float32.
         original = copy.deepcopy(classifier).eval().requires_grad_(False).cpu().double()
         folded = fold(original, images, epilogues)
         voting = VotingClassifier(folded.to(dtype).to(device), dtype, is_folded=folded is not original)
         voting = voting.eval().to(memory_format=torch.channels_last)
-        if images is None or not voting.is_fused or runs(voting, images.float().to(device)):
+        if voting.is_fused and (images is None or runs(voting, images.float().to(device))):
             break
     return voting
 

@@ -5,6 +5,7 @@ all these kernels move.
 """
 
 import contextlib
+import math
 import operator
 from typing import Any
 
@@ -16,6 +17,7 @@ from smoothadv.errors import first_line, warn
 from smoothadv.graphs import layer_of
 
 _SUMS = (operator.add, operator.iadd, torch.add)
+_AGREEMENT = 0.1  # of the largest logit: far above what bfloat16 rounds, far below another function
 _RELUS = (F.relu, torch.relu, "relu")  # the last one is a method
 
 
@@ -28,11 +30,11 @@ class ConvolutionReLU(nn.Module):
 
     def __init__(self, convolution: nn.Conv2d) -> None:
         super().__init__()
-        self.convolution = convolution
+        self.convolution, self.is_plain = convolution, False
 
     def forward(self, x: torch.Tensor, shortcut: torch.Tensor | None = None) -> torch.Tensor:
         layer = self.convolution
-        if _suits_plain_functions(x):
+        if self.is_plain or _suits_plain_functions(x):
             out = layer(x)
             if shortcut is not None and shortcut.shape != out.shape:  # cuDNN does not expand it
                 raise ValueError(f"a shortcut of shape {tuple(shortcut.shape)} for {tuple(out.shape)}")
@@ -51,7 +53,7 @@ def _suits_plain_functions(x: torch.Tensor) -> bool:
 def _in_one_call(
     x: torch.Tensor, shortcut: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None, geometry: tuple
 ) -> torch.Tensor:
-    """cuDNN's ConvolutionBiasActivationForward; its algorithm obeys torch.backends.cudnn.deterministic."""
+    """cuDNN's ConvolutionBiasActivationForward, which PyTorch calls without asking for deterministic kernels."""
     if shortcut is None:
         return torch.cudnn_convolution_relu(x, weight, bias, *geometry)
     return torch.cudnn_convolution_add_relu(x, weight, shortcut, 1.0, bias, *geometry)
@@ -89,14 +91,15 @@ def fuse_epilogues(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
         is_function = relu.op != "call_module" and relu.target in _RELUS
         if not (is_function or isinstance(layer_of(graph, relu), nn.ReLU)):
             continue
-        before = relu.args[0]
-        terms = (
-            [term for term in before.args if isinstance(term, torch.fx.Node)] if before.target in _SUMS else [before]
-        )
-        if len(before.users) > 1 or len(terms) != (2 if before.target in _SUMS else 1):
+        before = relu.args[0] if relu.args else None
+        if not isinstance(before, torch.fx.Node) or len(before.users) > 1:
             continue
-        convolution = next((term for term in terms if _is_fusible(graph, term)), None)
-        if convolution is None or terms.count(convolution) > 1:
+        is_sum = before.target in _SUMS and not before.kwargs
+        terms = [term for term in (before.args if is_sum else [before]) if isinstance(term, torch.fx.Node)]
+        # It moves to the place of the ReLU: the last one, so that nothing it reads is overwritten before.
+        order = list(graph.graph.nodes)
+        convolution = max((term for term in terms if _is_fusible(graph, term)), key=order.index, default=None)
+        if convolution is None or len(terms) != 1 + is_sum or terms.count(convolution) > 1:
             continue
         shortcut = [term for term in terms if term is not convolution]
         name = str(convolution.target)
@@ -111,19 +114,42 @@ def fuse_epilogues(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return graph
 
 
-def runs(network: nn.Module, images: torch.Tensor, dtype: torch.dtype | None = None) -> bool:
-    """Whether cuDNN has kernels for all calls of the ``network`` on images [B, C, H, W], on the device of both.
+def are_offered_on(device: torch.device) -> bool:
+    """Whether to try these calls: not where every kernel has to be deterministic, as with --sound."""
+    return device.type in ("cuda", "meta") and not torch.are_deterministic_algorithms_enabled()
 
-    With a ``dtype``, within torch.autocast to that type.
+
+@torch.no_grad()
+def runs(network: nn.Module, images: torch.Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Whether cuDNN computes the ``network`` in eval mode on images [B, C, H, W], as PyTorch's functions do.
+
+    The logits must agree but for the rounding of the shortest type, and NaN must stay NaN. With a ``dtype``, within
+    torch.autocast to that type. Otherwise a warning says why not.
     """
     autocast = torch.autocast(images.device.type, dtype) if dtype else contextlib.nullcontext()
+    modes = [(module, module.training) for module in network.modules()]
+    fused = [module for module in network.modules() if isinstance(module, ConvolutionReLU)]
     try:
-        with torch.no_grad(), autocast:
-            network(images)
+        network.eval()
+        with autocast:
+            logits, of_nan = network(images).float(), network(images * math.nan)
+            for layer in fused:
+                layer.is_plain = True
+            expected = network(images).float()
+        is_same = bool((logits - expected).abs().max() <= _AGREEMENT * expected.abs().max())
+        reason = "" if is_same and not bool(of_nan.isfinite().any()) else "cuDNN computes something else"
     except RuntimeError as error:
-        warn(f"convolutions and ReLUs are computed one by one: {first_line(error)}")
-        return False
-    return True
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        reason = first_line(error)
+    finally:
+        for layer in fused:
+            layer.is_plain = False
+        for module, training in modes:
+            module.training = training
+    if reason:
+        warn(f"convolutions and ReLUs are computed one by one: {reason}")
+    return not reason
 
 
 def _is_fusible(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:

@@ -8,7 +8,7 @@ from torch import nn
 from smoothadv.attacks.estimators import frozen
 from smoothadv.graphs import overwrite_in_place, traced_plainly
 from smoothadv.smoothing import folding
-from smoothadv.smoothing.epilogues import fuse_epilogues, runs
+from smoothadv.smoothing.epilogues import are_offered_on, fuse_epilogues, runs
 
 
 class AttackedModel(nn.Module):
@@ -48,10 +48,10 @@ def attacked_form(model: nn.Module, example: torch.Tensor, dtype: torch.dtype | 
     trial = copy.deepcopy(model).cpu().double().eval()
     device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
     try:
-        for epilogues in (True, False)[device.type == "cpu" :]:
+        for epilogues in (True, False) if are_offered_on(device) else (False,):
             is_same = folding.agree(trial, AttackedModel(trial, None, epilogues), example.cpu().double())
             form = AttackedModel(model, dtype, epilogues) if is_same else None
-            if form is None or not epilogues or runs(form, example.to(device), dtype):
+            if form is not None and (not epilogues or runs(form, example.to(device), dtype)):
                 return form
         return None
     except (ValueError, RuntimeError, TypeError):  # a network that cannot be traced, or that tracing broke

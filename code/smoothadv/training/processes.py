@@ -102,7 +102,7 @@ class Processes:
         """
         if self.size > 1:
             gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-            flat, views = _in_one_tensor(gradients)
+            flat, views = _in_one_tensor(gradients, gradients[0].device.type != "cpu")
             distributed.all_reduce(flat)
             flat /= self.size
             torch._foreach_copy_(gradients, views)
@@ -121,7 +121,7 @@ class Processes:
             return
         for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
             of_dtype = [tensor for tensor in tensors if tensor.dtype == dtype]
-            flat, views = _in_one_tensor(of_dtype)
+            flat, views = _in_one_tensor(of_dtype, of_dtype[0].device.type != "cpu")
             distributed.broadcast(flat, 0)
             torch._foreach_copy_(of_dtype, views)
 
@@ -141,13 +141,13 @@ class Processes:
         return contents[0]
 
 
-def _in_one_tensor(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """A tensor [N] with all values, and its parts in the shapes and layouts of the ``tensors``, of one dtype.
-
-    Values are in the order in which they lie in memory: many tensors are then copied in one kernel.
+def _in_one_tensor(tensors: list[torch.Tensor], as_stored: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """A tensor [N] with all values, and its parts in the shapes of the ``tensors``, of one dtype. With ``as_stored``
+    values are in the order in which they lie in memory: a GPU then copies many in one kernel.
     """
-    strides = [torch.empty_like(tensor, device="meta").stride() for tensor in tensors]
-    dense = [tensor if tensor.stride() == stride else tensor.clone() for tensor, stride in zip(tensors, strides)]
+    form = torch.preserve_format if as_stored else torch.contiguous_format
+    strides = [torch.empty_like(tensor, device="meta", memory_format=form).stride() for tensor in tensors]
+    dense = [t if t.stride() == stride else t.clone(memory_format=form) for t, stride in zip(tensors, strides)]
     flat = torch.cat([tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset()) for tensor in dense])
     parts = zip(flat.split([tensor.numel() for tensor in tensors]), tensors, strides)
     return flat, [part.as_strided(tensor.shape, stride, part.storage_offset()) for part, tensor, stride in parts]

@@ -27,7 +27,7 @@ def sums_of(outcome: Outcome) -> torch.Tensor:
     sums[0] = outcome.loss.detach().double() * outcome.examples
     counts = outcome.correct, outcome.examples, outcome.unattacked_correct, outcome.unattacked_examples
     for place, count in enumerate(counts, start=1):
-        sums[place].add_(count)  # to assign would copy a number from the host, and wait
+        sums[place].add_(0 if count is None else count)  # to assign would copy a number from the host, and wait
     return sums
 
 

@@ -90,6 +90,6 @@ def combined(parts: list[Estimate]) -> Estimate:
 
 def _log_weight(part: Estimate) -> torch.Tensor:
     if part.log_weight is not None:
-        return part.log_weight()
+        return part.log_weight() if callable(part.log_weight) else part.log_weight
     examples, copies = part.logits.shape[:2]
     return torch.full((examples,), math.log(copies), dtype=part.gradient.dtype, device=part.gradient.device)

@@ -22,7 +22,7 @@ from smoothadv.commands.options.components import add_components, add_options, a
 from smoothadv.commands.runner import Parser, run, terminable
 from smoothadv.errors import UserError, warn
 from smoothadv.files import PAGE, refuse_to_replace, write_text
-from smoothadv.records import TRAINING_LOG
+from smoothadv.records import TRAINING_LOG, is_shard_folder
 from smoothadv.settings import positive_int, settings_of
 from smoothadv.sweeps.engines import ENGINES, Engine, Site
 from smoothadv.sweeps.grid import MOST_MODELS, Grid, read_grid
@@ -301,7 +301,8 @@ def _report(parser: Parser, options: argparse.Namespace) -> None:
     if unfinished:
         warn(f"{unfinished} of {len(jobs)} jobs are unfinished: their incomplete logs are left out")
     known = {log for job in jobs for stage in job.evaluations for log in stage.logs}
-    found = [log for grid in grids for log in sorted(grid.logs.rglob("*.tsv")) if log.absolute() not in known]
+    there = [log.absolute() for grid in grids for log in sorted(grid.logs.rglob("*.tsv"))]
+    found = [log for log in there if log not in known and not is_shard_folder(log.parent.name)]
     if found and not options.only:  # as that of a model that is no longer among the best
         warn(f"logs that no job makes are left out: {found[0]}{f' and {len(found) - 1} more' if found[1:] else ''}")
     logs = read_logs(arguments, Report.kinds, warn=warn)

@@ -145,7 +145,8 @@ class _Planner:
                     f"{table.source}: {members[0].job.name} would be alone: no other model of {first.group!r} differs "
                     f"from it in nothing but {' and '.join(table.over)}"
                 )
-            if unknown := [option for option in table.over if option not in first.options]:
+            stated = {option for plan in members for option in plan.model.options}
+            if unknown := [option for option in table.over if option not in stated]:
                 raise UserError(f"{table.source}: 'over' names {unknown[0]!r}, which {first.source} does not set")
             trainings = tuple(training for plan in members for training in plan.trainings)
             archs = "+".join(dict.fromkeys(training.request.arch for training in trainings))
