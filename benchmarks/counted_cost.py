@@ -177,6 +177,7 @@ def without_values(counted: Counted) -> Iterator[None]:
             # Whether folding changes the logits cannot be seen without data.
             "smoothadv.smoothing.folding.agree": lambda *functions: True,
             "smoothadv.training.attacked.runs": lambda *calls: True,
+            "smoothadv.training.attacked.are_offered_on": lambda device: True,
             "torch.autocast": lambda device, dtype, **options: Autocast(dtype),
         }.items():
             stack.enter_context(mock.patch(target, replacement))

@@ -301,8 +301,8 @@ def _report(parser: Parser, options: argparse.Namespace) -> None:
     if unfinished:
         warn(f"{unfinished} of {len(jobs)} jobs are unfinished: their incomplete logs are left out")
     known = {log for job in jobs for stage in job.evaluations for log in stage.logs}
-    there = [log.absolute() for grid in grids for log in sorted(grid.logs.rglob("*.tsv"))]
-    found = [log for log in there if log not in known and not is_shard_folder(log.parent.name)]
+    there = [log for grid in grids for log in sorted(grid.logs.rglob("*.tsv")) if not is_shard_folder(log.parent.name)]
+    found = [log for log in there if log.absolute() not in known]
     if found and not options.only:  # as that of a model that is no longer among the best
         warn(f"logs that no job makes are left out: {found[0]}{f' and {len(found) - 1} more' if found[1:] else ''}")
     logs = read_logs(arguments, Report.kinds, warn=warn)
