@@ -67,6 +67,7 @@ ALLOWED["evaluation"] = FOUNDATION | {"analysis", "attacks", "certification", "c
 ALLOWED["evaluation"] |= {"ensembles", "noise", "smoothing"}
 ALLOWED["training"] = FOUNDATION | {"architectures", "attacks", "checkpoints", "datasets", "devices", "graphs", "noise"}
 ALLOWED["training"] |= {"checkpoint_fields", "objectives", "smoothing"}
+ALLOWED["quantization"] = FOUNDATION | {"architectures", "checkpoints", "datasets", "graphs", "noise", "smoothing"}
 ALLOWED["api"] = FOUNDATION | {"attacks", "checkpoints", "datasets", "devices", "evaluation", "objectives", "training"}
 ALLOWED["commands"] = set(ALLOWED) - {"", "scripts", "__main__"}
 WITHOUT_TORCH = {
