@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.empirical import empirical_curve, model_of
-from smoothadv.analysis.plot_envelope import EnvelopePlot
+from smoothadv.analysis.plot import EnvelopePlot
 from smoothadv.analysis.shared.figure_style import Figure, draw_steps, finished, looks, mark_every, new_figure
-from smoothadv.analysis.shared.log_statistics import empirical_accuracy
+from smoothadv.analysis.shared.log_statistics import accuracy
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.selection import Choosing, grouping, groups_of, refuse_several
 from smoothadv.errors import UserError, warn
@@ -48,15 +48,13 @@ class EmpiricalPlot(Choosing, Analysis):
         lines = looks(len(certified) + len(attacked))
         curves = {name: empirical_curve(group) for name, group in attacked.items()}
         largest = max(max(curve) for curve in curves.values())
-        drawn = []
-        for (name, group), look in zip(certified.items(), lines):
-            radii, accuracies = EnvelopePlot().envelope_curve(group)
-            label = f"{name}, certified" if named else "certified"
-            drawn.append(draw_steps(axes, radii, accuracies, label=label, **{**look, "marker": "", "linewidth": 2.2}))
+        name_of = "{}, certified" if named else "certified"
+        solid = [(name_of.format(name), *EnvelopePlot().envelope_curve(group)) for name, group in certified.items()]
+        drawn = draw_steps(axes, solid, [{**look, "marker": "", "linewidth": 2.2} for look in lines], largest)
         colours = {name: look["color"] for name, look in zip(certified, lines)} if len(certified) > 1 else {}
         for position, ((name, curve), look) in enumerate(zip(curves.items(), lines[len(certified) :])):
             look = {**look, "color": colours.get(name, look["color"]), "linewidth": 1.2}
-            shares = [100 * empirical_accuracy(best.log.table) for best in curve.values()]
+            shares = [100 * accuracy(best.log.table) for best in curve.values()]
             label = "under attack" if name == "all" else f"{name}, under attack" if not self.group_by else name
             marks = mark_every(len(curve), position, len(curves))
             drawn += axes.plot(list(curve), shares, label=label, linestyle="--", markevery=marks, **look)
