@@ -11,9 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 
-from smoothadv.analysis.plot import CertifiedAccuracyPlot, EnvelopePlot
-from smoothadv.analysis.plot_empirical import EmpiricalPlot
-from smoothadv.analysis.plot_training import TrainingPlot
+from smoothadv.analysis.plot import CertifiedAccuracyPlot, EmpiricalPlot, EnvelopePlot, TrainingPlot
 from smoothadv.analysis.shared.figure_style import looks
 from smoothadv.analysis.shared.log_statistics import accuracy_curve, bootstrap_interval, certified_accuracies
 from smoothadv.analysis.shared.logs import Log, Logs
