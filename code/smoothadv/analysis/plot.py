@@ -170,7 +170,8 @@ class EmpiricalPlot(Choosing, Analysis):
         largest = max(max(curve) for curve in curves.values())
         name_of = "{}, certified" if named else "certified"
         solid = [(name_of.format(name), *EnvelopePlot().envelope_curve(group)) for name, group in certified.items()]
-        drawn = draw_steps(axes, solid, [{**look, "marker": "", "linewidth": 2.2} for look in lines], largest)
+        plain = {"marker": "", "markevery": None, "linewidth": 2.2}
+        drawn = draw_steps(axes, solid, [{**look, **plain} for look in lines], largest)
         colours = {name: look["color"] for name, look in zip(certified, lines)} if len(certified) > 1 else {}
         for position, ((name, curve), look) in enumerate(zip(curves.items(), lines[len(certified) :])):
             look = {**look, "color": colours.get(name, look["color"]), "linewidth": 1.2}

@@ -203,5 +203,5 @@ def draw_steps(
         shift = (position + 0.5) / len(curves)
         marks = np.searchsorted(radii, step * (np.arange(_MARKS_PER_CURVE) + shift))
         placed = np.unique(marks[marks < len(radii)]).tolist() or [int(len(radii) * shift)]
-        lines += axes.step(radii, 100 * accuracies, where="pre", label=label, markevery=placed, **look)
+        lines += axes.step(radii, 100 * accuracies, where="pre", label=label, **{"markevery": placed, **look})
     return lines
