@@ -11,11 +11,11 @@ from scipy import stats
 
 from smoothadv.analysis.shared.log_statistics import (
     abstention_rate,
+    accuracy,
     accuracy_curve,
     average_certified_radius,
     bootstrap_interval,
     certified_accuracies,
-    clean_accuracy,
     clopper_pearson_band,
     default_radii,
     dkw_band,
@@ -39,7 +39,7 @@ tables = st.lists(st.tuples(st.integers(-1, 2), radii), min_size=1, max_size=30)
 
 
 def test_averages():
-    assert clean_accuracy(LOG) == pytest.approx(0.6)
+    assert accuracy(LOG) == pytest.approx(0.6)
     assert average_certified_radius(LOG) == pytest.approx(0.35)
     assert abstention_rate(LOG) == pytest.approx(0.2)
 
@@ -134,9 +134,9 @@ def test_certified_accuracies_are_those_of_counting_row_by_row(table, asked):
 @given(tables, st.lists(radii, min_size=2, max_size=6).map(sorted))
 def test_certified_accuracy_falls_from_the_clean_accuracy_to_nothing(table, asked):
     accuracies = certified_accuracies(table, [0.0, *asked, 4.01])
-    assert accuracies[0] == clean_accuracy(table) == table.correct.mean()
+    assert accuracies[0] == accuracy(table) == table.correct.mean()
     assert np.all(np.diff(accuracies) <= 0) and accuracies[-1] == 0
-    assert clean_accuracy(table) + abstention_rate(table) <= 1 + 1e-12
+    assert accuracy(table) + abstention_rate(table) <= 1 + 1e-12
 
 
 @given(tables)

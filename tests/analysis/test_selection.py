@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from smoothadv.analysis.envelope import upper_envelope
-from smoothadv.analysis.shared.log_statistics import certified_accuracies, clean_accuracy
+from smoothadv.analysis.shared.log_statistics import accuracy, certified_accuracies
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import AtRadii, ErrorProbability, Radius
 from smoothadv.analysis.shared.selection import (
@@ -157,7 +157,7 @@ def test_envelope_is_that_of_comparing_every_log_with_every_other(models, radius
     logs = [log(str(k), radii) for k, radii in enumerate(models)]
 
     def rank(each: Log) -> tuple[float, float]:
-        return float(certified_accuracies(each.table, [radius])[0]), clean_accuracy(each.table)
+        return float(certified_accuracies(each.table, [radius])[0]), accuracy(each.table)
 
     winners = [each for each in logs if all(rank(each) >= rank(other) for other in logs)]
     assert chosen(logs, [radius]) == [(winners[0].name, rank(winners[0])[0])]

@@ -7,9 +7,7 @@ import pytest
 from scipy import stats
 
 from smoothadv.analysis import report
-from smoothadv.analysis.plot import CertifiedAccuracyPlot
-from smoothadv.analysis.plot_empirical import EmpiricalPlot
-from smoothadv.analysis.plot_envelope import EnvelopePlot
+from smoothadv.analysis.plot import CertifiedAccuracyPlot, EmpiricalPlot, EnvelopePlot
 from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.errors import UserError
 from smoothadv.records import manifest_path
