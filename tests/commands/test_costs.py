@@ -128,6 +128,13 @@ def test_range_and_what_is_chosen_later_are_told(known, monkeypatch):
     assert "fastest and slowest of 5 or more measurements" in text
 
 
+def test_ensemble_without_evaluations_costs_nothing(known, monkeypatch):
+    monkeypatch.setattr(costs, "_CostMeter", lambda device: known)
+    monkeypatch.setattr(known, "_measure_update", lambda training: (np.array([UPDATE, 2 * UPDATE]), 0.0))
+    found = plans('epochs = 1\n[[sweep]]\nseed = [0, 1]\n[[ensemble]]\nof = "grid"\n')
+    assert "shortest job takes about 0 seconds" in costs.cost_table(read_grid(Path("grid.toml")), found, "cpu")
+
+
 def test_waiting_for_other_programs_is_not_counted(monkeypatch):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -71,7 +71,7 @@ def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
     # Of each group, at most one model for each radius is chosen.
     dearest = (sorted(costs, key=lambda cost: np.max(cost.total()))[-MOST_RADII:] for costs in possible.values())
     later = _sum(cost for some in dearest for cost in some)
-    total, each = _sum(costs), np.sort([cost.total() for cost in costs], axis=0)
+    total, each = _sum(costs), np.sort([np.broadcast_to(cost.total(), 2) for cost in costs], axis=0)
     shares = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in total.items())
     many = f"processor time of {count} threads, shared equally, to time" if count > 1 else "processor time"
     clock = "time" if meter.device.type == "cuda" else many
