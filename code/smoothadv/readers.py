@@ -37,17 +37,10 @@ _UNREAD = {"time", "basePredict"}
 _NUMERIC = {*records.CERTIFICATION_COLUMNS, *records.FALSIFICATION_COLUMNS, records.TARGET_COLUMN} - _UNREAD
 _LARGE = ("image.npy", "adversarial.npy")
 _NOT_OF_LOGS = {".png", ".pdf", ".svg", ".html", ".tex", ".md", ".csv", ".json"}
+_TRAINING = ("epoch", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
 # The released training logs spell these in several ways and orders; a suffix says what the released unit is.
-_TRAINING_NAMES = {
-    "epoch": "epoch",
-    "trainloss": "train_loss",
-    "trainaccuracy": "train_accuracy",
-    "trainacc": "train_accuracy%",
-    "testloss": "test_loss",
-    "testaccuracy": "test_accuracy",
-    "testacc": "test_accuracy%",
-}
-_TRAINING = tuple(name for name in records.TRAINING_COLUMNS if name in _TRAINING_NAMES.values())
+_TRAINING_NAMES = {name.replace("_", ""): name for name in _TRAINING}
+_TRAINING_NAMES |= {"trainacc": "train_accuracy%", "testacc": "test_accuracy%"}
 
 
 def kind_of_log(path: Path) -> str | None:

@@ -10,7 +10,7 @@ from scipy import stats
 
 from smoothadv.datasets import get_dataset
 from smoothadv.noise import Purpose
-from support.attack_runs import SIGMA, SMALL, accuracy, archive, assert_same_attack, l2_norms, noisy_logits
+from support.attack_runs import SIGMA, SMALL, accuracy, archive, assert_same_attack, l2_norms, predicted
 from support.commands import call, header, rows, snapshot, succeed, timeless
 from support.sharding import manifest_of
 
@@ -84,25 +84,13 @@ def test_archive_holds_float32_images_of_the_dataset_and_the_columns_of_the_log(
             assert arrays[name].tolist() == [float(row[name]) for row in rows(log)]
 
 
-def predicted(classifier: torch.nn.Module, image: np.ndarray, index: int, purpose: Purpose = Purpose.VOTES) -> int:
-    """PREDICT of Cohen et al. at alpha = 0.001, from 50 draws, written out."""
-    votes = np.bincount(noisy_logits(classifier, image, index, purpose, 50).argmax(1), minlength=10)
-    top, runner_up = sorted(votes.tolist(), reverse=True)[:2]
-    return int(votes.argmax()) if stats.binomtest(top, top + runner_up).pvalue <= 0.001 else -1
-
-
-def test_logged_class_is_that_of_predict_on_the_saved_image(finished, classifier):
+def test_logged_classes_are_those_of_predict_and_of_the_classifier_on_the_saved_image(finished, classifier):
     for log in logs_of(finished):
-        arrays = archive(log)
-        expected = [predicted(classifier, *pair) for pair in zip(arrays["adversarial"], range(12))]
-        assert [int(row["predict"]) for row in rows(log)] == expected
-
-
-def test_base_prediction_is_the_classifiers_own_on_the_saved_image(finished, classifier):
-    for log in logs_of(finished):
+        images, found = archive(log)["adversarial"], rows(log)
+        expected = [predicted(classifier, image, index, Purpose.VOTES, 50) for index, image in enumerate(images)]
+        assert [int(row["predict"]) for row in found] == expected
         with torch.no_grad():
-            expected = classifier(torch.from_numpy(archive(log)["adversarial"])).argmax(1)
-        assert [int(row["basePredict"]) for row in rows(log)] == expected.tolist()
+            assert [int(row["basePredict"]) for row in found] == classifier(torch.from_numpy(images)).argmax(1).tolist()
 
 
 def test_larger_attacks_lower_the_accuracy(finished):
@@ -112,9 +100,9 @@ def test_larger_attacks_lower_the_accuracy(finished):
 
 def test_summary_names_the_log_its_accuracy_and_its_interval(attack, workplace):
     outcome = attack("out", "--epsilon", 0.25)
-    low, high = stats.binomtest(round(12 * accuracy(workplace / "out/epsilon_0.25.tsv")), 12).proportion_ci(0.95)
-    assert outcome.code == 0 and outcome.err == "" and outcome.out.count("\n") == 1
     share = accuracy(workplace / "out/epsilon_0.25.tsv")
+    low, high = stats.binomtest(round(12 * share), 12).proportion_ci(0.95)
+    assert outcome.code == 0 and outcome.err == "" and outcome.out.count("\n") == 1
     for words in ("out/epsilon_0.25.tsv: 12 examples", f"{share:.1%}", f"{low:.1%} to {high:.1%}", "epsilon_0.25.npz"):
         assert words in outcome.out
 
@@ -196,19 +184,15 @@ def test_the_same_command_again_changes_nothing(attack, workplace):
     assert snapshot(workplace) == before
 
 
-def test_missing_pictures_are_made_for_a_finished_log(attack, workplace):
-    attack("out", "--png", 2)
-    pictures = snapshot(workplace / "out/epsilon_0.5.pictures")
-    for path in (workplace / "out/epsilon_0.5.pictures").iterdir():
-        path.unlink()
-    assert attack("out", "--png", 2).code == 0
-    assert snapshot(workplace / "out/epsilon_0.5.pictures") == pictures
-
-
-def test_pictures_of_an_earlier_attack_do_not_stay(attack, workplace):
+def test_missing_pictures_are_made_and_those_of_an_earlier_attack_do_not_stay(attack, workplace):
+    folder = workplace / "out/epsilon_0.5.pictures"
     attack("out", "--png", 3)
+    pictures = snapshot(folder)
+    for path in folder.iterdir():
+        path.unlink()
+    assert attack("out", "--png", 3).code == 0 and snapshot(folder) == pictures
     attack("out", "--seed", 1, "--overwrite", "--png", 1)
-    assert [path.name for path in (workplace / "out/epsilon_0.5.pictures").iterdir()] == ["00000.png"]
+    assert [path.name for path in folder.iterdir()] == ["00000.png"]
 
 
 @pytest.mark.parametrize("options", [["--random-start"], ["--gradient", "base", "--random-start"]], ids=str)
@@ -222,19 +206,15 @@ def test_seed_alone_decides_the_examples(checkpoint, workplace, capsys, options)
     assert (archive(one)["adversarial"] != archive(other)["adversarial"]).any((1, 2, 3)).all()
 
 
-@pytest.mark.parametrize("batch", [1, 7])
-def test_attack_batch_changes_examples_by_rounding_only(attack, finished, workplace, batch):
+def test_attack_batch_changes_examples_by_rounding_only_and_that_of_the_votes_nothing(attack, finished, workplace):
     """Batches of less than one image, and of parts of an image that differ in size."""
-    assert attack("out", "--attack-batch", batch).code == 0
     log, usual = workplace / "out/epsilon_0.5.tsv", finished / "epsilon_0.5.tsv"
-    np.testing.assert_allclose(archive(log)["adversarial"], archive(usual)["adversarial"], atol=1e-5)
-    assert [row["predict"] for row in rows(log)] == [row["predict"] for row in rows(usual)]
-    assert manifest_of(log)["settings"]["attack_batch"] == batch
-
-
-def test_batch_of_the_votes_changes_nothing(attack, finished, workplace):
-    attack("out", "--batch", 7)
-    log, usual = workplace / "out/epsilon_0.5.tsv", finished / "epsilon_0.5.tsv"
+    for batch in (1, 7):
+        assert attack("out", "--attack-batch", batch, "--overwrite").code == 0
+        np.testing.assert_allclose(archive(log)["adversarial"], archive(usual)["adversarial"], atol=1e-5)
+        assert [row["predict"] for row in rows(log)] == [row["predict"] for row in rows(usual)]
+        assert manifest_of(log)["settings"]["attack_batch"] == batch
+    attack("out", "--batch", 7, "--overwrite")
     assert timeless(log) == timeless(usual)
     assert archive(log)["adversarial"].tobytes() == archive(usual)["adversarial"].tobytes()
 

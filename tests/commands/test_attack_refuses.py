@@ -152,8 +152,8 @@ def test_log_of_another_dataset_is_refused_by_the_image_or_class_that_is_not_the
     (workplace / "foreign.tsv").write_text(HEADER + "1\t8\t8\t0.1\t1\t0:00:01\n" + row)
     before = snapshot(workplace)
     outcome = attack("foreign.tsv")
-    assert outcome.code == 1 and outcome.err.splitlines()[-1].startswith("error: ")
-    assert "foreign.tsv" in outcome.err.splitlines()[-1] and word in outcome.err.splitlines()[-1]
+    line = outcome.err.splitlines()[-1]
+    assert outcome.code == 1 and line.startswith("error: ") and "foreign.tsv" in line and word in line
     assert snapshot(workplace) == before
 
 

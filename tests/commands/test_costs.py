@@ -12,7 +12,7 @@ from smoothadv.commands.sweep.planning import plan_sweep
 from smoothadv.datasets import get_dataset
 from smoothadv.sweeps.grid import read_grid
 
-UPDATE, STEP, VOTE, GRADIENT, START = 3.0, 0.5, 0.01, 0.03, 7.0
+UPDATE, STEP, VOTE, GRADIENT = 3.0, 0.5, 0.01, 0.03
 HEAD = '[fixed]\ndataset = "digits"\narch = "digits_resnet8"\nnoise = 0.25\n'
 
 
@@ -24,7 +24,6 @@ def known(monkeypatch, workplace) -> costs._CostMeter:
     monkeypatch.setattr(
         machine, "_measure_pass", lambda training, evaluation, with_gradient: (VOTE, GRADIENT)[with_gradient]
     )
-    monkeypatch.setattr(costs, "_starting_seconds", lambda plan: START)
     return machine
 
 
@@ -73,8 +72,7 @@ def test_certificates_and_attacks_cost_their_votes_and_gradients(known):
     cost = known.cost(plan)
     assert cost["certifying"] == pytest.approx(4 * 1000 * VOTE), "images 0, 100, 200 and 300 of 359"
     assert cost["attacking"] == pytest.approx(2 * 4 * (50 * VOTE + 3 * 5 * 2 * GRADIENT)), "two logs"
-    assert cost["starting commands"] == 3 * START, "three commands"
-    assert set(cost) == {"training", "certifying", "attacking", "starting commands"}
+    assert set(cost) == {"training", "certifying", "attacking"}
 
 
 @pytest.mark.parametrize(
@@ -102,10 +100,10 @@ def test_total_is_that_of_all_jobs_and_reads_well(known, monkeypatch):
     all_plans = plans("epochs = 2\n[[sweep]]\nseed = [0, 1, 2]\n[[certify]]\nmax = 10\nN = 900\n")
     grid = read_grid(Path("grid.toml"))
     each = (2 * 1438 + 2 * 359) * UPDATE
-    total = 3 * (each + 10 * 1000 * VOTE + 2 * START)
+    total = 3 * (each + 10 * 1000 * VOTE)
     text = costs.cost_table(grid, all_plans, "cpu")
     assert f"about {total / 3600:.3g} hours on cpu" in text and f"training {3 * each / 3600:.3g} hours" in text
-    assert "certifying 5 minutes" in text
+    assert "certifying 5 minutes" in text and "without starting commands" in text
 
 
 def test_range_and_what_is_chosen_later_are_told(known, monkeypatch):
@@ -119,13 +117,18 @@ def test_range_and_what_is_chosen_later_are_told(known, monkeypatch):
     )
     text = costs.cost_table(read_grid(Path("grid.toml")), found, "cpu")
     each = (1438 + 359) * UPDATE
-    assert (
-        f"training {3 * each / 3600:.3g} to {4.5 * each / 3600:.3g} hours" in text
-        and "certifying 5 to 7.5 minutes" in text
-    )
+    assert f"training {3 * each / 3600:.3g} to {4.5 * each / 3600:.3g} hours" in text
+    assert "certifying 5 to 7.5 minutes" in text
     # Three times a command that certifies four images with 1,000 draws, should all models be the best.
-    assert "chosen later, are not counted: at most 2.35 to 3.35 minutes more" in text
+    assert "chosen later, are not counted: at most 2 to 3 minutes more" in text
     assert "fastest and slowest of 5 or more measurements" in text
+
+
+def test_ensemble_without_evaluations_costs_nothing(known, monkeypatch):
+    monkeypatch.setattr(costs, "_CostMeter", lambda device: known)
+    monkeypatch.setattr(known, "_measure_update", lambda training: (np.array([UPDATE, 2 * UPDATE]), 0.0))
+    found = plans('epochs = 1\n[[sweep]]\nseed = [0, 1]\n[[ensemble]]\nof = "grid"\n')
+    assert "shortest job takes about 0 seconds" in costs.cost_table(read_grid(Path("grid.toml")), found, "cpu")
 
 
 def test_waiting_for_other_programs_is_not_counted(monkeypatch):

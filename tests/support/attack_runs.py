@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats
 
 from smoothadv.datasets import get_dataset
 from smoothadv.evaluation.classifiers import classifier_digest
@@ -55,3 +56,10 @@ def noisy_logits(
     is_attack = purpose == Purpose.ATTACK_NOISE
     noise = GaussianNoise(SIGMA, key.attack_seed) if is_attack else GaussianNoise(SIGMA, seed, key=key)
     return classifier(image + noise.stream(index, "cpu", purpose).draw(draws, image))
+
+
+def predicted(classifier: torch.nn.Module, image: Any, index: int, purpose: Purpose, draws: int) -> int:
+    """PREDICT of Cohen et al. at alpha = 0.001, written out."""
+    votes = np.bincount(noisy_logits(classifier, image, index, purpose, draws).argmax(1), minlength=10)
+    top, runner_up = sorted(votes.tolist(), reverse=True)[:2]
+    return int(votes.argmax()) if stats.binomtest(top, top + runner_up).pvalue <= 0.001 else -1

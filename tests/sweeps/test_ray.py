@@ -10,23 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from support import sweep_runs
 from support.commands import ENVIRONMENT
 from support.patience import HANG_SECONDS
 from support.ray_cluster import HEAD, RayCluster, why_not
-from support.sweep_runs import (
-    NAMES,
-    Running,
-    all_output,
-    attempts,
-    audit,
-    in_training,
-    job_log,
-    lay_out,
-    ran,
-    stages,
-    started,
-    undisturbed,
-)
+from support.sweep_runs import NAMES, Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 RUN = ["run", "--engine", "ray", "--device", "cpu"]
@@ -34,12 +22,12 @@ RUN = ["run", "--engine", "ray", "--device", "cpu"]
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory) -> Path:
-    return undisturbed(tmp_path_factory.mktemp("reference"))
+    return sweep_runs.undisturbed(tmp_path_factory.mktemp("reference"))
 
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    return lay_out(tmp_path / "sweep")
+    return sweep_runs.lay_out(tmp_path / "sweep")
 
 
 @pytest.fixture
@@ -65,39 +53,39 @@ def on(cluster: RayCluster) -> tuple[list[str], dict[str, str]]:
 
 def assert_done(running: Running, reference: Path, count: int = 4) -> None:
     """All jobs are done, the command printed so for each, and the results show no trace of the fault."""
-    assert running.wait() == 0, running.err + all_output(running.folder)
+    assert running.wait() == 0, running.err + sweep_runs.all_output(running.folder)
     assert running.out.splitlines()[-2] == "tiny: 4 jobs: 4 done" and running.err == ""
     assert running.out.count("  done    ") == count, running.out
-    audit(running.folder, reference)
+    sweep_runs.audit(running.folder, reference)
 
 
 def stages_by_name(folder: Path) -> dict[str, int]:
     """The process of each job's running stage."""
-    return {name: process for name in NAMES for process in stages(folder, name)}
+    return {name: process for name in NAMES for process in sweep_runs.stages(folder, name)}
 
 
 def trains_everywhere(folder: Path) -> bool:
-    return len(in_training(folder)) == len(stages_by_name(folder)) == 4
+    return len(sweep_runs.in_training(folder)) == len(stages_by_name(folder)) == 4
 
 
 def test_jobs_of_a_lost_node_are_done_on_another(cluster, folder, reference):
     """Everything on one of two nodes dies at once while all four jobs train. 70 seconds."""
     words, environment = on(cluster)
-    with started(folder, *words, environment=environment) as running:
+    with sweep_runs.started(folder, *words, environment=environment) as running:
         running.wait_until(lambda: trains_everywhere(folder))
         working = stages_by_name(folder)
         killed = cluster.kill_node(0)
         lost = [name for name in NAMES if working[name] in killed]
         assert_done(running, reference)
     assert len(lost) == 2
-    assert [attempts(folder, name) for name in NAMES] == [1 + (name in lost) for name in NAMES]
-    assert all("resuming" in job_log(folder, name) for name in lost)
+    assert [sweep_runs.attempts(folder, name) for name in NAMES] == [1 + (name in lost) for name in NAMES]
+    assert all("resuming" in sweep_runs.job_log(folder, name) for name in lost)
 
 
 def test_jobs_of_a_lost_raylet_are_done_on_another_node(cluster, folder, reference):
     """Ray's process on a node dies, and its workers with it; their stages stop by themselves. 70 seconds."""
     words, environment = on(cluster)
-    with started(folder, *words, environment=environment) as running:
+    with sweep_runs.started(folder, *words, environment=environment) as running:
         running.wait_until(lambda: trains_everywhere(folder))
         working = stages_by_name(folder)
         there = cluster.processes(0)
@@ -105,17 +93,17 @@ def test_jobs_of_a_lost_raylet_are_done_on_another_node(cluster, folder, referen
         lost = [name for name in NAMES if working[name] in there]
         assert_done(running, reference)
     assert len(lost) == 2
-    assert [attempts(folder, name) for name in NAMES] == [1 + (name in lost) for name in NAMES]
+    assert [sweep_runs.attempts(folder, name) for name in NAMES] == [1 + (name in lost) for name in NAMES]
     for name in lost:
-        first, _, second = job_log(folder, name).partition("stopped by SIGTERM")
-        assert "resuming" not in first and "resuming" in second, job_log(folder, name)
+        first, _, second = sweep_runs.job_log(folder, name).partition("stopped by SIGTERM")
+        assert "resuming" not in first and "resuming" in second, sweep_runs.job_log(folder, name)
 
 
 def test_sweep_starts_ray_itself(own_ray, folder, reference):
     """40 seconds."""
-    with started(folder, *RUN, environment=own_ray) as running:
+    with sweep_runs.started(folder, *RUN, environment=own_ray) as running:
         assert_done(running, reference)
-    assert [attempts(folder, name) for name in NAMES] == [1] * 4
+    assert [sweep_runs.attempts(folder, name) for name in NAMES] == [1] * 4
     assert (folder / "logs/tiny/ray.log").exists()
 
 
@@ -123,7 +111,7 @@ def test_lost_head_ends_the_sweep_and_another_one_takes_it_on(folder, reference,
     """80 seconds."""
     with RayCluster(tmp_path / "ray", cpus=2) as cluster:
         words, environment = on(cluster)
-        with started(folder, *words, environment=environment) as running:
+        with sweep_runs.started(folder, *words, environment=environment) as running:
             running.wait_until(lambda: trains_everywhere(folder))
             cluster.kill_node(HEAD)
             assert running.wait() == 1
@@ -131,43 +119,43 @@ def test_lost_head_ends_the_sweep_and_another_one_takes_it_on(folder, reference,
         assert cluster.address in running.err and "gone" in running.err
     with RayCluster(tmp_path / "another", cpus=2) as cluster:
         words, environment = on(cluster)
-        left = ran(folder, "status").out.count("| stopped |")
-        with started(folder, *words, environment=environment) as running:
+        left = sweep_runs.ran(folder, "status").out.count("| stopped |")
+        with sweep_runs.started(folder, *words, environment=environment) as running:
             assert_done(running, reference, left)
 
 
 def assert_interrupted(running: Running, at_once: int = 4) -> None:
     """Ctrl-C ends the command and all that it has started, and no work is lost."""
-    running.wait_until(lambda: len(in_training(running.folder)) == at_once)
+    running.wait_until(lambda: len(sweep_runs.in_training(running.folder)) == at_once)
     running.interrupt()
     assert running.wait() == 130
     assert running.err.count("interrupted") == 1 and "Traceback" not in running.err, running.err
-    assert stages(running.folder) == []
-    assert [attempts(running.folder, name) for name in NAMES].count(1) == at_once
-    assert sum("stopped by SIGTERM" in job_log(running.folder, name) for name in NAMES) == at_once
-    output = ran(running.folder, "status").out
+    assert sweep_runs.stages(running.folder) == []
+    assert [sweep_runs.attempts(running.folder, name) for name in NAMES].count(1) == at_once
+    assert sum("stopped by SIGTERM" in sweep_runs.job_log(running.folder, name) for name in NAMES) == at_once
+    output = sweep_runs.ran(running.folder, "status").out
     assert f"{at_once} stopped" in output.splitlines()[-1] and "running" not in output, output
 
 
 def test_interrupted_sweep_stops_its_jobs_on_the_cluster(cluster, folder, reference):
     """60 seconds."""
     words, environment = on(cluster)
-    with started(folder, *words, environment=environment) as running:
+    with sweep_runs.started(folder, *words, environment=environment) as running:
         assert_interrupted(running)
-    with started(folder, *words, environment=environment) as running:
+    with sweep_runs.started(folder, *words, environment=environment) as running:
         assert_done(running, reference)
-    assert [attempts(folder, name) for name in NAMES] == [2] * 4
+    assert [sweep_runs.attempts(folder, name) for name in NAMES] == [2] * 4
 
 
 def test_interrupted_sweep_stops_the_ray_that_it_has_started(own_ray, folder, reference):
     """Two jobs run, for this machine may have few CPUs. 60 seconds."""
-    with started(folder, *RUN, "--jobs", 2, environment=own_ray) as running:
+    with sweep_runs.started(folder, *RUN, "--jobs", 2, environment=own_ray) as running:
         assert_interrupted(running, 2)
     deadline = time.monotonic() + HANG_SECONDS
     while left := started_under(own_ray["RAY_TMPDIR"]):
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
-    with started(folder, *RUN, environment=own_ray) as running:
+    with sweep_runs.started(folder, *RUN, environment=own_ray) as running:
         assert_done(running, reference)
 
 
@@ -187,7 +175,7 @@ def started_under(place: str) -> list[str]:
 def test_address_without_a_head_is_an_error_at_once(folder, own_ray, way):
     options = ["--address", "127.0.0.1:1"] if way == "option" else []
     environment = {**own_ray, "RAY_ADDRESS": "127.0.0.1:1"} if way == "variable" else own_ray
-    done = ran(folder, *RUN, *options, environment=environment)
+    done = sweep_runs.ran(folder, *RUN, *options, environment=environment)
     assert done.process.returncode == 1
     assert done.err.startswith("error: --address 127.0.0.1:1: ") and done.err.count("\n") == 1, done.err
     assert "ray start --head" in done.err
@@ -197,8 +185,8 @@ def test_address_without_a_head_is_an_error_at_once(folder, own_ray, way):
 def test_gpus_that_no_machine_has_are_an_error_at_once(cluster, folder):
     """Without --device cpu a cluster must have GPUs, because this machine may not be one that computes."""
     words, environment = on(cluster)
-    done = ran(folder, *[word for word in words if word not in ("--device", "cpu")], environment=environment)
+    done = sweep_runs.ran(folder, *[word for word in words if word not in ("--device", "cpu")], environment=environment)
     assert done.process.returncode == 1
     assert done.err == "error: no machine of this Ray has 1 GPUs; --device cpu needs none\n"
     assert not (folder / "models").exists()
-    assert ran(folder, "status").out.endswith("tiny: 4 jobs: 4 waiting\n")
+    assert sweep_runs.ran(folder, "status").out.endswith("tiny: 4 jobs: 4 waiting\n")

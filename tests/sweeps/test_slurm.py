@@ -9,22 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from support import sweep_runs
 from support.slurm import Cluster, why_not
-from support.sweep_runs import (
-    NAMES,
-    Running,
-    all_output,
-    artefacts,
-    attempts,
-    audit,
-    in_training,
-    job_log,
-    lay_out,
-    ran,
-    stages,
-    started,
-    undisturbed,
-)
+from support.sweep_runs import NAMES, Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
 IN_QUEUE = {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED", "STOPPED"}
@@ -33,7 +20,7 @@ RUN = ["run", "--engine", "slurm", "--device", "cpu"]
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory) -> Path:
-    return undisturbed(tmp_path_factory.mktemp("reference"))
+    return sweep_runs.undisturbed(tmp_path_factory.mktemp("reference"))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +41,7 @@ def cluster(shared) -> Iterator[Cluster]:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    return lay_out(tmp_path / "sweep")
+    return sweep_runs.lay_out(tmp_path / "sweep")
 
 
 def queue(cluster: Cluster) -> list[str]:
@@ -76,28 +63,28 @@ def restarts(cluster: Cluster, folder: Path) -> dict[str, int]:
 
 def assert_done(running: Running, reference: Path) -> None:
     """All jobs are done, the command printed so, and the results show no trace of the fault."""
-    assert running.wait() == 0, running.err + all_output(running.folder)
+    assert running.wait() == 0, running.err + sweep_runs.all_output(running.folder)
     assert running.out.splitlines()[-2] == "tiny: 4 jobs: 4 done" and running.err == ""
     assert [running.out.count(f"done    {name}\n") for name in NAMES] == [1] * 4
-    audit(running.folder, reference)
+    sweep_runs.audit(running.folder, reference)
 
 
 def assert_went_on(folder: Path, name: str) -> None:
     """A training was stopped by SIGTERM, and later continued from what it had saved."""
-    first, _, second = job_log(folder, name).partition("stopped by SIGTERM")
-    assert "resuming" not in first and "resuming" in second, job_log(folder, name)
+    first, _, second = sweep_runs.job_log(folder, name).partition("stopped by SIGTERM")
+    assert "resuming" not in first and "resuming" in second, sweep_runs.job_log(folder, name)
 
 
 def test_preempted_jobs_go_on(cluster, folder, reference):
     """A job of higher priority takes both nodes while they train. 60 seconds."""
-    with started(folder, *RUN, environment=cluster.environment) as running:
-        running.wait_until(lambda: in_training(folder))
+    with sweep_runs.started(folder, *RUN, environment=cluster.environment) as running:
+        running.wait_until(lambda: sweep_runs.in_training(folder))
         command = ["--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]
         other = str(cluster.submit(*command, cwd=cluster.folder))
         cluster.wait_until(lambda: cluster.jobs()[other] == "COMPLETED")
         assert_done(running, reference)
     requeued = [name for name, count in restarts(cluster, folder).items() if count]
-    stopped = [name for name in requeued if "stopped by SIGTERM" in job_log(folder, name)]
+    stopped = [name for name in requeued if "stopped by SIGTERM" in sweep_runs.job_log(folder, name)]
     assert stopped
     for name in stopped:
         assert_went_on(folder, name)
@@ -112,10 +99,10 @@ def watcher_of(stage: int) -> int:
 
 def test_killed_job_is_reported_and_done_by_the_same_command(cluster, folder, reference):
     """One job's stage and its watcher are killed at the same moment. 80 seconds."""
-    with started(folder, *RUN, environment=cluster.environment) as running:
-        running.wait_until(lambda: in_training(folder))
-        killed = in_training(folder)[0]
-        (stage,) = stages(folder, killed)
+    with sweep_runs.started(folder, *RUN, environment=cluster.environment) as running:
+        running.wait_until(lambda: sweep_runs.in_training(folder))
+        killed = sweep_runs.in_training(folder)[0]
+        (stage,) = sweep_runs.stages(folder, killed)
         doomed = [watcher_of(stage), stage]
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for process in doomed:
@@ -125,22 +112,24 @@ def test_killed_job_is_reported_and_done_by_the_same_command(cluster, folder, re
     assert f"stopped {killed}\n" in running.out and "tiny: 4 jobs: 1 stopped, 3 done" in running.out
     assert [running.out.count(f"done    {name}\n") for name in others] == [1] * 3
     assert running.err.startswith("error: 1 of 4 jobs are not done") and running.err.count("\n") == 1
-    output = ran(folder, "status", environment=cluster.environment).out
+    output = sweep_runs.ran(folder, "status", environment=cluster.environment).out
     assert re.search(rf"\| stopped *\| {killed} *\| train: [0-9]+ of 20 epochs", output), output
 
-    before = {path: moment for path, moment in artefacts(folder).items() if killed not in path}
-    again = ran(folder, *RUN, environment=cluster.environment)
-    assert again.process.returncode == 0, again.err + all_output(folder)
+    before = {path: moment for path, moment in sweep_runs.artefacts(folder).items() if killed not in path}
+    again = sweep_runs.ran(folder, *RUN, environment=cluster.environment)
+    assert again.process.returncode == 0, again.err + sweep_runs.all_output(folder)
     assert f"1/1  {again.out.split('1/1  ')[1].split()[0]}  done    {killed}\n" in again.out
-    assert {path: moment for path, moment in artefacts(folder).items() if path in before} == before
-    assert len(before) == 15 and [attempts(folder, name) for name in NAMES] == [1 + (name == killed) for name in NAMES]
-    audit(folder, reference)
+    assert {path: moment for path, moment in sweep_runs.artefacts(folder).items() if path in before} == before
+    assert len(before) == 15 and [sweep_runs.attempts(folder, name) for name in NAMES] == [
+        1 + (name == killed) for name in NAMES
+    ]
+    sweep_runs.audit(folder, reference)
 
 
 def test_jobs_of_a_lost_node_go_on_at_another(cluster, folder, reference):
     """A minute and a half, half of it until Slurm has noticed."""
-    with started(folder, *RUN, environment=cluster.environment) as running:
-        running.wait_until(lambda: len(in_training(folder)) == 4)
+    with sweep_runs.started(folder, *RUN, environment=cluster.environment) as running:
+        running.wait_until(lambda: len(sweep_runs.in_training(folder)) == 4)
         on_n1 = [name for name in NAMES if cluster.job(job_id(folder, name))["NodeList"] == "n1"]
         try:
             cluster.lose("n1")
@@ -155,54 +144,54 @@ def test_jobs_of_a_lost_node_go_on_at_another(cluster, folder, reference):
             )
     assert len(on_n1) == 2 and restarts(cluster, folder) == {name: int(name in on_n1) for name in NAMES}
     for name in on_n1:
-        assert attempts(folder, name) == 2 and "resuming" in job_log(folder, name)
+        assert sweep_runs.attempts(folder, name) == 2 and "resuming" in sweep_runs.job_log(folder, name)
         assert cluster.job(job_id(folder, name))["NodeList"] == "n0"
 
 
 def test_detached_sweep_is_left_to_slurm_and_submitted_once(cluster, folder, reference):
     """40 seconds."""
-    first = ran(folder, *RUN, "--detach", environment=cluster.environment)
+    first = sweep_runs.ran(folder, *RUN, "--detach", environment=cluster.environment)
     assert (first.process.returncode, first.err) == (0, "")
     assert len(queue(cluster)) == 4
-    second = ran(folder, *RUN, "--detach", environment=cluster.environment)
+    second = sweep_runs.ran(folder, *RUN, "--detach", environment=cluster.environment)
     assert (second.process.returncode, second.err) == (0, "")
     found = re.search("(?:([0-9]) of them are in the engine's queue already\n)?nothing to do\n", second.out)
     running = re.search("([0-9]) running", second.out)
     assert found and int(found[1] or 0) + int(running[1] if running else 0) == 4, second.out
     assert len(queue(cluster)) == 4
     cluster.wait_until(lambda: not queue(cluster))
-    status = ran(folder, "status", environment=cluster.environment)
+    status = sweep_runs.ran(folder, "status", environment=cluster.environment)
     assert status.process.returncode == 0 and status.out.endswith("\ntiny: 4 jobs: 4 done\n")
-    assert [attempts(folder, name) for name in NAMES] == [1] * 4
-    audit(folder, reference)
+    assert [sweep_runs.attempts(folder, name) for name in NAMES] == [1] * 4
+    sweep_runs.audit(folder, reference)
 
 
 def test_job_that_slurm_warns_saves_and_comes_back(cluster, folder, reference):
     """By the signal that submitit has Slurm send before a job's time is over. 60 seconds."""
-    with started(folder, *RUN, environment=cluster.environment) as running:
-        running.wait_until(lambda: in_training(folder))
-        warned = in_training(folder)[0]
+    with sweep_runs.started(folder, *RUN, environment=cluster.environment) as running:
+        running.wait_until(lambda: sweep_runs.in_training(folder))
+        warned = sweep_runs.in_training(folder)[0]
         cluster.run("scancel", "--signal=USR2", job_id(folder, warned))
-        running.wait_until(lambda: "stopped by SIGTERM" in job_log(folder, warned))
+        running.wait_until(lambda: "stopped by SIGTERM" in sweep_runs.job_log(folder, warned))
         assert_done(running, reference)
     assert restarts(cluster, folder) == {name: int(name == warned) for name in NAMES}
     assert_went_on(folder, warned)
-    assert attempts(folder, warned) == 2
+    assert sweep_runs.attempts(folder, warned) == 2
 
 
 def test_interrupted_sweep_leaves_its_jobs_to_slurm(cluster, folder, reference):
     """50 seconds."""
-    with started(folder, *RUN, environment=cluster.environment) as running:
-        running.wait_until(lambda: in_training(folder))
+    with sweep_runs.started(folder, *RUN, environment=cluster.environment) as running:
+        running.wait_until(lambda: sweep_runs.in_training(folder))
         running.interrupt()
         assert running.wait() == 130
     assert "interrupted" in running.err and "Traceback" not in running.err
     assert len(queue(cluster)) == 4
     cluster.wait_until(lambda: not queue(cluster))
-    again = ran(folder, *RUN, environment=cluster.environment)
+    again = sweep_runs.ran(folder, *RUN, environment=cluster.environment)
     assert again.process.returncode == 0 and "tiny: 4 jobs: 4 done\nnothing to do\n" in again.out
-    assert [attempts(folder, name) for name in NAMES] == [1] * 4
-    audit(folder, reference)
+    assert [sweep_runs.attempts(folder, name) for name in NAMES] == [1] * 4
+    sweep_runs.audit(folder, reference)
 
 
 def without(program: str, folder: Path, cluster: Cluster) -> dict[str, str]:
@@ -228,23 +217,23 @@ def test_what_cannot_be_submitted_is_an_error_in_one_line(cluster, folder, tmp_p
         program = what.split()[1]
         environment, words = without(program, tmp_path, cluster), [f"no {program} here"]
     before = {path for path in folder.rglob("*")}
-    done = ran(folder, *RUN, *options, environment=environment)
+    done = sweep_runs.ran(folder, *RUN, *options, environment=environment)
     assert done.process.returncode == 1
     assert done.err.startswith("error: ") and done.err.count("\n") == 1, done.err
     assert [word for word in words if word not in done.err] == []
     left = {path for path in folder.rglob("*")} - before
     assert [path for path in left if path.name.startswith("job.")] == [], "no job has a record"
     assert queue(cluster) == []
-    status = ran(folder, "status", environment=cluster.environment)
+    status = sweep_runs.ran(folder, "status", environment=cluster.environment)
     assert status.process.returncode == 0 and status.out.endswith("tiny: 4 jobs: 4 waiting\n")
 
 
 def test_job_at_its_time_limit_goes_on(cluster, tmp_path):
     """With the shortest limit that Slurm knows, the warning comes within half a minute of each start. A minute."""
-    folder = lay_out(tmp_path / "long", epochs=100_000)
+    folder = sweep_runs.lay_out(tmp_path / "long", epochs=100_000)
     only = ["--only", f"*{NAMES[0]}", "--minutes", 1]
-    with started(folder, *RUN, *only, environment=cluster.environment) as running:
-        running.wait_until(lambda: "resuming" in job_log(folder, NAMES[0]))
+    with sweep_runs.started(folder, *RUN, *only, environment=cluster.environment) as running:
+        running.wait_until(lambda: "resuming" in sweep_runs.job_log(folder, NAMES[0]))
         (number,) = queue(cluster)
         assert int(cluster.job(number)["Restarts"]) >= 1
         assert_went_on(folder, NAMES[0])

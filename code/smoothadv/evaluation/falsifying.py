@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from smoothadv import plugins
+from smoothadv import plugins, records
 from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.analysis.shared.plausibility import rounded_by
 from smoothadv.analysis.shared.procedure import top_k_of
@@ -34,14 +34,6 @@ from smoothadv.evaluation.shards import WrittenLog
 from smoothadv.evaluation.smoothing_job import SmoothingJob, prepare, recorded_number, warn_of_few_draws
 from smoothadv.noise import Purpose
 from smoothadv.readers import read_prediction_log
-from smoothadv.records import (
-    ATTACK_COLUMNS,
-    FALSIFICATION_COLUMNS,
-    FALSIFICATION_LOG,
-    LOGITS,
-    differing_settings,
-    warn_of_other_logits,
-)
 from smoothadv.settings import settings_record
 
 if TYPE_CHECKING:
@@ -114,14 +106,14 @@ class Certificates:
             warn(f"{self.path} has no manifest: whether it certifies this checkpoint at this sigma cannot be checked")
             return
         recorded, now = ({name: record.get(name) for name in _SAME} for record in (self.settings, job.settings))
-        if LOGITS in self.settings and self.batch is not None:
+        if records.LOGITS in self.settings and self.batch is not None:
             is_here = self.settings.get("device") == job.settings["device"]  # elsewhere its batch may not fit
-            recorded |= {LOGITS: self.settings[LOGITS], "sound": self.sound}
-            now |= {LOGITS: job.logits_digest(self.batch) if is_here else "unknown", "sound": self.sound}
-        difference = differing_settings(recorded, now)
+            recorded |= {records.LOGITS: self.settings[records.LOGITS], "sound": self.sound}
+            now |= {records.LOGITS: job.logits_digest(self.batch) if is_here else "unknown", "sound": self.sound}
+        difference = records.differing_settings(recorded, now)
         if difference:
             raise UserError(f"{self.path} certifies something else: {difference}")
-        warn_of_other_logits(self.path, recorded, now)
+        records.warn_of_other_logits(self.path, recorded, now)
         for plugin in plugins.changed(self.settings.get("plugins")):
             warn(f"{self.path} was made with another version of the plug-in {plugin.name}")
 
@@ -169,7 +161,7 @@ class CertificatePolls(PredictionPolls):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (*FALSIFICATION_COLUMNS, *super().columns[len(ATTACK_COLUMNS) :])
+        return (*records.FALSIFICATION_COLUMNS, *super().columns[len(records.ATTACK_COLUMNS) :])
 
     def aim(self, example: Example) -> tuple[int, float]:
         claim = self.certificates.claims[example.index]
@@ -206,7 +198,7 @@ def falsify(request: FalsifyRequest) -> tuple[WrittenLog, Certificates]:
     ``verdict`` judges a whole log.
     """
     refuse_file_as_folder(request.outdir)
-    path = request.outdir / FALSIFICATION_LOG
+    path = request.outdir / records.FALSIFICATION_LOG
     certificates = read_certificates(request)
     warn_of_few_draws(request, certificates.top_k)
     if certificates.sound:  # votes in batches of another shape might be those of another function
@@ -237,7 +229,7 @@ def falsify(request: FalsifyRequest) -> tuple[WrittenLog, Certificates]:
 
 def verdict(request: FalsifyRequest, certificates: Certificates, table: pd.DataFrame | None = None) -> Verdict:
     """Judge ``certificates`` by the whole log of ``falsify``; ``table`` holds the log's rows (None: read them)."""
-    path = request.outdir / FALSIFICATION_LOG
+    path = request.outdir / records.FALSIFICATION_LOG
     table = read_prediction_log(path) if table is None else table
     flips = table[table.flipped == 1]
     chance = certificates.alpha + request.alpha

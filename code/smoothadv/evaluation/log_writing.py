@@ -1,7 +1,9 @@
 """Writes the log of a smoothing job: whole, one shard of it, or together with the other processes of torchrun."""
 
 import contextlib
+import hashlib
 import itertools
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +20,9 @@ from smoothadv.errors import UserError, shown, warn
 from smoothadv.evaluation.saved_examples import Spool, pack
 from smoothadv.evaluation.shards import Shard, WrittenLog, check_siblings, is_merged, merge, shard_count, shards_of
 from smoothadv.evaluation.smoothing_job import SmoothingJob
-from smoothadv.evaluation.used_seeds import record_seed, used_seeds
 from smoothadv.evaluation.workers import Workers
+from smoothadv.files import cached_names, write_cached
+from smoothadv.noise import NoiseKey
 from smoothadv.records import ExampleLog, examples_path, manifest_path, recorded_settings, shard_folder, spool_path
 from smoothadv.smoothing.voting import Poll, Result
 
@@ -251,11 +254,11 @@ class _Writer:
             run["attack_batch"] = self.plan.attack.batch
         key = self.job.noise.key
         if key is not None:
-            run["seeds"] = used_seeds(key)
+            run["seeds"] = _used_seeds(key)
         had_images = existing == "overwrite" and recorded_settings(path).get(_IMAGES)
         log = ExampleLog(path, self.plan.columns, settings, run, existing)
         if key is not None:
-            record_seed(key)
+            write_cached(f"{_seeds_of(key)}/{key.seed}", b"")  # a file of its own: several processes may do so at once
         if had_images:  # only now, when this process has locked the log
             examples_path(path).unlink(missing_ok=True)
             spool_path(path).unlink(missing_ok=True)
@@ -277,6 +280,18 @@ class _Writer:
             # An earlier run merged the shards of this log, but was stopped before it packed their images.
             pack(path, shards_of(path))
         return Spool(path, self.job.dataset.description.image_shape, log.done)
+
+
+def _used_seeds(key: NoiseKey) -> list[int]:
+    """The seeds under which this user has made logs of a classifier, as far as the cache folder knows, and ``key``'s.
+
+    Whoever tries many seeds and reports the best log reports more than the guarantee covers.
+    """
+    return sorted({key.seed, *(int(name) for name in cached_names(_seeds_of(key)) if re.fullmatch("[0-9]+", name))})
+
+
+def _seeds_of(key: NoiseKey) -> str:
+    return f"seeds/{hashlib.sha256(repr(replace(key, seed=0)).encode()).hexdigest()[:32]}"
 
 
 def _append(result: Result) -> Row:

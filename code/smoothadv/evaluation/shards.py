@@ -11,18 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smoothadv import records
 from smoothadv.errors import UserError
 from smoothadv.files import read_regular, refuse_to_replace, write_json, write_text
-from smoothadv.records import (
-    LOG,
-    differing_settings,
-    manifest_path,
-    read_manifest_file,
-    recorded_settings,
-    settings_and_logits,
-    shard_folder,
-    warn_of_other_logits,
-)
 
 _SHARD_NAME = re.compile(r"\d+-of-\d+\.tsv")
 _EXAMPLES_PER_SHARD, _MOST_SHARDS = 8, 256
@@ -45,7 +36,7 @@ class Shard:
     def path(self, log: Path) -> Path:
         """The path of this shard of ``log``."""
         width = len(str(self.count - 1))
-        return shard_folder(log) / f"{self.index:0{width}d}-of-{self.count}.tsv"
+        return records.shard_folder(log) / f"{self.index:0{width}d}-of-{self.count}.tsv"
 
     def record(self, examples: Sequence[int]) -> dict[str, Any]:
         """What the manifest of a shard records in addition to the settings that all shards share."""
@@ -75,7 +66,7 @@ def shard_count(examples: int) -> int:
 
 def shards_of(log: Path) -> list[Path]:
     """The existing shards of ``log``, in their order."""
-    folder = shard_folder(log)
+    folder = records.shard_folder(log)
     found = [path for path in folder.iterdir() if _SHARD_NAME.fullmatch(path.name)] if folder.is_dir() else []
     return sorted(found)
 
@@ -84,14 +75,14 @@ def check_siblings(log: Path, settings: dict[str, Any]) -> None:
     """UserError where an existing shard of ``log`` could not be merged with a shard of these ``settings``."""
     ours, others = _without_index(settings), []
     for path in shards_of(log):
-        theirs = recorded_settings(path)
-        difference = differing_settings(_without_index(theirs), ours) if isinstance(theirs.get("shard"), dict) else ""
-        if difference:
+        theirs = records.recorded_settings(path)
+        is_shard = isinstance(theirs.get("shard"), dict)
+        if is_shard and (difference := records.differing_settings(_without_index(theirs), ours)):
             raise UserError(
                 f"{path} was made with other settings: {difference}; give the same ones, or remove {path.parent}"
             )
         others.append(theirs)
-    warn_of_other_logits(shard_folder(log), ours, *others)
+    records.warn_of_other_logits(records.shard_folder(log), ours, *others)
 
 
 def is_merged(shard: Path, log: Path) -> bool:
@@ -114,15 +105,15 @@ def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
     """
     if not shards:
         raise UserError(
-            f"there are no shards of {log} in {shard_folder(log)}: name them, or make them with --shard K/N"
+            f"there are no shards of {log} in {records.shard_folder(log)}: name them, or make them with --shard K/N"
         )
     missing = [str(path) for path in shards if not path.is_file()]
     if missing:
         raise UserError(f"shard {missing[0]} does not exist")
     if log.exists() and not overwrite:
         raise UserError(f"{log} exists already: add --overwrite to replace it")
-    refuse_to_replace(log, *LOG)
-    manifests = [read_manifest_file(path) for path in shards]
+    refuse_to_replace(log, *records.LOG)
+    manifests = [records.read_manifest_file(path) for path in shards]
     settings = _common_settings(shards, manifests)
     _check_complete(shards, manifests)
     header, rows = _joined_rows(shards, manifests)
@@ -132,7 +123,7 @@ def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
     log.parent.mkdir(parents=True, exist_ok=True)
     # In this order, so that a kill at any point leaves no rows beside another log's manifest, and merging works again.
     log.unlink(missing_ok=True)
-    write_json(manifest_path(log), {"settings": settings, "runs": runs})
+    write_json(records.manifest_path(log), {"settings": settings, "runs": runs})
     write_text(log, "\n".join([header, *(rows[idx] for idx in sorted(rows))]) + "\n")
     return len(rows)
 
@@ -143,11 +134,11 @@ def _common_settings(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]
     for path, manifest in zip(shards, manifests):
         if not _is_record(manifest["settings"].get("shard")):
             raise UserError(f"{path} is no shard: its manifest does not say which one")
-        shared.append(_without_index(settings_and_logits(manifest)))
-        difference = differing_settings(shared[0], shared[-1])
+        shared.append(_without_index(records.settings_and_logits(manifest)))
+        difference = records.differing_settings(shared[0], shared[-1])
         if difference:
             raise UserError(f"cannot merge {path} with {shards[0]}, made with other settings: {difference}")
-    warn_of_other_logits(shards[0].parent, *shared)
+    records.warn_of_other_logits(shards[0].parent, *shared)
     return {name: value for name, value in manifests[0]["settings"].items() if name != "shard"}
 
 

@@ -23,17 +23,10 @@ Options = dict[str, Any]
 MOST_MODELS = 10_000
 """So many models a grid may describe, unless its reader allows more."""
 _KEYS = {
-    "about": "text",
-    "models": "text",
-    "logs": "text",
-    "processes": "whole number",
-    "threads": "whole number",
-    "plugins": "list of texts",
-    "fixed": "table",
-    "sweep": "list of tables",
-    "ensemble": "list of tables",
-    "certify": "list of tables",
-    "attack": "list of tables",
+    **dict.fromkeys(("about", "models", "logs"), "text"),
+    **dict.fromkeys(("processes", "threads"), "whole number"),
+    **{"plugins": "list of texts", "fixed": "table"},
+    **dict.fromkeys(("sweep", "ensemble", "certify", "attack"), "list of tables"),
 }
 # Options that the sweep itself, or its command line, gives to every command.
 _NEVER = (

@@ -11,18 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from smoothadv import records
 from smoothadv.ensembles import Members
 from smoothadv.errors import UserError
 from smoothadv.files import read_json, read_regular, write_text
-from smoothadv.records import (
-    ARGUMENTS,
-    CHECKPOINT,
-    TRAINING_LOG,
-    differing_fields,
-    images_selected,
-    manifest_path,
-    read_manifest_file,
-)
 
 
 @dataclass(frozen=True)
@@ -62,14 +54,14 @@ class TrainingStage:
 
     @property
     def checkpoint(self) -> Path:
-        return self.folder / CHECKPOINT
+        return self.folder / records.CHECKPOINT
 
     def progress(self) -> StageProgress:
         nothing = StageProgress(0, self.epochs, "epochs")
         if not self.checkpoint.exists():
             return nothing
         try:
-            recorded = read_json(self.folder / ARGUMENTS)["recipe"]
+            recorded = read_json(self.folder / records.ARGUMENTS)["recipe"]
             wanted = dict(self.recipe)
             if self.started_from is not None and self.started_from.exists():  # else it cannot be compared
                 wanted["pretrained_sha256"] = digest(self.started_from)
@@ -79,7 +71,7 @@ class TrainingStage:
             return nothing
         if difference:
             return replace(nothing, conflict=f"{self.folder} holds a model of another recipe: {difference}")
-        done = len(_rows(self.folder / TRAINING_LOG) or ())
+        done = len(_rows(self.folder / records.TRAINING_LOG) or ())
         if done > self.epochs:
             conflict = f"{self.folder} holds a model of {done} epochs, more than the {self.epochs} asked for"
             return replace(nothing, done=self.epochs, conflict=conflict)
@@ -119,10 +111,10 @@ class EvaluationStage:
     def _one(self, log: Path, settings: Mapping[str, Any]) -> StageProgress:
         nothing = StageProgress(0, None, "images")
         rows = _rows(log)
-        if rows is None and (log.exists() or not manifest_path(log).exists()):
+        if rows is None and (log.exists() or not records.manifest_path(log).exists()):
             return nothing  # the command, too, starts anew in this case
         try:
-            manifest = read_manifest_file(log)
+            manifest = records.read_manifest_file(log)
         except UserError as error:
             return replace(nothing, conflict=str(error))
         difference = _difference(manifest["settings"], settings)
@@ -141,7 +133,7 @@ class EvaluationStage:
         if (foreign := next((index for index in indices if index not in selected), None)) is not None:
             return replace(nothing, conflict=f"{log} has image {foreign}, which is not selected here")
         # Of the dataset that the last run saw; unknown if it did not record the dataset's size.
-        total = images_selected({**manifest["runs"][-1], **self.selection}) if manifest["runs"] else None
+        total = records.images_selected({**manifest["runs"][-1], **self.selection}) if manifest["runs"] else None
         return StageProgress(len(rows or ()), total, "images")
 
 
@@ -153,16 +145,17 @@ def unmet_need(path: Path) -> str:
     if not path.exists():
         return f"needs {path}"
     try:
-        epochs = read_json(path.parent / ARGUMENTS)["runs"][-1]["epochs"]
+        epochs = read_json(path.parent / records.ARGUMENTS)["runs"][-1]["epochs"]
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return ""  # the folder was not made by a training command
-    done = len(_rows(path.parent / TRAINING_LOG) or ())
-    return f"needs {path}, which has {done} of {epochs} epochs" if path.name == CHECKPOINT and done < epochs else ""
+    done = len(_rows(path.parent / records.TRAINING_LOG) or ())
+    is_unfinished = path.name == records.CHECKPOINT and done < epochs
+    return f"needs {path}, which has {done} of {epochs} epochs" if is_unfinished else ""
 
 
 def _difference(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """The ``wanted`` fields in which a record differs, as a text for people; "" if there are none."""
-    return differing_fields({name: recorded.get(name) for name in wanted}, dict(wanted))
+    return records.differing_fields({name: recorded.get(name) for name in wanted}, dict(wanted))
 
 
 def _rows(log: Path) -> list[bytes] | None:

@@ -2,9 +2,6 @@
 
 import dataclasses
 import math
-import os
-import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -24,12 +21,10 @@ from smoothadv.commands.sweep.planning import Plan
 from smoothadv.commands.sweep.reading import EvaluationPlan, TrainingPlan
 from smoothadv.datasets import SPLITS, get_dataset
 from smoothadv.devices import default_device, device_name
-from smoothadv.errors import UserError
 from smoothadv.evaluation.requests import AttackPlan, select_examples
 from smoothadv.objectives import Objective
 from smoothadv.smoothing.classifier import arrange, default_batch
 from smoothadv.sweeps.grid import Grid
-from smoothadv.sweeps.job_execution import stage_environment
 from smoothadv.training.processes import Processes
 from smoothadv.training.update import Address, Update
 
@@ -43,11 +38,11 @@ _DAY, _HOUR = 86_400, 3600
 
 
 Seconds = Counter[str]
-"""The time of jobs on this machine, one process at a time, by what they do; starting lasts until commands begin.
+"""The time of jobs on this machine, one process at a time, by what they do, without the start of commands.
 
 Each is an array [2]: by the fastest and by the slowest measurements.
 """
-_TRAINING, _CERTIFYING, _ATTACKING, _STARTING = "training", "certifying", "attacking", "starting commands"
+_TRAINING, _CERTIFYING, _ATTACKING = "training", "certifying", "attacking"
 
 
 def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
@@ -71,12 +66,13 @@ def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
     # Of each group, at most one model for each radius is chosen.
     dearest = (sorted(costs, key=lambda cost: np.max(cost.total()))[-MOST_RADII:] for costs in possible.values())
     later = _sum(cost for some in dearest for cost in some)
-    total, each = _sum(costs), np.sort([cost.total() for cost in costs], axis=0)
+    total, each = _sum(costs), np.sort([np.broadcast_to(cost.total(), 2) for cost in costs], axis=0)
     shares = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in total.items())
     many = f"processor time of {count} threads, shared equally, to time" if count > 1 else "processor time"
     clock = "time" if meter.device.type == "cuda" else many
+    where = f"{device_name(meter.device)}, one process at a time, without starting commands"
     lines = [
-        f"about {_duration(total.total())} on {device_name(meter.device)}, one process at a time: {shares}",
+        f"about {_duration(total.total())} on {where}: {shares}",
         f"the shortest job takes about {_duration(each[0])}, the longest {_duration(each[-1])}",
         f"ranges: fastest and slowest of {meter.fewest} or more measurements of each kind of work ({clock})",
     ]
@@ -124,20 +120,17 @@ class _CostMeter:
 
     def cost(self, plan: Plan) -> Seconds:
         """The time of a whole job."""
-        start = self._once("start", lambda: _starting_seconds(plan))
         self.processes = plan.job.processes
         cost = self.evaluations(plan, plan.evaluations)
         if plan.job.training:
             training = plan.trainings[0]
             update, step = self._once((_kind(training), self.processes), lambda: self._measure_update(training))
-            cost.update({_TRAINING: self._training(training, update, step), _STARTING: start})
+            cost.update({_TRAINING: self._training(training, update, step)})
         return cost
 
     def evaluations(self, plan: Plan, evaluations: Sequence[EvaluationPlan]) -> Seconds:
         """The time of some evaluations of the model of a plan."""
-        start = self._once("start", lambda: _starting_seconds(plan))
-        costs = [Seconds({_STARTING: start}) for _ in evaluations]
-        return _sum([*costs, *(self._evaluation(one, other) for one in plan.trainings for other in evaluations)])
+        return _sum(self._evaluation(one, other) for one in plan.trainings for other in evaluations)
 
     def _evaluation(self, training: TrainingPlan, evaluation: EvaluationPlan) -> Seconds:
         """The time of votes, and of the gradients that attacks need."""
@@ -290,16 +283,3 @@ def _size(dataset: str, split: str, data_dir: str | Path | None) -> int:
     if dataset in published:
         return published[dataset][SPLITS.index(split)]
     return len(get_dataset(dataset, split, data_dir))
-
-
-def _starting_seconds(plan: Plan) -> float:
-    """Seconds of processor time, or where that is not known of time, until a command begins its work."""
-    start, before = time.perf_counter(), os.times()
-    command = [sys.executable, "-m", "smoothadv", "certify", "--help"]
-    environment = {**os.environ, **stage_environment(plan.job)}
-    done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL)
-    if done.returncode:
-        raise UserError("the command certify does not start")
-    after = os.times()
-    used = after.children_user + after.children_system - before.children_user - before.children_system
-    return used or time.perf_counter() - start

@@ -248,8 +248,8 @@ class _Planner:
         checkpoint = os.path.relpath(classifier.name, self.cwd)
         words = [str(plan.model.options["dataset"]), checkpoint, str(value), str(output)]
         words += [*self._reader.option_words(table.command, options, table.source), *self.shared]
-        read = self._reader.read_attack if table.command == "attack" else self._reader.read_certification
-        evaluation = read(words, [training.request.arch for training in plan.trainings], table.source)
+        archs = [training.request.arch for training in plan.trainings]
+        evaluation = self._reader.read_evaluation(table.command, words, archs, table.source)
         stage = EvaluationStage(
             words=(table.command, *words),
             title=f"{table.command} {output.name.removesuffix('.tsv')}",

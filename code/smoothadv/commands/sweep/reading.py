@@ -15,7 +15,7 @@ from smoothadv.datasets.description import DatasetDescription
 from smoothadv.evaluation.attacking import attacks_of
 from smoothadv.evaluation.certifying import make_procedure, procedure_record
 from smoothadv.evaluation.predicting import attack_record
-from smoothadv.evaluation.requests import AttackPlan, AttackRequest, CertifyRequest
+from smoothadv.evaluation.requests import AttackPlan, AttackRequest, CertifyRequest, FalsifyRequest
 from smoothadv.sweeps.grid import Options, option_words
 from smoothadv.training.request import TrainingRequest
 from smoothadv.training.schedule import Schedule
@@ -100,13 +100,16 @@ class CommandReader:
             recipe["input_layer"] = request.input_layer or "normalize"
         return TrainingPlan(request, chosen.attack, description, schedule, recipe)
 
-    def read_certification(self, words: Sequence[str], archs: Sequence[str], source: str) -> EvaluationPlan:
-        """The plan of a certification from the words of certify; ``archs`` are those of the classifier's members."""
-        parser = self._parser("certify")
+    def read_evaluation(self, command: str, words: Sequence[str], archs: Sequence[str], source: str) -> EvaluationPlan:
+        """The plan of an evaluation from the words of certify or attack; ``archs`` are those of all members."""
+        parser = self._parser(command)
         with parser.reading(source):
-            request = certify.request_of(parser, parser.parse_args(words), [])
-            settings = {**request.stated_settings(*archs), **self._procedure_settings(request)}
-        return EvaluationPlan(request, (settings,), {})
+            options = parser.parse_args(words)
+            if command == "certify":
+                request = certify.request_of(parser, options, [])
+                settings = {**request.stated_settings(*archs), **self._procedure_settings(request)}
+                return EvaluationPlan(request, (settings,), {})
+            return _attack_plan(attack.request_of(parser, options, []), archs)
 
     def _procedure_settings(self, request: CertifyRequest) -> dict[str, Any]:
         """What a manifest will say of the procedure; the tables of adaptive procedures are computed once."""
@@ -117,20 +120,15 @@ class CommandReader:
             self._procedures[key] = procedure_record(request, make_procedure(request, description))
         return self._procedures[key]
 
-    def read_attack(self, words: Sequence[str], archs: Sequence[str], source: str) -> EvaluationPlan:
-        """The plan of an attack from the words of attack; ``archs`` are those of the classifier's members."""
-        parser = self._parser("attack")
-        with parser.reading(source):
-            request = attack.request_of(parser, parser.parse_args(words), [])
-        assert isinstance(request, AttackRequest), "a grid cannot say --against"
-        attacks = attacks_of(request)
-        settings = []
-        for plan in attacks.values():
-            record = attack_record(plan.smoothed(request.sigma, request.seed))
-            record["attack_batch"] = plan.batch
-            known = {key: value for key, value in record.items() if key != "attack_batch" or value is not None}
-            settings.append({**request.stated_settings(*archs), "N": request.n, **known})
-        return EvaluationPlan(request, tuple(settings), attacks)
+
+def _attack_plan(request: AttackRequest | FalsifyRequest, archs: Sequence[str]) -> EvaluationPlan:
+    assert isinstance(request, AttackRequest), "a grid cannot say --against"
+    attacks, settings = attacks_of(request), []
+    for plan in attacks.values():
+        record = {**attack_record(plan.smoothed(request.sigma, request.seed)), "attack_batch": plan.batch}
+        known = {key: value for key, value in record.items() if key != "attack_batch" or value is not None}
+        settings.append({**request.stated_settings(*archs), "N": request.n, **known})
+    return EvaluationPlan(request, tuple(settings), attacks)
 
 
 def _make_parser(command: str, is_released: bool = False) -> Parser:
