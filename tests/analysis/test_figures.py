@@ -220,10 +220,8 @@ def test_markers_of_neighbouring_curves_are_at_different_attack_radii():
 
 def test_training_curves_are_loss_and_percent_by_epoch_from_one():
     figure = TrainingPlot()(Logs(training=[training("run/log.txt")]))
-    assert [axis_titles(figure, panel) for panel in (0, 1)] == [
-        ("epoch", "loss under noise"),
-        ("epoch", "accuracy under noise (%)"),
-    ]
+    titles = ["loss under noise", "accuracy under noise (%)"]
+    assert [axis_titles(figure, panel) for panel in (0, 1)] == [("epoch", title) for title in titles]
     assert entries(figure) == ["training", "test"] and dashed(figure) == {"test"}
     assert list(lines_of(figure, 1)["test"].get_xdata()) == [1, 2, 3, 4, 5]
     assert lines_of(figure, 1)["training"].get_ydata() == pytest.approx([0, 1, 2, 3, 4])
@@ -316,16 +314,14 @@ NAMINGS = {
 @pytest.mark.parametrize("kind", ["plot", "plot_envelope", "plot_empirical", "plot_training"])
 def test_nothing_is_cut_off(kind, curves, naming):
     names = [NAMINGS[naming](number) for number in range(curves)]
+    logs, attacks = [spread(name, 1.0, name) for name in names], [(name, eps) for name in names for eps in (0, 1)]
+    under_attack = [prediction(f"{name}{eps}", 5, eps, name) for name, eps in attacks]
+    runs = [training(f"{name}/log.txt") for name in names]
     figure = {
-        "plot": lambda: CertifiedAccuracyPlot()(Logs([spread(name, 1.0) for name in names])),
-        "plot_envelope": lambda: EnvelopePlot()(Logs([spread(name, 1.0, name) for name in names])),
-        "plot_empirical": lambda: EmpiricalPlot()(
-            Logs(
-                [spread("c", 1.0, names[0])],
-                [prediction(f"{name}{eps}", 5, eps, name) for name in names for eps in (0, 1)],
-            )
-        ),
-        "plot_training": lambda: TrainingPlot()(Logs(training=[training(f"{name}/log.txt") for name in names])),
+        "plot": lambda: CertifiedAccuracyPlot()(Logs(logs)),
+        "plot_envelope": lambda: EnvelopePlot()(Logs(logs)),
+        "plot_empirical": lambda: EmpiricalPlot()(Logs([spread("c", 1.0, names[0])], under_attack)),
+        "plot_training": lambda: TrainingPlot()(Logs(training=runs)),
     }[kind]()
     assert cut_off(figure) == []
     assert not overlapping(figure)

@@ -80,11 +80,9 @@ def test_interval_is_that_of_resampling_the_examples(correct, confidence):
     resampled = outcomes[draws].mean(1)
     low, high = (float(end[0]) for end in bootstrap_interval(np.array([correct / examples]), examples, confidence))
     assert are_quantiles(resampled, low, high, confidence)
-    # Two examples more or less at either end would be noticed.
-    assert not are_quantiles(resampled, low - 0.02, high, confidence)
-    assert not are_quantiles(resampled, low + 0.02, high, confidence)
-    assert not are_quantiles(resampled, low, high + 0.02, confidence)
-    assert not are_quantiles(resampled, low, high - 0.02, confidence)
+    for shift in (0.02, -0.02):  # two examples more or less at either end would be noticed
+        assert not are_quantiles(resampled, low + shift, high, confidence)
+        assert not are_quantiles(resampled, low, high + shift, confidence)
 
 
 def misses(band, confidence: float, radii: np.ndarray) -> int:
@@ -114,9 +112,8 @@ def test_bands_are_those_of_their_formulas():
     shares = np.array([0.5, 0.02, 1.0, 0.0])
     low, high = dkw_band(shares, 200, 0.95)
     half = math.sqrt(math.log(40) / 400)
-    assert low == pytest.approx([0.5 - half, 0, 1 - half, 0]) and high == pytest.approx(
-        [0.5 + half, 0.02 + half, 1, half]
-    )
+    assert low == pytest.approx([0.5 - half, 0, 1 - half, 0])
+    assert high == pytest.approx([0.5 + half, 0.02 + half, 1, half])
     ends = zip(*clopper_pearson_band(shares, 200, 0.95))
     for share, (low_, high_) in zip(shares, ends):
         exact = stats.binomtest(round(200 * share), 200).proportion_ci(1 - 0.05 / 4, method="exact")

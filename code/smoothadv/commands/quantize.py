@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from smoothadv.choices import INPUT_LAYER_NAMES
@@ -16,6 +15,7 @@ from smoothadv.settings import non_negative_int, positive_int, positive_noise_le
 _EXAMPLES = """examples:
   python code/quantize.py digits models/gaussian/checkpoint.pth.tar 0.25 models/gaussian/integers.pth.tar
   python code/certify.py digits models/gaussian/integers.pth.tar 0.25 logs/integers.tsv --sound
+  python code/quantize.py export models/gaussian/integers.pth.tar models/gaussian/integers.onnx
 Whoever has the checkpoint of integers can repeat that log bit for bit: docs/integer.md.
 """
 _OPTIONS = {
@@ -29,6 +29,11 @@ _OPTIONS = {
     "--data-dir DIR": (str, "folder of the dataset's files (default: data; for imagenet IMAGENET_DIR)"),
     "--seed": (non_negative_int, "seed of the noise (default: 0)", 0),
     "--overwrite": (None, "replace OUTFILE if it exists"),
+}
+_EXPORT = {
+    "checkpoint CHECKPOINT": (Path, "checkpoint of integers, as quantize writes it"),
+    "outfile OUTFILE": (Path, "ONNX model to write"),
+    "--overwrite": (None, "replace OUTFILE if it is such a model"),
 }
 
 
@@ -61,4 +66,28 @@ def _quantize(parser: Parser, options: argparse.Namespace, command: Sequence[str
         print(f"  at {radius:<6.4g} float {of_float:6.1%}   integers {of_integers:6.1%}")
 
 
-main = partial(run, "quantize", make_parser, _quantize)
+def export_parser() -> Parser:
+    """The parser of the subcommand ``export``."""
+    parser = Parser(
+        prog="quantize export",
+        description="Write a network of integers as an ONNX model, whose logits are the same integers, so that what is "
+        "certified is what is deployed. It takes float32 images [batch, C, H, W] in [0, 1].",
+        epilog="examples:\n  python code/quantize.py export models/gaussian/integers.pth.tar integers.onnx\n",
+    )
+    add_options(parser, _EXPORT)
+    return parser
+
+
+def _export(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
+    from smoothadv.quantization.export import OPSET, export  # imports torch
+
+    version = export(options.checkpoint, options.outfile, options.overwrite)
+    found = f"ONNX Runtime {version} computes the probe's logits exactly" if version else "onnxruntime is not installed"
+    print(f"{options.outfile}: ONNX, opset {OPSET}; {found}{'' if version else ', so no logits were compared'}")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command ``quantize``, or its subcommand ``export``, with these ``arguments``; returns the exit code."""
+    if arguments[:1] == ["export"]:
+        return run("quantize export", export_parser, _export, arguments[1:])
+    return run("quantize", make_parser, _quantize, arguments)
