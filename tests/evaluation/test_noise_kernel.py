@@ -14,7 +14,7 @@ from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.pgd import PGD
 from smoothadv.errors import UserError
 from smoothadv.evaluation import smoothing_job
-from smoothadv.noise import GaussianNoise, Rows, fill_batch, streams
+from smoothadv.noise import GaussianNoise, Rows, streams
 from support.commands import timeless
 from support.private_noise import settings_of
 
@@ -108,7 +108,7 @@ def test_a_batch_takes_one_launch_and_one_upload_whatever_the_shares(kernels, sh
     stream = GaussianNoise(0.25, 0).stream(0, "meta")
     batch = [Rows(stream, torch.zeros(3, 4, 4, device="meta"), 2 * share, 2) for share in range(shares)]
     with Watch():
-        fill_batch(torch.empty(100, 3, 4, 4, device="meta"), batch)
+        stream.noise.fill(torch.empty(100, 3, 4, 4, device="meta"), batch)
     free = {torch.ops.aten.empty, torch.ops.aten.lift_fresh, torch.ops.aten.detach}
     assert launched == [100] and set(calls) - free == {torch.ops.aten._to_copy, torch.ops.aten.fill_}
     assert calls.count(torch.ops.aten._to_copy) == calls.count(torch.ops.aten.fill_) == 1

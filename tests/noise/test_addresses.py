@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smoothadv.noise import GaussianNoise, Noise, Purpose, RoundedGaussianNoise, Rows, fill_batch, streams
+from smoothadv.noise import GaussianNoise, Noise, Purpose, RoundedGaussianNoise, Rows, streams
 from support import slow_noise
 
 KINDS = [GaussianNoise, RoundedGaussianNoise]
@@ -62,7 +62,7 @@ def test_a_draw_is_the_same_in_every_batch_buffer_and_chunk(noise, shape, exampl
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_that_are_left_over_repeat_the_first(kind):
     image, noise, rows = image_of((3, 5, 7)), kind(0.25, 3), torch.full((5, 3, 5, 7), 7.0)
-    fill_batch(rows, [Rows(noise.stream(4, "cpu"), image, 9, 2)])
+    noise.fill(rows, [Rows(noise.stream(4, "cpu"), image, 9, 2)])
     assert torch.equal(rows, one_by_one(noise, image, 4, 9, 2)[[0, 1, 0, 0, 0]])
 
 

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from smoothadv.noise import GaussianNoise, Noise, NoiseKey, RoundedGaussianNoise, Rows, fill_batch, kernels, streams
+from smoothadv.noise import GaussianNoise, Noise, NoiseKey, RoundedGaussianNoise, Rows, kernels, streams
 from smoothadv.noise.philox import MULTIPLIERS, philox
 
 MOST = 2**32 - 1
@@ -86,7 +86,7 @@ def batch_of(noise: Noise, shape: tuple[int, ...], shares: int) -> list[Rows]:
 def filled(chosen, batch: list[Rows], out: torch.Tensor) -> torch.Tensor:
     """``out``, filled by the kernels, or, where ``chosen`` is None, by torch alone."""
     with mock.patch.object(streams, "kernels_on", lambda device: chosen):
-        fill_batch(out, batch)
+        batch[0].stream.noise.fill(out, batch)
     return out
 
 

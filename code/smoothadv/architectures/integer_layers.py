@@ -153,6 +153,8 @@ class Convolution(IntegerLayer):
             pairs = zip(x.split(width, 1), self.weight.split(width, 1))
             exact = sum(F.conv2d(part, weight, None, *geometry).double() for part, weight in pairs)
             total = (exact + self.bias.double()[:, None, None]).float()
+        if torch.compiler.is_compiling():
+            total = total.round()  # changes no integer, and keeps the compiler from rounding multiplier * weight
         multiplier = self.multiplier[:, None, None]
         scaled = total * multiplier if total.requires_grad else total.mul_(multiplier)
         return scaled if self.is_last else self._in_range(rounded(scaled))

@@ -14,5 +14,4 @@ from smoothadv.noise.streams import NoiseStream as NoiseStream
 from smoothadv.noise.streams import Purpose as Purpose
 from smoothadv.noise.streams import Rows as Rows
 from smoothadv.noise.streams import derive_generator as derive_generator
-from smoothadv.noise.streams import fill_batch as fill_batch
 from smoothadv.noise.streams import kernels_on as kernels_on

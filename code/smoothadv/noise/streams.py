@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache, cached_property
-from itertools import groupby
 from types import ModuleType
 
 import numpy as np
@@ -132,7 +131,14 @@ class Noise(ABC):
         """ValueError if this noise cannot be added to the image [C, H, W]."""
 
     def fill(self, out: torch.Tensor, batch: Sequence[Rows]) -> None:
-        """As ``fill_batch``, where all streams are of this noise."""
+        """Set ``out`` [B, C, H, W], of any float type, to noisy images: the rows of ``batch``, at least one, in order.
+
+        Image and noise are summed in float32, or in integers, before they are rounded to the type of ``out``. Rows of
+        ``out`` that are left over repeat one of the others. A kernel (see ``kernels_on``) does it in one launch.
+        ValueError where a stream has another noise.
+        """
+        if any(rows.stream.noise != self for rows in batch):
+            raise ValueError("the streams of a batch have several noises")
         kernels = None if self.plain else kernels_on(out.device)
         if kernels is not None and len(out):
             images = [rows.image.to(out.device, torch.float32).contiguous() for rows in batch]
@@ -239,21 +245,6 @@ class Rows:
     image: torch.Tensor
     first: int
     count: int
-
-
-def fill_batch(out: torch.Tensor, batch: Sequence[Rows]) -> None:
-    """Set ``out`` [B, C, H, W], of any float type, to noisy images: the rows of ``batch``, at least one, in order.
-
-    Image and noise are summed in float32, or in integers, before they are rounded to the type of ``out``. Rows of
-    ``out`` that are left over repeat one of the others. A kernel (see ``kernels_on``) does it in one launch.
-    """
-    kinds = [(noise, list(rows)) for noise, rows in groupby(batch, key=lambda rows: rows.stream.noise)]
-    for noise, rows in kinds[:-1]:
-        count = sum(each.count for each in rows)
-        noise.fill(out[:count], rows)
-        out = out[count:]
-    noise, rows = kinds[-1]
-    noise.fill(out, rows)
 
 
 @cache

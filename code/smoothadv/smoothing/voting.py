@@ -22,7 +22,7 @@ from smoothadv.certification import Draws
 from smoothadv.devices import to_device, to_host
 from smoothadv.errors import NonFiniteError, UserError
 from smoothadv.memory import within_memory
-from smoothadv.noise import NoiseStream, Purpose, Rows, derive_generator, fill_batch
+from smoothadv.noise import NoiseStream, Purpose, Rows, derive_generator
 
 _PROBED_AT_ONCE = 64
 
@@ -236,7 +236,7 @@ class VoteCounter:
                 if owner.image.shape != image.shape:
                     raise ValueError(f"images of shapes {tuple(image.shape)} and {tuple(owner.image.shape)}")
                 batch.append(Rows(owner.poll.stream, owner.image, share.first + low - share.start, high - low))
-        fill_batch(buffer, batch)
+        shares[0].owner.poll.stream.noise.fill(buffer, batch)
         logits = self.classifier(buffer)
         if logits.shape != (len(buffer), self.num_classes):
             raise ValueError(

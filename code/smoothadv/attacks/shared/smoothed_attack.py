@@ -17,7 +17,7 @@ from smoothadv.attacks.shared.micro_batches import FixedShape, InParts, places_i
 from smoothadv.attacks.target_rules import EVERY, KNOWN_TARGETS, TARGET_RULES
 from smoothadv.errors import NonFiniteError, UserError
 from smoothadv.memory import within_memory
-from smoothadv.noise import GaussianNoise, Purpose, Rows, derive_generator, fill_batch
+from smoothadv.noise import GaussianNoise, Purpose, Rows, derive_generator
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class SmoothedAttack:
         black = torch.zeros(inputs.shape[1:], device=inputs.device)
         starts = range(0, self.num_noise_vec, self.batch)  # drawing may take several times the memory of the draws
         counts = [(start, min(self.batch, self.num_noise_vec - start)) for start in starts]
-        fill_batch(drawn.flatten(0, 1), [Rows(stream, black, *count) for stream in streams for count in counts])
+        noise.fill(drawn.flatten(0, 1), [Rows(stream, black, *count) for stream in streams for count in counts])
         return drawn
 
     def _generators(self, indices: Sequence[int], *purpose: int) -> list[torch.Generator]:
