@@ -60,17 +60,6 @@ def test_worst_and_best_together_are_refused():
         Examples(worst=2, best=2)(Logs([A, B, C]))
 
 
-def test_ties_are_in_the_order_of_the_logs():
-    """By number, not by digit."""
-    rows = rows_of([log("a", {idx: (-1, 0.0) for idx in (2, 10, 9, 100)})])
-    assert [row[0] for row in rows] == ["2", "9", "10", "100"]
-
-
-def test_image_certified_at_radius_zero_comes_before_one_that_is_wrong():
-    rows = rows_of([log("a", {0: (0, 0.0), 1: (0, 0.5)})])
-    assert [(row[0], row[3]) for row in rows] == [("1", 0), ("0", 1)]
-
-
 def test_logs_that_disagree_about_a_label_are_refused_by_the_example():
     with pytest.raises(UserError, match="^the logs are not on the same images: example 1 has label 1 in one log and 0"):
         rows_of([A, log("other", {1: (0, 0.5)}, {1: 0})])
@@ -79,12 +68,13 @@ def test_logs_that_disagree_about_a_label_are_refused_by_the_example():
 outcomes = st.tuples(st.integers(-1, 3), st.sampled_from([0.0, 0.25, 0.5, 1.0])).map(
     lambda outcome: outcome if outcome[0] >= 0 else (-1, 0.0)
 )
-log_contents = st.dictionaries(st.integers(0, 5), outcomes, min_size=1)
+log_contents = st.dictionaries(st.sampled_from([0, 1, 2, 9, 10, 11]), outcomes, min_size=1)
 
 
 @settings(max_examples=60)
 @given(st.lists(log_contents, min_size=1, max_size=5))
 def test_statistics_are_those_of_plain_loops(contents):
+    """Images in the order of their mean radii, then of the logs that certify them, then of their numbers."""
     logs = [log(str(number), content) for number, content in enumerate(contents)]
     expected = []
     for idx in {idx for content in contents for idx in content}:

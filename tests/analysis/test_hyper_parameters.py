@@ -29,9 +29,9 @@ BASE_ATTACK = "data/certify/cifar10/PGD_2steps_baseAttackExp"
 SELF_TRAINED, FINETUNED = "SmoothAdv-PGD + self-training", "SmoothAdv-PGD + pre-training"
 CERTIFICATION_PATHS = {
     f"data_cohen/certify/{CIFAR}": OF_CIFAR,
-    "data_cohen/certify/imagenet/resnet50/noise_0.50/train/sigma_0.50": {
-        **{**OF_CIFAR, **IMAGENET, "noise": 0.5, "sigma": 0.5, "split": "train"},
-    },
+    "data_cohen/certify/imagenet/resnet50/noise_0.50/train/sigma_0.50": dict(
+        OF_CIFAR, **IMAGENET, noise=0.5, sigma=0.5, split="train"
+    ),
     f"data/certify/cifar10/PGD_2steps_multiNoiseSamples/8-multitrain/eps_127/{CIFAR}": of_attack(
         "PGD", 2, 8, 127 / 256
     ),
@@ -48,27 +48,23 @@ CERTIFICATION_PATHS = {
     f"{BASE_ATTACK}/without_noise/eps_64/{CIFAR}": of_attack("PGD", 2, 1, 0.25, training="vanilla PGD + noise"),
     f"{BASE_ATTACK}/with_noise/eps_64/{CIFAR}": of_attack("PGD", 2, 1, 0.25),
     "sigma_0.12": {"sigma": 0.12, **PUBLISHED},
-    "mine/cifar_resnet20/noise_0.5_seed_3/sigma_0.25.tsv": {
-        **{"arch": "cifar_resnet20", "noise": 0.5, "sigma": 0.25, "training": "Gaussian", **PUBLISHED},
-    },
+    "mine/cifar_resnet20/noise_0.5_seed_3/sigma_0.25.tsv": dict(
+        PUBLISHED, arch="cifar_resnet20", noise=0.5, sigma=0.25, training="Gaussian"
+    ),
     "cifar10_sigma_0.5_alpha_0.01": {"sigma": 0.5, "N": 100_000, "alpha": 0.01},
     "results/log.tsv": PUBLISHED,
 }
 COHEN, UNDER_PGD = "data/predict/predict_cifar_cohen", {"dataset": "cifar10", "N": 10_000, "attack": "PGD"}
 PREDICTION_PATHS = {
     f"{COHEN}/N10000/PGD_0.250/num_128/predictions": {**UNDER_PGD, "epsilon": 0.25, "num_noise_vec": 128},
-    "data/predict/predict_cifar_ours/N100/PGD_1.125/base/predictions": {
-        **{**UNDER_PGD, "N": 100, "epsilon": 1.125, "gradient": "base classifier"}
-    },
-    f"{COHEN}/N10000_nogradtrick/PGD_0.000/num_1/predictions": {
-        **{**UNDER_PGD, "epsilon": 0.0, "num_noise_vec": 1, "gradient": "gradient-free"}
-    },
-    "data_cohen/predict/imagenet/resnet50/noise_0.25/test/N_1000": {
-        **{**IMAGENET, "sigma": 0.25, "N": 1000, "split": "test"}
-    },
-    "outdir/PGD_64.0_noise_0.12_mtest_32/predictions": {
-        **{"attack": "PGD", "epsilon": 0.25, "num_noise_vec": 32, "sigma": 0.12}
-    },
+    "data/predict/predict_cifar_ours/N100/PGD_1.125/base/predictions": dict(
+        UNDER_PGD, N=100, epsilon=1.125, gradient="base classifier"
+    ),
+    f"{COHEN}/N10000_nogradtrick/PGD_0.000/num_1/predictions": dict(
+        UNDER_PGD, epsilon=0.0, num_noise_vec=1, gradient="gradient-free"
+    ),
+    "data_cohen/predict/imagenet/resnet50/noise_0.25/test/N_1000": dict(IMAGENET, sigma=0.25, N=1000, split="test"),
+    "outdir/PGD_64.0_noise_0.12_mtest_32/predictions": dict(attack="PGD", epsilon=0.25, num_noise_vec=32, sigma=0.12),
     "outdir/noise_0.12/predictions": {"sigma": 0.12},
     "predictions": {},
 }

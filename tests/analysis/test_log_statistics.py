@@ -44,14 +44,6 @@ def test_averages():
     assert abstention_rate(LOG) == pytest.approx(0.2)
 
 
-def test_curve_has_the_accuracies_at_its_corners_and_encloses_the_average_radius():
-    radii, accuracies = accuracy_curve(LOG)
-    assert radii.tolist() == [0, 0.25, 0.5, 1, 1]
-    assert accuracies == pytest.approx([0.6, 0.6, 0.4, 0.2, 0])
-    # Between two corners the accuracy is that of the larger radius.
-    assert np.sum(np.diff(radii) * accuracies[1:]) == pytest.approx(0.35)
-
-
 def test_resampled_shares_have_the_quantiles_counted_by_hand():
     """Two examples, one correct: a resample has 0, 1 or 2 correct with probability 1/4, 1/2, 1/4."""
     ends = [bootstrap_interval(np.array([0.5]), 2, confidence) for confidence in (0.4, 0.6)]

@@ -162,9 +162,11 @@ def test_single_untrusted_log_is_an_error(workplace):
 def test_several_untrusted_logs_are_an_error_after_all_their_reasons(workplace):
     put("a/sigma_0.12", IMPOSSIBLE)
     put("a/sigma_0.25", HEADER + "\n")
-    message, warnings = refusal("a")
-    assert message == "a: none of 2 logs can be used"
-    assert [warning.split(" ")[0] for warning in warnings] == ["a/sigma_0.12", "a/sigma_0.25"]
+    put("a/sigma_0.50", b"\0\1")
+    for argument in ("a", "a/*"):
+        message, warnings = refusal(argument)
+        assert message == f"{argument}: none of 3 logs can be used"
+        assert [warning.split(" ")[0] for warning in warnings] == ["a/sigma_0.12", "a/sigma_0.25", "a/sigma_0.50"]
 
 
 LOOK_ALIKES = {
@@ -249,14 +251,6 @@ def test_folder_that_cannot_be_listed_is_named(tree, monkeypatch):
     assert refusal("a/deep") == ("a/deep cannot be listed: Permission denied", [])
 
 
-def test_every_unreadable_log_of_a_glob_is_told(workplace):
-    put("good/sigma_0.50")
-    put("bad/sigma_0.25", b"")
-    put("bad/sigma_0.50", b"\0\1")
-    _, warnings = read("good", "bad/*")
-    assert [warning.split(" ")[0] for warning in warnings] == ["bad/sigma_0.25", "bad/sigma_0.50"]
-
-
 def test_manifests_are_neither_logs_nor_obstacles(workplace):
     log = put("a/ours.tsv", CERTIFICATION.replace("0.5", "0.25"))
     manifest_path(log).write_text(MANIFEST)
@@ -281,21 +275,17 @@ def test_stated_values_win_for_every_log(tree):
 
 
 def test_training_images_are_left_out_beside_test_images(workplace):
+    """The path or a manifest tells them."""
     put("noise_0.50/test/sigma_0.50")
     put("noise_0.50/train/sigma_0.50")
-    logs, (warning,) = read(".")
+    settings_ = json.loads(MANIFEST)["settings"] | {"split": "train"}
+    ours = put("noise_0.50/ours.tsv", CERTIFICATION.replace("0.5", "0.25"))
+    manifest_path(ours).write_text(json.dumps({"settings": settings_}))
+    logs, warnings = read(".")
     assert [log.parameters.get("split") for log in logs.certification] == ["test"]
-    assert warning == "noise_0.50/train/sigma_0.50 certifies training images, the others do not; it is left out"
-    assert logs.left_out == [warning.removesuffix("; it is left out")]
+    reasons = [f"{path} certifies training images, the others do not" for path in (ours, "noise_0.50/train/sigma_0.50")]
+    assert logs.left_out == reasons and warnings == [f"{reason}; it is left out" for reason in reasons]
     assert found("noise_0.50/train") == [("noise_0.50/train", "noise_0.50/train/sigma_0.50")], "alone, it is used"
-
-
-def test_manifest_tells_training_images_too(workplace):
-    content = {"settings": {"sigma": 0.25, "N": 1000, "alpha": 0.001, "split": "train"}}
-    manifest_path(put("ours.tsv", CERTIFICATION.replace("0.5", "0.25"))).write_text(json.dumps(content))
-    put("sigma_0.25")
-    logs, (warning,) = read(".")
-    assert "ours.tsv certifies training images" in warning and len(logs.certification) == 1
 
 
 def test_notes_of_a_log_are_kept(workplace):

@@ -29,6 +29,7 @@ PGD_2, DDN_4 = PGD(0.25, 2), DDN(0.25, 4)
 BY_PGD, BY_DDN = SmoothAdv(PGD_2, 0.25), SmoothAdv(DDN_4, 0.25)
 PRETRAINED = {"pretrained_sha256": "0" * 64}
 SELF_TRAINED = {"pseudo_labelled_fingerprint": "1" * 64, "pseudo_weight": 0.5}
+BOTH, ON_BASE = {**SELF_TRAINED, **PRETRAINED}, SmoothAdv(PGD_2, 0.0, base_attack=True)
 FINETUNED = "cifar10/finetune_cifar_from_imagenetPGD2steps"
 WITHOUT_NOISE = "cifar10/PGD_2steps_baseAttackExp/without_noise"
 END = "cifar10/resnet110/noise_{noise}/test/sigma_0.25"
@@ -44,14 +45,10 @@ TRAININGS = {
     "SmoothAdv-PGD + pre-training": (BY_PGD, PRETRAINED, f"{FINETUNED}/PGD_2steps_30epochs/{EPS}"),
     "SmoothAdv-DDN + pre-training": (BY_DDN, PRETRAINED, f"{FINETUNED}/DDN_4steps_30epochs/{EPS}"),
     "SmoothAdv-PGD + self-training": (BY_PGD, SELF_TRAINED, f"cifar10/self_training/PGD_2steps/weight_0.5/{EPS}"),
-    "SmoothAdv-PGD + pre-training + self-training": (
-        *(BY_PGD, {**SELF_TRAINED, **PRETRAINED}, f"{FINETUNED}/self_training_PGD_2steps/weight_0.5/{EPS}"),
-    ),
+    "SmoothAdv-PGD + pre-training + self-training": (BY_PGD, BOTH, f"{FINETUNED}/self_training_PGD_2steps/{EPS}"),
     "Gaussian + pre-training": (Gaussian(0.25), PRETRAINED, f"{FINETUNED}/{END}"),
     "Gaussian + self-training": (Gaussian(0.25), SELF_TRAINED, f"self_training/{END}"),
-    "vanilla PGD + pre-training": (
-        *(SmoothAdv(PGD_2, 0.0, base_attack=True), PRETRAINED, f"{FINETUNED}/PGD_2steps/without_noise/{EPS}"),
-    ),
+    "vanilla PGD + pre-training": (ON_BASE, PRETRAINED, f"{FINETUNED}/PGD_2steps/without_noise/{EPS}"),
 }
 
 

@@ -93,12 +93,8 @@ def _without(log: Log, others: Sequence[Log]) -> Log:
     """The log without the images of the others, unless manifests say that theirs are of other data."""
     table = log.table
     for other in others:
-        if all(_is_same(log, other, name) for name in ("split", "dataset_fingerprint")):
+        settings = log.parameters.settings, other.parameters.settings
+        pairs = [[of_one.get(name) for of_one in settings] for name in ("split", "dataset_fingerprint")]
+        if all(None in pair or pair[0] == pair[1] for pair in pairs):
             table = table[~table["idx"].isin(other.table["idx"])]
     return replace(log, table=table)
-
-
-def _is_same(log: Log, other: Log, name: str) -> bool:
-    """Whether a setting is the same in both logs, as far as they tell."""
-    values = log.parameters.settings.get(name), other.parameters.settings.get(name)
-    return None in values or values[0] == values[1]

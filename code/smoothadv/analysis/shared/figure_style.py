@@ -153,7 +153,7 @@ def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool =
     A label may be any text: nothing in it is parsed as mathematics. In SVG, the groups entry-2-0 and entry-2-1 are the
     parts of entry 2, and curve-2-0, curve-2-1 ... what was drawn under its label.
     """
-    labels = [_wrapped(_in_symbols(shown(str(handle.get_label()), None))) for handle in handles]
+    labels = [_legible(shown(str(handle.get_label()), None)) for handle in handles]
     blanks = ["-"] * len(labels)  # matplotlib leaves out labels that start with an underscore
     longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
     if inside and len(labels) <= _ENTRIES_INSIDE and longest <= _CHARACTERS_INSIDE:
@@ -174,14 +174,10 @@ def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool =
                 artist.set_gid(f"{name}-{number}-{place}")
 
 
-def _in_symbols(label: str) -> str:
-    """A label with the letters of the papers in place of the names of hyper-parameters."""
-    return re.sub(rf"\b({'|'.join(SYMBOLS)})(?= = )", lambda match: SYMBOLS[match[1]], label)
-
-
-def _wrapped(label: str) -> str:
-    """A long label on several lines, broken after a slash where there is one."""
-    lines, rest = [], label
+def _legible(label: str) -> str:
+    """A label with the letters of the papers in place of the names of hyper-parameters; a long one on several lines,
+    broken after a slash where there is one."""
+    lines, rest = [], re.sub(rf"\b({'|'.join(SYMBOLS)})(?= = )", lambda match: SYMBOLS[match[1]], label)
     while len(rest) > _CHARACTERS_PER_LINE:
         cut = max(rest.rfind(mark, 0, _CHARACTERS_PER_LINE) for mark in "/ ") + 1 or _CHARACTERS_PER_LINE
         lines.append(rest[:cut])

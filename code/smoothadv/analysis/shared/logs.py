@@ -117,7 +117,7 @@ class _Found:
     path: Path
     group: str
     named: bool  # by the user: it is a fault if it is no log; a file that a search found is skipped
-    grouped: bool = False  # by the user, as NAME=LOG
+    grouped: bool  # by the user, as NAME=LOG
 
 
 def read_logs(
@@ -169,28 +169,24 @@ def _nothing_left(where: str, kinds: Iterable[str], left_out: list[str], others:
 
 def _find(argument: str, left_out: list[str]) -> list[_Found]:
     """What an argument names; ``left_out`` gets the reasons why folders cannot be listed."""
-    group, equals, rest = argument.partition("=")
+    group, equals, place = argument.partition("=")
     if not equals or not group or os.path.exists(argument) or glob.glob(argument, recursive=True):
-        return _find_in(argument, "", left_out)
-    return [replace(entry, group=group, grouped=True) for entry in _find_in(rest, group, left_out)]
-
-
-def _find_in(place: str, group: str, left_out: list[str]) -> list[_Found]:
+        group, place = "", argument
+    grouped = bool(group)
     if os.path.isfile(place):
-        return [_Found(Path(place), group, named=True)]
+        return [_Found(Path(place), group, True, grouped)]
     if os.path.isdir(place):
         files = [] if is_shard_folder(Path(place).name) else _files_below(Path(place), left_out)
         name = group or place.rstrip("/").removeprefix("./") or place
-        return [_Found(path, name, named=False) for path in files]
+        return [_Found(path, name, False, grouped) for path in files]
     matches = sorted(glob.glob(place, recursive=True))
     if not matches:
         raise UserError(f"{place} is no file, no folder and matches nothing")
     found = []
     for match in map(Path, matches):
-        if any(map(is_shard_folder, match.parts)):
-            continue
-        files = _files_below(match, left_out) if match.is_dir() else [match]
-        found += [_Found(path, group or place, named=False) for path in files if not is_manifest(path)]
+        if not any(map(is_shard_folder, match.parts)):
+            files = _files_below(match, left_out) if match.is_dir() else [match]
+            found += [_Found(path, group or place, False, grouped) for path in files if not is_manifest(path)]
     # Other files are skipped; but if no match is a log, the fault of the first one must be reported.
     if not any(kind_of_log(entry.path) or resembles_log(entry.path) for entry in found):
         found = [replace(entry, named=True) for entry in found[:1]]

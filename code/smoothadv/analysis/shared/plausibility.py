@@ -42,7 +42,14 @@ def check_certificates(path: Path, table: DataFrame, parameters: Parameters) -> 
         # Every procedure spends alpha or a part of it, so that none exceeds this.
         cap, sources = maximum_radius(n, sigma, alpha), parameters.sources
         known = ", ".join(f"{name} {sources[name]}" for name in ("sigma", "N", "alpha") if name in sources)
-        _check_cap(path, table, cap, f"sigma {sigma:g}, n = {n:,} and alpha = {alpha:g} ({known})")
+        # A published radius may be rounded up.
+        above = table[table.radius > cap + _tolerance(table)]
+        if len(above):
+            raise UserError(
+                f"{path} holds a radius that cannot be certified, first at idx {above.idx.iloc[0]}: "
+                f"{above.radius.iloc[0]:g} is above {cap:.6g}, the largest for sigma {sigma:g}, n = {n:,} and alpha = "
+                f"{alpha:g} ({known}); --sigma, --N and --alpha state others"
+            )
     return parameters, notes
 
 
@@ -143,17 +150,6 @@ def _check_radii_of_counts(path: Path, table: DataFrame, parameters: Parameters,
         raise UserError(
             f"{path} holds a radius that its counts do not certify at sigma {sigma:g} and alpha {parameters.alpha:g}, "
             f"first at idx {int(row.idx)}: {row.radius:g}, not {expected[wrong][0]:g} (rows of another sigma?)"
-        )
-
-
-def _check_cap(path: Path, table: DataFrame, cap: float, given: str) -> None:
-    """UserError if a radius is above sigma Phi^-1(alpha^(1/n)) by more than a published one may be rounded up."""
-    above = table[table.radius > cap + _tolerance(table)]
-    if len(above):
-        raise UserError(
-            f"{path} holds a radius that cannot be certified, first at idx {above.idx.iloc[0]}: "
-            f"{above.radius.iloc[0]:g} is above {cap:.6g}, the largest for {given}; --sigma, --N and --alpha "
-            "state others"
         )
 
 
