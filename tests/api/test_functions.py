@@ -20,7 +20,7 @@ from smoothadv.noise import GaussianNoise
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.readers import read_examples
 from support.commands import CODE, call, rows, run_process, wait_until
-from support.private_noise import key_of_log
+from support.sharding import key_of_log
 
 SIGMA, COUNT, CLASSES = 0.5, 6, 4
 QUICK = {"sigma": SIGMA, "n0": 20, "n": 200, "device": "cpu"}
