@@ -98,6 +98,7 @@ def test_image_of_another_size_is_named_with_both_sizes(tmp_path):
     save_image(tmp_path / "train" / "bee" / "wide.png", random_image(seed=0, height=4, width=9))
     message = refusal(tmp_path)
     assert "bee/wide.png" in message and "9x4" in message and "5x4" in message
+    (tmp_path / "train" / "bee" / "wide.png").unlink()
     save_image(tmp_path / "test" / "bee" / "turned.png", random_image(seed=0, height=5, width=4))
     assert "bee/turned.png" in refusal(tmp_path, "test")
 
