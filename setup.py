@@ -9,6 +9,7 @@ OPTIONAL = {
     "tensorboard": ["tensorboard>=2.15"],
     "slurm": ["submitit>=1.5"],
     "ray": ["ray>=2.40"],
+    "onnx": ["onnx>=1.16", "onnxruntime>=1.17"],
 }
 
 

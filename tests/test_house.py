@@ -67,6 +67,7 @@ ALLOWED["evaluation"] = FOUNDATION | {"analysis", "attacks", "certification", "c
 ALLOWED["evaluation"] |= {"ensembles", "noise", "smoothing"}
 ALLOWED["training"] = FOUNDATION | {"architectures", "attacks", "checkpoints", "datasets", "devices", "graphs", "noise"}
 ALLOWED["training"] |= {"checkpoint_fields", "objectives", "smoothing"}
+ALLOWED["quantization"] = FOUNDATION | {"architectures", "checkpoints", "datasets", "graphs", "noise", "smoothing"}
 ALLOWED["api"] = FOUNDATION | {"attacks", "checkpoints", "datasets", "devices", "evaluation", "objectives", "training"}
 ALLOWED["commands"] = set(ALLOWED) - {"", "scripts", "__main__"}
 WITHOUT_TORCH = {
@@ -328,10 +329,10 @@ def test_requirements_list_what_the_code_imports(built):
     distributions = {"sklearn": "scikit-learn", "PIL": "pillow", "typing_extensions": "typing-extensions"}
     distributions["triton"] = "torch"  # which requires it where there can be a GPU; without it torch draws the noise
     listed = set(re.findall(r"^[\w-]+", (REPOSITORY / "requirements.txt").read_text().lower(), re.MULTILINE))
-    optional = {"submitit", "ray"}
+    optional = {"submitit", "ray", "onnx", "onnxruntime"}
     extras = metadata.Distribution.at(built).metadata.get_all("Provides-Extra")
     assert optional <= {re.match(r"\w+", line)[0] for line in metadata.Distribution.at(built).requires or []}
-    assert {"slurm", "ray"} <= set(extras or [])
+    assert {"slurm", "ray", "onnx"} <= set(extras or [])
     assert {distributions.get(name, name) for name in imported} - listed <= optional
 
 

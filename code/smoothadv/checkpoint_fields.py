@@ -115,6 +115,7 @@ _FIELDS = {
     "std": _list_of(_POSITIVE),
     "noise_sd": _AMOUNT,
     "recipe": _RECORD,
+    "integer": _RECORD,
 }
 _FIELDS_OF_A_RUN = {
     "optimizer": _Rule("a dict with a 'state' of tensors", _is_optimizer),

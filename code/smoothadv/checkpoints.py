@@ -20,6 +20,7 @@ import torch
 from smoothadv import plugins
 from smoothadv.architectures import ARCHITECTURES, INPUT_LAYERS, get_architecture
 from smoothadv.architectures.ensemble import Ensemble
+from smoothadv.architectures.integer_network import IntegerNetwork
 from smoothadv.checkpoint_fields import checked
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.description import DatasetDescription
@@ -32,6 +33,8 @@ from smoothadv.registry import UnknownNameError
 Weights = dict[str, torch.Tensor]
 MODULE_PREFIX = "module:"
 """Begins the ``arch`` of a checkpoint whose network is no registered architecture; the name of its class follows."""
+INTEGER = "integer"
+"""The field of a checkpoint of integers that describes its network; its ``arch`` begins with this and a colon."""
 _PICKLES_OF_AN_OLD_FILE = 5
 _KINDS = (
     (torch.float32, torch.float64, torch.float16, torch.bfloat16),
@@ -55,7 +58,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """
     content = _content(Path(path))
     try:
-        if not is_module(content):
+        if not is_module(content) and INTEGER not in content:
             ARCHITECTURES.require(content["arch"])
     except UnknownNameError as error:
         reason = plugins.missing("architecture", str(content["arch"]), content.get("plugins")) or str(error)
@@ -186,10 +189,20 @@ def _load(content: dict[str, Any], path: Path, description: DatasetDescription, 
             "module and pass the module"
         )
     _check_recorded_images(content, path, description)
+    if INTEGER in content:
+        return integer_network(content, path, description.image_shape)
     description = with_recorded_constants(content, path, description)
     model = get_architecture(content["arch"], description, recorded_input_layer(content, path, asked))
     _load_weights(model, network_keys(content["state_dict"]), path, content["arch"], description)
     return model.eval()
+
+
+def integer_network(content: dict[str, Any], path: Path, image_shape: Sequence[int]) -> IntegerNetwork:
+    """The network in a checkpoint of integers, for images of this shape; UserError where it is damaged."""
+    try:
+        return IntegerNetwork.read(content[INTEGER], content["state_dict"], image_shape).eval()
+    except ValueError as error:
+        raise UserError(f"checkpoint {path}: {error}") from error
 
 
 def start_from(

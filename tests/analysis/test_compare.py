@@ -1,40 +1,29 @@
 """compare: counts by hand, McNemar's test against SciPy, coverage of the interval by enumeration."""
 
 import math
-from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
 from smoothadv.analysis.compare import Comparison, mcnemar_p_value, pair_up, paired_difference_interval
-from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import Radius
 from smoothadv.errors import UserError
+from support.certified_logs import log_of
 
-COLUMNS = [
-    ["quantity", "examples", "first", "second", "difference"],
-    ["low", "high", "only_first", "only_second", "p_value"],
-]
+SHARES_OF = ["quantity", "examples", "first", "second", "difference"]
+COLUMNS = [*SHARES_OF, "low", "high", "only_first", "only_second", "p_value"]
 
 
 def log(name: str, radii: dict[int, float | None], labels: dict[int, int] | None = None, **values) -> Log:
     """A log by idx: the radius of an example that it gets right, None for one that it gets wrong at radius 0.9."""
-    rows = [
-        {
-            "idx": idx,
-            "label": (labels or {}).get(idx, 1),
-            "predict": (labels or {}).get(idx, 1) if radius is not None else 0,
-            "radius": 0.9 if radius is None else radius,
-            "correct": int(radius is not None),
-        }
-        for idx, radius in radii.items()
-    ]
-    return Log(name, Path(f"{name}.tsv"), "", pd.DataFrame(rows), Parameters(values))
+    label = [(labels or {}).get(idx, 1) for idx in radii]
+    predict = [0 if radius is None else own for own, radius in zip(label, radii.values())]
+    radius = [0.9 if radius is None else radius for radius in radii.values()]
+    return log_of(name, {"idx": [*radii], "label": label, "predict": predict, "radius": radius}, **values)
 
 
 FIRST = log("first", {0: 0.5, 1: 0.25, 2: None, 3: 1.0, 5: 2.0})
@@ -43,8 +32,8 @@ SECOND = log("second", {0: 0.5, 1: 1.0, 2: 0.75, 3: None, 4: 2.0})
 
 def rows_of(first: Log, second: Log, **settings_) -> list[dict]:
     table = Comparison(**settings_)(Logs([first, second]))
-    assert [column.key for column in table.columns] == sum(COLUMNS, [])
-    return [dict(zip(sum(COLUMNS, []), row)) for row in table.rows]
+    assert [column.key for column in table.columns] == COLUMNS
+    return [dict(zip(COLUMNS, row)) for row in table.rows]
 
 
 def test_counts_are_those_of_the_examples_that_both_hold():
@@ -67,8 +56,8 @@ def test_abstentions_and_images_of_larger_radius_are_counted_in_pairs():
     one.table.loc[[2, 3], ["predict", "correct"]] = -1, 0
     two.table.loc[[3], "radius"] = 0.1
     _, abstained, larger, _ = rows_of(one, two, radii=[Radius("0.5")])
-    assert [abstained[name] for name in COLUMNS[0]] == ["abstained", 5, 2 / 5, 0.0, -2 / 5]
-    assert [larger[name] for name in COLUMNS[0]] == ["larger radius", 5, 1 / 5, 3 / 5, 2 / 5]
+    assert [abstained[name] for name in SHARES_OF] == ["abstained", 5, 2 / 5, 0.0, -2 / 5]
+    assert [larger[name] for name in SHARES_OF] == ["larger radius", 5, 1 / 5, 3 / 5, 2 / 5]
     for row, counts in ((abstained, (2, 0)), (larger, (1, 3))):
         assert (row["low"], row["high"]) == paired_difference_interval(*counts, 5, 0.95)
         assert (row["only_first"], row["only_second"], row["p_value"]) == (*counts, mcnemar_p_value(*counts))
@@ -94,9 +83,9 @@ def test_linf_radii_are_those_of_each_log():
 
 
 def test_logs_of_different_images_are_refused_by_an_example():
-    with pytest.raises(UserError, match="^a.tsv and b.tsv are not on the same images: example 4 has label 7 in one"):
+    with pytest.raises(UserError, match="^a and b are not on the same images: example 4 has label 7 in one"):
         pair_up(log("a", {3: 1.0, 4: 1.0}, {4: 7}), log("b", {4: 1.0}))
-    with pytest.raises(UserError, match="^a.tsv and b.tsv have no example in common$"):
+    with pytest.raises(UserError, match="^a and b have no example in common$"):
         pair_up(log("a", {0: 1.0}), log("b", {1: 1.0}))
 
 
@@ -182,17 +171,7 @@ def wald(only_first: int, only_second: int, pairs: int, confidence: float) -> tu
     return difference - half, difference + half
 
 
-SHARES = [
-    (0.0, 0.02),
-    (0.0, 0.05),
-    (0.02, 0.02),
-    (0.1, 0.02),
-    (0.05, 0.05),
-    (0.02, 0.2),
-    (0.3, 0.1),
-    (0.25, 0.25),
-    (0.4, 0.1),
-]
+SHARES = [*zip([0, 0, 0.02, 0.1, 0.05, 0.02, 0.3, 0.25, 0.4], [0.02, 0.05, 0.02, 0.02, 0.05, 0.2, 0.1, 0.25, 0.1])]
 
 
 def test_interval_holds_the_difference_about_as_often_as_it_says():

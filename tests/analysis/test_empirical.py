@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,23 +12,16 @@ from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.table_formats import FORMATS
 from smoothadv.errors import UserError
+from support.certified_logs import predicted
 
 KEYS = ["group", "radius", "empirical_accuracy", "model", "models", "attacks", "examples", "abstention_rate"]
 
 
-def log(name: str, predictions: str, group: str = "", **values) -> Log:
-    """A prediction log of an example per letter: R for right, W for wrong, A for abstention."""
-    predict = [{"R": 1, "W": 0, "A": -1}[letter] for letter in predictions]
-    table = pd.DataFrame({"idx": range(len(predict)), "label": 1, "predict": predict})
-    table["correct"] = (table.predict == table.label).astype(int)
-    return Log(name, Path(name), group, table, Parameters(values))
-
-
 def attacked(name: str, predictions: str, epsilon: float, **values) -> Log:
-    return log(name, predictions, attack="PGD", epsilon=epsilon, **values)
+    return predicted(name, predictions, attack="PGD", epsilon=epsilon, **values)
 
 
-CLEAN = log("clean", "RRRR")
+CLEAN = predicted("clean", "RRRR")
 WEAK, STRONG = attacked("weak", "RRAW", 0.25), attacked("strong", "RRRW", 0.25)
 FAR = attacked("far", "RAWA", 1.0)
 
@@ -92,7 +84,7 @@ def test_checkpoints_tell_models_apart_where_manifests_name_them():
 
 def test_attack_of_unknown_radius_is_refused_by_the_log():
     with pytest.raises(UserError, match="^lost was made under an attack of unknown radius"):
-        empirical_curve([CLEAN, log("lost", "RW", attack="PGD")])
+        empirical_curve([CLEAN, predicted("lost", "RW", attack="PGD")])
 
 
 def test_hyper_parameters_make_groups_with_curves_of_their_own():
@@ -114,7 +106,10 @@ def test_attack_on_the_base_classifier_is_called_so():
 
 
 def test_people_see_a_row_per_group_and_a_dash_where_nothing_attacked():
-    logs = [log("a", "RRW", "A", attack="PGD", epsilon=0.25), log("b", "RWW", "B", attack="PGD", epsilon=0.125)]
+    logs = [
+        predicted("a", "RRW", "A", attack="PGD", epsilon=0.25),
+        predicted("b", "RWW", "B", attack="PGD", epsilon=0.125),
+    ]
     assert FORMATS["markdown"](Empirical()(Logs(prediction=logs))) == (
         "| attack radius (l2) | 0.125 | 0.25 |\n"
         "|--------------------|------:|-----:|\n"
@@ -137,7 +132,8 @@ models = st.tuples(st.sampled_from([None, 0.0, 0.25, 0.5]), st.text("RWA", min_s
 @given(st.lists(models, min_size=1, max_size=8))
 def test_curve_is_that_of_plain_loops(facts):
     logs = [
-        attacked(str(k), text, eps) if eps is not None else log(str(k), text) for k, (eps, text) in enumerate(facts)
+        attacked(str(k), text, eps) if eps is not None else predicted(str(k), text)
+        for k, (eps, text) in enumerate(facts)
     ]
     expected = []
     for radius in sorted({eps or 0.0 for eps, _ in facts}):

@@ -2,9 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,20 +11,17 @@ from smoothadv.analysis.examples import Examples
 from smoothadv.analysis.report import Report
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.errors import UserError
+from support.certified_logs import log_of
 
-exhaustive = settings(max_examples=60)
 KEYS = ["idx", "label", "logs", "certified", "abstained", "mean_radius", "largest_radius", "best_log", "taken_for"]
 Outcome = tuple[int, float]  # predict, radius
 
 
 def log(name: str, outcomes: dict[int, Outcome], labels: dict[int, int] | None = None) -> Log:
     """A log by idx; the label of an image is its idx modulo 3, if ``labels`` does not say another."""
-    rows = []
-    for idx, (predict, radius) in outcomes.items():
-        label = (labels or {}).get(idx, idx % 3)
-        correct = int(predict == label)
-        rows.append({"idx": idx, "label": label, "predict": predict, "radius": radius, "correct": correct})
-    return Log(name, Path(f"{name}.tsv"), "", pd.DataFrame(rows))
+    label = [(labels or {}).get(idx, idx % 3) for idx in outcomes]
+    predict, radius = map(list, zip(*outcomes.values()))
+    return log_of(name, {"idx": [*outcomes], "label": label, "predict": predict, "radius": radius})
 
 
 def rows_of(logs: list[Log], **options) -> list[tuple]:
@@ -87,7 +82,7 @@ outcomes = st.tuples(st.integers(-1, 3), st.sampled_from([0.0, 0.25, 0.5, 1.0]))
 log_contents = st.dictionaries(st.integers(0, 5), outcomes, min_size=1)
 
 
-@exhaustive
+@settings(max_examples=60)
 @given(st.lists(log_contents, min_size=1, max_size=5))
 def test_statistics_are_those_of_plain_loops(contents):
     logs = [log(str(number), content) for number, content in enumerate(contents)]

@@ -11,17 +11,13 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 
-from smoothadv.analysis.plot import CertifiedAccuracyPlot
-from smoothadv.analysis.plot_empirical import EmpiricalPlot
-from smoothadv.analysis.plot_envelope import EnvelopePlot
-from smoothadv.analysis.plot_training import TrainingPlot
+from smoothadv.analysis.plot import CertifiedAccuracyPlot, EmpiricalPlot, EnvelopePlot, TrainingPlot
 from smoothadv.analysis.shared.figure_style import looks
-from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.log_statistics import accuracy_curve, bootstrap_interval, certified_accuracies
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import AtRadii
 from support import certified_logs
-from support.certified_logs import log, texts_around
+from support.certified_logs import log, predicted, texts_around
 
 L2, LINF = r"$\ell_2$ radius (images in [0, 1])", r"$\ell_\infty$ radius (images in [0, 1])"
 LONG = "PGD_2steps_multiNoiseSamples/8-multitrain/eps_255/cifar10/resnet110/noise_0.25/test/sigma_0.25"
@@ -33,15 +29,17 @@ def spread(name: str, largest: float, group: str = "", **values) -> Log:
 
 
 def prediction(name: str, right: int, epsilon: float, group: str = "", **values) -> Log:
-    table = pd.DataFrame({"idx": range(10), "label": 1, "predict": [1] * right + [-1] * (10 - right)})
-    table["correct"] = (table.predict == 1).astype(int)
-    return Log(name, Path(name), group, table, Parameters({"attack": "PGD", "epsilon": epsilon, **values}))
+    return predicted(name, "R" * right + "A" * (10 - right), group, attack="PGD", epsilon=epsilon, **values)
 
 
-def training(name: str, epochs: int = 5) -> Log:
-    ramp = np.linspace(0.1, 0.9, epochs)
-    columns = {"train_loss": 3 - ramp, "train_accuracy": ramp, "test_loss": 3.2 - ramp, "test_accuracy": ramp / 2}
-    return Log(name, Path(name), "", pd.DataFrame({"epoch": range(epochs), **columns}))
+def training(name: str, epochs: int = 5, evaluated: list[int] | None = None) -> Log:
+    """A log whose losses fall by 0.01 from epoch to epoch as accuracies grow, in tests of only some of the epochs."""
+    ramp = np.arange(epochs) / 100
+    columns = {"train_loss": 2 - ramp, "train_accuracy": ramp, "test_loss": 3 - ramp, "test_accuracy": ramp / 2}
+    table = pd.DataFrame({"epoch": range(epochs), **columns})
+    if evaluated is not None:
+        table.loc[~table.epoch.isin(evaluated), ["test_loss", "test_accuracy"]] = np.nan
+    return Log(name, Path(name), "", table)
 
 
 def lines_of(figure: Figure, panel: int = 0) -> dict[str, Line2D]:
@@ -222,20 +220,53 @@ def test_markers_of_neighbouring_curves_are_at_different_attack_radii():
 
 def test_training_curves_are_loss_and_percent_by_epoch_from_one():
     figure = TrainingPlot()(Logs(training=[training("run/log.txt")]))
-    assert [axis_titles(figure, panel) for panel in (0, 1)] == [
-        ("epoch", "loss under noise"),
-        ("epoch", "accuracy under noise (%)"),
-    ]
+    titles = ["loss under noise", "accuracy under noise (%)"]
+    assert [axis_titles(figure, panel) for panel in (0, 1)] == [("epoch", title) for title in titles]
     assert entries(figure) == ["training", "test"] and dashed(figure) == {"test"}
     assert list(lines_of(figure, 1)["test"].get_xdata()) == [1, 2, 3, 4, 5]
-    assert lines_of(figure, 1)["training"].get_ydata() == pytest.approx([10, 30, 50, 70, 90])
-    assert lines_of(figure, 0)["test"].get_ydata()[0] == pytest.approx(3.1)
-    assert figure.axes[0].get_ylim()[1] >= 3.1 and figure.axes[1].get_ylim() == (0, 100)
+    assert lines_of(figure, 1)["training"].get_ydata() == pytest.approx([0, 1, 2, 3, 4])
+    assert lines_of(figure, 0)["test"].get_ydata()[0] == 3
+    assert figure.axes[0].get_ylim()[1] >= 3 and figure.axes[1].get_ylim() == (0, 100)
 
 
 def test_several_runs_are_told_apart_by_name():
     figure = TrainingPlot()(Logs(training=[training("one/log.txt"), training("two/log.txt")]))
     assert entries(figure) == ["one, training", "one, test", "two, training", "two, test"]
+
+
+def points(figure: Figure, panel: int, split: str) -> list[tuple[float, float]]:
+    line = lines_of(figure, panel)[split]
+    return list(zip(line.get_xdata().tolist(), line.get_ydata().tolist()))
+
+
+@pytest.mark.parametrize("evaluated", [range(0, 12, 3), range(2, 12, 3), [11], range(12)], ids=str)
+def test_test_curve_has_the_epochs_that_were_evaluated(evaluated):
+    figure = TrainingPlot()(Logs(training=[training("run/log.txt", 12, list(evaluated))]))
+    # The line is whole: nothing undefined between its points would interrupt it.
+    assert dashed(figure) == {"test"}
+    assert points(figure, 0, "test") == [(epoch + 1, pytest.approx(3 - epoch / 100)) for epoch in evaluated]
+    assert points(figure, 1, "test") == [(epoch + 1, pytest.approx(epoch / 2)) for epoch in evaluated]
+    assert points(figure, 0, "training") == [(epoch + 1, pytest.approx(2 - epoch / 100)) for epoch in range(12)]
+    assert points(figure, 1, "training") == [(epoch + 1, pytest.approx(epoch)) for epoch in range(12)]
+    assert figure.axes[0].get_ylim()[1] >= 3 - evaluated[0] / 100
+
+
+def test_log_without_any_test_is_drawn_with_its_training_curve():
+    figure = TrainingPlot()(Logs(training=[training("run/log.txt", 12, [])]))
+    figure.draw_without_rendering()
+    assert [len(points(figure, panel, split)) for panel in (0, 1) for split in ("training", "test")] == [12, 0] * 2
+    low, high = figure.axes[0].get_ylim()
+    assert low == 0 and 2 <= high < 2.5 and figure.axes[1].get_ylim() == (0, 100)
+
+
+@pytest.mark.parametrize("logs", [1, 2, 4])
+@pytest.mark.parametrize("evaluated", [[59], [29, 59], range(9, 60, 10)], ids=str)
+def test_every_curve_with_a_point_has_a_marker(evaluated, logs):
+    """A curve of a single point has no line at all: without its marker it cannot be seen."""
+    runs = [training(f"run{number}/log.txt", 60, list(evaluated)) for number in range(logs)]
+    lines = [line for axes in TrainingPlot()(Logs(training=runs)).axes for line in axes.lines]
+    assert len(lines) == 4 * logs
+    assert [line.get_label() for line in lines if line.get_markevery()[0] >= len(line.get_xdata())] == []
 
 
 def test_curves_differ_in_colour_or_marker():
@@ -283,16 +314,14 @@ NAMINGS = {
 @pytest.mark.parametrize("kind", ["plot", "plot_envelope", "plot_empirical", "plot_training"])
 def test_nothing_is_cut_off(kind, curves, naming):
     names = [NAMINGS[naming](number) for number in range(curves)]
+    logs, attacks = [spread(name, 1.0, name) for name in names], [(name, eps) for name in names for eps in (0, 1)]
+    under_attack = [prediction(f"{name}{eps}", 5, eps, name) for name, eps in attacks]
+    runs = [training(f"{name}/log.txt") for name in names]
     figure = {
-        "plot": lambda: CertifiedAccuracyPlot()(Logs([spread(name, 1.0) for name in names])),
-        "plot_envelope": lambda: EnvelopePlot()(Logs([spread(name, 1.0, name) for name in names])),
-        "plot_empirical": lambda: EmpiricalPlot()(
-            Logs(
-                [spread("c", 1.0, names[0])],
-                [prediction(f"{name}{eps}", 5, eps, name) for name in names for eps in (0, 1)],
-            )
-        ),
-        "plot_training": lambda: TrainingPlot()(Logs(training=[training(f"{name}/log.txt") for name in names])),
+        "plot": lambda: CertifiedAccuracyPlot()(Logs(logs)),
+        "plot_envelope": lambda: EnvelopePlot()(Logs(logs)),
+        "plot_empirical": lambda: EmpiricalPlot()(Logs([spread("c", 1.0, names[0])], under_attack)),
+        "plot_training": lambda: TrainingPlot()(Logs(training=runs)),
     }[kind]()
     assert cut_off(figure) == []
     assert not overlapping(figure)

@@ -1,20 +1,19 @@
 """gap: what is certified beside what an attack left, and images on which the two cannot both be right."""
 
 from dataclasses import replace
-from pathlib import Path
 
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from smoothadv.analysis.gap import Gap, contradictions
+from smoothadv.analysis.gap import Gap
 from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.table_formats import FORMATS
 from smoothadv.bounds import tolerated_false_statements
 from smoothadv.errors import UserError
+from support.certified_logs import log_of
 
 KEYS = ["attack", "radius", "examples", "certified_accuracy", "empirical_accuracy", "low", "high", "abstention_rate"]
 KEYS += ["contradictions", "tolerated"]
@@ -31,19 +30,17 @@ def certified(
     rows: list[tuple[int, int, int, float]], name: str = "certified", settings: dict | None = SETTINGS
 ) -> Log:
     """A certification log of rows (idx, label, predict, radius)."""
-    table = pd.DataFrame(rows, columns=["idx", "label", "predict", "radius"]).astype({"radius": float})
-    table["correct"] = (table.predict == table.label).astype(int)
-    return Log(name, Path(name), "", table, parameters(settings))
+    columns = zip(["idx", "label", "predict", "radius"], map(list, zip(*rows)))
+    return replace(log_of(name, dict(columns)), parameters=parameters(settings))
 
 
 def attacked(
     rows: list[tuple], epsilon: float, name: str = "attacked", settings: dict | None = SETTINGS, **values
 ) -> Log:
     """A prediction log under attack of rows (idx, label, predict) or (idx, label, predict, attack_norm)."""
-    columns = ["idx", "label", "predict", "attack_norm"][: len(rows[0])]
-    table = pd.DataFrame(rows, columns=columns)
-    table["correct"] = (table.predict == table.label).astype(int)
-    return Log(name, Path(name), "", table, parameters(settings, attack="PGD", epsilon=epsilon, **values))
+    columns = zip(["idx", "label", "predict", "attack_norm"], map(list, zip(*rows)))
+    known = parameters(settings, attack="PGD", epsilon=epsilon, **values)
+    return replace(log_of(name, dict(columns)), parameters=known)
 
 
 def rows_of(certification: list[Log], prediction: list[Log], **options) -> list[dict]:
@@ -59,18 +56,8 @@ CERTIFICATES = certified([(0, 1, 1, 1.0), (1, 1, 2, 1.0), (2, 1, -1, 0.0), (3, 1
 def test_row_sets_certified_beside_attacked_accuracy():
     (row,) = rows_of([CERTIFICATES], [attacked([(0, 1, 1), (1, 1, -1), (2, 1, 1), (3, 1, 0)], 0.5)])
     interval = stats.binomtest(2, 4).proportion_ci(0.95)
-    assert row == {
-        "attack": "attacked",
-        "radius": 0.5,
-        "examples": 4,
-        "certified_accuracy": 0.25,
-        "empirical_accuracy": 0.5,
-        "low": pytest.approx(interval.low),
-        "high": pytest.approx(interval.high),
-        "abstention_rate": 0.25,
-        "contradictions": 0,
-        "tolerated": 1,
-    }
+    ends = [pytest.approx(interval.low), pytest.approx(interval.high)]
+    assert [*row.values()] == ["attacked", 0.5, 4, 0.25, 0.5, *ends, 0.25, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -125,12 +112,6 @@ def test_gap_is_that_of_plain_loops(facts, only_certified, epsilon, has_norms, c
     assert [found[key] for key in KEYS[3:8]] == pytest.approx(expected, abs=1e-9)
     assert (found["examples"], found["contradictions"]) == (count, false)
     assert found["tolerated"] == tolerated_false_statements(count, 0.002, 0.001), "of all images, certified or not"
-
-
-def test_contradictions_reach_as_far_as_the_norm_or_else_epsilon():
-    pairs = pd.DataFrame({"predict_first": [1, 1, -1], "radius": [1.0, 0.4, 0.0], "predict_second": [0, 0, 0]})
-    assert contradictions(pairs, 0.5) == 1
-    assert contradictions(pairs.assign(attack_norm=[0.2, 0.3, 0.0]), 0.5) == 2
 
 
 def test_top_k_certificates_are_set_beside_attacks_on_the_same_number_of_classes():
@@ -188,8 +169,9 @@ def test_each_attack_is_set_beside_the_certificates_of_its_own_model_and_sigma()
     assert shares == {"on a": 1.0, "on b": 0.0, "on c": 1.0}
 
 
-@pytest.mark.parametrize("settings", [OTHER_MODEL, OTHER_SIGMA], ids=["checkpoint", "sigma"])
-def test_certificates_of_another_model_are_no_match(settings):
+@pytest.mark.parametrize("settings", [OTHER_MODEL, OTHER_SIGMA, {**SETTINGS, "split": "train"}])
+def test_certificates_of_another_model_or_of_training_images_are_no_match(settings):
+    """The numbers of training images, and by chance labels, may be the same: but they are other images."""
     with pytest.raises(UserError, match="^attacked: one certification log of the model attacked is needed, found none"):
         rows_of([certified([(0, 1, 1, 1.0)], settings=settings)], [attacked([(0, 1, 1)], 0.5)])
 
@@ -205,13 +187,6 @@ def test_only_certification_log_is_taken_where_a_manifest_is_missing():
     for first, second in [(None, SETTINGS), (SETTINGS, None), (None, None)]:
         attack = attacked([(0, 1, 1)], 0.5, "elsewhere/attacked", first)
         assert len(rows_of([certified([(0, 1, 1, 1.0)], settings=second)], [attack])) == 1
-
-
-def test_certificates_of_training_images_are_no_match_for_attacks_on_test_images():
-    """The same numbers and, by chance, labels: but other images."""
-    log = certified([(0, 1, 1, 1.0)], settings={**SETTINGS, "split": "train"})
-    with pytest.raises(UserError):
-        rows_of([log], [attacked([(0, 1, 0)], 0.5)])
 
 
 def test_logs_without_a_common_image_are_refused():

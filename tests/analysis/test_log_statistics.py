@@ -11,11 +11,11 @@ from scipy import stats
 
 from smoothadv.analysis.shared.log_statistics import (
     abstention_rate,
+    accuracy,
     accuracy_curve,
     average_certified_radius,
     bootstrap_interval,
     certified_accuracies,
-    clean_accuracy,
     clopper_pearson_band,
     default_radii,
     dkw_band,
@@ -39,7 +39,7 @@ tables = st.lists(st.tuples(st.integers(-1, 2), radii), min_size=1, max_size=30)
 
 
 def test_averages():
-    assert clean_accuracy(LOG) == pytest.approx(0.6)
+    assert accuracy(LOG) == pytest.approx(0.6)
     assert average_certified_radius(LOG) == pytest.approx(0.35)
     assert abstention_rate(LOG) == pytest.approx(0.2)
 
@@ -80,11 +80,9 @@ def test_interval_is_that_of_resampling_the_examples(correct, confidence):
     resampled = outcomes[draws].mean(1)
     low, high = (float(end[0]) for end in bootstrap_interval(np.array([correct / examples]), examples, confidence))
     assert are_quantiles(resampled, low, high, confidence)
-    # Two examples more or less at either end would be noticed.
-    assert not are_quantiles(resampled, low - 0.02, high, confidence)
-    assert not are_quantiles(resampled, low + 0.02, high, confidence)
-    assert not are_quantiles(resampled, low, high + 0.02, confidence)
-    assert not are_quantiles(resampled, low, high - 0.02, confidence)
+    for shift in (0.02, -0.02):  # two examples more or less at either end would be noticed
+        assert not are_quantiles(resampled, low + shift, high, confidence)
+        assert not are_quantiles(resampled, low, high + shift, confidence)
 
 
 def misses(band, confidence: float, radii: np.ndarray) -> int:
@@ -114,9 +112,8 @@ def test_bands_are_those_of_their_formulas():
     shares = np.array([0.5, 0.02, 1.0, 0.0])
     low, high = dkw_band(shares, 200, 0.95)
     half = math.sqrt(math.log(40) / 400)
-    assert low == pytest.approx([0.5 - half, 0, 1 - half, 0]) and high == pytest.approx(
-        [0.5 + half, 0.02 + half, 1, half]
-    )
+    assert low == pytest.approx([0.5 - half, 0, 1 - half, 0])
+    assert high == pytest.approx([0.5 + half, 0.02 + half, 1, half])
     ends = zip(*clopper_pearson_band(shares, 200, 0.95))
     for share, (low_, high_) in zip(shares, ends):
         exact = stats.binomtest(round(200 * share), 200).proportion_ci(1 - 0.05 / 4, method="exact")
@@ -134,9 +131,9 @@ def test_certified_accuracies_are_those_of_counting_row_by_row(table, asked):
 @given(tables, st.lists(radii, min_size=2, max_size=6).map(sorted))
 def test_certified_accuracy_falls_from_the_clean_accuracy_to_nothing(table, asked):
     accuracies = certified_accuracies(table, [0.0, *asked, 4.01])
-    assert accuracies[0] == clean_accuracy(table) == table.correct.mean()
+    assert accuracies[0] == accuracy(table) == table.correct.mean()
     assert np.all(np.diff(accuracies) <= 0) and accuracies[-1] == 0
-    assert clean_accuracy(table) + abstention_rate(table) <= 1 + 1e-12
+    assert accuracy(table) + abstention_rate(table) <= 1 + 1e-12
 
 
 @given(tables)

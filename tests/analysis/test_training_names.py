@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smoothadv.analysis.shared.hyper_parameters import FIELDS, parameters_of
+from smoothadv.analysis.shared.hyper_parameters import FIELDS, Parameters, parameters_of
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.pgd import PGD
@@ -32,32 +32,25 @@ SELF_TRAINED = {"pseudo_labelled_fingerprint": "1" * 64, "pseudo_weight": 0.5}
 FINETUNED = "cifar10/finetune_cifar_from_imagenetPGD2steps"
 WITHOUT_NOISE = "cifar10/PGD_2steps_baseAttackExp/without_noise"
 END = "cifar10/resnet110/noise_{noise}/test/sigma_0.25"
+EPS = f"eps_64/{END}"
 
 # The name, an objective, what else the recipe of such a training holds, and where its released log would be.
 TRAININGS = {
     "Gaussian": (Gaussian(0.25), {}, END),
-    "SmoothAdv-PGD": (BY_PGD, {}, f"cifar10/PGD_2steps/eps_64/{END}"),
-    "SmoothAdv-DDN": (BY_DDN, {}, f"cifar10/DDN_4steps/eps_64/{END}"),
-    "vanilla PGD": (SmoothAdv(PGD_2, 0.0), {}, f"{WITHOUT_NOISE}/eps_64/{END}"),
-    "vanilla PGD + noise": (SmoothAdv(PGD_2, 0.25, base_attack=True), {}, f"{WITHOUT_NOISE}/eps_64/{END}"),
-    "SmoothAdv-PGD + pre-training": (BY_PGD, PRETRAINED, f"{FINETUNED}/PGD_2steps_30epochs/eps_64/{END}"),
-    "SmoothAdv-DDN + pre-training": (BY_DDN, PRETRAINED, f"{FINETUNED}/DDN_4steps_30epochs/eps_64/{END}"),
-    "SmoothAdv-PGD + self-training": (
-        BY_PGD,
-        SELF_TRAINED,
-        f"cifar10/self_training/PGD_2steps/weight_0.5/eps_64/{END}",
-    ),
+    "SmoothAdv-PGD": (BY_PGD, {}, f"cifar10/PGD_2steps/{EPS}"),
+    "SmoothAdv-DDN": (BY_DDN, {}, f"cifar10/DDN_4steps/{EPS}"),
+    "vanilla PGD": (SmoothAdv(PGD_2, 0.0), {}, f"{WITHOUT_NOISE}/{EPS}"),
+    "vanilla PGD + noise": (SmoothAdv(PGD_2, 0.25, base_attack=True), {}, f"{WITHOUT_NOISE}/{EPS}"),
+    "SmoothAdv-PGD + pre-training": (BY_PGD, PRETRAINED, f"{FINETUNED}/PGD_2steps_30epochs/{EPS}"),
+    "SmoothAdv-DDN + pre-training": (BY_DDN, PRETRAINED, f"{FINETUNED}/DDN_4steps_30epochs/{EPS}"),
+    "SmoothAdv-PGD + self-training": (BY_PGD, SELF_TRAINED, f"cifar10/self_training/PGD_2steps/weight_0.5/{EPS}"),
     "SmoothAdv-PGD + pre-training + self-training": (
-        BY_PGD,
-        {**SELF_TRAINED, **PRETRAINED},
-        f"{FINETUNED}/self_training_PGD_2steps/weight_0.5/eps_64/{END}",
+        *(BY_PGD, {**SELF_TRAINED, **PRETRAINED}, f"{FINETUNED}/self_training_PGD_2steps/weight_0.5/{EPS}"),
     ),
     "Gaussian + pre-training": (Gaussian(0.25), PRETRAINED, f"{FINETUNED}/{END}"),
     "Gaussian + self-training": (Gaussian(0.25), SELF_TRAINED, f"self_training/{END}"),
     "vanilla PGD + pre-training": (
-        SmoothAdv(PGD_2, 0.0, base_attack=True),
-        PRETRAINED,
-        f"{FINETUNED}/PGD_2steps/without_noise/eps_64/{END}",
+        *(SmoothAdv(PGD_2, 0.0, base_attack=True), PRETRAINED, f"{FINETUNED}/PGD_2steps/without_noise/{EPS}"),
     ),
 }
 
@@ -73,13 +66,17 @@ def recipe(objective: object, extras: dict[str, Any]) -> dict[str, Any]:
     return {"dataset": "cifar10", "seed": 0, "epochs": 3, "objective": settings_record(objective), **extras}
 
 
+def certified(log: Path, training: object) -> Parameters:
+    """What the manifest of a certification of a model of this training tells."""
+    return parameters_of("certification", write_manifest(log, {**CERTIFIED, "training": training}), {})
+
+
 @pytest.mark.parametrize("name", TRAININGS)
 def test_manifest_and_released_path_give_a_training_the_same_name(tmp_path, name):
     objective, extras, path = TRAININGS[name]
     released = Path(path.format(noise=f"{objective.noise_sd:.2f}"))
     of_path = parameters_of("certification", released, {})
-    content = {**CERTIFIED, "training": recipe(objective, extras)}
-    of_manifest = parameters_of("certification", write_manifest(tmp_path / "mine", content), {})
+    of_manifest = certified(tmp_path / "mine", recipe(objective, extras))
     assert of_path.get("training") == of_manifest.get("training") == name
     assert (of_path.sources["training"], of_manifest.sources["training"]) == ("path", "manifest")
     # So do the numbers that tell one training of that name from another.
@@ -95,11 +92,8 @@ def test_manifest_and_released_path_give_a_training_the_same_name(tmp_path, name
     "attack", [PGD(0.25, 2, random_if_flat=True), PGD(0.25, 2, estimator=Stein(0.25))], ids=["random if flat", "Stein"]
 )
 def test_other_options_leave_the_name_as_it_is(tmp_path, attack, options, warmup):
-    content = {**CERTIFIED, "training": recipe(SmoothAdv(attack, 0.25, warmup=warmup, **options), {})}
-    assert (
-        parameters_of("certification", write_manifest(tmp_path / "mine", content), {}).get("training")
-        == "SmoothAdv-PGD"
-    )
+    objective = SmoothAdv(attack, 0.25, warmup=warmup, **options)
+    assert certified(tmp_path / "mine", recipe(objective, {})).get("training") == "SmoothAdv-PGD"
 
 
 WHOLE = {
@@ -196,15 +190,14 @@ UNNAMED = {
 
 @pytest.mark.parametrize("training", UNNAMED.values(), ids=UNNAMED)
 def test_training_that_a_manifest_does_not_name_has_no_name(tmp_path, training):
-    log = write_manifest(tmp_path / "PGD_2steps/noise_0.25/mine", {**CERTIFIED, "training": training})
-    assert parameters_of("certification", log, {}).get("training") is None
+    assert certified(tmp_path / "PGD_2steps/noise_0.25/mine", training).get("training") is None
 
 
 def test_base_attack_without_a_known_noise_is_not_said_to_be_without_noise(tmp_path):
     """ "vanilla PGD" says that there was none: a manifest that lost its noise_sd does not."""
-    content = damaged(("training", "objective", "base_attack"), True)
-    del content["training"]["objective"]["noise_sd"]
-    name = parameters_of("certification", write_manifest(tmp_path / "mine", content), {}).get("training")
+    training = damaged(("training", "objective", "noise_sd"), ...)["training"]
+    training["objective"]["base_attack"] = True
+    name = certified(tmp_path / "mine", training).get("training")
     assert name is None or not name.startswith("vanilla PGD + pre-training")
 
 

@@ -17,9 +17,8 @@ from smoothadv.attacks.pgd import PGD
 from smoothadv.core import Smooth
 from smoothadv.errors import DoubtfulWarning, UserError
 from smoothadv.noise import GaussianNoise
-from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.readers import read_examples
-from support.commands import CODE, call, rows, run_process, wait_until
+from support.commands import CODE, call, rows, run_process, timeless, wait_until
 from support.sharding import key_of_log
 
 SIGMA, COUNT, CLASSES = 0.5, 6, 4
@@ -187,15 +186,10 @@ def test_a_script_that_was_killed_is_continued_by_itself(warm, tmp_path):
     for name in (log.name, "whole.tsv"):
         done = warm.run(command(name), tmp_path)
         assert (done.returncode, done.stdout) == (0, "20\n"), done.stderr
-    killed, whole = (
-        [{key: value for key, value in row.items() if key != "time"} for row in rows(tmp_path / name)]
-        for name in (log.name, "whole.tsv")
-    )
+    killed, whole = timeless(log), timeless(tmp_path / "whole.tsv")
     assert killed == whole and len(whole) == 20
-    assert [run["first_row"] for run in json.loads((tmp_path / "killed.tsv.manifest.json").read_text())["runs"]] == [
-        0,
-        begun,
-    ]
+    runs = json.loads((tmp_path / "killed.tsv.manifest.json").read_text())["runs"]
+    assert [run["first_row"] for run in runs] == [0, begun]
 
 
 BAD = {
@@ -275,31 +269,6 @@ def test_models_that_are_no_classifiers_are_refused(model, message):
         smoothadv.certify(model, IMAGES, LABELS, **QUICK)
 
 
-def test_a_loader_that_shuffles_is_refused():
-    with pytest.raises(UserError, match="shuffle=False"):
-        smoothadv.certify(network(), DataLoader(Pairs(), shuffle=True), **QUICK)
-
-
-class Broken(Pairs):
-    """One image is of another size, one in grey levels, one without a label."""
-
-    def __getitem__(self, index: int):
-        return {2: (IMAGES[2][:, 1:], 0), 3: (IMAGES[3] * 255, 0), 4: IMAGES[4]}.get(index, (IMAGES[index], 0))
-
-
-@pytest.mark.parametrize(
-    ("index", "message"),
-    [(2, "image 2 has shape"), (3, "image 3: found values"), (4, "item 4 of the dataset is a ndarray")],
-)
-def test_a_bad_image_of_a_dataset_is_named(index, message):
-    class Bad(Pairs):
-        def __getitem__(self, number: int):
-            return (Broken() if number == index else Pairs())[number]
-
-    with pytest.raises(UserError, match=message):
-        smoothadv.certify(network(), Bad(), **QUICK)
-
-
 def test_too_few_draws_are_warned_about():
     with pytest.warns(DoubtfulWarning, match="can certify nothing"):
         found = smoothadv.certify(network(), IMAGES, LABELS, **{**QUICK, "n": 5})
@@ -343,36 +312,6 @@ def test_certificates_of_a_module_are_attacked_and_others_are_refused(tmp_path):
         other[4].bias += 1
     with pytest.raises(UserError, match="certifies something else: module_sha256"):
         smoothadv.falsify(other, IMAGES, LABELS, **options)
-
-
-def test_training_of_a_module_is_continued_to_the_same_weights(tmp_path):
-    objective = SmoothAdv(attack=PGD(0.5, 2), noise_sd=0.25, num_noise_vec=2, warmup=0)
-
-    def trained(folder: str, *epochs: int) -> dict[str, torch.Tensor]:
-        for number in epochs:
-            torch.manual_seed(0)
-            model = network()
-            result = smoothadv.train(
-                model,
-                IMAGES,
-                LABELS,
-                objective=objective,
-                outdir=tmp_path / folder,
-                schedule={"epochs": number, "batch": 3},
-                device="cpu",
-                quiet=True,
-            )
-            assert result.model is not None and len(result.history) == number
-        return result.model.state_dict()
-
-    at_once, continued = trained("at_once", 3), trained("continued", 1, 3)
-    assert all(torch.equal(value, continued[name]) for name, value in at_once.items())
-    start = network().state_dict()
-    assert any(not torch.equal(value, start[name]) for name, value in at_once.items()), "it has learned something"
-    with pytest.raises(UserError, match="load its state_dict into that module"):
-        smoothadv.certify(tmp_path / "at_once" / "checkpoint.pth.tar", IMAGES, LABELS, **QUICK)
-    log = (tmp_path / "at_once" / "log.txt").read_text().splitlines()
-    assert len(log) == 4 and log[0].startswith("epoch\t")
 
 
 def test_importing_the_package_does_not_import_torch(tmp_path):

@@ -17,6 +17,7 @@ from smoothadv.attacks.pgd import PGD
 from smoothadv.errors import DoubtfulWarning, UserError
 from smoothadv.evaluation.classifiers import module_digest
 from smoothadv.objectives.gaussian import Gaussian
+from smoothadv.objectives.smoothadv import SmoothAdv
 from support.commands import CODE, run_process
 
 COUNT, CLASSES = 6, 2
@@ -89,25 +90,30 @@ def test_numbers_of_numpy_and_whole_floats_are_numbers(tmp_path, expected):
 
 
 class Items(Dataset):
-    def __init__(self, item) -> None:
-        self.item = item
+    """The images one by one, with these items in place of some."""
+
+    def __init__(self, replaced: dict[int, object]) -> None:
+        self.items = {index: (IMAGES[index], 0) for index in range(COUNT)} | replaced
 
     def __len__(self) -> int:
         return COUNT
 
     def __getitem__(self, index: int):
-        return self.item(index)
+        return self.items[index]
 
 
 PAIRS = TensorDataset(torch.tensor(IMAGES), torch.tensor(LABELS))
 REFUSED = {
     "labels beside a loader": (lambda: DataLoader(PAIRS), LABELS, "a DataLoader has its own labels"),
+    "shuffling": (lambda: DataLoader(PAIRS, shuffle=True), None, "shuffle=False"),
     "random subset": (lambda: DataLoader(PAIRS, sampler=SubsetRandomSampler([1, 2])), None, "the DataLoader shuffles"),
     "no batches": (lambda: DataLoader(PAIRS, batch_size=None), None, "batches of the DataLoader cannot be joined"),
-    "dict": (lambda: Items(lambda index: {"image": 0, "label": 0}), None, "item 0 of the dataset is a dict"),
-    "image alone": (lambda: Items(lambda index: IMAGES[index]), None, "item 0 of the dataset is a ndarray"),
-    "label between": (lambda: Items(lambda index: (IMAGES[index], 0.5)), None, "image 0 has the label 0.5"),
-    "one-hot": (lambda: Items(lambda index: (IMAGES[index], torch.eye(2)[0])), None, "expected a whole number"),
+    "dict": (lambda: Items({0: {"image": 0, "label": 0}}), None, "item 0 of the dataset is a dict"),
+    "image alone": (lambda: Items({4: IMAGES[4]}), None, "item 4 of the dataset is a ndarray"),
+    "another size": (lambda: Items({2: (IMAGES[2][:, 1:], 0)}), None, "image 2 has shape"),
+    "grey levels": (lambda: Items({3: (IMAGES[3] * 255, 0)}), None, "image 3: found values"),
+    "label between": (lambda: Items({0: (IMAGES[0], 0.5)}), None, "image 0 has the label 0.5"),
+    "one-hot": (lambda: Items({0: (IMAGES[0], torch.eye(2)[0])}), None, "expected a whole number"),
     "words": (lambda: IMAGES, list("abcdef"), "labels: found a list, expected a tensor or array of numbers"),
 }
 
@@ -218,25 +224,19 @@ def test_settings_of_the_process_stay_as_they_were():
     ],
 )
 def test_attacks_that_make_no_sense_are_refused(options, message):
+    given = {"sigma": 0.25, "n": 20, "device": "cpu", "attack": PGD(0.5, 1), **options}
     with pytest.raises(UserError, match=message):
-        smoothadv.attack(
-            network(), IMAGES, LABELS, **{"sigma": 0.25, "n": 20, "device": "cpu", "attack": PGD(0.5, 1), **options}
-        )
+        smoothadv.attack(network(), IMAGES, LABELS, **given)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"fraction": 2}, "fraction: found 2"),
-        ({"fraction": -1}, "fraction: found -1"),
-        ({"false_alarm": 0}, "false_alarm: "),
-    ],
+    ("name", "value", "message"),
+    [("fraction", 2, "fraction: found 2"), ("fraction", -1, "fraction: found -1"), ("false_alarm", 0, "false_alarm: ")],
 )
-def test_falsifications_that_make_no_sense_are_refused(options, message, tmp_path):
+def test_falsifications_that_make_no_sense_are_refused(name, value, message, tmp_path):
+    options = {"against": tmp_path / "log.tsv", "sigma": 0.25, "attack": PGD(0.5, 1), name: value}
     with pytest.raises(UserError, match=message):
-        smoothadv.falsify(
-            network(), IMAGES, LABELS, against=tmp_path / "log.tsv", sigma=0.25, attack=PGD(0.5, 1), **options
-        )
+        smoothadv.falsify(network(), IMAGES, LABELS, **options)
 
 
 @pytest.mark.parametrize("radii", [0.1, "0.1", [-1]])
@@ -261,12 +261,14 @@ class Wrapped(nn.Module):
         return Output(self.module(images))
 
 
-def test_a_module_that_returns_an_object_is_trained_and_continued(tmp_path):
-    def trained(folder: str, *epochs: int) -> Wrapped:
+def test_a_module_that_returns_an_object_is_trained_and_continued_to_the_same_weights(tmp_path):
+    objective = SmoothAdv(attack=PGD(0.5, 2), noise_sd=0.25, num_noise_vec=2, warmup=0)
+
+    def trained(folder: str, *epochs: int, kind=Wrapped) -> Wrapped:
         for number in epochs:
-            model = Wrapped()
-            options = {**TRAINING, "schedule": {"epochs": number, "batch": 3}}
-            smoothadv.train(model, IMAGES, LABELS, outdir=tmp_path / folder, **options)
+            options = {**TRAINING, "objective": objective, "schedule": {"epochs": number, "batch": 3}}
+            result = smoothadv.train(model := kind(), IMAGES, LABELS, outdir=tmp_path / folder, **options)
+            assert result.model is not None and len(result.history) == number
         return model
 
     at_once, continued = trained("at once", 2), trained("continued", 1, 2)
@@ -274,16 +276,14 @@ def test_a_module_that_returns_an_object_is_trained_and_continued(tmp_path):
     assert all(torch.equal(value, weights[name]) for name, value in at_once.state_dict().items())
     assert not torch.equal(weights["module.0.weight"], network()[0].weight), "it has learned something"
     assert isinstance(continued(torch.tensor(IMAGES)), Output)
-    saved = torch.load(tmp_path / "continued" / "checkpoint.pth.tar", weights_only=True)["state_dict"]
-    Wrapped().load_state_dict(saved)
+    checkpoint = tmp_path / "continued" / "checkpoint.pth.tar"
+    Wrapped().load_state_dict(torch.load(checkpoint, weights_only=True)["state_dict"])
+    with pytest.raises(UserError, match="load its state_dict into that module"):
+        certify(checkpoint)
+    log = (tmp_path / "continued" / "log.txt").read_text().splitlines()
+    assert len(log) == 3 and log[0].startswith("epoch\t")
     with pytest.raises(UserError, match="cannot resume: the checkpoint is of another module"):
-        smoothadv.train(
-            _RenamedWrapped(),
-            IMAGES,
-            LABELS,
-            outdir=tmp_path / "at once",
-            **{**TRAINING, "schedule": {"epochs": 3, "batch": 3}},
-        )
+        trained("at once", 3, kind=_RenamedWrapped)
 
 
 class _RenamedWrapped(Wrapped):

@@ -5,7 +5,6 @@ import io
 import json
 import math
 import shlex
-import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from support.commands import ENVIRONMENT, call, run_process, script
+from support.commands import call, run_process, script, start_process
 from support.patience import HANG_SECONDS
 
 # Ours: full precision, further columns after the released ones. 3 of 6 correct, 1 of 6 abstains.
@@ -135,9 +134,8 @@ def test_equal_logs_give_equal_files(analyze, logs):
 
 def test_summary_agrees_with_certify(analyze, logs, checkpoint, capsys):
     """The line that certify prints at its end agrees with what analyze reads from the log."""
-    printed = call(
-        capsys, "certify", "digits", checkpoint, 0.25, "out.tsv", "--N", 50, "--max", 10, "--device", "cpu"
-    ).out
+    options = ["out.tsv", "--N", 50, "--max", 10, "--device", "cpu"]
+    printed = call(capsys, "certify", "digits", checkpoint, 0.25, *options).out
     (record,) = json.loads(analyze("summary", "out.tsv", "--format", "json").out)
     assert math.isfinite(record["average_certified_radius"])
     assert f"average certified radius {record['average_certified_radius']:.3f}" in printed
@@ -145,15 +143,9 @@ def test_summary_agrees_with_certify(analyze, logs, checkpoint, capsys):
 
 def test_reader_that_stops_early_is_no_error(logs):
     """As in `analyze ... | head`: the pipe is closed before anything is written."""
-    process = subprocess.Popen(
-        script("analyze", "summary", "results/ours.tsv"),
-        cwd=logs,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    process = start_process(script("analyze", "summary", "results/ours.tsv"), logs)
     process.stdout.close()
-    assert process.stderr.read() == b""
+    assert process.stderr.read() == ""
     process.stderr.close()
     assert process.wait(timeout=HANG_SECONDS) == 0
 

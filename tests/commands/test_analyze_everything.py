@@ -39,9 +39,7 @@ def test_analysis_takes_a_folder_with_all_kinds_of_logs(analyze, workplace, anal
     logs = logs_of.get(analysis, ["."])
     outcome = analyze(analysis, *logs, *([] if analysis in TABLES else ["-o", "new/result"]))
     ends_well = ends_well_or_in_one_line(outcome)
-    assert ends_well or analysis == "held_out", (
-        outcome.err
-    )  # nothing is held out here: tests/sweeps/test_best_models.py
+    assert ends_well or analysis == "held_out", outcome.err  # nothing is held out: tests/sweeps/test_best_models.py
     files = {"report": ["report.html"], **dict.fromkeys(FIGURES, ["result.pdf", "result.png"])}.get(analysis)
     if files is None and ends_well:
         assert len(outcome.out.splitlines()) >= 3

@@ -205,7 +205,6 @@ USAGE = [
     (["summary", "cohen", "--norm", "l1"], "'l1' is not known; known: l2, linf"),
     (["summary", "cohen", "--format", "html"], "known: markdown, latex, csv, json"),
     (["summary", "cohen", "--decimals", "-1"], "'-1' is not a whole number"),
-    (["summary", "cohen", "--decimals", "1.5"], "'1.5' is not a whole number"),
     (["summary", "cohen", "--where", "sigma"], "'sigma' is not FIELD=VALUE"),
     (["summary", "cohen", "--where", "colour=red"], "'colour=red' is not FIELD=VALUE"),
     (["summary", "cohen", "--dimension", "0"], "'0' is not a whole number of at least 1"),
@@ -226,7 +225,6 @@ USAGE = [
     (["heat_map", "cohen"], "heat_map needs -o FILE"),
     (["heat_map", "cohen", "-o", "x", "--rows", "colour"], "'colour' is not known; known: dataset"),
     (["heat_map", "cohen", "-o", "x", "--measure", "radius"], "'radius' is not known; known: certified_accuracy"),
-    (["heat_map", "cohen", "-o", "x", "--columns", "sigma"], "--rows and --columns are both sigma"),
     (["heat_map", "cohen", "-o", "x", "--measure", "clean_accuracy", "--radii", "1"], "--radii is for --measure"),
     (["report", "cohen", "-o", "x", "--format", "csv"], "--format is for tables"),
 ]
@@ -241,12 +239,8 @@ def test_usage_error_is_one_line_and_writes_nothing(analyze, workplace, argument
 
 FAILURES = [
     (["summary", "nowhere"], "nowhere is no file, no folder and matches nothing"),
-    (["summary", "A=nowhere"], "nowhere is no file, no folder and matches nothing"),
     (["summary", "trained"], "trained: holds no certification log, but others: 1 training; for training plot_training"),
-    (
-        ["summary", "attacked"],
-        "attacked: holds no certification log, but others: 3 prediction; for predictions there are",
-    ),
+    (["summary", "attacked"], "holds no certification log, but others: 3 prediction; for predictions there are"),
     (["summary", "attacked/N100/PGD_0.250/num_1/predictions"], "is a prediction log; what is needed here is a cert"),
     (["empirical", COHEN.format("0.25")], "is a certification log; what is needed here is a prediction log"),
     (["compare", "cohen", "ours"], "compare takes two certification logs or two prediction logs, got 4 and 0"),

@@ -7,9 +7,7 @@ import pytest
 from scipy import stats
 
 from smoothadv.analysis import report
-from smoothadv.analysis.plot import CertifiedAccuracyPlot
-from smoothadv.analysis.plot_empirical import EmpiricalPlot
-from smoothadv.analysis.plot_envelope import EnvelopePlot
+from smoothadv.analysis.plot import CertifiedAccuracyPlot, EmpiricalPlot, EnvelopePlot
 from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.errors import UserError
 from smoothadv.records import manifest_path
@@ -83,9 +81,8 @@ class TestUnfinished:
         assert [curve.get_ydata()[0] for curve in curves] == [50]
         log("attacked/whole.tsv", [0.1] * 9 + [0.0], attack=0.25)
         log("attacked/begun.tsv", [0.1] * 3, attack=0.25)
-        assert [row["empirical_accuracy"] for row in records(analyze("empirical", "attacked", "--format", "json"))] == [
-            0.9
-        ]
+        (row,) = records(analyze("empirical", "attacked", "--format", "json"))
+        assert row["empirical_accuracy"] == 0.9
         log("logs/other.tsv", [0.5] * 3, sigma=1.0)
         outcome = analyze("heat_map", "logs", "--columns", "alpha", "-o", "map")
         assert outcome.code == 0 and "logs/other.tsv: 3 of 10" in outcome.err, "else it were of other images"
@@ -272,16 +269,13 @@ def test_one_procedure_needs_no_name(of_two_procedures, analyze):
 
 @pytest.mark.usefixtures("of_two_procedures")
 def test_two_sided_log_that_lost_its_manifest_is_known_by_its_column():
-    lost = Path("logs/two.tsv")
-    manifest_path(lost).unlink()
-    lines = lost.read_text().splitlines()
-    lost.write_text("\n".join([lines[0] + "\trival", *(line + "\t7" for line in lines[1:])]) + "\n")
-    of_set = Path("logs/two_top.tsv")
-    manifest_path(of_set).unlink()
-    lines = of_set.read_text().splitlines()
-    of_set.write_text("\n".join([lines[0] + "\trival_1\trival_2", *(line + "\t7\t6" for line in lines[1:])]) + "\n")
-    names = [each.procedure for each in read_logs(["logs/exact.tsv", "logs/two.tsv", str(of_set)]).certification]
-    assert names == ["one-sided", "two-sided", "top-2"]
+    for name, columns, cells in (("two", "\trival", "\t7"), ("two_top", "\trival_1\trival_2", "\t7\t6")):
+        lost = Path(f"logs/{name}.tsv")
+        manifest_path(lost).unlink()
+        header, *lines = lost.read_text().splitlines()
+        lost.write_text("\n".join([header + columns, *(line + cells for line in lines)]) + "\n")
+    logs = [f"logs/{name}.tsv" for name in ("exact", "two", "two_top")]
+    assert [each.procedure for each in read_logs(logs).certification] == ["one-sided", "two-sided", "top-2"]
 
 
 def test_report_keeps_procedures_apart(of_two_procedures, analyze):
@@ -290,11 +284,8 @@ def test_report_keeps_procedures_apart(of_two_procedures, analyze):
     for name in of_two_procedures:
         assert f"Worst, {name}" in page and f"logs, {name}" in page
     assert "logs of several procedures are kept apart (one-sided; two-sided; top-3)" in page
-    for caption in (
-        "Certified accuracy of each log; bands: 95 %, for all radii at once",
-        "Images by their lower bound of",
-    ):
-        assert f"<figcaption>{caption}" in page
+    bands = "Certified accuracy of each log; bands: 95 %, for all radii at once"
+    assert f"<figcaption>{bands}" in page and "<figcaption>Images by their lower bound of" in page
     assert "Lower bounds of p_A, 0 if wrong, beside the average radius" in page
 
 

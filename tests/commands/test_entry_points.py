@@ -41,6 +41,7 @@ def help_text(name: str, monkeypatch, capsys) -> str:
 FIRST_STEPS = {
     "train": ["training.job.get_dataset"],
     "train_pgd": ["training.job.get_dataset"],
+    "quantize": ["quantization.request.quantize", "quantization.export.export"],
     "certify": ["evaluation.certifying.prepare"],
     "predict": ["evaluation.predicting.prepare"],
     "attack": ["evaluation.attacking.warn_of_few_draws", "evaluation.falsifying.read_certificates"],
@@ -90,8 +91,9 @@ def test_script_answers_help_with_examples(name, monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_examples_of_the_help_are_valid(name, monkeypatch, capsys, validate):
-    for line in documented_commands(help_text(name, monkeypatch, capsys)):
-        assert f"code/{name}.py" in line
+    lines = documented_commands(help_text(name, monkeypatch, capsys))
+    assert f"code/{name}.py" in lines[0], "commands that use what it makes may follow"
+    for line in lines:
         validate(line)
 
 

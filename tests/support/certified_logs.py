@@ -10,14 +10,26 @@ from matplotlib.text import Text
 from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.logs import Log
 
+LETTERS = {"R": 1, "W": 0, "A": -1}
+"""What an image of class 1 is taken for: it is right, wrong, or an abstention."""
+
+
+def log_of(name: str, columns: dict[str, list], group: str = "", notes: tuple = (), **values) -> Log:
+    """A log with these columns, of images 0, 1, ... of class 1 where they do not say others."""
+    table = pd.DataFrame({"idx": range(len(columns["predict"])), "label": 1, **columns})
+    table["correct"] = (table.predict == table.label).astype(int)
+    return Log(name, Path(name), group, table, Parameters(values), notes)
+
+
+def predicted(name: str, letters: str, group: str = "", **values) -> Log:
+    """A prediction log of an image for each of the ``LETTERS``."""
+    return log_of(name, {"predict": [LETTERS[letter] for letter in letters]}, group, **values)
+
 
 def log(name: str, radii: list[float | None] = (0.5,), group: str = "", notes: tuple = (), **values) -> Log:
     """A log that is right with each of the ``radii``, of images of class 1, and abstains where there is None."""
     predict = [-1 if radius is None else 1 for radius in radii]
-    table = pd.DataFrame({"idx": range(len(radii)), "label": 1, "predict": predict})
-    table["radius"] = [radius or 0.0 for radius in radii]
-    table["correct"] = (table.predict == 1).astype(int)
-    return Log(name, Path(name), group, table, Parameters(values), notes)
+    return log_of(name, {"predict": predict, "radius": [radius or 0.0 for radius in radii]}, group, notes, **values)
 
 
 def texts_around(axes: Axes) -> list[Text]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.hyper_parameters import path_without_attack
-from smoothadv.analysis.shared.log_statistics import abstention_rate, empirical_accuracy
+from smoothadv.analysis.shared.log_statistics import abstention_rate, accuracy
 from smoothadv.analysis.shared.logs import Log, Logs, grouped
 from smoothadv.analysis.shared.radii import radius_column
 from smoothadv.analysis.shared.selection import Choosing, grouping, groups_of, one_of
@@ -50,7 +50,7 @@ class Empirical(Choosing, Analysis):
         ]
         rows: list[list[Cell]] = [
             [
-                *(name, radius, empirical_accuracy(best.log.table), best.log.label, best.models, best.attacks),
+                *(name, radius, accuracy(best.log.table), best.log.label, best.models, best.attacks),
                 *(len(best.log.table), abstention_rate(best.log.table)),
                 *(() if self.confidence is None else best.interval(self.confidence)),
             ]
@@ -71,8 +71,8 @@ class Empirical(Choosing, Analysis):
     def _shown(self, attacked: Attacked | None) -> Cell:
         if attacked is None or self.show == _ABSTENTION:
             return None if attacked is None else abstention_rate(attacked.log.table)
-        accuracy = empirical_accuracy(attacked.log.table)
-        return accuracy if self.confidence is None else Annotated(accuracy, interval=attacked.interval(self.confidence))
+        share = accuracy(attacked.log.table)
+        return share if self.confidence is None else Annotated(share, interval=attacked.interval(self.confidence))
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,6 @@ def _most_accurate(models: list[list[Log]]) -> Attacked:
     for logs in models:
         draws = max(log.parameters.number("N") or 0 for log in logs)
         precise = [log for log in logs if (log.parameters.number("N") or 0) == draws]
-        attacked = min(precise, key=lambda log: empirical_accuracy(log.table))
+        attacked = min(precise, key=lambda log: accuracy(log.table))
         strongest.append(Attacked(attacked, len(models), len(precise)))
-    return max(strongest, key=lambda attacked: empirical_accuracy(attacked.log.table))
+    return max(strongest, key=lambda attacked: accuracy(attacked.log.table))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.shared.log_statistics import abstention_rate, clean_accuracy
+from smoothadv.analysis.shared.log_statistics import abstention_rate, accuracy
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import AtRadii, radius_column
 from smoothadv.analysis.shared.selection import Choosing, are_alike, grouping, groups_of, one_of
@@ -31,7 +31,7 @@ def upper_envelope(logs: Sequence[Log], accuracies: np.ndarray) -> list[Selected
     ``accuracies`` is [len(logs), number of radii]. The logs are selected on the images that measure their accuracy:
     an envelope is optimistic, the more so the more logs it is selected from (SmoothAdv, section 4).
     """
-    clean = np.array([clean_accuracy(log.table) for log in logs])
+    clean = np.array([accuracy(log.table) for log in logs])
     selected = []
     for column in accuracies.T:
         best = np.flatnonzero(column == column.max())
@@ -96,4 +96,4 @@ class Envelope(Choosing, AtRadii, Analysis):
 
 def _facts(best: Selected) -> tuple[float, float | None, float]:
     """Certified accuracy, abstention rate and clean accuracy of the selected log."""
-    return best.certified_accuracy, abstention_rate(best.log.table), clean_accuracy(best.log.table)
+    return best.certified_accuracy, abstention_rate(best.log.table), accuracy(best.log.table)

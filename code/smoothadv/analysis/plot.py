@@ -1,4 +1,6 @@
-"""plot: certified accuracy against the radius, or images against their bound of p_A, a curve per log."""
+"""The figures of curves: certified accuracy by radius, of each log (plot) or as the upper envelope of each group
+(plot_envelope, as in the paper's Figures 1, 2, 4, 5 and 6) beside accuracy under attack (plot_empirical, as in its
+Figure 3), and training curves (plot_training)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,15 +9,28 @@ from typing import ClassVar
 import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
+from smoothadv.analysis.empirical import empirical_curve, model_of
 from smoothadv.analysis.probabilities import with_bounds
-from smoothadv.analysis.shared.figure_style import Figure, draw_steps, finished, looks, mark_radii, new_figure
-from smoothadv.analysis.shared.log_statistics import accuracy_curve, survival_curve
+from smoothadv.analysis.shared.figure_style import (
+    Figure,
+    add_legend,
+    add_title,
+    draw_steps,
+    finished,
+    looks,
+    mark_every,
+    new_figure,
+)
+from smoothadv.analysis.shared.log_statistics import accuracy, accuracy_curve, survival_curve
 from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.radii import Bands, Norm
-from smoothadv.analysis.shared.selection import one_of
-from smoothadv.settings import setting
+from smoothadv.analysis.shared.radii import Bands, Norm, round_numbers
+from smoothadv.analysis.shared.selection import Choosing, grouping, groups_of, one_of, refuse_several
+from smoothadv.errors import UserError, warn
+from smoothadv.settings import probability, setting
 
 _RADIUS, _P_A = "radius", "p_A"
+_POINTS = 1500
+_BESIDE = 0.005
 
 
 @ANALYSES.register("plot")
@@ -43,15 +58,13 @@ class CertifiedAccuracyPlot(Bands, Norm, Analysis):
         if self.of == _P_A:
             labels, end = ("lower confidence bound of $p_A$", "images of at least this bound (%)"), 1.0
             axes.axvline(0.5, color="0.7", linewidth=1, linestyle=":", label="")
-        lines = []
-        for position, ((log, corners, shares), look) in enumerate(zip(curves, looks(len(curves)))):
-            marks = mark_radii(corners, end, position, len(curves))
-            lines.append(draw_steps(axes, corners, shares, label=log.label.shown, markevery=marks, **look))
-            if self.confidence is not None:
-                # To the right end: where no image counts, a band may have a width too.
-                low, high = self.ends(np.append(shares, 0.0), len(log.table))
-                whole, band = np.append(corners, end or 1.0), {"color": look["color"], "alpha": 0.18, "linewidth": 0}
-                axes.fill_between(whole, 100 * low, 100 * high, step="pre", label=log.label.shown, **band)
+        shown = [(log.label.shown, corners, shares) for log, corners, shares in curves]
+        lines = draw_steps(axes, shown, looks(len(curves)), end)
+        for (log, corners, shares), line in zip(curves, lines if self.confidence is not None else []):
+            # To the right end: where no image counts, a band may have a width too.
+            low, high = self.ends(np.append(shares, 0.0), len(log.table))
+            whole, band = np.append(corners, end or 1.0), {"color": line.get_color(), "alpha": 0.18, "linewidth": 0}
+            axes.fill_between(whole, 100 * low, 100 * high, step="pre", label=log.label.shown, **band)
         return finished(figure, lines, labels, end, self.title)
 
     def _curves(self, logs: Sequence[Log]) -> list[tuple[Log, np.ndarray, np.ndarray]]:
@@ -65,3 +78,154 @@ class CertifiedAccuracyPlot(Bands, Norm, Analysis):
                 shares = np.append(self.accuracies_at_lengths(log, radii[:-1]), 0.0)
             curves.append((log, self.certified_by(log, radii), shares))
         return curves
+
+
+@ANALYSES.register("plot_envelope")
+@dataclass(frozen=True)
+class EnvelopePlot(Choosing, Norm, Analysis):
+    """the best certified accuracy of each group and image set, with a dashed baseline, written as PNG and PDF"""
+
+    makes: ClassVar[str] = "figure"
+    group_by: list[str] | None = grouping("the curves, like sigma")
+    baseline: str | None = setting(
+        None,
+        parse=str,
+        help="group to draw dashed: in the colours of the others with --split-baseline, else as one curve",
+    )
+    split_baseline: bool = setting(False, help="let --group-by split the baseline too, for one curve per sigma")
+    title: str | None = setting(None, parse=str, help="title of the plot (default: none)")
+
+    def __post_init__(self) -> None:
+        if self.split_baseline and not self.baseline:
+            raise ValueError("--split-baseline needs --baseline NAME: there is no baseline to split")
+
+    def __call__(self, logs: Logs) -> Figure:
+        part = self.taking_part(logs.certification)
+        baseline = [log for log in part if log.group == self.baseline] if self.baseline else []
+        if self.baseline and not baseline:
+            known = ", ".join(dict.fromkeys(log.group for log in part))
+            raise UserError(f"no group is called '{self.baseline}'; there are {known}")
+        others = [log for log in part if log not in baseline]
+        if not others:
+            raise UserError("there is nothing but the baseline to draw")
+        by = self.group_by or []
+        solid = groups_of(others, by, name_group=bool(baseline))
+        dashed = groups_of(baseline, by if self.split_baseline else [], name_group=True)
+        lines = looks(len(solid) + (0 if self.split_baseline else len(dashed)))
+        if self.split_baseline:
+            like = {_key(group, by): look for group, look in zip(solid.values(), lines)}
+            lines += [like.get(_key(group, by), {"color": "0.45", "linewidth": 1.6}) for group in dashed.values()]
+        lines = [look | {"linestyle": "-" if place < len(solid) else "--"} for place, look in enumerate(lines)]
+        curves = [(name, *self.envelope_curve(group)) for name, group in [*solid.items(), *dashed.items()]]
+        largest = max(radii[-1] for _, radii, _ in curves)
+        figure, (axes,) = new_figure()
+        drawn = draw_steps(axes, curves, lines, largest)
+        return finished(figure, drawn, (self.axis_title, "certified accuracy (%)"), 1.04 * largest, self.title)
+
+    def envelope_curve(self, group: Sequence[Log]) -> tuple[np.ndarray, np.ndarray]:
+        """A fine grid of radii, with round ones and the largest one of each log, and the largest accuracy of the logs
+        there."""
+        ends = np.concatenate([self.certified_by(log, [log.table.radius.max()]) for log in group])
+        fine = [np.linspace(0, ends.max(), _POINTS), round_numbers(ends.max())]
+        grid = np.unique(np.concatenate([*fine, ends, np.nextafter(ends, np.inf)]))
+        best = np.max([self.accuracies(log, grid, models=len(group)) for log in group], axis=0)
+        return grid, best
+
+
+def _key(group: Sequence[Log], by: Sequence[str]) -> tuple[object, ...]:
+    return group[0].procedure, *(group[0].parameters.get(name) for name in by)
+
+
+@ANALYSES.register("plot_empirical")
+@dataclass(frozen=True)
+class EmpiricalPlot(Choosing, Analysis):
+    """accuracy under attack of each group (dashed) and the envelope of certification logs of the same images (solid),
+    as PNG and PDF"""
+
+    makes: ClassVar[str] = "figure"
+    kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
+    group_by: list[str] | None = grouping("the dashed curves: num_noise_vec, N or gradient")
+    confidence: float | None = setting(
+        None, parse=probability, help="LEVEL of intervals over images, as vertical bars, like 0.95 (default: none)"
+    )
+    title: str | None = setting(None, parse=str, help="title of the plot (default: none)")
+
+    def __call__(self, logs: Logs) -> Figure:
+        if not logs.prediction:
+            raise UserError("plot_empirical needs prediction logs, made by predict under attack; there are only others")
+        predictions, certification = map(self.taking_part, (logs.prediction, logs.certification))
+        sets = {log.images for log in predictions}
+        if any(log.images in sets for log in certification):
+            refuse_several(predictions, "accuracy under attack beside certified accuracy", "images")
+        if others := [str(log.path) for log in certification if log.images not in sets]:
+            warn(f"not drawn, since they are not about the images that were attacked: {', '.join(others)}")
+        certified = groups_of([log for log in certification if log.images in sets], [])
+        if unrelated := _unrelated(certified, predictions):
+            warn(f"no attack is known on models certified in {', '.join(unrelated)}: NAME=LOG names both kinds alike")
+        named = len(certified) > 1 or bool(unrelated)
+        attacked = groups_of(predictions, self.group_by or [], name_group=named)
+        figure, (axes,) = new_figure()
+        lines = looks(len(certified) + len(attacked))
+        curves = {name: empirical_curve(group) for name, group in attacked.items()}
+        largest = max(max(curve) for curve in curves.values())
+        name_of = "{}, certified" if named else "certified"
+        solid = [(name_of.format(name), *EnvelopePlot().envelope_curve(group)) for name, group in certified.items()]
+        plain = {"marker": "", "markevery": None, "linewidth": 2.2}
+        drawn = draw_steps(axes, solid, [{**look, **plain} for look in lines], largest)
+        colours = {name: look["color"] for name, look in zip(certified, lines)} if len(certified) > 1 else {}
+        for position, ((name, curve), look) in enumerate(zip(curves.items(), lines[len(certified) :])):
+            look = {**look, "color": colours.get(name, look["color"]), "linewidth": 1.2}
+            shares = [100 * accuracy(best.log.table) for best in curve.values()]
+            label = "under attack" if name == "all" else f"{name}, under attack" if not self.group_by else name
+            marks = mark_every(len(curve), position, len(curves))
+            drawn += axes.plot(list(curve), shares, label=label, linestyle="--", markevery=marks, **look)
+            if self.confidence is not None:
+                ends = [best.interval(self.confidence) for best in curve.values()]
+                # Side by side, where one curve's bars would cover another's.
+                beside = [radius + _BESIDE * largest * (position - (len(curves) - 1) / 2) for radius in curve]
+                lower, upper = ([100 * end for end in side] for side in zip(*ends))
+                axes.vlines(beside, lower, upper, color=look["color"], label=label)
+        labels = (r"$\ell_2$ radius (images in [0, 1])", "accuracy (%)")
+        return finished(figure, drawn, labels, 1.02 * largest, self.title)
+
+
+def _unrelated(certified: dict[str, list[Log]], predictions: list[Log]) -> list[str]:
+    """The groups of certificates, or their first logs, that share neither name nor model with an attack."""
+    groups, models = ({of(log) for log in predictions} - {""} for of in (lambda log: log.group, model_of))
+    return [
+        logs[0].group or str(logs[0].path)
+        for logs in certified.values()
+        if not any(log.group in groups or model_of(log) in models for log in logs)
+    ]
+
+
+@ANALYSES.register("plot_training")
+@dataclass(frozen=True)
+class TrainingPlot(Analysis):
+    """training curves from log.txt: loss and accuracy by epoch, training solid and test dashed, as PNG and PDF"""
+
+    makes: ClassVar[str] = "figure"
+    kinds: ClassVar[tuple[str, ...]] = ("training",)
+    title: str | None = setting(None, parse=str, help="title of the plot (default: none)")
+
+    def __call__(self, logs: Logs) -> Figure:
+        from matplotlib.ticker import MaxNLocator
+
+        figure, panels = new_figure(panels=2)
+        count = len(logs.training)
+        for axes, quantity, scale, unit in zip(panels, ("loss", "accuracy"), (1, 100), ("", " (%)")):
+            for position, (log, look) in enumerate(zip(logs.training, looks(count))):
+                name = f"{log.name.removesuffix('/log.txt').removesuffix('.txt')}, " if count > 1 else ""
+                for split, word, style in (("train", "training", "-"), ("test", "test", "--")):
+                    values = scale * log.table[f"{split}_{quantity}"]
+                    values = values[values.notna()]  # not every epoch need have been evaluated
+                    look = {**look, "linestyle": style, "markevery": mark_every(len(values), position, count)}
+                    axes.plot(log.table.epoch[values.index] + 1, values, label=name + word, **look)
+            axes.set_xlabel("epoch")
+            axes.set_ylabel(f"{quantity} under noise{unit}")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panels[0].set_ylim(0, 1.05 * panels[0].dataLim.ymax)
+        panels[1].set_ylim(0, 100)
+        add_legend(figure, panels[0], panels[0].get_lines(), inside=False)  # both panels show the same curves
+        add_title(panels[0].set_title, self.title)
+        return figure

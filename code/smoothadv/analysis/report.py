@@ -16,10 +16,7 @@ from smoothadv.analysis.gap import Gap
 from smoothadv.analysis.heat_map import HeatMap
 from smoothadv.analysis.held_out import HeldOut
 from smoothadv.analysis.parameters_table import ParametersTable
-from smoothadv.analysis.plot import CertifiedAccuracyPlot
-from smoothadv.analysis.plot_empirical import EmpiricalPlot
-from smoothadv.analysis.plot_envelope import EnvelopePlot
-from smoothadv.analysis.plot_training import TrainingPlot
+from smoothadv.analysis.plot import CertifiedAccuracyPlot, EmpiricalPlot, EnvelopePlot, TrainingPlot
 from smoothadv.analysis.probabilities import Probabilities
 from smoothadv.analysis.shared.figure_style import SYMBOLS, Figure, as_element, readings
 from smoothadv.analysis.shared.hyper_parameters import FIELDS, display

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.shared.log_statistics import abstention_rate, average_certified_radius, clean_accuracy
+from smoothadv.analysis.shared.log_statistics import abstention_rate, accuracy, average_certified_radius
 from smoothadv.analysis.shared.logs import Logs
 from smoothadv.analysis.shared.radii import AtRadii, radius_column
 from smoothadv.analysis.shared.selection import are_alike, with_facts
@@ -33,7 +33,7 @@ class Summary(AtRadii, Analysis):
             [
                 log.label,
                 len(log.table),
-                clean_accuracy(log.table),
+                accuracy(log.table),
                 None if log.is_on_grid else average_certified_radius(log.table),
                 *([average_certified_radius(log.table) if log.is_on_grid else None] if grids else []),
                 abstention_rate(log.table),

@@ -11,6 +11,7 @@ from smoothadv.version import __version__
 COMMANDS = {
     "train": "train a classifier under Gaussian noise (the baseline)",
     "train_pgd": "train a classifier with SmoothAdv",
+    "quantize": "make a network of integers of a trained one, the same on all machines",
     "certify": "certify a smoothed classifier on test images: a log of radii",
     "predict": "predict with a smoothed classifier, on clean or attacked images",
     "attack": "attack a smoothed classifier on test images, or try to falsify its certificates",

@@ -2,13 +2,13 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from smoothadv.analysis import ANALYSES
-from smoothadv.analysis.shared.figure_style import Figure, save
+from smoothadv.analysis.shared.figure_style import save
 from smoothadv.analysis.shared.hyper_parameters import FIELDS
 from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.analysis.shared.selection import doubts, restrict
@@ -50,7 +50,12 @@ _STATED = {
 }
 # What may be replaced, and how it begins; a table also by its first column.
 _TABLE = ("table", b"| ", b"\\begin{tabular}")
-_FIGURES = {"png": ("PNG picture", b"\x89PNG\r\n"), "pdf": ("PDF document", b"%PDF-"), "svg": ("SVG drawing", b"<?xml")}
+_REPLACED = {
+    "png": ("PNG picture", b"\x89PNG\r\n"),
+    "pdf": ("PDF document", b"%PDF-"),
+    "svg": ("SVG drawing", b"<?xml"),
+    "page": PAGE,
+}
 
 
 def _make_parser() -> Parser:
@@ -101,36 +106,35 @@ def _condition(text: str) -> tuple[str, str]:
 
 
 def _analyze(parser: Parser, options: argparse.Namespace, words: Sequence[str]) -> None:
-    parser = options.parser  # of the analysis
     component = ANALYSES[options.analysis]
-    analysis = compose(parser, component, options, options.analysis)
-    _check_output(parser, options, component.makes)
+    analysis = compose(options.parser, component, options, options.analysis)
+    _check_output(options, component.makes)
     stated = {name: getattr(options, name) for name in ("sigma", "N", "alpha", "dimension")}
-    logs = read_logs(options.logs, component.kinds, stated, warn)
-    logs = restrict(logs, options.where)
+    logs = restrict(read_logs(options.logs, component.kinds, stated, warn), options.where)
     for note in doubts(logs, component.pairs_examples):
         warn(note)
-    writers: dict[str, Callable[[Any, argparse.Namespace], None]]
-    writers = {"table": _write_table, "figure": _write_figure, "page": _write_page}
-    writers[component.makes](analysis(logs), options)
+    made: Any = analysis(logs)
+    if component.makes == "table":
+        _write_table(made, options)
+        return
+    for form, path in _files(options, component.makes):
+        write_atomically(path, partial(save, made, kind=form)) if form != "page" else write_text(path, made)
+        print(f"wrote {path}")
 
 
-def _check_output(parser: Parser, options: argparse.Namespace, makes: str) -> None:
+def _check_output(options: argparse.Namespace, makes: str) -> None:
     """A usage error, before logs are read, where the options do not fit the output of the analysis."""
     if makes == "table":
         return
     for flag, given in (("--format", options.format), ("--decimals", options.decimals)):
         if given is not None:
-            parser.error(f"{flag} is for tables: leave it out, {options.analysis} makes a {makes}")
+            options.parser.error(f"{flag} is for tables: leave it out, {options.analysis} makes a {makes}")
     if len(options.output) > 1:
-        parser.error(f"-o takes one FILE here, got {len(options.output)}")
+        options.parser.error(f"-o takes one FILE here, got {len(options.output)}")
     if makes == "figure" and not options.output:
-        parser.error(f"{options.analysis} needs -o FILE: it writes FILE.png and FILE.pdf, or FILE.svg")
-    if makes == "page":
-        refuse_to_replace(_page_path(options), *PAGE)
-    else:
-        for kind, path in _figure_paths(options):
-            refuse_to_replace(path, *_FIGURES[kind])
+        options.parser.error(f"{options.analysis} needs -o FILE: it writes FILE.png and FILE.pdf, or FILE.svg")
+    for form, path in _files(options, makes):
+        refuse_to_replace(path, *_REPLACED[form])
 
 
 def _write_table(table: Table, options: argparse.Namespace) -> None:
@@ -145,31 +149,16 @@ def _write_table(table: Table, options: argparse.Namespace) -> None:
         write_text(path, FORMATS[options.format or by_ending.get(path.suffix, "markdown")](table, decimals))
 
 
-def _figure_paths(options: argparse.Namespace) -> list[tuple[str, Path]]:
-    """FILE if it is called .svg, else FILE.png and FILE.pdf, whichever of the two FILE names."""
-    (output,) = options.output
+def _files(options: argparse.Namespace, makes: str) -> list[tuple[str, Path]]:
+    """Form and path of what is written: FILE if it is called .svg, else FILE.png and FILE.pdf, whichever of the two
+    FILE names; a page to FILE if it is called .html, else to report.html in the folder FILE."""
+    (output,) = options.output or [Path()]
+    if makes == "page":
+        return [("page", output if output.suffix in (".html", ".htm") else output / "report.html")]
     if output.suffix == ".svg":
         return [("svg", output)]
     stem = output.with_suffix("") if output.suffix in (".png", ".pdf") else output
-    return [(kind, stem.with_name(f"{stem.name}.{kind}")) for kind in ("png", "pdf")]
-
-
-def _write_figure(figure: Figure, options: argparse.Namespace) -> None:
-    for kind, path in _figure_paths(options):
-        write_atomically(path, partial(save, figure, kind=kind))
-        print(f"wrote {path}")
-
-
-def _page_path(options: argparse.Namespace) -> Path:
-    """FILE itself if it is called .html, else report.html in the folder FILE."""
-    output = options.output[0] if options.output else Path(".")
-    return output if output.suffix in (".html", ".htm") else output / "report.html"
-
-
-def _write_page(page: str, options: argparse.Namespace) -> None:
-    path = _page_path(options)
-    write_text(path, page)
-    print(f"wrote {path}")
+    return [(form, stem.with_name(f"{stem.name}.{form}")) for form in ("png", "pdf")]
 
 
 main = partial(run, "analyze", _make_parser, _analyze)

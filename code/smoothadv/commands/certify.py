@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from smoothadv.certification import PROCEDURES, Procedure
@@ -12,6 +11,7 @@ from smoothadv.commands.merging import evaluation_main, is_finished
 from smoothadv.commands.options.components import add_components, add_options, given_settings, refuse_foreign_settings
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser
+from smoothadv.commands.verifying import verify_main
 from smoothadv.evaluation.requests import CertifyRequest
 from smoothadv.readers import read_certification_log
 from smoothadv.settings import positive_int
@@ -27,6 +27,8 @@ on several GPUs, or machines:
   torchrun --nproc-per-node 8 -- code/certify.py cifar10 models/pgd/checkpoint.pth.tar 0.25 logs/cifar10.tsv
   python code/certify.py cifar10 models/pgd/checkpoint.pth.tar 0.25 logs/cifar10.tsv --shard 0/4    # ... 3/4
   python code/certify.py merge logs/cifar10.tsv
+rows of a log drawn again, and compared:
+  python code/certify.py verify logs/cifar10.tsv --rows 20
 The same command again continues what was interrupted. docs/guarantee.md says what a radius guarantees.
 """
 
@@ -88,4 +90,8 @@ def _summarise(log: Path, procedure: Procedure) -> None:
     )
 
 
-main = partial(evaluation_main, "certify", make_parser, _certify)
+def main(arguments: Sequence[str]) -> int:
+    """Run the command, or one of its subcommands, with these ``arguments``; returns the exit code."""
+    if arguments and arguments[0] == "verify":
+        return verify_main(arguments[1:])
+    return evaluation_main("certify", make_parser, _certify, arguments)

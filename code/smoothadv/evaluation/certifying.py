@@ -16,7 +16,7 @@ from smoothadv.errors import UsageError, warn
 from smoothadv.evaluation.log_writing import Example, LogPlan, write_log
 from smoothadv.evaluation.requests import CertifyRequest
 from smoothadv.evaluation.shards import WrittenLog
-from smoothadv.evaluation.smoothing_job import check_top_k, noise_kind, prepare
+from smoothadv.evaluation.smoothing_job import SmoothingJob, check_top_k, noise_kind, prepare
 from smoothadv.records import CERTIFICATION_COLUMNS, format_radius
 from smoothadv.settings import settings_record
 from smoothadv.smoothing.voting import Poll
@@ -35,12 +35,18 @@ def certify(request: CertifyRequest) -> tuple[WrittenLog, Procedure]:
             f"{'a larger --N' if least is None else f'at least --N {least}'} is needed"
         )
 
+    return write_log(job, plan_of(request, job, procedure)), procedure
+
+
+def plan_of(request: CertifyRequest, job: SmoothingJob, procedure: Procedure) -> LogPlan:
+    """How the log of a request is made."""
+
     def polls(examples: list[Example]) -> Iterator[Poll]:
         for example in examples:
             job.check_image(example.index, example.image)
             yield Poll(example.image, job.stream(example.index), _voting(procedure, example.label, request.sound))
 
-    plan = LogPlan(
+    return LogPlan(
         columns=(*CERTIFICATION_COLUMNS, *procedure.columns, *((_SOUND_COLUMN,) if request.sound else ())),
         settings=procedure_record(request, procedure),
         make_polls=polls,
@@ -48,7 +54,6 @@ def certify(request: CertifyRequest) -> tuple[WrittenLog, Procedure]:
         title=f"certified at {request.sigma:g}:",
         scores=lambda row: bool(row["correct"]) and float(row["radius"]) >= request.sigma,
     )
-    return write_log(job, plan), procedure
 
 
 def make_procedure(request: CertifyRequest, description: DatasetDescription) -> Procedure:

@@ -32,13 +32,26 @@ from smoothadv.smoothing.classifier import (
     default_batch,
     make_deterministic,
 )
-from smoothadv.smoothing.voting import VoteCounter, check_repeatable
+from smoothadv.smoothing.voting import VoteCounter, check_exact, check_repeatable
 
 # Logits of an image that differ by more than this share of the largest one differ by more than rounding, also in bf16.
 _FUNCTION = 0.02
 _GENERATOR = "Philox4x32-10 at (classifier, dataset, sigma, seed; example, purpose, draw)"
 # How older logs drew their noise, the same for all classifiers. They are continued in this way.
 _PUBLIC_GENERATOR = "Philox4x32-10 at (seed, example, purpose, draw)"
+# What a log of a network of integers with --sound does not record: its votes are the same on all machines.
+_OF_MACHINE = (
+    "batch",
+    "precision",
+    "compiled",
+    "folded",
+    "fused",
+    "device",
+    "torch",
+    "tf32",
+    "cpu_capability",
+    "threads",
+)
 # The setting of logs whose Gaussian noise a kernel rounded: the version of Triton. Others have the noise of torch.
 _KERNEL = "noise_kernel"
 
@@ -71,7 +84,7 @@ class SmoothingJob:
     def counter(self, batch: int | None = None, consensus: bool = True) -> VoteCounter:
         """A new counter of ``voter.scores``, in batches of this size (None: that of the job)."""
         scores, classes = partial(self.voter.scores, consensus=consensus), self.dataset.description.num_classes
-        keep_batch = isinstance(self.noise, RoundedGaussianNoise)
+        keep_batch = isinstance(self.noise, RoundedGaussianNoise) and not self.is_exact
         dtype = self.voter.dtype
         return VoteCounter(scores, classes, batch or self.batch, self.device, keep_batch=keep_batch, dtype=dtype)
 
@@ -98,8 +111,18 @@ class SmoothingJob:
         """Whether torch alone draws the Gaussian noise of this job's log."""
         return _KERNEL not in self.settings
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether votes are the same on all machines, in all batches: those of integers with noise in integers."""
+        return self.voter.integers is not None and isinstance(self.noise, RoundedGaussianNoise)
+
     def logits_digest(self, batch: int) -> str | None:
-        """As ``VoteCounter.logits_digest``, of all members of ``voter``; None if memory is too small for the batch."""
+        """As ``VoteCounter.logits_digest``, of all members of ``voter``; None if memory is too small for the batch.
+
+        Of a network of integers it is that of its probe, whatever the batch.
+        """
+        if self.voter.integers is not None:
+            return self.voter.integers.probe
         if batch == self.batch and LOGITS in self.run:
             return self.run[LOGITS]
         counter = self.counter(batch, consensus=False)
@@ -121,6 +144,8 @@ class SmoothingJob:
             settings |= {} if kernel is None else {_KERNEL: kernel}
         if isinstance(noise, GaussianNoise):
             noise = replace(noise, plain=kernel is None)
+        if self.is_exact:
+            settings = {name: value for name, value in settings.items() if name not in _OF_MACHINE}
         run, workers = {**self.run, LOGITS: digest}, self.workers and self.workers.for_log(log.name)
         return replace(self, log=log, noise=noise, batch=batch, settings=settings, run=run, workers=workers)
 
@@ -307,8 +332,11 @@ def _recorded(request: EvaluationRequest, log: Path, setting: str) -> Any:
 
 def _check_classifier(job: SmoothingJob, sound: bool) -> None:
     """Spot check that logits depend on one image only: UserError if ``sound``, else a warning, where they do not."""
-    if job.device.type == "cpu" and not sound:
+    if job.device.type == "cpu" and not sound and job.voter.integers is None:
         return  # a CPU's kernels pass this check, and several passes of a large network take long
+    if job.voter.integers is not None:
+        check_exact(job.counter(), job.voter.integers)
+        return
     image, _ = job.dataset[job.indices[0]]
     job.check_image(job.indices[0], image)
     try:

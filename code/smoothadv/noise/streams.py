@@ -38,6 +38,7 @@ class Purpose(IntEnum):
     SELF_CHECK = 8
     ATTACK_TARGETS = 9
     ATTACKED_VOTES = 10
+    CALIBRATION = 11
 
 
 def derive_generator(device: torch.device | str, *key: int) -> torch.Generator:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from smoothadv.architectures.ensemble import Ensemble
+from smoothadv.architectures.integer_network import IntegerNetwork
 from smoothadv.errors import UserError
 from smoothadv.graphs import call_compiled, let_compiler_choose_alike
 from smoothadv.memory import batch_that_suits
@@ -53,6 +54,11 @@ class VotingClassifier(nn.Module):
         return self.classifier(noisy_images.to(self.dtype)).float()
 
     @property
+    def integers(self) -> IntegerNetwork | None:
+        """The classifier where it is a network of integers, one function on all machines; else None."""
+        return self.classifier if isinstance(self.classifier, IntegerNetwork) else None
+
+    @property
     def is_fused(self) -> bool:
         """Whether a convolution is one call with the ReLU behind it."""
         return any(isinstance(layer, ConvolutionReLU) for layer in self.classifier.modules())
@@ -79,6 +85,10 @@ def arrange(
     """
     images = None if example is None else example.cpu().double().unsqueeze(0)
     dtype = PRECISIONS[precision]
+    if precision != "fp32" and any(isinstance(part, IntegerNetwork) for part in classifier.modules()):
+        raise UserError(
+            f"a network of integers is computed exactly, in fp32, not in {precision}: leave --precision out"
+        )
     for epilogues in (True, False) if are_offered_on(device) else (False,):
         # Folding in float64 on the CPU changes nothing within the digits of float32.
         original = copy.deepcopy(classifier).eval().requires_grad_(False).cpu().double()

@@ -14,6 +14,7 @@ from torch import nn
 
 from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.architectures.input_layers import Center, Normalize
+from smoothadv.architectures.integer_network import IntegerNetwork
 from smoothadv.graphs import layer_of, overwrite_in_place, traced_plainly
 from smoothadv.smoothing.epilogues import fuse_epilogues
 
@@ -44,8 +45,11 @@ def fold(classifier: nn.Module, example: torch.Tensor | None = None, epilogues: 
 
     Returns the classifier itself if torch.fx cannot trace it, if its layers are used twice, share weights or compute
     their weights in each pass, or if the logits of the ``example`` images [B, C, H, W] change by more than rounding,
-    for instance because tracing followed a branch that no tensor takes. Of an ensemble, each member is folded.
+    for instance because tracing followed a branch that no tensor takes; also if it is a network of integers. Of an
+    ensemble, each member is folded.
     """
+    if isinstance(classifier, IntegerNetwork):
+        return classifier
     if isinstance(classifier, Ensemble):
         members = [fold(member, example, epilogues) for member in classifier.members]
         is_folded = any(new is not old for new, old in zip(members, classifier.members))

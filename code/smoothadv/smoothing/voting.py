@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from smoothadv.architectures.integer_network import IntegerNetwork, digest_of_logits
 from smoothadv.certification import Draws
 from smoothadv.devices import to_device, to_host
 from smoothadv.errors import NonFiniteError, UserError
@@ -283,4 +284,18 @@ def check_repeatable(counter: VoteCounter, image: torch.Tensor, stream: NoiseStr
         raise UserError(
             f"the base classifier's logits depend on an image's row in the batch at --batch {counter.batch}: "
             "choose another batch (a multiple of 16, or 1)"
+        )
+
+
+@torch.inference_mode()
+def check_exact(counter: VoteCounter, network: IntegerNetwork) -> None:
+    """UserError unless the counter's batches of images have the logits of ``network`` as computed in float64."""
+    images = network.probe_images().to(counter.device, counter.dtype, memory_format=torch.channels_last)
+    rows = torch.arange(-(-len(images) // counter.batch) * counter.batch, device=counter.device) % len(images)
+    logits = torch.cat([counter.classifier(images[some]) for some in rows.split(counter.batch)])
+    first = logits[: len(images)]
+    if not torch.equal(logits, first[rows]) or digest_of_logits(first) != network.probe:
+        raise UserError(
+            "the kernels of this machine do not compute this network of integers exactly, so that it is another "
+            f"classifier here: choose another --batch than {counter.batch}, leave --compile out, or use the CPU"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
@@ -59,14 +59,6 @@ def mark_every(corners: int, position: int, curves: int) -> tuple[int, int]:
     """Which points of a curve get markers, as (first, step); shifted by curve so that markers do not overlap."""
     step = max(1, corners // _MARKS_PER_CURVE)
     return (position * max(1, step // curves) % step, step)
-
-
-def mark_radii(radii: np.ndarray, largest: float, position: int, curves: int) -> list[int]:
-    """Which corners of a curve of ascending ``radii`` get markers: at least one, and as many in each part of an axis
-    that ends at ``largest``, however short the curve; shifted by curve so that markers do not overlap."""
-    step = (largest or 1.0) / _MARKS_PER_CURVE
-    marks = np.searchsorted(radii, step * (np.arange(_MARKS_PER_CURVE) + (position + 0.5) / curves))
-    return np.unique(marks[marks < len(radii)]).tolist() or [int(len(radii) * (position + 0.5) / curves)]
 
 
 def save(figure: Figure, file: BinaryIO, kind: str, salt: str = "smoothadv") -> None:
@@ -197,6 +189,19 @@ def _wrapped(label: str) -> str:
     return "\n".join([*lines, rest])
 
 
-def draw_steps(axes: Axes, radii: np.ndarray, accuracies: np.ndarray, **line: Any) -> Line2D:
-    """A curve of accuracies (fractions) that hold up to the radius on their right."""
-    return axes.step(radii, 100 * accuracies, where="pre", **line)[0]
+def draw_steps(
+    axes: Axes, curves: Sequence[tuple[str, np.ndarray, np.ndarray]], looks: Iterable[dict[str, Any]], largest: float
+) -> list[Line2D]:
+    """Curves (label, ascending radii, accuracies as fractions) that hold up to the radius on their right.
+
+    At least one corner of each gets a marker, and as many in each part of an axis that ends at ``largest``, however
+    short the curve; shifted by curve so that markers do not overlap.
+    """
+    lines: list[Line2D] = []
+    step = (largest or 1.0) / _MARKS_PER_CURVE
+    for position, ((label, radii, accuracies), look) in enumerate(zip(curves, looks)):
+        shift = (position + 0.5) / len(curves)
+        marks = np.searchsorted(radii, step * (np.arange(_MARKS_PER_CURVE) + shift))
+        placed = np.unique(marks[marks < len(radii)]).tolist() or [int(len(radii) * shift)]
+        lines += axes.step(radii, 100 * accuracies, where="pre", label=label, **{"markevery": placed, **look})
+    return lines

@@ -28,9 +28,10 @@ def certified_accuracy(table: DataFrame, radius: float) -> float:
     return float(certified_accuracies(table, [radius])[0])
 
 
-def clean_accuracy(table: DataFrame) -> float:
-    """The certified accuracy at radius 0: correct and not abstained."""
-    return certified_accuracy(table, 0.0)
+def accuracy(table: DataFrame) -> float:
+    """The share of examples classified correctly; an abstention is wrong. Without an attack it is the clean accuracy,
+    which is the certified accuracy at radius 0."""
+    return float(table["correct"].mean())
 
 
 def average_certified_radius(table: DataFrame) -> float:
@@ -44,11 +45,6 @@ def average_certified_radius(table: DataFrame) -> float:
 def abstention_rate(table: DataFrame) -> float | None:
     """The share of abstentions (predict = -1); None of a label-aware log, which counts wrong selections as such."""
     return None if LABEL_AWARE in table else float((table["predict"].to_numpy() == -1).mean())
-
-
-def empirical_accuracy(table: DataFrame) -> float:
-    """Of a prediction log, the share of examples that PREDICT classifies correctly; an abstention counts as wrong."""
-    return float(table.correct.mean())
 
 
 def bootstrap_interval(accuracies: np.ndarray, examples: int, confidence: float) -> tuple[np.ndarray, np.ndarray]:

@@ -187,7 +187,7 @@ def _find_in(place: str, group: str, left_out: list[str]) -> list[_Found]:
         raise UserError(f"{place} is no file, no folder and matches nothing")
     found = []
     for match in map(Path, matches):
-        if is_shard_folder(match.name) or is_shard_folder(match.parent.name):
+        if any(map(is_shard_folder, match.parts)):
             continue
         files = _files_below(match, left_out) if match.is_dir() else [match]
         found += [_Found(path, group or place, named=False) for path in files if not is_manifest(path)]

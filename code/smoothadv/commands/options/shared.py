@@ -40,7 +40,7 @@ def add_running(parser: Parser, existing: str = "refuse") -> None:
         group,
         {
             "--data-dir DIR": (str, "folder of the dataset's files (default: data; for imagenet IMAGENET_DIR)"),
-            "--device": (_device, "torch device like cpu or cuda:1 (default: cuda if there is one)"),
+            "--device": (device, "torch device like cpu or cuda:1 (default: cuda if there is one)"),
             "--seed": (non_negative_int, "seed of all randomness (default: 0)", 0),
         },
     )
@@ -56,7 +56,8 @@ def add_running(parser: Parser, existing: str = "refuse") -> None:
         )
 
 
-def _device(text: str) -> torch.device:
+def device(text: str) -> torch.device:
+    """argparse type: a device that can be used."""
     from smoothadv.devices import usable_device  # imports torch, which only those who give --device wait for here
 
     return usable_device(text)

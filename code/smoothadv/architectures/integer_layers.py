@@ -1,0 +1,222 @@
+"""Layers of whole numbers: one function on every device, whatever the threads, the batch and the instruction set.
+
+docs/integer.md defines them. Values are integers in float32 tensors. All terms and all partial sums of a sum are
+integers of a size below 2^24, so that it is exact in any order; a product, a rounding to the nearest even integer and a
+clamp follow, single operations that IEEE 754 fixes. With gradients, rounding has that of the identity
+("straight-through", Bengio et al., 2013).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+EXACT = 2**24
+"""float32 holds all integers up to this size."""
+Pair = tuple[int, int]
+_LONGEST = 256
+_TYPES = (torch.int8, torch.int16, torch.int32)
+
+
+class _Round(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """The nearest even integers; overwrites ``x`` where it needs no gradient."""
+    return _Round.apply(x) if x.requires_grad else x.round_()
+
+
+class IntegerLayer(nn.Module):
+    """A layer with ``settings`` and ``tensors``, as a checkpoint holds them; ValueError where they are damaged.
+
+    SETTINGS has the names and defaults of whole numbers and pairs of them, TENSORS the names of tensors: "multiplier"
+    is float32, others hold integers. Results are clamped to ``low``..``high``.
+    """
+
+    SETTINGS: ClassVar[dict[str, Any]] = {}
+    TENSORS: ClassVar[tuple[str, ...]] = ()
+    ARGUMENTS: ClassVar[int] = 1
+    low: int
+    high: int
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+    ceil_mode: int
+    multiplier: torch.Tensor
+
+    def __init__(self, settings: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+        self.settings, self.is_clamped = {**self.SETTINGS, **given}, True
+        if self.settings.keys() != self.SETTINGS.keys() or set(tensors) != set(self.TENSORS):
+            raise ValueError(f"{type(self).__name__} has {', '.join((*settings, *tensors))}")
+        for name, value in self.settings.items():
+            numbers = value if isinstance(self.SETTINGS[name], tuple) and len(value) == 2 else (value,)
+            most = EXACT if name in ("low", "high") else _LONGEST
+            if any(type(number) is not int or abs(number) >= most for number in numbers):
+                raise ValueError(f"{type(self).__name__}: {name} is {value!r:.100}")
+            setattr(self, name, value)
+        for name, tensor in tensors.items():
+            values = tensor.to(torch.float32, copy=True)
+            is_whole = name == "multiplier" or torch.equal(values, values.round())
+            if not is_whole or not bool((values.abs() < EXACT).all()):
+                raise ValueError(f"{type(self).__name__}: {name} holds other numbers than it may")
+            self.register_buffer(name, values)
+
+    def bound(self, *sizes: float) -> float:
+        """The largest size of results for inputs of these largest sizes; ValueError where a sum may not be exact."""
+        raise NotImplementedError
+
+    def stored(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """What the constructor takes: settings that are not default, tensors in the shortest type that holds them."""
+        chosen = {name: value for name, value in self.settings.items() if value != self.SETTINGS[name]}
+        settings = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
+        return settings, {name: _shortest(name, value.detach().cpu()) for name, value in self.named_buffers()}
+
+    def _range_of(self, size: float) -> float:
+        """The largest size of results after the clamp, of ``size`` before; a clamp that changes nothing is left out."""
+        self.is_clamped = self.low == 0 or size > min(-self.low, self.high)
+        return min(size, max(-self.low, self.high))
+
+    def _in_range(self, values: torch.Tensor) -> torch.Tensor:
+        if not self.is_clamped:
+            return values
+        return values.clamp(self.low, self.high) if values.requires_grad else values.clamp_(self.low, self.high)
+
+
+def _shortest(name: str, values: torch.Tensor) -> torch.Tensor:
+    if name == "multiplier":
+        return values.clone()
+    largest = float(values.abs().max()) if values.numel() else 0.0
+    return values.to(next(kind for kind in _TYPES if largest <= torch.iinfo(kind).max))
+
+
+class Convolution(IntegerLayer):
+    """clamp(round(m (w * x + b))): weight w [O, I / groups, h, w], bias b [O], multiplier m [O], float32.
+
+    With ``high`` < ``low`` the result is m (w * x + b), where m are powers of 2: the last layer, whose results are
+    logits.
+    """
+
+    SETTINGS: ClassVar[dict[str, Any]] = {
+        **{"low": 0, "high": -1, "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
+    }
+    TENSORS = ("weight", "bias", "multiplier")
+    weight: torch.Tensor
+    bias: torch.Tensor
+    in_float64 = False
+    """Whether the sum is computed in float64, where it needs no proof: slowly, to compare with."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the results are logits."""
+        return self.high < self.low
+
+    def bound(self, *sizes: float) -> float:
+        """sum |w| times the size of an input, plus |b|; a sum that may reach 2^24 is divided into exact parts."""
+        totals = self.weight.double().abs().sum((2, 3)) * sizes[0]  # [O, I]
+        channels, self.parts = totals.shape[1], 1
+        while any(float(part.sum(1).max()) >= EXACT for part in totals.split(-(-channels // self.parts), 1)):
+            self.parts += 1
+            if self.parts > channels or self.groups > 1:
+                raise ValueError("a sum over a convolution's inputs may exceed 2^24")
+        per_channel = totals.sum(1) + self.bias.double().abs()
+        self.largest_sum = float(per_channel.max())
+        if self.parts == 1 and self.largest_sum >= EXACT:
+            self.parts = 2
+        if self.largest_sum >= 2**31:
+            raise ValueError("a sum over a convolution's inputs may exceed 2^31")
+        size = float((per_channel * self.multiplier.double().abs()).max())
+        return size if self.is_last else self._range_of(size + 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        geometry = self.stride, self.padding, self.dilation, self.groups
+        if self.in_float64:
+            total = F.conv2d(x.double(), self.weight.double(), self.bias.double(), *geometry).float()
+        elif self.parts == 1:
+            total = F.conv2d(x, self.weight, self.bias, *geometry)
+        else:  # in float64 the sum of the parts is exact, too; it is rounded once
+            width = -(-x.shape[1] // self.parts)
+            pairs = zip(x.split(width, 1), self.weight.split(width, 1))
+            exact = sum(F.conv2d(part, weight, None, *geometry).double() for part, weight in pairs)
+            total = (exact + self.bias.double()[:, None, None]).float()
+        multiplier = self.multiplier[:, None, None]
+        scaled = total * multiplier if total.requires_grad else total.mul_(multiplier)
+        return scaled if self.is_last else self._in_range(rounded(scaled))
+
+
+class Rescaling(IntegerLayer):
+    """clamp(round(m x)): multiplier m [1], float32."""
+
+    SETTINGS: ClassVar[dict[str, Any]] = {"low": 0, "high": -1}
+    TENSORS = ("multiplier",)
+
+    def bound(self, *sizes: float) -> float:
+        return self._range_of(sizes[0] * float(self.multiplier) + 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._in_range(rounded(x * self.multiplier))
+
+
+class Sum(IntegerLayer):
+    """clamp(x + y)."""
+
+    SETTINGS: ClassVar[dict[str, Any]] = {"low": 0, "high": -1}
+    ARGUMENTS = 2
+
+    def bound(self, *sizes: float) -> float:
+        if sum(sizes) >= EXACT:
+            raise ValueError("a sum of two values may exceed 2^24")
+        return self._range_of(sum(sizes))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self._in_range(x + y)
+
+
+class Maximum(IntegerLayer):
+    """The largest value in each window of ``kernel``, with padding that is smaller than all values."""
+
+    SETTINGS: ClassVar[dict[str, Any]] = {
+        **{"kernel": (1, 1), "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "ceil_mode": 0}
+    }
+
+    def bound(self, *sizes: float) -> float:
+        return sizes[0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.max_pool2d(x, self.kernel, self.stride, self.padding, self.dilation, bool(self.ceil_mode))
+
+
+class Total(IntegerLayer):
+    """The sum over all positions, which are ``kernel`` in number: [B, C, h, w] gives [B, C, 1, 1]."""
+
+    SETTINGS: ClassVar[dict[str, Any]] = {"kernel": (1, 1)}
+
+    def bound(self, *sizes: float) -> float:
+        total = sizes[0] * self.kernel[0] * self.kernel[1]
+        if total >= EXACT:
+            raise ValueError("a sum over all positions may exceed 2^24")
+        return total
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[2:] != self.kernel:
+            raise ValueError(f"maps of {tuple(x.shape[2:])}, expected {self.kernel}")
+        return x.sum((2, 3), keepdim=True)
+
+
+LAYERS: dict[str, type[IntegerLayer]] = {
+    layer.__name__.lower(): layer for layer in (Convolution, Rescaling, Sum, Maximum, Total)
+}

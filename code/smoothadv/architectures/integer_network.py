@@ -1,0 +1,150 @@
+"""A network of integer layers, with the entrance that makes integers of an image; docs/integer.md defines it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from smoothadv.architectures.integer_layers import EXACT, LAYERS, Convolution, IntegerLayer, rounded
+
+DEFINITION = 1
+"""The version of the definition in docs/integer.md."""
+WHITE = 255
+_MOST_STEPS, _PROBES = 10_000, 8
+
+
+@dataclass(frozen=True)
+class Step:
+    """A layer and the numbers of the values that it reads: 0 is the image, n the result of step n."""
+
+    layer: IntegerLayer
+    inputs: tuple[int, ...]
+
+
+class IntegerNetwork(nn.Module):
+    """Maps images [B, C, H, W] of the shape ``image_shape``, float32, to logits [B, K]: integers times a power of 2.
+
+    An image is rounded to grey levels, clamped to -clip..255 + clip, and loses the ``mean`` [C], integers, of its
+    channel. ``steps`` follow in order. ``probe`` is the digest of the logits of ``probe_images``, computed in float64.
+    ValueError unless every sum is proven to be exact for all images.
+    """
+
+    mean: torch.Tensor
+    probe: str
+    layers: nn.ModuleList
+
+    def __init__(self, image_shape: Sequence[int], clip: int, mean: torch.Tensor, steps: Sequence[Step]) -> None:
+        super().__init__()
+        self.image_shape, self.clip = tuple(image_shape), clip
+        self.layers = nn.ModuleList(step.layer for step in steps)
+        self.inputs = [step.inputs for step in steps]
+        self.register_buffer("mean", mean.to(torch.float32, copy=True).view(-1, 1, 1))
+        last = {used: number for number, inputs in enumerate(self.inputs, 1) for used in inputs}
+        self._unused_after = [[used for used in last if last[used] == number] for number in range(len(steps) + 1)]
+        self._prove()
+
+        self.probe = ""
+
+    def _steps(self) -> Iterator[tuple[int, IntegerLayer, tuple[int, ...]]]:
+        for number, (layer, inputs) in enumerate(zip(self.layers, self.inputs), 1):
+            assert isinstance(layer, IntegerLayer)
+            yield number, layer, inputs
+
+    def _prove(self) -> None:
+        levels = [edge - float(value) for edge in (-self.clip, WHITE + self.clip) for value in self.mean.flatten()]
+        sizes = [max(map(abs, levels))]
+        for number, layer, inputs in self._steps():
+            if len(inputs) != layer.ARGUMENTS or not all(type(one) is int and 0 <= one < number for one in inputs):
+                raise ValueError(f"step {number} reads the values {inputs}")
+            if getattr(layer, "is_last", False) != (number == len(self.layers)):
+                raise ValueError(f"the logits must come from the last step, and only there: found step {number}")
+            sizes.append(layer.bound(*(sizes[used] for used in inputs)))
+
+    @classmethod
+    def read(
+        cls, record: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], image_shape: Sequence[int]
+    ) -> IntegerNetwork:
+        """The network for which ``stored`` returned this, for images of this shape; ValueError where it is damaged."""
+        if (found := record.get("definition")) != DEFINITION:
+            raise ValueError(f"it has definition {found!r} of integer networks, and this version knows {DEFINITION}")
+        try:
+            clip, steps = record["clip"], record["steps"]
+            if not 1 <= len(steps) <= _MOST_STEPS or type(clip) is not int or not 0 <= clip < EXACT // 4:
+                raise ValueError(f"{len(steps)} steps, clip {clip}")
+            by_step: dict[str, dict[str, torch.Tensor]] = {}
+            for name, tensor in tensors.items():
+                step, _, kind = name.partition(".")
+                by_step.setdefault(step, {})[kind] = tensor
+            mean = by_step.pop("mean")[""]
+            made = [
+                Step(LAYERS[kind](settings, by_step.pop(str(number), {})), tuple(inputs))
+                for number, (kind, inputs, settings) in enumerate(steps, 1)
+            ]
+            if by_step:
+                raise ValueError(f"tensors of step {next(iter(by_step))}, which needs none")
+            network, probe = cls(image_shape, clip, mean, made), record["probe"]
+            if not isinstance(probe, str):
+                raise ValueError(f"probe {probe!r:.80}")
+            network.probe = probe
+            with torch.inference_mode():
+                network(torch.zeros(1, *image_shape))
+        except (KeyError, TypeError, AttributeError, RuntimeError, ValueError, OverflowError) as error:
+            raise ValueError(f"its integer network is damaged: {error}") from error
+        return network
+
+    def stored(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """A record, as JSON can hold it, and tensors of integers and multipliers, which together are the network."""
+        steps, tensors = [], {"mean": self.mean.flatten().to(torch.int16)}
+        for number, layer, inputs in self._steps():
+            settings, of_layer = layer.stored()
+            steps.append([type(layer).__name__.lower(), list(inputs), settings])
+            tensors |= {f"{number}.{name}": value for name, value in of_layer.items()}
+        return {"definition": DEFINITION, "clip": self.clip, "probe": self.probe, "steps": steps}, tensors
+
+    def get_extra_state(self) -> str:
+        """The record as text: a digest of the state covers it."""
+        return json.dumps([self.stored()[0], self.image_shape], sort_keys=True)
+
+    def set_extra_state(self, state: str) -> None:
+        if state != self.get_extra_state():
+            raise ValueError("the state is of another integer network")
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        levels = rounded(images * WHITE).clamp(-self.clip, WHITE + self.clip)
+        values: dict[int, torch.Tensor] = {0: levels - self.mean}
+        for number, layer, inputs in self._steps():
+            values[number] = layer(*(values[used] for used in inputs))
+            for used in self._unused_after[number]:
+                del values[used]
+        return values[len(self.layers)].flatten(1)
+
+    def probe_images(self) -> torch.Tensor:
+        """Images [8, C, H, W] of random grey levels, float32: half of them in 0..255, half in the whole range."""
+        count = math.prod(self.image_shape) * _PROBES
+        words = np.random.Philox(key=DEFINITION).random_raw(count) >> np.uint64(11)
+        levels = torch.from_numpy(words.astype(np.int64)).view(_PROBES, *self.image_shape)
+        inside, outside = levels[: _PROBES // 2] % (WHITE + 1), levels[_PROBES // 2 :] % (WHITE + 2 * self.clip + 1)
+        return torch.cat([inside, outside - self.clip]).to(torch.float32) / WHITE
+
+    @torch.inference_mode()
+    def set_probe(self) -> None:
+        """Set ``probe``, from sums in float64 on the CPU."""
+        convolutions = [layer for layer in self.layers if isinstance(layer, Convolution)]
+        for layer in convolutions:
+            layer.in_float64 = True
+        self.probe = digest_of_logits(self(self.probe_images()))
+        for layer in convolutions:
+            layer.in_float64 = False
+
+
+def digest_of_logits(logits: torch.Tensor) -> str:
+    """A SHA-256, in hexadecimal, of float32 logits."""
+    return hashlib.sha256(logits.cpu().contiguous().numpy().astype("<f4").tobytes()).hexdigest()

@@ -1,0 +1,112 @@
+"""Draws some rows of a certification log again and compares them with the log."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smoothadv.certification import PROCEDURES
+from smoothadv.errors import UserError
+from smoothadv.evaluation.certifying import make_procedure, plan_of
+from smoothadv.evaluation.log_writing import write_log
+from smoothadv.evaluation.requests import CertifyRequest
+from smoothadv.evaluation.smoothing_job import prepare
+from smoothadv.files import read_regular
+from smoothadv.readers import read_certification_log
+from smoothadv.records import differing_settings, read_manifest_file, settings_and_logits
+
+if TYPE_CHECKING:
+    import torch
+
+# Settings of a log and the fields of a request that they come from.
+_FIELDS = {
+    **{
+        name: name
+        for name in ("split", "sigma", "alpha", "seed", "precision", "batch", "input_layer", "method", "sound")
+    },
+    **{"dataset": "images", "N0": "n0", "N": "draws", "compiled": "compile"},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyRequest:
+    """Repeat ``rows`` random rows of the certification log ``log``; ``seed`` chooses them (None: at random).
+
+    ``classifier`` is the checkpoint (None: where the log's manifest says it was). The manifest says all the rest.
+    """
+
+    log: Path
+    rows: int = 20
+    seed: int | None = None
+    classifier: Path | None = None
+    data_dir: str | None = None
+    device: torch.device | None = None
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How many of the log's rows were ``repeated``, and how each of the others differs, by index of the image."""
+
+    repeated: int
+    of: int
+    differences: dict[int, str]
+
+
+def verify(request: VerifyRequest) -> Verification:
+    """Compare all columns but the time.
+
+    UserError where the log's settings cannot be had here: those of a float network name the machine.
+    """
+    table, manifest = read_certification_log(request.log), read_manifest_file(request.log)
+    settings = {name: value for name, value in settings_and_logits(manifest).items() if name != "shard"}
+    certify_request = _request(request, manifest)
+    job = prepare(certify_request, request.log, certify_request.sound)
+    procedure = make_procedure(certify_request, job.dataset.description)
+    plan = plan_of(certify_request, job, procedure)
+    if difference := differing_settings(settings, {**job.settings, **plan.settings}):
+        raise UserError(f"{request.log} cannot be repeated here: {difference}")
+    if (last := int(table.idx.max())) >= len(job.dataset):
+        raise UserError(f"{request.log} has a row of image {last}, and there are {len(job.dataset)} images")
+    chosen = sorted(random.Random(request.seed).sample(table.idx.tolist(), min(request.rows, len(table))))
+    with tempfile.TemporaryDirectory() as folder:
+        again = Path(folder) / "again.tsv"
+        write_log(dataclasses.replace(job, log=again, indices=chosen), plan)
+        before, now = _rows(request.log), _rows(again)
+    differences = {index: _difference(before[index], now[index]) for index in chosen}
+    return Verification(len(chosen), len(table), {index: text for index, text in differences.items() if text})
+
+
+def _request(request: VerifyRequest, manifest: dict[str, Any]) -> CertifyRequest:
+    """The request that made the log, as its manifest records it; UserError where that does not say enough."""
+    settings, recorded = manifest["settings"], [run["checkpoint"] for run in manifest["runs"] if run.get("checkpoint")]
+    method, classifier = settings.get("method"), request.classifier or next(map(Path, recorded), None)
+    if classifier is None or method not in PROCEDURES:
+        what = "checkpoint: name it with --checkpoint" if method in PROCEDURES else "certification procedure"
+        raise UserError(f"the manifest of {request.log} names no {what}")
+    names = {field.name for field in dataclasses.fields(PROCEDURES[method])} & settings.keys()
+    given = {name: tuple(value) if isinstance(value := settings[name], list) else value for name in names}
+    fields = {field: settings[name] for name, field in _FIELDS.items() if settings.get(name) is not None}
+    return CertifyRequest(
+        **fields,
+        classifier=classifier,
+        procedure_settings=given,
+        data_dir=request.data_dir,
+        device=request.device,
+        outfile=request.log,
+    )
+
+
+def _rows(log: Path) -> dict[int, dict[str, str]]:
+    """The rows of a log by the index of their image, each by column."""
+    header, *lines = (line.split("\t") for line in read_regular(log).decode().splitlines())
+    return {int(line[0]): dict(zip(header, line)) for line in lines}
+
+
+def _difference(before: dict[str, str], now: dict[str, str]) -> str:
+    """What differs beside the time, "" if nothing does."""
+    names = [name for name in {**before, **now} if name != "time" and before.get(name) != now.get(name)]
+    return ", ".join(f"{name} was {before.get(name)}, now {now.get(name)}" for name in names)

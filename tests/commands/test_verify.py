@@ -1,0 +1,117 @@
+"""certify verify: rows of a log drawn again. It finds every planted fault, and refuses where it cannot know."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.commands import call, refused, snapshot, succeed
+
+SIGMA, EXAMPLES = 0.25, 40
+KINDS = {
+    "integers": ("--sound", "--method", "two-sided"),
+    "adaptive": ("--method", "adaptive", "--radii", 0, 0.25),
+    "float": ("--batch", 32),
+}
+
+
+@pytest.fixture(scope="module")
+def logs(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A log of each kind: one that any machine can repeat, and two of a float network."""
+    folder = tmp_path_factory.mktemp("logs")
+    integers = folder / "integers.pth.tar"
+    succeed("quantize", "digits", checkpoint, SIGMA, integers, "--calibration", 64, "--held-out", 4, "--draws", 20)
+    for kind, options in KINDS.items():
+        model = integers if kind == "integers" else checkpoint
+        number = ("--N", 200, "--max", EXAMPLES, "--device", "cpu")
+        succeed("certify", "digits", model, SIGMA, folder / f"{kind}.tsv", *number, *options)
+    return {kind: folder / f"{kind}.tsv" for kind in KINDS}
+
+
+@pytest.fixture
+def changed(logs, tmp_path):
+    """A copy of the log of integers, changed by a function of its lines, and of its manifest by keys and values."""
+
+    def change(edit=lambda lines: lines, **settings: object) -> Path:
+        log = logs["integers"]
+        manifest = json.loads(log.with_name(f"{log.name}.manifest.json").read_text())
+        manifest["settings"] |= settings
+        copy = tmp_path / "copy.tsv"
+        copy.write_text("".join(edit(log.read_text().splitlines(keepends=True))))
+        copy.with_name(f"{copy.name}.manifest.json").write_text(json.dumps(manifest))
+        return copy
+
+    return change
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_rows_are_equal_where_the_log_was_made(logs, kind, capsys):
+    before = snapshot(logs[kind].parent)
+    outcome = call(capsys, "certify", "verify", logs[kind], "--rows", EXAMPLES, "--device", "cpu")
+    assert outcome.code == 0 and f"{EXAMPLES} of {EXAMPLES} rows" in outcome.out
+    assert snapshot(logs[kind].parent) == before, "the log and its folder stay as they were"
+
+
+def planted(lines: list[str]) -> list[str]:
+    """One success less, or one more, in each of twenty rows, and the radius as it was: no reader can see it."""
+    place = lines[0].split("\t").index("successes")
+
+    def changed(number: int, line: str) -> str:
+        fields = line.split("\t")
+        if number % 2 and fields[2] != "-1":
+            fields[place] = str(int(fields[place]) + (-1 if int(fields[place]) > 1 else 1))
+        return "\t".join(fields)
+
+    return [changed(number, line) for number, line in enumerate(lines)]
+
+
+def test_every_planted_count_is_found(changed, capsys):
+    copy = changed(planted)
+    before = [line for line in copy.read_text().splitlines()]
+    outcome = call(capsys, "certify", "verify", copy, "--rows", EXAMPLES, "--device", "cpu")
+    faults = sum(line not in before for line in changed().read_text().splitlines())
+    assert faults >= 15 and outcome.code == 1
+    assert outcome.out.count("successes was") == faults == outcome.out.count("image ")
+    assert f"{faults} differ" in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_few_rows_are_chosen_at_random(logs, capsys):
+    command = ("certify", "verify", logs["integers"], "--rows", 2, "--device", "cpu")
+    chosen = {call(capsys, *command).out for _ in range(2)}
+    assert len(chosen) == 2, "the seeds are equal with probability 2^-32"
+    assert call(capsys, *command, "--seed", 3).out == call(capsys, *command, "--seed", 3).out
+
+
+def test_another_checkpoint_is_refused(logs, trained_folders, capsys):
+    other = trained_folders["PGD"] / "checkpoint.pth.tar"
+    outcome = call(capsys, "certify", "verify", logs["float"], "--classifier", other, "--device", "cpu")
+    assert refused(outcome, "cannot be repeated here", "checkpoint_sha256")
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"cpu_capability": "of another machine"}, "cpu_capability was 'of another machine'"),
+        ({"dataset_fingerprint": "0"}, "dataset_fingerprint"),
+        ({"method": "unknown"}, "names no certification procedure"),
+        ({"N": "many"}, "expected a whole number"),
+    ],
+)
+def test_settings_that_cannot_be_had_are_refused(changed, settings, word, capsys):
+    assert refused(call(capsys, "certify", "verify", changed(**settings), "--device", "cpu"), word)
+
+
+def test_log_without_manifest_is_refused(changed, capsys):
+    copy = changed()
+    copy.with_name(f"{copy.name}.manifest.json").unlink()
+    assert refused(call(capsys, "certify", "verify", copy, "--device", "cpu"), "manifest", copy)
+
+
+def test_row_of_no_image_is_refused(changed, capsys):
+    copy = changed(lambda lines: [*lines, lines[-1].replace(lines[-1].split("\t")[0], "99999", 1)])
+    assert refused(call(capsys, "certify", "verify", copy, "--device", "cpu"), "image 99999")
+
+
+def test_log_of_another_sigma_comes_out_differently(changed, capsys):
+    outcome = call(capsys, "certify", "verify", changed(sigma=0.5), "--device", "cpu")
+    assert outcome.code == 1 and "20 differ" in outcome.err
