@@ -11,16 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from smoothadv.bounds import (
-    certified_accuracy_deduction,
-    certified_radius,
-    failure_upper_bound,
-    l2_radius_for,
-    linf_radius,
-    lower_confidence_bound,
-    maximum_radius,
-    vote_is_significant,
-)
+from smoothadv import bounds
+from smoothadv.bounds import certified_radius, failure_upper_bound, lower_confidence_bound
 from smoothadv.certification.exact import Exact
 from smoothadv.certification.prediction import least_draws
 from support.exact_tails import DIGITS, is_sound_and_tight, probability_of_at_most
@@ -84,12 +76,12 @@ def test_clopper_pearson_oracle():
 
 @pytest.mark.parametrize("sigma, cap", [(0.12, 0.4574), (0.25, 0.9529), (0.5, 1.9057), (1.0, 3.8115)])
 def test_a_constant_classifier_reaches_the_largest_radius(sigma, cap):
-    assert maximum_radius(100_000, sigma, 1e-3) == pytest.approx(cap, abs=5e-5)
-    assert maximum_radius(100_000, sigma, 1e-3) == certified_radius(100_000, 100_000, sigma, 1e-3)
+    assert bounds.maximum_radius(100_000, sigma, 1e-3) == pytest.approx(cap, abs=5e-5)
+    assert bounds.maximum_radius(100_000, sigma, 1e-3) == certified_radius(100_000, 100_000, sigma, 1e-3)
 
 
 def test_largest_radius_is_zero_where_no_count_certifies():
-    assert maximum_radius(9, 0.25, 1e-3) == 0.0 < maximum_radius(10, 0.25, 1e-3)
+    assert bounds.maximum_radius(9, 0.25, 1e-3) == 0.0 < bounds.maximum_radius(10, 0.25, 1e-3)
 
 
 @pytest.mark.parametrize("trials, successes", [(100, 66), (1_000, 550), (10_000, 5_156), (100_000, 50_490)])
@@ -100,8 +92,8 @@ def test_smallest_count_that_certifies(trials, successes):
 
 @pytest.mark.parametrize("trials, top", [(100, 67), (1_000, 553), (10_000, 5_166), (100_000, 50_521)])
 def test_smallest_count_that_predicts(trials, top):
-    assert vote_is_significant(top, trials - top, 1e-3)
-    assert not vote_is_significant(top - 1, trials - top + 1, 1e-3)
+    assert bounds.vote_is_significant(top, trials - top, 1e-3)
+    assert not bounds.vote_is_significant(top - 1, trials - top + 1, 1e-3)
 
 
 def test_fewest_trials_at_the_level_of_the_paper():
@@ -255,7 +247,7 @@ def test_vote_test_is_the_exact_two_sided_binomial_test(one, other, alpha):
     top, runner_up = max(one, other, 1), min(one, other)
     p_value = 1 if top == runner_up else 2 * upper_half_tail(top, top + runner_up)
     assume(abs(p_value / Fraction(alpha) - 1) > 1e-9)  # nearer than that, rounding decides
-    assert vote_is_significant(top, runner_up, alpha) == (p_value <= alpha)
+    assert bounds.vote_is_significant(top, runner_up, alpha) == (p_value <= alpha)
 
 
 def radius_at_sigma_one(successes: int, trials: int, alpha: float) -> float | None:
@@ -288,28 +280,28 @@ def test_a_sigma_that_cannot_smooth_is_refused(sigma):
 @pytest.mark.parametrize("top, runner_up", [(1, 2), (0, 0), (1, -1)])
 def test_impossible_votes_are_refused(top, runner_up):
     with pytest.raises(ValueError, match="runner_up"):
-        vote_is_significant(top, runner_up, 1e-3)
+        bounds.vote_is_significant(top, runner_up, 1e-3)
 
 
 def test_linf_radius_is_tight_for_weights_of_equal_size():
     # w = (1, -1, 1, -1), margin 0.6: the l2 distance is 0.6 / 2, the exact l_inf distance 0.6 / 4.
-    assert linf_radius(0.3, 4) == pytest.approx(0.15, rel=1e-15)
+    assert bounds.linf_radius(0.3, 4) == pytest.approx(0.15, rel=1e-15)
 
 
 def test_linf_radius_is_below_the_exact_distance_of_other_weights():
     # w = (3, 4), margin 4: l2 distance 0.8, exact l_inf distance 4 / 7.
-    assert linf_radius(0.8, 2) == pytest.approx(0.565685, abs=5e-7)
-    assert linf_radius(0.8, 2) <= 4 / 7
+    assert bounds.linf_radius(0.8, 2) == pytest.approx(0.565685, abs=5e-7)
+    assert bounds.linf_radius(0.8, 2) <= 4 / 7
 
 
 @given(st.floats(0, 8) | st.sampled_from([5e-324, 1e-300, 0.1, 1e300]), st.integers(1, 10**6))
 def test_radii_are_the_nearest_floats_on_the_safe_side_of_the_root(radius, dimension):
-    small, large = linf_radius(radius, dimension), l2_radius_for(radius, dimension)
+    small, large = bounds.linf_radius(radius, dimension), bounds.l2_radius_for(radius, dimension)
     assert Fraction(small) ** 2 * dimension <= Fraction(radius) ** 2
     assert Fraction(math.nextafter(small, math.inf)) ** 2 * dimension > Fraction(radius) ** 2
     assert Fraction(large) ** 2 >= Fraction(radius) ** 2 * dimension
     assert large == 0 or Fraction(math.nextafter(large, 0.0)) ** 2 < Fraction(radius) ** 2 * dimension
-    assert l2_radius_for(small, dimension) <= radius, "an l_inf radius is certified by the l2 radius that it came from"
+    assert bounds.l2_radius_for(small, dimension) <= radius, "the l2 radius that it came from certifies it"
 
 
 def test_of_many_radii_divided_by_the_root_none_is_too_large():
@@ -318,13 +310,13 @@ def test_of_many_radii_divided_by_the_root_none_is_too_large():
     def too_large(found) -> int:
         return sum(Fraction(small) ** 2 * d > Fraction(r) ** 2 for (r, d), small in zip(cases, found))
 
-    assert too_large(linf_radius(*case) for case in cases) == 0
+    assert too_large(bounds.linf_radius(*case) for case in cases) == 0
     assert too_large(r / math.sqrt(d) for r, d in cases) > 900, "what rounding to the nearest does"
 
 
 @pytest.mark.parametrize("examples, deduction", [(500, 0.010859), (10_000, 0.002405)])
 def test_deduction_from_a_measured_certified_accuracy(examples, deduction):
-    assert certified_accuracy_deduction(examples, alpha=1e-3, rho=1e-3) == pytest.approx(deduction, abs=5e-7)
+    assert bounds.certified_accuracy_deduction(examples, alpha=1e-3, rho=1e-3) == pytest.approx(deduction, abs=5e-7)
 
 
 def probability_of_more_false_certificates(examples: int, share: float, alpha: float) -> float:
@@ -334,7 +326,7 @@ def probability_of_more_false_certificates(examples: int, share: float, alpha: f
 
 @pytest.mark.parametrize("examples", [500, 10_000])
 def test_more_than_the_deduction_is_false_with_probability_at_most_rho(examples):
-    deduction = certified_accuracy_deduction(examples, alpha=1e-3, rho=1e-3)
+    deduction = bounds.certified_accuracy_deduction(examples, alpha=1e-3, rho=1e-3)
     assert probability_of_more_false_certificates(examples, deduction, 1e-3) <= 1e-3
 
 

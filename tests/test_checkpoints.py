@@ -11,17 +11,8 @@ from smoothadv.architectures import get_architecture
 from smoothadv.checkpoints import load_classifier, save_checkpoint
 from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
 from smoothadv.errors import UserError
-from support.released import (
-    CIFAR_MEAN,
-    CIFAR_STD,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    InputLayer,
-    blocky_images,
-    cifar_classifier,
-    randomise_batch_norms,
-    save_released_checkpoint,
-)
+from support import released
+from support.released import InputLayer, blocky_images, cifar_classifier, save_released_checkpoint
 
 INPUT_LAYERS = ["normalize", "center"]
 
@@ -70,8 +61,9 @@ def released_imagenet(tmp_path):
 def imagenet_classifier(input_layer: str) -> nn.Sequential:
     """The released ImageNet form: the input layer, then torchvision's ResNet-50 in a DataParallel."""
     torch.manual_seed(0)
-    model = nn.Sequential(InputLayer(input_layer, IMAGENET_MEAN, IMAGENET_STD), nn.DataParallel(resnet50()))
-    randomise_batch_norms(model)
+    first = InputLayer(input_layer, released.IMAGENET_MEAN, released.IMAGENET_STD)
+    model = nn.Sequential(first, nn.DataParallel(resnet50()))
+    released.randomise_batch_norms(model)
     return model.eval()
 
 
@@ -120,8 +112,8 @@ def own_checkpoint(path, model: nn.Module, **recorded):
         "state_dict": model.state_dict(),
         "optimizer": {},
         "input_layer": "center",
-        "mean": list(CIFAR_MEAN),
-        "std": list(CIFAR_STD),
+        "mean": list(released.CIFAR_MEAN),
+        "std": list(released.CIFAR_STD),
         **recorded,
     }
     save_checkpoint(path, content)
@@ -131,7 +123,7 @@ def own_checkpoint(path, model: nn.Module, **recorded):
 def trained_looking(arch: str, description, input_layer: str) -> nn.Module:
     torch.manual_seed(3)
     model = get_architecture(arch, description, input_layer)
-    randomise_batch_norms(model)
+    released.randomise_batch_norms(model)
     return model.eval()
 
 

@@ -13,18 +13,8 @@ from smoothadv.bounds import certified_radius, maximum_radius
 from smoothadv.core import Smooth
 from smoothadv.errors import NonFiniteError
 from smoothadv.noise import GaussianNoise, NoiseStream
-from support.models import (
-    BIAS,
-    MARGIN,
-    POINT,
-    WEIGHT,
-    ConstantClassifier,
-    IntervalClassifier,
-    Recorder,
-    SlabClassifier,
-    linear_classifier,
-    network_with_state,
-)
+from support import models
+from support.models import BIAS, MARGIN, POINT, WEIGHT, Recorder, linear_classifier
 from support.statistical_checks import is_binomial_count, too_many
 
 ALPHA = 1e-3
@@ -105,20 +95,21 @@ def test_predictions_on_the_boundary_are_made_with_probability_at_most_alpha():
 
 
 def test_predict_on_a_constant_classifier_needs_eleven_draws():
-    smooth = Smooth(ConstantClassifier(2, 4), 4, 0.25)
+    smooth = Smooth(models.ConstantClassifier(2, 4), 4, 0.25)
     assert smooth.predict(image(0.5), 10, ALPHA, 100) == Smooth.ABSTAIN == -1
     assert smooth.predict(image(0.5), 11, ALPHA, 100) == 2
 
 
 @pytest.mark.parametrize("sigma, cap", [(0.12, 0.4574), (0.25, 0.9529), (0.5, 1.9057), (1.0, 3.8115)])
 def test_certify_on_a_constant_classifier_gives_the_largest_radius(sigma, cap):
-    prediction, radius = Smooth(ConstantClassifier(2, 4), 4, sigma).certify(image(0.5), 100, 100_000, ALPHA, 10_000)
+    smooth = Smooth(models.ConstantClassifier(2, 4), 4, sigma)
+    prediction, radius = smooth.certify(image(0.5), 100, 100_000, ALPHA, 10_000)
     assert prediction == 2
     assert radius == pytest.approx(cap, abs=5e-5)
 
 
 def test_certify_inside_a_slab():
-    smooth = Smooth(SlabClassifier(1.5), 2, 1.0)
+    smooth = Smooth(models.SlabClassifier(1.5), 2, 1.0)
     certificate = smooth.certificate(image(0.0), 100, 100_000, ALPHA, 10_000, stream=stream(0, 1.0))
     assert certificate.prediction == 1
     assert is_binomial_count(certificate.successes, certificate.trials, 0.866386)
@@ -128,7 +119,7 @@ def test_certify_inside_a_slab():
 
 def test_the_radius_does_not_profit_from_a_divided_opposition():
     # Classes of probability 0.7, 0.2 and 0.1: a two-sided bound would reach 0.683011, CERTIFY proves 0.524401.
-    smooth = Smooth(IntervalClassifier(norm.ppf(0.7), norm.ppf(0.9)), 3, 1.0)
+    smooth = Smooth(models.IntervalClassifier(norm.ppf(0.7), norm.ppf(0.9)), 3, 1.0)
     prediction, radius = smooth.certify(image(0.0), 100, 100_000, ALPHA, 10_000, stream=stream(0, 1.0))
     assert prediction == 0
     assert 0.5 < radius <= 0.524401
@@ -181,7 +172,7 @@ def test_without_a_stream_every_call_draws_afresh_from_the_global_seed():
 
 
 def test_without_a_stream_the_noise_is_that_of_sigma():
-    recorder, x = Recorder(ConstantClassifier(0, 2)), torch.rand(1, 3, 3)
+    recorder, x = Recorder(models.ConstantClassifier(0, 2)), torch.rand(1, 3, 3)
     torch.manual_seed(11)
     Smooth(recorder, 2, 0.25).predict(x, 50, ALPHA, 50)
     torch.manual_seed(11)
@@ -198,7 +189,7 @@ class FarFromGaussian(GaussianNoise):
 
 def test_certificates_count_the_distance_of_the_noise_from_a_gaussian():
     far = FarFromGaussian(0.25, 0).stream(0, "cpu")
-    certificate = Smooth(ConstantClassifier(0, 2), 2, 0.25).certificate(
+    certificate = Smooth(models.ConstantClassifier(0, 2), 2, 0.25).certificate(
         image(0.5, 0.5), 10, 500, ALPHA, 100, stream=far
     )
     assert certificate.radius == certified_radius(500, 500, 0.25, ALPHA, 2e-4) < maximum_radius(500, 0.25, ALPHA)
@@ -211,7 +202,7 @@ def test_the_image_is_left_alone():
 
 
 def test_the_classifier_votes_in_eval_mode():
-    network = network_with_state(num_classes=2).train()
+    network = models.network_with_state(num_classes=2).train()
     before = network[0].running_mean.clone()
     Smooth(network, 2, 0.25).predict(torch.rand(1, 4, 4), 20, ALPHA, 10)
     assert torch.equal(network[0].running_mean, before)
@@ -227,7 +218,7 @@ def test_logits_of_another_shape_or_that_are_not_finite_are_refused():
 @pytest.mark.parametrize("num_classes, sigma", [(0, 0.25), (2, 0.0), (2, -1.0), (2, float("nan")), (2, float("inf"))])
 def test_what_cannot_be_smoothed_is_refused(num_classes, sigma):
     with pytest.raises(ValueError, match="num_classes|sigma"):
-        Smooth(ConstantClassifier(0, 2), num_classes, sigma)
+        Smooth(models.ConstantClassifier(0, 2), num_classes, sigma)
 
 
 @pytest.mark.parametrize("n0, n, batch_size", [(10, 0, 10), (10, 100, 0)])

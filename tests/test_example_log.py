@@ -44,14 +44,12 @@ def refusal(path, **options) -> str:
     return refusals.refusal(open_log, path, names=path, **options)
 
 
-def test_new_log_is_a_header_and_tab_separated_rows(tmp_path):
-    assert write_log(tmp_path / "new" / "folder" / "log").read_bytes() == WHOLE
-
-
-def test_rows_take_their_columns_and_leave_the_rest(tmp_path):
-    with open_log(tmp_path / "log") as log:
+def test_new_log_is_a_header_and_tab_separated_rows_of_its_columns(tmp_path):
+    path = write_log(tmp_path / "new" / "folder" / "log")
+    assert path.read_bytes() == WHOLE
+    with open_log(path, "resume") as log:
         log.append({"radius": 1.5, "extra": "x", "idx": 4, "label": 2})
-    assert (tmp_path / "log").read_text().splitlines()[1] == "4\t2\t1.5"
+    assert path.read_bytes() == WHOLE + b"4\t2\t1.5\n"
 
 
 def test_each_row_is_in_the_file_before_the_next_example(tmp_path):

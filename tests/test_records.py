@@ -60,21 +60,15 @@ def test_table_is_a_header_and_a_line_per_row_in_the_order_of_the_columns():
     assert tsv(("b", "a"), [{"a": 1, "b": "x"}, {"a": 2.5, "b": "y", "c": 0}]) == "b\ta\nx\t1\ny\t2.5\n"
 
 
-def test_file_is_written_whole_with_missing_folders(tmp_path):
+def test_file_is_written_whole_with_missing_folders_and_readers_see_the_old_one_until_then(tmp_path):
     path = tmp_path / "a" / "b" / "file.bin"
-    write_atomically(path, lambda file: file.write(b"\x00new"))
-    assert path.read_bytes() == b"\x00new"
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_readers_see_the_old_file_until_the_new_one_is_whole(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(b"old")
+    write_atomically(path, lambda file: file.write(b"\x00old"))
+    assert path.read_bytes() == b"\x00old" and list(path.parent.iterdir()) == [path]
 
     def write(file):
         file.write(b"new")
         file.flush()
-        assert path.read_bytes() == b"old"
+        assert path.read_bytes() == b"\x00old"
 
     write_atomically(path, write)
     assert path.read_bytes() == b"new"
@@ -127,14 +121,11 @@ def test_text_and_json_are_written_in_utf_8_with_a_final_newline(tmp_path):
     assert json.loads((tmp_path / "json").read_text()) == {"sigma": 0.25, "model": "modèle"}
 
 
-def test_manifest_lies_beside_the_log(tmp_path):
-    path = manifest_path(tmp_path / "sigma_0.25")
-    assert path.parent == tmp_path and path.name.startswith("sigma_0.25") and path.name.endswith(".json")
-
-
-def test_manifest_says_which_settings_made_the_log_and_which_run(tmp_path):
+def test_manifest_beside_the_log_says_which_settings_made_it_and_which_run(tmp_path):
+    path = manifest_path(tmp_path / "log")
+    assert path.parent == tmp_path and path.name.startswith("log") and path.name.endswith(".json")
     with closing(ExampleLog(tmp_path / "log", ("idx",), {"sigma": 0.25, "classes": (1, 2)}, {"device": "cpu"})):
-        manifest = json.loads(manifest_path(tmp_path / "log").read_text())
+        manifest = json.loads(path.read_text())
     assert manifest["settings"] == {"sigma": 0.25, "classes": [1, 2]}
     assert manifest["runs"] == [{"first_row": 0, "device": "cpu"}]
 
@@ -187,19 +178,8 @@ def test_version_of_a_package_that_is_not_installed_is_null(monkeypatch):
 
 def git(folder, *arguments: str) -> str:
     identity = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.org", "-c", "commit.gpgsign=false"]
-    return subprocess.run(
-        ["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True, text=True
-    ).stdout.strip()
-
-
-@pytest.fixture
-def copied_package(tmp_path, repository):
-    """A folder that holds a copy of the package's files and is a git repository, so far without them."""
-    copy = tmp_path / "clone"
-    shutil.copytree(repository / "code" / "smoothadv", copy / "smoothadv", ignore=shutil.ignore_patterns("__pycache__"))
-    git(tmp_path, "init", "--quiet", str(copy))
-    git(copy, "commit", "--quiet", "--allow-empty", "-m", "empty")
-    return copy
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def commit_recorded_by(package_folder) -> str | None:
@@ -210,17 +190,19 @@ def commit_recorded_by(package_folder) -> str | None:
     return json.loads(done.stdout)
 
 
-def test_manifest_records_the_commit_of_the_package_and_whether_files_differ_from_it(copied_package):
-    git(copied_package, "add", ".")
-    git(copied_package, "commit", "--quiet", "-m", "the package")
-    commit, index = git(copied_package, "rev-parse", "HEAD"), copied_package / ".git/index"
+def test_manifest_records_the_commit_of_the_package_and_whether_files_differ_from_it(tmp_path, repository):
+    """But not that of a repository that the package merely lies in."""
+    copy, ignored = tmp_path / "clone", shutil.ignore_patterns("__pycache__")
+    shutil.copytree(repository / "code" / "smoothadv", copy / "smoothadv", ignore=ignored)
+    git(tmp_path, "init", "--quiet", str(copy))
+    git(copy, "commit", "--quiet", "--allow-empty", "-m", "empty")
+    assert commit_recorded_by(copy) is None
+    git(copy, "add", ".")
+    git(copy, "commit", "--quiet", "-m", "the package")
+    commit, index = git(copy, "rev-parse", "HEAD"), copy / ".git/index"
     before = index.read_bytes()
-    os.utime(copied_package / "smoothadv" / "bounds.py", (1, 1))  # git would note that it looked at this file
-    assert commit_recorded_by(copied_package) == commit and index.read_bytes() == before, "nor is the index locked"
-    with (copied_package / "smoothadv" / "bounds.py").open("a") as file:
+    os.utime(copy / "smoothadv" / "bounds.py", (1, 1))  # git would note that it looked at this file
+    assert commit_recorded_by(copy) == commit and index.read_bytes() == before, "nor is the index locked"
+    with (copy / "smoothadv" / "bounds.py").open("a") as file:
         file.write("# changed\n")
-    assert commit_recorded_by(copied_package) == commit + "-dirty"
-
-
-def test_commit_of_a_repository_that_the_package_merely_lies_in_is_not_recorded(copied_package):
-    assert commit_recorded_by(copied_package) is None
+    assert commit_recorded_by(copy) == commit + "-dirty"

@@ -16,11 +16,14 @@ def colours() -> Registry:
     return registry
 
 
-def test_names_find_their_components_in_the_order_of_registration(colours):
-    assert list(colours) == ["crimson", "azure", "olive"]
+def test_names_find_their_components_in_the_order_of_registration_and_the_first_one_stays(colours):
+    assert list(colours) == ["crimson", "azure", "olive"] and len(colours) == 3
     assert [colours[name] for name in colours] == ["CRIMSON", "AZURE", "OLIVE"]
-    assert len(colours) == 3
-    assert "azure" in colours and "AZURE" not in colours
+    assert "azure" in colours and "AZURE" not in colours and colours.require("olive") == "olive"
+    with pytest.raises(ValueError, match="colour 'azure' is already registered"):
+        colours.register("azure")("another blue")
+    Registry("colour").register("azure")("sky")  # which shares nothing with the other registry
+    assert colours["azure"] == "AZURE"
 
 
 def test_register_decorates_without_changing_the_component():
@@ -33,12 +36,6 @@ def test_register_decorates_without_changing_the_component():
     assert registry["double"] is double and double(3) == 6
 
 
-def test_second_component_of_one_name_is_refused_and_the_first_one_stays(colours):
-    with pytest.raises(ValueError, match="colour 'azure' is already registered"):
-        colours.register("azure")("another blue")
-    assert colours["azure"] == "AZURE"
-
-
 def test_unknown_name_lists_all_known_ones_in_one_line(colours):
     with pytest.raises(KeyError) as error:  # so that a registry is a mapping
         colours["xyz"]
@@ -48,20 +45,9 @@ def test_unknown_name_lists_all_known_ones_in_one_line(colours):
 
 @pytest.mark.parametrize("typo, meant", [("azur", "azure"), ("cirmson", "crimson"), ("olives", "olive")])
 def test_unknown_name_that_is_close_to_a_known_one_suggests_it(colours, typo, meant):
-    with pytest.raises(UserError, match=f"did you mean '{meant}'"):
-        colours[typo]
-
-
-def test_require_returns_a_known_name_and_refuses_an_unknown_one(colours):
-    assert colours.require("olive") == "olive"
-    with pytest.raises(UserError, match="unknown colour 'oliv'"):
-        colours.require("oliv")
-
-
-def test_registries_do_not_share_their_components(colours):
-    other = Registry("colour")
-    other.register("azure")("sky")
-    assert colours["azure"] == "AZURE" and len(other) == 1
+    for ask in (colours.__getitem__, colours.require):
+        with pytest.raises(UserError, match=f"unknown colour '{typo}' .did you mean '{meant}'"):
+            ask(typo)
 
 
 PACKAGE = """
@@ -77,7 +63,7 @@ def package(tmp_path, monkeypatch):
 
     def make(files: dict[str, str]) -> Registry:
         folder = tmp_path / "plugins_of_a_test"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         for name, text in {"__init__.py": PACKAGE, **files}.items():
             (folder / name).write_text(text)
         monkeypatch.syspath_prepend(tmp_path)
@@ -101,11 +87,9 @@ def test_a_file_in_the_package_is_all_that_a_component_needs(package):
     assert {name: shapes[name] for name in shapes} == {"circle": "a circle", "oval": "a oval", "square": "a square"}
 
 
-def test_two_files_that_claim_one_name_cannot_be_imported(package):
+def test_files_that_claim_one_name_or_cannot_be_imported_are_not_passed_over(package):
+    square = {"angular.py": plugin("square")}
     with pytest.raises(ValueError, match="shape 'square' is already registered"):
-        package({"angular.py": plugin("square"), "boxes.py": plugin("square")})
-
-
-def test_a_file_that_cannot_be_imported_is_not_passed_over(package):
+        package({**square, "boxes.py": plugin("square")})
     with pytest.raises(ZeroDivisionError):
-        package({"broken.py": "1 / 0\n", "angular.py": plugin("square")})
+        package({**square, "broken.py": "1 / 0\n", "boxes.py": ""})

@@ -53,11 +53,8 @@ class Plugin:
     @property
     def record(self) -> dict[str, Any]:
         """What a checkpoint says of it."""
-        return {
-            "name": self.name,
-            "sha256": self.sha256,
-            "provides": [f"{one.registry.kind} '{one.name}'" for one in self.provides],
-        }
+        provides = [f"{one.registry.kind} '{one.name}'" for one in self.provides]
+        return {"name": self.name, "sha256": self.sha256, "provides": provides}
 
 
 _loaded: dict[str, Plugin] = {}  # by module name

@@ -57,13 +57,8 @@ def _git_commit() -> str | None:
     """The commit of the clone this package runs from; "-dirty" if files differ or are new; None outside one."""
 
     def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *arguments],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=10,
-        ).stdout.strip()
+        command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
 
     try:
         # An installed package may lie in another project's repository, whose commit is not that of this package.

@@ -293,12 +293,8 @@ def read_examples(path: Path, rows: Sequence[int] | None = None) -> dict[str, np
     arrays = {name.removesuffix(".npy"): array for name, (array, _) in read.items()}
     idx, image, adversarial = (arrays.get(name, np.empty(())) for name in ("idx", "image", "adversarial"))
     is_whole = idx.ndim == 1 and idx.dtype.kind == "i" and image.ndim == 4 and image.shape == adversarial.shape
-    if (
-        not is_whole
-        or image.dtype != np.float32
-        or adversarial.dtype != np.float32
-        or {count for _, count in read.values()} != {len(idx)}
-    ):
+    are_floats = image.dtype == adversarial.dtype == np.float32
+    if not is_whole or not are_floats or {count for _, count in read.values()} != {len(idx)}:
         raise UserError(
             f"{path} holds no adversarial examples: idx [N], image and adversarial [N, C, H, W] are missing"
         )

@@ -170,11 +170,8 @@ def differing_fields(before: dict[str, Any], now: dict[str, Any]) -> str:
     """ "sigma was 0.25, now 0.5; ..." for the fields in which two records differ, "" if none."""
     # Through JSON, where a tuple is a list, since the earlier record may come from there.
     before, now = (_flat(json.loads(json.dumps(record))) for record in (before, now))
-    return "; ".join(
-        f"{field} was {before.get(field)!r}, now {now.get(field)!r}"
-        for field in {**before, **now}
-        if before.get(field) != now.get(field)
-    )
+    differing = (field for field in {**before, **now} if before.get(field) != now.get(field))
+    return "; ".join(f"{field} was {before.get(field)!r}, now {now.get(field)!r}" for field in differing)
 
 
 def differing_settings(before: dict[str, Any], now: dict[str, Any]) -> str:

@@ -148,8 +148,6 @@ def describe(component: Any) -> str:
 def settings_record(component: Any) -> dict[str, Any]:
     """A component's class and field values as plain JSON values, nested components included."""
     if dataclasses.is_dataclass(component):
-        fields = {
-            field.name: settings_record(getattr(component, field.name)) for field in dataclasses.fields(component)
-        }
-        return {"name": type(component).__name__, **fields}
+        names = [field.name for field in dataclasses.fields(component)]
+        return {"name": type(component).__name__, **{name: settings_record(getattr(component, name)) for name in names}}
     return component.__name__ if callable(component) else component

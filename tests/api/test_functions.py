@@ -19,7 +19,7 @@ from smoothadv.errors import DoubtfulWarning, UserError
 from smoothadv.noise import GaussianNoise
 from smoothadv.readers import read_examples
 from support.commands import CODE, call, rows, run_process, timeless, wait_until
-from support.private_noise import key_of_log
+from support.sharding import key_of_log
 
 SIGMA, COUNT, CLASSES = 0.5, 6, 4
 QUICK = {"sigma": SIGMA, "n0": 20, "n": 200, "device": "cpu"}

@@ -8,6 +8,7 @@ import torch
 from smoothadv.checkpoints import load_classifier
 from support.commands import succeed
 from support.recipes import EPOCHS, RECIPES
+from support.sharding import OneWorker
 
 
 class Trained(dict[str, Path]):
@@ -37,3 +38,9 @@ def checkpoint(trained_folders: Trained) -> Path:
 @pytest.fixture(scope="session")
 def classifier(checkpoint: Path) -> torch.nn.Module:
     return load_classifier(checkpoint, "digits")
+
+
+@pytest.fixture
+def under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is one that torchrun has started alone."""
+    monkeypatch.setattr("smoothadv.evaluation.smoothing_job.join_workers", OneWorker)

@@ -7,8 +7,7 @@ import smoothadv
 from smoothadv.checkpoints import load_classifier
 from smoothadv.datasets import get_dataset
 from support.commands import succeed, timeless
-from support.private_noise import key_of_log
-from support.sharding import manifest_of
+from support.sharding import key_of_log, manifest_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -48,10 +48,9 @@ def forged(log: Path, target: Path, factor: float, manifest: bool = True, **sett
 def attack(checkpoint, workplace, capsys) -> Callable[..., Outcome]:
     """Attack the certificates of a log into out/; options given later win."""
 
-    def run(log: Path, *options: object, outdir: str = "out", model: Path = checkpoint, sigma: float = SIGMA):
-        return call(capsys, "attack", "digits", model, sigma, outdir, *USUAL, "--against", log, *options)
-
-    return run
+    return lambda log, *options, outdir="out": call(
+        capsys, "attack", "digits", checkpoint, SIGMA, outdir, *USUAL, "--against", log, *options
+    )
 
 
 def claims(log: Path) -> dict[str, dict[str, str]]:

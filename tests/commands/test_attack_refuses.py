@@ -128,10 +128,8 @@ def test_commands_that_the_bad_ones_are_made_from_are_good(command, place, workp
 @pytest.fixture
 def attack(place, workplace, capsys):
     copy_files(place, workplace)
-    usual = ["--N", 11, "--num-steps", 1, "--num-noise-vec", 2, "--device", "cpu"]
-    return lambda log, *options: call(
-        capsys, "attack", "digits", "model.tar", SIGMA, "out", *usual, "--against", log, *options
-    )
+    usual = ["digits", "model.tar", SIGMA, "out", *"--N 11 --num-steps 1 --num-noise-vec 2 --device cpu".split()]
+    return lambda log, *options: call(capsys, "attack", *usual, "--against", log, *options)
 
 
 def test_log_without_a_manifest_is_attacked_with_a_warning(attack, workplace):

@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from smoothadv.readers import read_certification_log
-from support.commands import call, header, rows, snapshot, succeed, timeless
+from support.commands import call, header, refused, rows, snapshot, succeed, timeless
 
 RELEASED_COLUMNS = ["idx", "label", "predict", "radius", "correct", "time"]
 N, ALPHA, SIGMA, EXAMPLES = 100, 0.001, 0.5, 40
@@ -27,10 +27,10 @@ def log(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def certify(checkpoint, workplace, capsys):
     """Certify the shared classifier with few draws; returns what the command did."""
 
-    def run(outfile: str, *options: object, sigma: float = 0.25, model: Path = checkpoint):
-        return call(capsys, "certify", "digits", model, sigma, outfile, "--N", 20, "--device", "cpu", *options)
-
-    return run
+    few = ["--N", 20, "--device", "cpu"]
+    return lambda outfile, *options, sigma=0.25, model=checkpoint: call(
+        capsys, "certify", "digits", model, sigma, outfile, *few, *options
+    )
 
 
 def test_rows_are_consistent(log):
@@ -38,6 +38,9 @@ def test_rows_are_consistent(log):
     table = read_certification_log(log)
     assert {*table.correct} == {0, 1} and -1 in {*table.predict}, "each is needed for this test to say anything"
     assert {*table.predict} <= {*range(-1, 10)}
+    for row in rows(log):
+        hours, minutes, seconds = row["time"].split(":")
+        assert 3600 * int(hours) + 60 * int(minutes) + float(seconds) > 0
 
 
 def test_radii_follow_from_the_counts(log):
@@ -51,12 +54,6 @@ def test_radii_follow_from_the_counts(log):
         else:
             exact = SIGMA * stats.norm.isf(failure)
             assert exact * (1 - 1e-7) <= float(row["radius"]) <= exact * (1 + 1e-12)
-
-
-def test_times_are_durations(log):
-    for row in rows(log):
-        hours, minutes, seconds = row["time"].split(":")
-        assert 3600 * int(hours) + 60 * int(minutes) + float(seconds) > 0
 
 
 @pytest.mark.parametrize(
@@ -121,28 +118,16 @@ def test_overwrite_starts_anew(certify, workplace):
 def test_resuming_on_fewer_images_than_there_are_is_refused(certify, workplace):
     certify("out.tsv", "--max", 3)
     before = snapshot(workplace)
-    outcome = certify("out.tsv", "--resume", "--max", 1)
-    assert outcome.code == 1 and outcome.err.startswith("error: ") and "example 1" in outcome.err
+    assert refused(certify("out.tsv", "--resume", "--max", 1), "example 1")
     assert snapshot(workplace) == before
 
 
-@pytest.fixture
-def released(checkpoint, workplace) -> Path:
+def test_released_checkpoint_certifies_like_ours_once_its_input_layer_is_told(certify, workplace, checkpoint):
     """The shared classifier as the released code would have saved it: four keys."""
-    content = torch.load(checkpoint, weights_only=True)
-    path = workplace / "released.pth.tar"
-    torch.save({key: content[key] for key in ("epoch", "arch", "state_dict", "optimizer")}, path)
-    return path
-
-
-def test_released_checkpoint_needs_its_input_layer(certify, workplace, released):
-    outcome = certify("out.tsv", "--max", 5, model=released)
-    assert outcome.code == 1 and not (workplace / "out.tsv").exists()
-    for word in ("--input-layer", "center", "normalize"):
-        assert word in outcome.err
-
-
-def test_released_checkpoint_certifies_like_ours(certify, workplace, released):
+    content, released = torch.load(checkpoint, weights_only=True), workplace / "released.pth.tar"
+    torch.save({key: content[key] for key in ("epoch", "arch", "state_dict", "optimizer")}, released)
+    assert refused(certify("theirs.tsv", "--max", 5, model=released), "--input-layer", "center", "normalize")
+    assert not (workplace / "theirs.tsv").exists()
     certify("ours.tsv", "--max", 5)
     assert certify("theirs.tsv", "--max", 5, "--input-layer", "normalize", model=released).code == 0
     assert timeless(workplace / "theirs.tsv") == timeless(workplace / "ours.tsv")
@@ -167,6 +152,5 @@ def test_broken_weights_are_reported_not_certified(certify, workplace, checkpoin
     content = torch.load(checkpoint, weights_only=True)
     content["state_dict"]["1.fc.bias"][3] = torch.nan
     torch.save(content, "broken.pth.tar")
-    outcome = certify("out.tsv", "--max", 2, model=workplace / "broken.pth.tar")
-    assert outcome.code == 1 and "finite" in outcome.err and outcome.err.count("\n") == 1
+    assert refused(certify("out.tsv", "--max", 2, model=workplace / "broken.pth.tar"), "finite")
     assert not (workplace / "out.tsv").exists() or rows(workplace / "out.tsv") == []

@@ -21,9 +21,8 @@ def known(monkeypatch, workplace) -> costs._CostMeter:
     """A meter for which a noisy copy takes UPDATE seconds, a step of attack STEP more, and a vote VOTE."""
     machine = costs._CostMeter(torch.device("cpu"))
     monkeypatch.setattr(machine, "_measure_update", lambda training: (UPDATE, STEP))
-    monkeypatch.setattr(
-        machine, "_measure_pass", lambda training, evaluation, with_gradient: (VOTE, GRADIENT)[with_gradient]
-    )
+    monkeypatch.setattr(machine, "_measure_pass", lambda _, evaluation, with_gradient: (VOTE, GRADIENT)[with_gradient])
+    monkeypatch.setattr(costs, "_CostMeter", lambda device: machine)
     return machine
 
 
@@ -95,8 +94,7 @@ def test_default_number_of_draws_is_counted(known):
     assert known.cost(plan)["certifying"] == pytest.approx((100_100 + 110) * VOTE)
 
 
-def test_total_is_that_of_all_jobs_and_reads_well(known, monkeypatch):
-    monkeypatch.setattr(costs, "_CostMeter", lambda device: known)
+def test_total_is_that_of_all_jobs_and_reads_well(known):
     all_plans = plans("epochs = 2\n[[sweep]]\nseed = [0, 1, 2]\n[[certify]]\nmax = 10\nN = 900\n")
     grid = read_grid(Path("grid.toml"))
     each = (2 * 1438 + 2 * 359) * UPDATE
@@ -107,7 +105,6 @@ def test_total_is_that_of_all_jobs_and_reads_well(known, monkeypatch):
 
 
 def test_range_and_what_is_chosen_later_are_told(known, monkeypatch):
-    monkeypatch.setattr(costs, "_CostMeter", lambda device: known)
     slower = np.array([1.0, 1.5])
     monkeypatch.setattr(known, "_measure_pass", lambda training, evaluation, with_gradient: VOTE * slower)
     monkeypatch.setattr(known, "_measure_update", lambda training: (UPDATE * slower, 0.0))
@@ -125,19 +122,13 @@ def test_range_and_what_is_chosen_later_are_told(known, monkeypatch):
 
 
 def test_ensemble_without_evaluations_costs_nothing(known, monkeypatch):
-    monkeypatch.setattr(costs, "_CostMeter", lambda device: known)
     monkeypatch.setattr(known, "_measure_update", lambda training: (np.array([UPDATE, 2 * UPDATE]), 0.0))
     found = plans('epochs = 1\n[[sweep]]\nseed = [0, 1]\n[[ensemble]]\nof = "grid"\n')
     assert "shortest job takes about 0 seconds" in costs.cost_table(read_grid(Path("grid.toml")), found, "cpu")
 
 
-def test_waiting_for_other_programs_is_not_counted(monkeypatch):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        low, high = costs._CostMeter(torch.device("cpu"))._seconds(lambda: time.sleep(0.1))
-    finally:
-        torch.set_num_threads(threads)
+def test_waiting_for_other_programs_is_not_counted(one_thread):
+    low, high = costs._CostMeter(torch.device("cpu"))._seconds(lambda: time.sleep(0.1))
     assert 0 <= low <= high < 0.05
 
 

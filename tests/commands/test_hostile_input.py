@@ -66,13 +66,10 @@ def test_no_escape_code_reaches_the_terminal(name, checkpoint, workplace, capsys
     assert_harmless(call(capsys, *command))
 
 
-def test_a_library_that_warns_of_a_name_shows_no_escape_code(workplace, capsys):
+def test_neither_a_library_that_warns_of_a_name_nor_debug_shows_an_escape_code(workplace, capsys):
     write_log(SETTINGS)
     outcome = call(capsys, "analyze", "plot", f"{ESCAPES}=log.tsv", "-o", "plot.png")
     assert outcome.code == 0 and (outcome.out + outcome.err).replace("\n", "").isprintable()
-
-
-def test_debug_shows_no_escape_code_either(workplace, capsys):
     outcome = call(capsys, "analyze", "summary", ESCAPES, "--debug")
     assert "Traceback" in outcome.err and (outcome.out + outcome.err).replace("\n", "").isprintable()
 

@@ -10,7 +10,7 @@ from smoothadv.commands.runner import Parser, run
 from smoothadv.version import __version__
 from support.commands import call
 
-CERTIFY = ["digits", "c.pth.tar", "0.25", "log.tsv"]
+CERTIFY, TRAIN = ["digits", "c.pth.tar", "0.25", "log.tsv"], ["digits", "digits_resnet8", "out"]
 
 
 @pytest.mark.parametrize(
@@ -26,12 +26,8 @@ CERTIFY = ["digits", "c.pth.tar", "0.25", "log.tsv"]
         ("analyze", ["tabel", "log.tsv"], "'tabel' (did you mean 'table'?)"),
         ("sweep", ["rum", "grid.toml"], "'rum' (did you mean 'run'?)"),
         ("certify", [*CERTIFY, "--input-layer", "centre"], "'centre' (did you mean 'center'?)"),
-        (
-            "train",
-            ["digits", "digits_resnet8", "out", "--noice", "1"],
-            "unknown option --noice (did you mean --noise?)",
-        ),
-        ("train", ["digits", "digits_resnet8", "out", "--no-horizontal-flop"], "(did you mean --no-horizontal-flip?)"),
+        ("train", [*TRAIN, "--noice", "1"], "unknown option --noice (did you mean --noise?)"),
+        ("train", [*TRAIN, "--no-horizontal-flop"], "(did you mean --no-horizontal-flip?)"),
     ],
 )
 def test_word_that_was_meant_is_suggested(name, arguments, message, capsys, workplace):

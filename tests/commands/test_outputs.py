@@ -11,17 +11,12 @@ from smoothadv.records import ARGUMENTS, ExampleLog
 from support.commands import call, snapshot
 
 LOG = "idx\tlabel\tpredict\tradius\tcorrect\ttime\n0\t3\t3\t0.25\t1\t0:00:15\n20\t7\t7\t0.125\t1\t0:00:15\n"
-GRID = """command = "train"
-[train]
-dataset = "digits"
-arch = "digits_resnet8"
-"""
 OTHERS = {
     "checkpoint": (b"PK\x03\x04\0\0archive/data.pkl" + bytes(654_000), "other data"),
     "manifest": (b'{\n  "settings": {"sigma": 0.25},\n  "runs": []\n}\n', "text that begins with '{'"),
     "log": (LOG.encode(), r"text that begins with 'idx\tlabel"),
     "training log": (b"epoch\ttime\tlr\n0\t1\t0.1\n", r"text that begins with 'epoch\ttime"),
-    "grid": (GRID.encode(), "text that begins with 'command = \"train\"'"),
+    "grid": (b'command = "train"\n[train]\ndataset = "digits"\n', "text that begins with 'command = \"train\"'"),
     "program": (b"import csv, sys\n", "text that begins with 'import csv, sys'"),
     "labels of somebody": (b"id,label\n0,1\n", "text that begins with 'id,label'"),
     "records of somebody": (b'[\n  {\n    "id": 1\n  }\n]\n', "text that begins with '['"),

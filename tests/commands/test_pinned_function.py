@@ -69,14 +69,10 @@ def test_shards_of_different_functions_are_not_merged_with_sound(at, capsys, wor
     if mode:
         assert refused(outcome, "logits_sha256 was", ELSEWHERE)
         # As if both had been made in different folders, where neither sees the other.
-        path = workplace / "log.tsv.shards" / "1-of-2.tsv"
-        (workplace / "elsewhere").mkdir()
-        first = workplace / "log.tsv.shards" / "0-of-2.tsv"
-        hidden = first.rename(workplace / "elsewhere" / first.name)
-        manifest = first.with_name(first.name + ".manifest.json")
-        manifest.rename(workplace / "elsewhere" / manifest.name)
+        shards = workplace / "log.tsv.shards"
+        paths = [shards.rename(workplace / "elsewhere") / "0-of-2.tsv", shards / "1-of-2.tsv"]
         assert at(ELSEWHERE, "certify", "log.tsv", "--max", 4, "--shard", "1/2", *mode).code == 0
-        assert refused(call(capsys, "certify", "merge", "whole.tsv", hidden, path), "logits_sha256 was", HERE)
+        assert refused(call(capsys, "certify", "merge", "whole.tsv", *paths), "logits_sha256 was", HERE)
         assert not (workplace / "whole.tsv").exists()
     else:
         assert outcome.code == 0 and outcome.err.startswith("warning: ")
@@ -119,13 +115,12 @@ def test_a_worker_that_rounds_differently_does_not_join_with_sound(at, workplace
 def test_a_log_of_before_is_continued_without_a_digest(at, workplace):
     """Older logs have no digest: nothing can be compared, but the runs that follow record theirs."""
     at(HERE, "certify", "log.tsv", "--max", 2, "--sound")
-    path = workplace / "log.tsv.manifest.json"
-    manifest = json.loads(path.read_text())
+    manifest = manifest_of(workplace / "log.tsv")
     for name in ("logits_sha256", "classifier_sha256"):
         del manifest["settings"][name]
     del manifest["runs"][0]["logits_sha256"]
     manifest["settings"]["generator"] = "Philox4x32-10 at (seed, example, purpose, draw)"
-    path.write_text(json.dumps(manifest))
+    (workplace / "log.tsv.manifest.json").write_text(json.dumps(manifest))
     outcome = at(ELSEWHERE, "certify", "log.tsv", "--max", 4, "--sound")
     assert outcome.code == 0 and outcome.err.count("\n") == 1 and "depends on --seed alone" in outcome.err
     after = manifest_of(workplace / "log.tsv")
@@ -136,10 +131,9 @@ def test_a_log_of_before_is_continued_without_a_digest(at, workplace):
 
 def test_a_digest_that_was_removed_is_a_difference(at, workplace):
     at(HERE, "certify", "log.tsv", "--max", 2, "--sound")
-    path = workplace / "log.tsv.manifest.json"
-    manifest = json.loads(path.read_text())
+    manifest = manifest_of(workplace / "log.tsv")
     del manifest["settings"]["logits_sha256"], manifest["runs"][0]["logits_sha256"]
-    path.write_text(json.dumps(manifest))
+    (workplace / "log.tsv.manifest.json").write_text(json.dumps(manifest))
     assert refused(at(HERE, "certify", "log.tsv", "--max", 4, "--sound"), "logits_sha256 was None")
 
 

@@ -176,27 +176,21 @@ def test_unknown_name_of_any_component_says_how_to_add_one(workplace, capsys):
         ("choice 'shapes'", "analyze", "shapes", "log.tsv"),
     ):
         assert refused(call(capsys, *arguments), f"unknown {wrong}", "; --plugin FILE adds your own", code=2)
+    for checkpoint in (CHECKPOINT, "gone.pth.tar"):  # which knows nothing of it
+        outcome = call(capsys, "certify", "digit", checkpoint, 0.25, "log.tsv")
+        assert refused(outcome, "argument DATASET: unknown dataset 'digit' (did you mean 'digits'?)", code=2)
 
 
-def test_missing_plugin_of_an_architecture_is_named(workplace, capsys):
-    outcome = call(capsys, "certify", "digits", CHECKPOINT, 0.25, "log.tsv", "--device", "cpu")
-    assert refused(outcome, "architecture 'shapes_cnn' is from the plug-in shapes.py (sha256 ", *MISSING)
-
-
-def test_damaged_record_of_plugins_is_no_defect(workplace, capsys, learned):
+def test_missing_plugin_of_an_architecture_is_named_unless_its_record_is_damaged(workplace, capsys):
     import torch
 
     content = torch.load(CHECKPOINT, weights_only=True)
+    certify = ["digits", CHECKPOINT, 0.25, "log.tsv", "--device", "cpu"]
+    missing = "architecture 'shapes_cnn' is from the plug-in shapes.py (sha256 "
+    assert refused(call(capsys, "certify", *certify), missing, *MISSING)
     for damaged in ("text", [1], [{"name": "shapes.py"}], [{"name": 1, "sha256": 2, "provides": None}]):
         torch.save({**content, "plugins": damaged}, CHECKPOINT)
-        outcome = call(capsys, "certify", "digits", CHECKPOINT, 0.25, "log.tsv", "--device", "cpu")
-        assert refused(outcome, "unknown architecture 'shapes_cnn'", "--plugin FILE")
-
-
-def test_unknown_dataset_is_a_usage_error_where_the_checkpoint_knows_nothing_of_it(workplace, capsys):
-    for checkpoint in (CHECKPOINT, "gone.pth.tar"):
-        outcome = call(capsys, "certify", "digit", checkpoint, 0.25, "log.tsv")
-        assert refused(outcome, "argument DATASET: unknown dataset 'digit' (did you mean 'digits'?)", code=2)
+        assert refused(call(capsys, "certify", *certify), "unknown architecture 'shapes_cnn'", "--plugin FILE")
 
 
 def test_changed_plugin_neither_continues_a_log_nor_resumes_a_training(workplace, capsys):
@@ -216,10 +210,8 @@ def test_plugin_that_takes_no_part_does_not_stand_in_the_way(workplace, capsys):
     assert call(capsys, "certify", *arguments, "--plugin", "other.py").code == 0
     manifest = manifest_of(Path("logs/shapes.tsv"))
     assert manifest["settings"]["plugins"].keys() == {"shapes.py"} and len(rows(Path("logs/shapes.tsv"))) == 14
-    assert [[plugin["name"] for plugin in run["plugins"]] for run in manifest["runs"]] == [
-        ["shapes.py"],
-        ["shapes.py", "other.py"],
-    ]
+    names = [[plugin["name"] for plugin in run["plugins"]] for run in manifest["runs"]]
+    assert names == [["shapes.py"], ["shapes.py", "other.py"]]
 
 
 def test_without_plugins_settings_and_checkpoints_are_as_before(checkpoint, tmp_path):
@@ -240,9 +232,8 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("command", ["train", "train_pgd", "certify", "predict", "attack", "analyze", "sweep"])
-@pytest.mark.parametrize("fault", ["missing file"])
-def test_each_command_refuses_a_bad_plugin(workplace, capsys, command, fault):
-    options, code, text = FAULTS[fault]
+def test_each_command_refuses_a_bad_plugin(workplace, capsys, command):
+    options, code, text = FAULTS["missing file"]
     assert refused(call(capsys, command, *options), text, code=code)
 
 

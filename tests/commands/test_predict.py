@@ -14,11 +14,10 @@ EXAMPLES = 25
 def predict(checkpoint, workplace, capsys):
     """Predict with the shared classifier and few draws; returns what the command did."""
 
-    def run(outfile: str, *options: object, sigma: float = 0.25):
-        shared = ["--N", 50, "--max", EXAMPLES, "--device", "cpu"]
-        return call(capsys, "predict", "digits", checkpoint, sigma, outfile, *shared, *options)
-
-    return run
+    shared = ["--N", 50, "--max", EXAMPLES, "--device", "cpu"]
+    return lambda outfile, *options, sigma=0.25: call(
+        capsys, "predict", "digits", checkpoint, sigma, outfile, *shared, *options
+    )
 
 
 def attack(name: str, epsilon: object, *options: object) -> list[object]:

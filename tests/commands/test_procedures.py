@@ -12,7 +12,7 @@ import torch
 
 from smoothadv.datasets import get_dataset
 from smoothadv.evaluation.shards import WrittenLog
-from support.commands import call, header, rows, run_process, script, snapshot, timeless
+from support.commands import call, header, refused, rows, run_process, script, snapshot, timeless
 from support.image_files import save_image
 from support.sharding import manifest_of
 
@@ -26,11 +26,10 @@ SIGMA, N, EXAMPLES = 0.25, 600, 30
 def certify(checkpoint, workplace, capsys) -> Callable:
     """Certify thirty digits with few draws; options given later win."""
 
-    def run(outfile: str, *options: object, dataset: str = "digits"):
-        usual = ["--N", N, "--max", EXAMPLES, "--device", "cpu"]
-        return call(capsys, "certify", dataset, checkpoint, SIGMA, outfile, *usual, *options)
-
-    return run
+    usual = ["--N", N, "--max", EXAMPLES, "--device", "cpu"]
+    return lambda outfile, *options, dataset="digits": call(
+        capsys, "certify", dataset, checkpoint, SIGMA, outfile, *usual, *options
+    )
 
 
 @pytest.fixture
@@ -103,29 +102,21 @@ def test_label_aware_skips_wrong_selections_and_marks_them(certify, workplace):
     assert manifest_of(workplace / "aware.tsv")["settings"]["label_aware"] is True
 
 
-@pytest.mark.parametrize("flag", [["--radii", 0.25], ["--ladder"], ["--label-aware"]], ids=lambda flag: flag[0])
-@pytest.mark.parametrize("method", [[], ["--method", "exact"]], ids=["by default", "named"])
-def test_settings_of_adaptive_are_usage_errors_with_exact(certify, workplace, flag, method):
-    outcome = certify("log.tsv", *method, *flag)
-    assert outcome.code == 2 and outcome.err.count("\n") == 1
-    assert flag[0] in outcome.err and "--method exact" in outcome.err
-    assert list(workplace.iterdir()) == []
+EXACT, BY_DEFAULT, ADAPTED = ["--method", "exact"], [], ["--method", "adaptive"]
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--radii", -1], ["--radii", "'-1'"]),
-        (["--radii", "nan"], ["--radii", "'nan'"]),
-        (["--radii"], ["--radii"]),
-        (["--alpha", 1e-10], ["alpha", "1e-09", "adaptive"]),
+        *(([*method, "--radii", 0.25], ["--radii", "--method exact"]) for method in (EXACT, BY_DEFAULT)),
+        *(([*method, "--ladder"], ["--ladder", "--method exact"]) for method in (EXACT, BY_DEFAULT)),
+        *(([*method, "--label-aware"], ["--label-aware", "--method exact"]) for method in (EXACT, BY_DEFAULT)),
+        *(([*ADAPTED, "--radii", *radii], ["--radii", *map("'{}'".format, radii)]) for radii in ([-1], ["nan"], [])),
+        ([*ADAPTED, "--alpha", 1e-10], ["alpha", "1e-09", "adaptive"]),
     ],
 )
-def test_settings_that_adaptive_cannot_have_are_usage_errors(certify, workplace, options, words):
-    outcome = certify("log.tsv", "--method", "adaptive", *options)
-    assert outcome.code == 2 and outcome.err.count("\n") == 1
-    assert all(word in outcome.err for word in words)
-    assert list(workplace.iterdir()) == []
+def test_settings_that_a_method_cannot_have_are_usage_errors(certify, workplace, options, words):
+    assert refused(certify("log.tsv", *options), *words, code=2) and list(workplace.iterdir()) == []
 
 
 def test_too_few_draws_for_adaptive_are_warned_about(certify):
@@ -250,8 +241,7 @@ def test_sound_log_is_not_continued_by_another_execution(certify, workplace, res
     certify("log.tsv", "--sound", "--max", 2)
     before = snapshot(workplace)
     monkeypatch.setattr("torch.get_num_threads", lambda: 3)
-    outcome = certify("log.tsv", "--sound")
-    assert outcome.code == 1 and "threads was 1, now 3" in outcome.err and outcome.err.count("\n") == 1
+    assert refused(certify("log.tsv", "--sound"), "threads was 1, now 3")
     assert snapshot(workplace) == before
 
 
@@ -275,7 +265,7 @@ def test_sound_is_refused_at_an_image_that_is_not_of_8_bits(certify, workplace, 
     dimmed = Dimmed(get_dataset("digits", "test"), start)
     monkeypatch.setattr("smoothadv.evaluation.smoothing_job.get_dataset", lambda *arguments: dimmed)
     outcome = certify("log.tsv", "--sound")
-    assert outcome.code == 1 and "8-bit" in outcome.err and outcome.err.count("\n") == 1
+    assert refused(outcome, "8-bit")
     if start == 0:
         assert outcome.err.startswith("error: --sound certifies 8-bit images only") and "digits" in outcome.err
         assert list(workplace.iterdir()) == []

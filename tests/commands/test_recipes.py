@@ -193,10 +193,8 @@ def test_command_line_wins_even_where_it_states_a_default(compose, write_recipe,
 
 
 def test_own_file_is_a_recipe(compose, write_recipe):
-    path = write_recipe(
-        "# mine\n--lr 0.05 --batch 64 # two in a line\n\n  --crop-padding '1'\n--horizontal-flip\n--warmup 4\n"
-    )
-    composed = compose("DDN", "--recipe", path)
+    text = "# mine\n--lr 0.05 --batch 64 # two in a line\n\n  --crop-padding '1'\n--horizontal-flip\n--warmup 4\n"
+    composed = compose("DDN", "--recipe", write_recipe(text))
     assert (composed.schedule.learning_rate, composed.schedule.batch, composed.objective.warmup) == (0.05, 64, 4)
 
 
@@ -298,10 +296,7 @@ def test_without_it_nothing_of_the_released_behaviour_is_on(compose):
         assert not objective.warmup_from_first_epoch and objective.epsilon(0) == 0
         assert not any(getattr(objective.attack, name) for name in settings)
         assert_refused(compose(kind, "--epsilon", 64), "--epsilon", "64")
-
-
-def test_released_behaviour_serves_gaussian_augmentation_too(compose):
-    assert compose("train", "--released-behaviour").schedule.batch == 128
+    assert compose("train", "--released-behaviour").schedule.batch == 128, "it serves Gaussian augmentation, too"
 
 
 @pytest.mark.parametrize(("batch", "copies", "each"), [(256, 8, 32), (10, 4, 2), (4, 4, 1), (128, 1, 128)])

@@ -122,12 +122,8 @@ def test_numbers_are_those_of_the_logs(page):
     ours = next(row for row in page.tables["All logs"] if "ours" in row[0])
     heading = page.tables["All logs"][0]
     facts = dict(zip(heading, ours))
-    assert (facts["examples"], facts["clean accuracy (%)"], facts["0.50"], facts["0.75"]) == (
-        "4",
-        "100.0",
-        "100.0",
-        "0.0",
-    )
+    names = ("examples", "clean accuracy (%)", "0.50", "0.75")
+    assert [facts[name] for name in names] == ["4", "100.0", "100.0", "0.0"]
     assert page.column("By attack radius", "0.25") == ["50.0 (1.3–98.7)"], "an abstention under attack is wrong"
 
 
@@ -170,6 +166,12 @@ def report(workplace, capsys):
     return lambda *arguments: call(capsys, "analyze", "report", *arguments)
 
 
+def page_of(report, *arguments) -> Page:
+    outcome = report(*arguments, "-o", "a.html")
+    assert outcome.code == 0, outcome.err
+    return Page(Path("a.html").read_text())
+
+
 def test_equal_logs_give_equal_bytes(report, workplace):
     write_everything(workplace)
     for name in ("one", "two"):
@@ -199,8 +201,7 @@ def test_page_is_a_file_or_in_a_folder(report, workplace, output, path):
 def test_many_logs_are_tables_without_tangled_curves(report, workplace):
     for number in range(12):
         certification(workplace / f"logs/m{number}/sigma_0.50", "RRWA"[: 2 + number % 3])
-    assert report("logs", "-o", "a.html").code == 0
-    page = Page((workplace / "a.html").read_text())
+    page = page_of(report, "logs")
     assert len(page.tables["All logs"]) == 1 + 12
     assert not any(name.startswith("Certified accuracy of each log") for name in page.drawings())
     assert any("nvelope" in name for name in page.drawings())
@@ -211,15 +212,12 @@ def test_logs_of_different_data_sets_share_a_page_with_a_warning(report, workpla
     certification(workplace / "logs/cifar10/sigma_0.50", "RRWA")
     (workplace / "logs/imagenet").mkdir()
     (workplace / "logs/imagenet/sigma_0.50").write_text("idx\tlabel\tpredict\tradius\tcorrect\n0\t65\t65\t0.5\t1\n")
-    outcome = report("logs", "-o", "a.html")
-    assert outcome.code == 0, outcome.err
-    assert "differ in dataset" in " ".join(Page((workplace / "a.html").read_text()).texts["li"])
+    assert "differ in dataset" in " ".join(page_of(report, "logs").texts["li"])
 
 
 def test_norm_and_probability_are_said_on_the_page(report, workplace):
     certification(workplace / "logs/cifar10/sigma_0.50", "R" * 30)
-    report("logs", "-o", "a.html", "--norm", "linf", "--radii", "2/255", "--high-probability", "0.001")
-    page = Page((workplace / "a.html").read_text())
+    page = page_of(report, "logs", "--norm", "linf", "--radii", "2/255", "--high-probability", "0.001")
     titles = [title for rows in page.tables.values() for title in rows[0]]
     assert "2/255" in titles and any("l_inf radius, with probability 0.999" in title for title in titles)
 
@@ -237,12 +235,6 @@ def write_two_groups() -> None:
     trained("ours/PGD_10steps/eps_512", "0.50", "RRRW", 0.75)
     trained("cohen", "0.25", "RWWA", 0.25)
     trained("cohen", "0.50", "RRWA", 0.25)
-
-
-def page_of(report, *arguments) -> Page:
-    outcome = report(*arguments, "-o", "a.html")
-    assert outcome.code == 0, outcome.err
-    return Page(Path("a.html").read_text())
 
 
 SELECTED = "Selected log at each radius"

@@ -23,11 +23,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def run(checkpoint, workplace, capsys) -> Callable[..., Outcome]:
     """A command on thirty digits with few draws."""
 
-    def run(command: str, outfile: str, *options: object) -> Outcome:
-        usual = ["--N", N, "--max", EXAMPLES, "--device", "cpu"]
-        return call(capsys, command, "digits", checkpoint, SIGMA, outfile, *usual, *options)
-
-    return run
+    images, usual = ["digits", checkpoint, SIGMA], ["--N", N, "--max", EXAMPLES, "--device", "cpu"]
+    return lambda command, outfile, *options: call(capsys, command, *images, outfile, *usual, *options)
 
 
 def test_a_log_holds_the_label_where_it_is_certified_and_the_counts_behind_each_radius(run, workplace, capsys):

@@ -28,16 +28,8 @@ def twenty(checkpoint, tmp_path_factory) -> Path:
 def start(checkpoint, workplace, capsys) -> Callable:
     """Certify those twenty examples into log.tsv; options given later win."""
 
-    def run(*options: object):
-        usual = ["--device", "cpu", *EXAMPLES, *METHODS["exact"][1:]]
-        return call(capsys, "certify", "digits", checkpoint, 0.25, "log.tsv", *usual, *options)
-
-    return run
-
-
-@pytest.fixture
-def under_torchrun(monkeypatch) -> None:
-    monkeypatch.setattr("smoothadv.evaluation.smoothing_job.join_workers", OneWorker)
+    usual = ["digits", checkpoint, 0.25, "log.tsv", "--device", "cpu", *EXAMPLES, *METHODS["exact"][1:]]
+    return lambda *options: call(capsys, "certify", *usual, *options)
 
 
 def test_shard_of_ones_own_is_refused_under_torchrun(start, workplace, under_torchrun):

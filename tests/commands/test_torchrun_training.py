@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import call, rows, run_process, script, succeed, timeless
+from support.commands import call, refused, rows, run_process, script, succeed, timeless
 from support.patience import HANG_SECONDS
 from support.stopping import AT_ONCE
 from support.torchrun import launched, needs_proc, torchrun, workers_of
@@ -91,50 +91,34 @@ def test_processes_have_equal_weights_after_every_update(done):
     assert one == other and len(set(one)) == 2 * STEPS
 
 
-def test_one_process_under_torchrun_is_one_process(tmp_path, monkeypatch):
+def test_one_process_under_torchrun_is_one_process(workplace):
     """It does not even connect to other processes."""
-    monkeypatch.chdir(tmp_path)
     options = ["--epochs", 1]
     succeed("train_pgd", *TRAINING, *options)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}.items():
             patch.setenv(name, value)
         succeed("train_pgd", *TRAINING[:2], "alone", *TRAINING[3:], *options)
-    assert same_state(tmp_path / "run", tmp_path / "alone")
+    assert same_state(workplace / "run", workplace / "alone")
 
 
-def test_synchronized_normalization_is_refused_on_the_cpu(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_synchronized_normalization_is_refused_on_the_cpu(workplace, capsys):
     outcome = call(capsys, "train_pgd", *TRAINING, "--sync-bn")
-    assert outcome.code == 1 and outcome.err.startswith("error: --sync-bn") and outcome.err.count("\n") == 1
-    assert "cpu" in outcome.err and list(tmp_path.iterdir()) == []
+    assert refused(outcome, "error: --sync-bn", "cpu") and list(workplace.iterdir()) == []
 
 
-def test_run_that_torchrun_starts_again_overwrites_what_it_was_told_to(tmp_path, monkeypatch, capsys):
-    """A process died before the first checkpoint: the old run in the folder must not be continued."""
-    monkeypatch.chdir(tmp_path)
-    usual = [*TRAINING, "--epochs", 1]
-    succeed("train_pgd", *usual, "--seed", 1)
+def test_run_that_torchrun_starts_again_replaces_another_run_only_if_it_was_told_to(workplace, monkeypatch, capsys):
+    """The first start refused the folder, so the second must, too; an old run to overwrite must not be continued."""
+    succeed("train_pgd", *TRAINING, "--epochs", 1, "--seed", 1)
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "x"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    outcome = call(capsys, "train_pgd", *usual, "--seed", 2, "--overwrite")
+    for attempt in ("0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
+        outcome = call(capsys, "train_pgd", *TRAINING, "--seed", 1)
+        assert outcome.code == 1 and "--resume" in outcome.err and read(workplace / "run")["epoch"] == 1
+    outcome = call(capsys, "train_pgd", *TRAINING, "--epochs", 1, "--seed", 2, "--overwrite")
     assert outcome.code == 0, outcome.err
-    assert read(tmp_path / "run")["recipe"]["seed"] == 2
-
-
-def test_run_that_torchrun_starts_again_leaves_a_strangers_run_alone(tmp_path, monkeypatch, capsys):
-    """The first start refused the folder; the second start must refuse it too."""
-    monkeypatch.chdir(tmp_path)
-    usual = TRAINING
-    succeed("train_pgd", *usual, "--epochs", 1)
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "x"}.items():
-        monkeypatch.setenv(name, value)
-    assert call(capsys, "train_pgd", *usual).code == 1
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    outcome = call(capsys, "train_pgd", *usual)
-    assert outcome.code == 1 and "--resume" in outcome.err
-    assert read(tmp_path / "run")["epoch"] == 1
+    assert read(workplace / "run")["recipe"]["seed"] == 2
 
 
 def saved(folder: Path) -> tuple[int, int]:
@@ -212,8 +196,8 @@ def test_three_processes_that_were_stopped_end_with_the_weights_of_three_that_we
 @pytest.mark.slow
 def test_batch_that_is_too_small_to_be_shared_is_refused(tmp_path):
     """Five seconds."""
-    refused = run_process(training("--batch", 2, processes=3), tmp_path)
-    assert refused.returncode != 0 and "error: --batch is 2 images for 3 processes" in refused.stderr
+    done = run_process(training("--batch", 2, processes=3), tmp_path)
+    assert done.returncode != 0 and "error: --batch is 2 images for 3 processes" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
@@ -222,6 +206,6 @@ def test_refusal_is_said_once_by_several_processes(whole, tmp_path):
     """Seven seconds. torchrun adds its own report of who failed."""
     command = training()
     command[command.index("run")] = str(whole)
-    refused = run_process(command, tmp_path)
-    assert refused.returncode != 0
-    assert sum(line.startswith("error: ") for line in refused.stderr.splitlines()) == 1
+    done = run_process(command, tmp_path)
+    assert done.returncode != 0
+    assert sum(line.startswith("error: ") for line in done.stderr.splitlines()) == 1

@@ -17,11 +17,8 @@ COLUMNS += ["test_loss", "test_accuracy", "test_clean_accuracy", "test_adversari
 COLUMNS += ["images_per_second"]
 # Every option that makes an epoch depend on its number: learning rate, epsilon, and the draws.
 SHORT_RUNS = {
-    "gaussian": ("train", ["--noise", "0.25", "--lr-step-size", "1"]),
-    "PGD": (
-        "train_pgd",
-        ["--noise", "0.25", "--attack", "PGD", "--epsilon", "1", "--num-steps", "1", "--warmup", "2", "--random-start"],
-    ),
+    "gaussian": ("train", "--noise 0.25 --lr-step-size 1".split()),
+    "PGD": ("train_pgd", "--noise 0.25 --attack PGD --epsilon 1 --num-steps 1 --warmup 2 --random-start".split()),
 }
 
 
@@ -35,7 +32,7 @@ def folder(request: pytest.FixtureRequest, trained_folders: dict[str, Path]) -> 
     return trained_folders[request.param]
 
 
-def test_checkpoint_has_the_released_format(folder):
+def test_checkpoint_has_the_released_format_and_what_a_reader_needs(folder):
     content = read(folder)
     assert {"epoch", "arch", "state_dict", "optimizer"} <= content.keys()
     assert content["epoch"] == EPOCHS, "the next epoch, counted from 0"
@@ -43,24 +40,17 @@ def test_checkpoint_has_the_released_format(folder):
     # Input layer at 0, whose constants are no weights; network at 1.
     assert {key.split(".")[0] for key in content["state_dict"]} == {"1"}
     assert {"state", "param_groups"} <= content["optimizer"].keys()
-
-
-def test_checkpoint_records_what_a_reader_needs(folder):
-    content = read(folder)
     assert (content["dataset"], content["input_layer"], content["noise_sd"]) == ("digits", "normalize", 0.25)
     assert content["image_shape"] == [1, 8, 8] and len(content["classes"]) == 10
 
 
-def test_training_log_has_a_row_per_epoch(folder):
+def test_training_log_has_a_row_per_epoch_and_training_teaches_something(folder):
     log = folder / "log.txt"
     assert header(log) == COLUMNS
     assert [row["epoch"] for row in rows(log)] == [str(epoch) for epoch in range(EPOCHS)]
     for row in rows(log):
         assert 0 <= float(row["train_accuracy"]) <= 1 and 0 <= float(row["test_accuracy"]) <= 1, "fractions"
         assert float(row["lr"]) == 0.1 and float(row["time"]) > 0
-
-
-def test_training_teaches_something(folder):
     first, *_, last = rows(folder / "log.txt")
     assert float(last["train_loss"]) < float(first["train_loss"])
     assert float(last["test_accuracy"]) > 0.4, "guessing gives 0.1"
@@ -115,9 +105,8 @@ def one_epoch(tmp_path_factory) -> Path:
 
 def retrain(capsys, folder: Path, *options: object):
     command, recipe = SHORT_RUNS["gaussian"]
-    return call(
-        capsys, command, "digits", "digits_resnet8", folder, "--epochs", 1, "--device", "cpu", *recipe, *options
-    )
+    usual = ["digits", "digits_resnet8", folder, "--epochs", 1, "--device", "cpu"]
+    return call(capsys, command, *usual, *recipe, *options)
 
 
 def test_existing_run_is_not_touched_unasked(one_epoch, capsys):

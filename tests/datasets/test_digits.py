@@ -34,15 +34,10 @@ def test_no_image_occurs_in_both_splits():
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_split_is_fixed_and_keeps_the_order_of_the_file(split):
-    members = expected_members(split)
-    assert labels(get_dataset("digits", split)).tolist() == load_digits().target[members].tolist()
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_the_17_grey_levels_survive_the_trip_through_8_bits(split):
-    levels = grey_levels(get_dataset("digits", split))
-    original = load_digits().images[expected_members(split)]
+def test_split_is_fixed_and_keeps_the_order_of_the_file_and_its_17_grey_levels(split):
+    members, dataset = expected_members(split), get_dataset("digits", split)
+    assert labels(dataset).tolist() == load_digits().target[members].tolist()
+    levels, original = grey_levels(dataset), load_digits().images[members]
     assert np.array_equal(np.rint(levels), original)
     assert set(np.rint(levels).ravel()) == set(range(17))
     # The nearest of 255 levels is at most half a level away.
@@ -54,10 +49,6 @@ def test_documented_constants_are_those_of_the_training_images():
     pixels = grey_levels(get_dataset("digits", "train")).astype(np.float64) / 16
     assert description.mean == (pytest.approx(pixels.mean(), abs=5e-5),)
     assert description.std == (pytest.approx(pixels.std(), abs=5e-5),)
-
-
-def test_description_is_of_single_channel_8x8_digits_that_must_not_be_mirrored():
-    description = describe_dataset("digits")
     assert description.image_shape == (1, 8, 8)
     assert description.class_names == tuple("0123456789")
-    assert not description.horizontal_flip
+    assert not description.horizontal_flip, "a mirrored digit is none"

@@ -98,26 +98,19 @@ def test_image_of_another_size_is_named_with_both_sizes(tmp_path):
     save_image(tmp_path / "train" / "bee" / "wide.png", random_image(seed=0, height=4, width=9))
     message = refusal(tmp_path)
     assert "bee/wide.png" in message and "9x4" in message and "5x4" in message
-
-
-def test_test_image_of_another_size_than_the_training_images_is_named(tmp_path):
-    make_folder(tmp_path)
+    (tmp_path / "train" / "bee" / "wide.png").unlink()
     save_image(tmp_path / "test" / "bee" / "turned.png", random_image(seed=0, height=5, width=4))
     assert "bee/turned.png" in refusal(tmp_path, "test")
 
 
-def test_grey_image_among_colour_images_becomes_colour(tmp_path):
-    grey = random_image(seed=1, channels=1)
-    save_image(tmp_path / "train" / "ant" / "a.png", random_image(seed=0))
-    save_image(tmp_path / "train" / "ant" / "b.png", grey)
-    image, _ = get_dataset(f"imagefolder:{tmp_path}", "train")[1]
+def test_grey_image_among_colour_images_becomes_colour_but_no_colour_is_lost(tmp_path):
+    grey, colour = random_image(seed=1, channels=1), random_image(seed=0)
+    for folder, first, second in (("colour", colour, grey), ("grey", grey, colour)):
+        save_image(tmp_path / folder / "train" / "ant" / "a.png", first)
+        save_image(tmp_path / folder / "train" / "ant" / "b.png", second)
+    image, _ = get_dataset(f"imagefolder:{tmp_path / 'colour'}", "train")[1]
     assert np.array_equal(image.numpy(), np.repeat(chw(grey), 3, axis=0))
-
-
-def test_colour_image_among_grey_images_is_refused_because_its_colour_would_be_lost(tmp_path):
-    save_image(tmp_path / "train" / "ant" / "a.png", random_image(seed=0, channels=1))
-    save_image(tmp_path / "train" / "ant" / "b.png", random_image(seed=1))
-    message = refusal(tmp_path)
+    message = refusal(tmp_path / "grey")
     assert "ant/b.png is a colour image" in message and "is grey" in message
 
 
@@ -182,17 +175,11 @@ def test_hidden_folders_and_other_files_are_ignored(tmp_path):
     assert len(dataset) == 6
 
 
-def test_missing_folder_is_named(tmp_path):
+def test_folder_without_images_is_refused_with_the_layout_expected(tmp_path):
     assert str(tmp_path / "nowhere") in refusal(tmp_path / "nowhere")
-
-
-def test_folder_without_train_and_test_is_refused_with_the_layout_expected(tmp_path):
     save_image(tmp_path / "ant" / "0.png", random_image(seed=0))
     message = refusal(tmp_path)
     assert "train/CLASS" in message and "test/CLASS" in message
-
-
-def test_classes_without_images_are_refused(tmp_path):
     (tmp_path / "train" / "ant").mkdir(parents=True)
     assert str(tmp_path / "train") in refusal(tmp_path)
 

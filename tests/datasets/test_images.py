@@ -144,10 +144,8 @@ def streamed(tmp_path):
     """Makes StreamedImages of two files under a folder; ``edit`` may change the list of (path, label) first."""
 
     def make(root="one", edit=lambda files: files):
-        files = [
-            (str(save_image(tmp_path / root / f"class{label}" / "a.png", random_image(label))), label)
-            for label in (0, 1)
-        ]
+        paths = [save_image(tmp_path / root / f"class{label}" / "a.png", random_image(label)) for label in (0, 1)]
+        files = [(str(path), label) for label, path in enumerate(paths)]
         description = DatasetDescription("made up", ("0", "1"), (3, 4, 5), (0.5,) * 3, (0.5,) * 3, CIFAR_TRAINING)
         return StreamedImages(edit(files), PILToTensor(), PILToTensor(), description)
 

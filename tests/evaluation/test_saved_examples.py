@@ -1,5 +1,6 @@
 """Adversarial examples on the disk: they are read as they were written, or one line names the fault."""
 
+import contextlib
 import errno
 import json
 import os
@@ -17,6 +18,7 @@ from smoothadv.errors import UserError
 from smoothadv.evaluation.saved_examples import Spool, pack, write_pictures
 from smoothadv.readers import read_examples
 from smoothadv.records import examples_path, pictures_folder, spool_path
+from support.commands import snapshot
 
 SHAPE = (1, 2, 3)
 HEADER = len(json.dumps({"shape": list(SHAPE)})) + 1
@@ -61,6 +63,13 @@ def assert_holds(arrays: dict[str, np.ndarray], indices: list[int]) -> None:
         assert arrays["adversarial"][row].tobytes() == adversarial.tobytes()
 
 
+def assert_packs(log: Path, indices: list[int], *parts: Path) -> None:
+    """Of a log of these examples, the images in the spools of ``parts`` (by default the log's) become the archive."""
+    write_log(log, indices)
+    pack(log, parts or [log])
+    assert_holds(read_examples(examples_path(log)), indices)
+
+
 def test_packed_archive_has_every_row_and_removes_the_spool(log):
     assert pack(log, [log]) == examples_path(log) == log.with_name("log.npz")
     arrays = read_examples(examples_path(log))
@@ -86,34 +95,23 @@ def test_spools_of_several_logs_are_joined_and_equal_images_counted_once(tmp_pat
     log, first, second = (tmp_path / name for name in ("log.tsv", "first.tsv", "second.tsv"))
     fill(first, [11, 3])
     fill(second, [40, 11, 10])
-    write_log(log, INDICES)
-    pack(log, [log, first, second])
-    assert_holds(read_examples(examples_path(log)), INDICES)
+    assert_packs(log, INDICES, log, first, second)
     assert not list(tmp_path.glob("*.examples"))
 
 
-def test_images_without_a_row_are_left_out(log):
+def test_row_without_an_image_is_an_error_that_removes_nothing_and_images_without_a_row_are_left_out(log):
     """For example after a kill between the two steps."""
-    write_log(log, INDICES[:2])
-    pack(log, [log])
-    assert_holds(read_examples(examples_path(log)), INDICES[:2])
-
-
-def test_row_without_an_image_is_an_error_that_removes_nothing(log):
     write_log(log, [*INDICES, 50, 51])
-    before = {path: path.read_bytes() for path in log.parent.iterdir()}
+    before = snapshot(log.parent)
     with pytest.raises(UserError, match="log.tsv has 6 rows, of which 2 have no adversarial example"):
         pack(log, [log])
-    assert {path: path.read_bytes() for path in log.parent.iterdir()} == before
+    assert snapshot(log.parent) == before
+    assert_packs(log, INDICES[:2])
 
 
-def test_nothing_is_opened_before_the_first_image(tmp_path):
-    Spool(tmp_path / "log.tsv", SHAPE, set()).close()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_each_image_is_on_the_disk_when_the_next_is_made(tmp_path):
+def test_each_image_is_on_the_disk_when_the_next_is_made_and_nothing_before_the_first(tmp_path):
     spool = Spool(tmp_path / "log.tsv", SHAPE, set())
+    assert list(tmp_path.iterdir()) == []
     for count, index in enumerate(INDICES, start=1):
         spool.append(index, *images_of(index))
         assert spool_path(tmp_path / "log.tsv").stat().st_size == HEADER + count * RECORD
@@ -129,18 +127,14 @@ def test_log_begun_anew_forgets_the_images_of_the_old_one(tmp_path, leave):
         pack(path, [path])
     fill(path, [7, 8])
     assert not examples_path(path).exists(), "it would be of other rows"
-    write_log(path, [7, 8])
-    pack(path, [path])
-    assert_holds(read_examples(examples_path(path)), [7, 8])
+    assert_packs(path, [7, 8])
 
 
 def test_finished_log_takes_further_images(log):
     pack(log, [log])
     fill(log, [41, 42], done=set(INDICES))
     assert_holds(read_examples(examples_path(log)), INDICES)
-    write_log(log, [*INDICES, 41, 42])
-    pack(log, [log])
-    assert_holds(read_examples(examples_path(log)), [*INDICES, 41, 42])
+    assert_packs(log, [*INDICES, 41, 42])
 
 
 def test_rows_whose_images_are_gone_are_refused_at_once(tmp_path):
@@ -166,14 +160,11 @@ def test_spool_cut_anywhere_goes_on_or_says_that_it_cannot(fact):
         assert len(content) == HEADER + count * RECORD
         spool_path(path).write_bytes(content[:cut])
         whole = rows == 0 or cut >= HEADER + rows * RECORD
+        with contextlib.nullcontext() if whole else pytest.raises(UserError, match="log.tsv.*--overwrite"):
+            fill(path, [*indices[rows:], 99], done=set(indices[:rows]))
         if not whole:
-            with pytest.raises(UserError, match="log.tsv.*--overwrite"):
-                fill(path, [*indices[rows:], 99], done=set(indices[:rows]))
             return
-        fill(path, [*indices[rows:], 99], done=set(indices[:rows]))
-        write_log(path, [*indices, 99])
-        pack(path, [path])
-        assert_holds(read_examples(examples_path(path)), [*indices, 99])
+        assert_packs(path, [*indices, 99])
 
 
 @given(
@@ -317,9 +308,7 @@ def test_full_disk_while_appending_names_the_file_and_leaves_what_can_be_continu
     monkeypatch.setattr(os, "fsync", fsync)
     spool.close()
     fill(path, INDICES[1:], done={3})
-    write_log(path, INDICES)
-    pack(path, [path])
-    assert_holds(read_examples(examples_path(path)), INDICES)
+    assert_packs(path, INDICES)
     assert caught.value.filename == str(spool_path(path))
 
 

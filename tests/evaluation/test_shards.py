@@ -44,19 +44,15 @@ selections = st.builds(range, st.just(0), st.integers(0, 400), st.integers(1, 50
 
 
 @given(selections, st.integers(1, 60))
-def test_every_example_is_in_exactly_one_shard(examples, count):
+def test_every_example_is_in_exactly_one_shard_whose_record_says_so(examples, count):
     shares = [Shard(index, count).of(examples) for index in range(count)]
     assert sorted(index for share in shares for index in share) == list(examples)
     sizes = [len(share) for share in shares]
     assert max(sizes) - min(sizes) <= 1, "nobody has more than a fair share"
-
-
-@given(selections, st.integers(1, 60))
-def test_a_shards_record_says_which_examples_it_has(examples, count):
-    for index in range(count):
+    for index, share in enumerate(shares):
         record = json.loads(json.dumps(Shard(index, count).record(examples)))
         again = Shard(record["index"], record["count"]).of(range(*record["examples"]))
-        assert list(again) == list(Shard(index, count).of(examples))
+        assert list(again) == list(share)
 
 
 def test_neighbours_are_in_different_shards():
@@ -122,29 +118,17 @@ WHOLE = "idx\tlabel\ttime\n" + "".join(f"{5 * k}\t{5 * k % 10}\t0:00:0{k % 3}\n"
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
-def test_rows_are_joined_in_the_order_of_the_examples(log, order):
-    assert merge(log, [shards_of(log)[index] for index in order]) == 7
-    assert log.read_text() == WHOLE
-
-
-def test_manifest_of_the_whole_has_the_common_settings_and_every_run(log):
-    merge(log, shards_of(log))
+def test_merged_log_has_all_rows_in_order_and_can_be_resumed(log, order):
+    """Its manifest has the common settings and every run; the shards are left where they are."""
+    before = snapshot(log.with_name("log.tsv.shards"))
+    assert merge(log, [shards_of(log)[index] for index in order]) == 7 and log.read_text() == WHOLE
+    assert snapshot(log.with_name("log.tsv.shards")) == before
     manifest = json.loads(manifest_path(log).read_text())
     assert manifest["settings"] == SETTINGS
-    assert manifest["runs"] == [{"shard": k, "first_row": 0, "device": f"device {k}"} for k in range(3)]
-
-
-def test_merged_log_can_be_resumed_like_one_that_was_never_in_shards(log):
-    merge(log, shards_of(log))
+    assert manifest["runs"] == [{"shard": k, "first_row": 0, "device": f"device {k}"} for k in order]
     with closing(ExampleLog(log, COLUMNS, SETTINGS, {}, "resume")) as whole:
         assert whole.done == set(range(0, 35, 5))
     assert log.read_text() == WHOLE
-
-
-def test_shards_are_left_where_they_are(log):
-    before = snapshot(log.with_name("log.tsv.shards"))
-    merge(log, shards_of(log))
-    assert snapshot(log.with_name("log.tsv.shards")) == before
 
 
 def test_shards_may_lie_anywhere_and_the_folder_of_the_log_is_made(log, tmp_path):

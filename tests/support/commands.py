@@ -37,9 +37,8 @@ def on_a_small_disk(space: int, command: list[str]) -> list[str]:
 
 def run_process(command: list[str], cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command line to its end, with its output captured as text."""
-    return subprocess.run(
-        command, cwd=cwd, env={**ENVIRONMENT, **environment}, capture_output=True, text=True, timeout=HANG_SECONDS
-    )
+    variables = {**ENVIRONMENT, **environment}
+    return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=HANG_SECONDS)
 
 
 def start_process(command: list[str], cwd: Path) -> subprocess.Popen[str]:

@@ -1,5 +1,7 @@
 """Networks that folding must leave right: what torch.fx can follow, what it cannot, and what it follows wrongly."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
@@ -23,85 +25,80 @@ class Network(nn.Module):
         return self.end(self.norm(self.first(x)))
 
 
-class BranchOnData(Network):
-    def forward(self, x):
-        return self.end(self.first(x)) if x.mean() > 0.5 else self.end(self.second(x))
+def _network(name: str, forward: Callable, change: Callable[[Network], object] = lambda net: None) -> type[Network]:
+    """A class of networks that ``change`` their layers and then run them by ``forward``."""
+
+    def make(self) -> None:
+        Network.__init__(self)
+        change(self)
+
+    return type(name, (Network,), {"__init__": make, "forward": forward})
 
 
-class BranchOnShape(Network):
-    def forward(self, x):
-        return self.end(self.first(x)) if x.shape[2] == 8 else self.end(self.second(x))
+def _autocast(net, x):
+    with torch.autocast(x.device.type, enabled=False):
+        return net.end(net.norm(net.first(x)))
 
 
-class RangeOverShape(Network):
-    def forward(self, x):
-        return self.end(sum(self.first(x).roll(shift, 2) * shift for shift in range(x.shape[2])))
+def _two_consumers(net, x):
+    maps = net.first(x)
+    return net.end(net.norm(maps) + maps)
 
 
-class LengthOfBatch(Network):
-    def forward(self, x):
-        return self.norm(self.first(x)).reshape(len(x), -1)
+def _branch_on_type(net, x):
+    maps = net.norm(net.first(x))
+    return net.end(maps) if isinstance(x, torch.Tensor) else net.end(-maps)
 
 
-class Autocast(Network):
-    def forward(self, x):
-        with torch.autocast(x.device.type, enabled=False):
-            return self.end(self.norm(self.first(x)))
+def _weight_read_twice(net, x):
+    maps = net.norm(net.first(x)).relu()
+    return net.end(nn.functional.conv2d(maps, net.first.weight, padding=1))
 
 
-class FurtherArgument(Network):
-    def forward(self, x, scale=None):
-        return self.end(self.norm(self.first(x)))
-
-
-class BranchOnType(Network):
-    def forward(self, x):
-        maps = self.norm(self.first(x))
-        return self.end(maps) if isinstance(x, torch.Tensor) else self.end(-maps)
-
-
-class NormAfterSum(Network):
-    """A batch normalization that follows no convolution, and one that follows an activation."""
-
-    def forward(self, x):
-        return self.end(self.other_norm(self.norm(self.first(x) + x).relu()))
-
-
-class NormFirst(Network):
-    def forward(self, x):
-        return self.end(self.first(self.norm(x)))
-
-
-class TwoConsumers(Network):
-    """The convolution's output is read before its normalization, too."""
-
-    def forward(self, x):
-        maps = self.first(x)
-        return self.end(self.norm(maps) + maps)
-
-
-class TwoReadersOfTheImage(Network):
-    def forward(self, x):
-        return self.end(self.norm(self.first(x)) + x)
-
-
-class NormOfTwo(Network):
-    """One batch normalization after two convolutions."""
-
-    def forward(self, x):
-        return self.end(self.norm(self.second(self.norm(self.first(x)).relu())))
-
-
-class ReflectedBorder(Network):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, 3, 3, padding=1, padding_mode="reflect")
-
-
-class Grouped(Network):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, 3, 3, padding=1, groups=3)
+BranchOnData = _network("BranchOnData", lambda net, x: net.end(net.first(x) if x.mean() > 0.5 else net.second(x)))
+BranchOnShape = _network("BranchOnShape", lambda net, x: net.end(net.first(x) if x.shape[2] == 8 else net.second(x)))
+RangeOverShape = _network(
+    "RangeOverShape", lambda net, x: net.end(sum(net.first(x).roll(shift, 2) * shift for shift in range(x.shape[2])))
+)
+LengthOfBatch = _network("LengthOfBatch", lambda net, x: net.norm(net.first(x)).reshape(len(x), -1))
+Autocast = _network("Autocast", _autocast)
+FurtherArgument = _network("FurtherArgument", lambda net, x, scale=None: net.end(net.norm(net.first(x))))
+BranchOnType = _network("BranchOnType", _branch_on_type)
+# A batch normalization that follows no convolution, and one that follows an activation.
+NormAfterSum = _network("NormAfterSum", lambda net, x: net.end(net.other_norm(net.norm(net.first(x) + x).relu())))
+NormFirst = _network("NormFirst", lambda net, x: net.end(net.first(net.norm(x))))
+# The convolution's output is read before its normalization, too.
+TwoConsumers = _network("TwoConsumers", _two_consumers)
+TwoReadersOfTheImage = _network("TwoReadersOfTheImage", lambda net, x: net.end(net.norm(net.first(x)) + x))
+# One batch normalization after two convolutions.
+NormOfTwo = _network("NormOfTwo", lambda net, x: net.end(net.norm(net.second(net.norm(net.first(x)).relu()))))
+# One convolution, on the image and on its own output, without normalizations and each time with one of its own.
+FirstUsedTwice = _network("FirstUsedTwice", lambda net, x: net.end(net.first(net.first(x).relu())))
+NormsOfOne = _network("NormsOfOne", lambda net, x: net.end(net.other_norm(net.first(net.norm(net.first(x)).relu()))))
+# The first layer's weights are used a second time without the layer.
+WeightReadTwice = _network("WeightReadTwice", _weight_read_twice)
+ReflectedBorder = _network(
+    "ReflectedBorder",
+    Network.forward,
+    lambda net: setattr(net, "first", nn.Conv2d(3, 3, 3, padding=1, padding_mode="reflect")),
+)
+Grouped = _network(
+    "Grouped", Network.forward, lambda net: setattr(net, "first", nn.Conv2d(3, 3, 3, padding=1, groups=3))
+)
+# Two convolutions with the same weights.
+TiedWeights = _network(
+    "TiedWeights",
+    lambda net, x: net.end(net.second(net.first(x).relu())),
+    lambda net: setattr(net.second, "weight", net.first.weight),
+)
+# The first layer's weights are computed from others, at every pass.
+SpectralNorm = _network("SpectralNorm", Network.forward, lambda net: spectral_norm(net.first))
+# A hook changes what the first layer returns.
+HookedLayer = _network(
+    "HookedLayer",
+    Network.forward,
+    lambda net: net.first.register_forward_hook(lambda module, inputs, output: output.square()),
+)
 
 
 class PlainNorm(Network):
@@ -110,61 +107,8 @@ class PlainNorm(Network):
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm2d(3, affine=False)
-        randomise_mean(self.norm)
-
-
-class FirstUsedTwice(Network):
-    """One convolution, on the image and on its own output."""
-
-    def forward(self, x):
-        return self.end(self.first(self.first(x).relu()))
-
-
-class NormsOfOne(Network):
-    """One convolution, each time with a normalization of its own."""
-
-    def forward(self, x):
-        return self.end(self.other_norm(self.first(self.norm(self.first(x)).relu())))
-
-
-class TiedWeights(Network):
-    """Two convolutions with the same weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.second.weight = self.first.weight
-
-    def forward(self, x):
-        return self.end(self.second(self.first(x).relu()))
-
-
-class SpectralNorm(Network):
-    """The first layer's weights are computed from others, at every pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = spectral_norm(self.first)
-
-
-class HookedLayer(Network):
-    """A hook changes what the first layer returns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first.register_forward_hook(lambda module, inputs, output: output.square())
-
-
-class WeightReadTwice(Network):
-    """The first layer's weights are used a second time without the layer."""
-
-    def forward(self, x):
-        maps = self.norm(self.first(x)).relu()
-        return self.end(nn.functional.conv2d(maps, self.first.weight, padding=1))
-
-
-def randomise_mean(norm: nn.BatchNorm2d) -> None:
-    nn.init.normal_(norm.running_mean)
-    nn.init.uniform_(norm.running_var, 0.5, 2.0)
+        nn.init.normal_(self.norm.running_mean)
+        nn.init.uniform_(self.norm.running_var, 0.5, 2.0)
 
 
 def settle_batch_norms(model: nn.Module, images: torch.Tensor) -> None:

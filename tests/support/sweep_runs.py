@@ -17,11 +17,8 @@ EPOCHS = 20
 EXAMPLES = 24  # every 15th of 359
 _FIXED = {"dataset": "digits", "arch": "digits_resnet8", "epochs": EPOCHS, "checkpoint-minutes": 0.005}
 _FIXED |= {"lr-schedule": "one-cycle", "lr": 0.2}
-NAMES = [
-    f"PGD_1step/eps_{epsilon}/digits/digits_resnet8/noise_{noise}"
-    for noise in ("0.25", "0.50")
-    for epsilon in ("0.25", "0.50")
-]
+_SIZES = ("0.25", "0.50")
+NAMES = [f"PGD_1step/eps_{epsilon}/digits/digits_resnet8/noise_{noise}" for noise in _SIZES for epsilon in _SIZES]
 """The folders of the jobs, in the order of the grid."""
 
 

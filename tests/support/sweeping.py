@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -172,8 +171,3 @@ def watcher(job_file: Path, environment: Mapping[str, str]) -> subprocess.Popen[
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def kill(process: int) -> None:
-    """Kill a process that a test has started."""
-    os.kill(process, signal.SIGKILL)

@@ -47,13 +47,8 @@ def refused(capsys, *options: object) -> tuple[int, str]:
 
 
 SETTINGS = {engine: {setting.flag: setting for setting in settings_of(ENGINES[engine])} for engine in ENGINES}
-FOREIGN = [
-    (engine, flag)
-    for engine in ENGINES
-    for other in ENGINES
-    for flag in SETTINGS[other]
-    if flag not in SETTINGS[engine]
-]
+FLAGS = {flag for settings in SETTINGS.values() for flag in settings}
+FOREIGN = [(engine, flag) for engine in ENGINES for flag in sorted(FLAGS - SETTINGS[engine].keys())]
 VALUES = {"--sbatch": ["a=b"], "--detach": [], "--address": ["a:1"]}
 
 

@@ -49,9 +49,8 @@ def test_one_run_trains_the_members_and_then_evaluates_them_together(capsys, war
 
 
 def test_an_ensemble_waits_for_all_of_its_members():
-    first, second, together = jobs_of(
-        write_grid(Path("grid.toml"), SEEDS, ensemble=[{"of": "single"}], certify=[CERTIFY])
-    )
+    grid = write_grid(Path("grid.toml"), SEEDS, ensemble=[{"of": "single"}], certify=[CERTIFY])
+    first, second, together = jobs_of(grid)
     assert together.name == f"gaussian/ensemble_of_2/{HERE}"
     finish(first)
     state = state_of(together)
@@ -66,17 +65,16 @@ def test_members_of_several_architectures_are_named_by_both():
     assert names == [f"gaussian/ensemble_of_2/{both}/noise_{noise}" for noise in ("0.25", "0.50")]
 
 
-def test_a_single_member_is_refused():
-    grid = write_grid(Path("grid.toml"), {"noise": [0.25, 0.5], "group": "A"}, ensemble=[{"of": "A"}])
-    with pytest.raises(UserError, match=r"\[\[ensemble\]\] 1: gaussian/.*noise_0.25 would be alone: .* but seed"):
-        jobs_of(grid)
-
-
-def test_an_option_that_no_member_sets_is_refused():
-    grid = write_grid(Path("grid.toml"), SEEDS, ensemble=[{"of": "single", "over": ["seed", "sed"]}])
-    with pytest.raises(
-        UserError, match=r"\[\[ensemble\]\] 1: 'over' names 'sed', which .*\[\[sweep\]\] 1 does not set"
-    ):
+@pytest.mark.parametrize(
+    ("sweep", "over", "said"),
+    [
+        ({"noise": [0.25, 0.5], "group": "single"}, "seed", "gaussian/.*noise_0.25 would be alone: .* but seed"),
+        (SEEDS, ["seed", "sed"], r"'over' names 'sed', which .*\[\[sweep\]\] 1 does not set"),
+    ],
+)
+def test_a_single_member_and_an_option_that_no_member_sets_are_refused(sweep, over, said):
+    grid = write_grid(Path("grid.toml"), sweep, ensemble=[{"of": "single", "over": over}])
+    with pytest.raises(UserError, match=rf"\[\[ensemble\]\] 1: {said}"):
         jobs_of(grid)
 
 

@@ -23,10 +23,6 @@ def plans(tmp_path_factory) -> dict[str, list]:
         return {name: plans_of(path) for name, path in GRIDS.items()}
 
 
-def recipes(of_grid: list) -> list[dict]:
-    return [plan.job.training.recipe for plan in of_grid]
-
-
 def test_there_are_grids():
     assert "digits-smoke" in GRIDS and len(GRIDS) >= 2
     assert [path.name for path in FOLDER.iterdir() if path.suffix != ".toml"] == []
@@ -97,7 +93,7 @@ def test_smoke_grid_is_small(plans):
 @pytest.mark.parametrize("name", [name for name in GRIDS if name.startswith("paper-cifar10")])
 def test_grids_of_the_paper_have_its_values(plans, name):
     """Salman et al. (2019), appendix D: 150 epochs, and the values of sigma, epsilon, T and m."""
-    for recipe in recipes(plans[name]):
+    for recipe in (plan.job.training.recipe for plan in plans[name]):
         assert recipe["learning_rate"] == 0.1 and recipe["batch"] == 256 and recipe["weight_decay"] == 1e-4
         assert (recipe["learning_rate_step"], recipe["learning_rate_factor"]) == (50, 0.1)
         assert recipe["objective"]["warmup"] == 10

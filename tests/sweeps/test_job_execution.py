@@ -16,7 +16,7 @@ from smoothadv.errors import UserError
 from smoothadv.sweeps import job_execution
 from smoothadv.sweeps.engines import Site
 from smoothadv.sweeps.engines.local import Local
-from smoothadv.sweeps.job_execution import BUSY, DONE, FAILED, STOPPED, execute, last_line
+from smoothadv.sweeps.job_execution import BLOCKED, BUSY, DONE, FAILED, STOPPED, execute, last_line
 from smoothadv.sweeps.jobs import Job, StateKind, state_of
 from support.commands import rows, succeed, timeless
 from support.patience import HANG_SECONDS, wait_for
@@ -64,9 +64,8 @@ WHERE_NEEDED = "if not os.path.exists('again'):\n    open('again', 'w').close();
 
 
 def test_stages_run_in_order_and_write_to_the_log(pretend):
-    job = pretended_job(
-        Path.cwd(), making("a", "print('first said')"), making("b", "print('second', file=sys.stderr)"), making("c")
-    )
+    first, second = making("a", "print('first said')"), making("b", "print('second', file=sys.stderr)")
+    job = pretended_job(Path.cwd(), first, second, making("c"))
     assert state_of(job).kind is StateKind.WAITING
     assert run(job, pretend) == DONE
     assert begun() == ["a", "b", "c"] and state_of(job).kind is StateKind.DONE
@@ -98,13 +97,10 @@ def test_failure_is_recorded_with_stage_and_line_and_the_rest_is_left(pretend):
     assert run(job, pretend) == DONE and begun() == ["a", "b", "b", "c"] and state_of(job).kind is StateKind.DONE
 
 
-def test_stage_that_ends_well_without_its_artefacts_failed(pretend):
+def test_stage_that_ends_well_without_its_artefacts_failed_and_a_conflict_without_a_process(pretend):
     job = pretended_job(Path.cwd(), Pretended("print('done, really')", Path.cwd() / "never", "first"), making("b"))
     assert run(job, pretend) == FAILED and begun() == []
     assert job.record.read()["stage"] == "first" and "0 of 1 files" in job.record.read()["line"]
-
-
-def test_conflict_fails_without_a_process(pretend):
     job = pretended_job(Path.cwd(), making("a"), replace(making("b"), conflict="made by somebody else"))
     assert run(job, pretend) == FAILED and begun() == [], "nor is what comes before it begun"
     assert job.record.read()["line"] == "made by somebody else"
@@ -124,6 +120,39 @@ def test_stage_that_a_signal_ended_is_stopped_and_goes_on(pretend, how):
     assert run(job, pretend) == STOPPED and begun() == ["a"]
     assert state_of(job).kind is StateKind.STOPPED and job.record.read()["state"] == "stopped"
     assert run(job, pretend) == DONE and begun() == ["a", "a", "b"]
+
+
+@pytest.mark.parametrize(("number", "name"), [(11, "Segmentation fault"), (6, "Aborted"), (7, "Bus error")])
+def test_crash_is_a_failure_that_says_so(pretend, number, name):
+    """The crash would come again, so a scheduler must not repeat the job for ever."""
+    crash = f"print('nearly there', flush=True); os.kill(os.getpid(), {number})"
+    job = pretended_job(Path.cwd(), making("a", crash))
+    assert run(job, pretend) == FAILED
+    detail = state_of(job).detail
+    assert state_of(job).kind is StateKind.FAILED and f"signal {number}, {name}" in detail and "nearly there" in detail
+
+
+@pytest.mark.parametrize("number", [1, 2, 10, 15])
+def test_end_that_somebody_asked_for_is_no_failure(pretend, number):
+    asked = f"import signal; signal.signal({number}, signal.SIG_DFL); os.kill(os.getpid(), {number})"
+    job = pretended_job(Path.cwd(), making("a", asked))
+    assert run(job, pretend) == STOPPED and state_of(job).kind is StateKind.STOPPED
+
+
+def test_stage_does_not_start_if_a_file_it_needs_is_gone(pretend):
+    """The file disappears after the sweep has looked at the job and before the engine starts it."""
+    needed = Path.cwd() / "needed"
+    job = pretended_job(Path.cwd(), replace(making("a"), needs=(needed,)))
+    assert run(job, pretend) == BLOCKED and begun() == []
+    assert state_of(job).kind is StateKind.BLOCKED and str(needed) in state_of(job).detail
+    needed.touch()
+    assert run(job, pretend) == DONE
+
+
+def test_file_in_place_of_a_jobs_folder_fails_this_job(pretend, capsys):
+    Path("stuck").touch()
+    job = replace(pretended_job(Path.cwd(), making("a")), logs=Path.cwd() / "stuck/logs")
+    assert run(job, pretend) == FAILED and str(Path.cwd() / "stuck") in capsys.readouterr().err
 
 
 def test_no_stage_begins_after_a_request_to_stop(pretend):
@@ -247,11 +276,8 @@ def test_last_line(content, line):
 
 def several(*programs: str) -> list[Job]:
     """Jobs with one pretended stage each and the names 0, 1 and so on."""
-    stages = [making(str(number), program) for number, program in enumerate(programs)]
-    return [
-        replace(pretended_job(Path.cwd(), stage), name=stage.made.name, logs=Path("logs", stage.made.name))
-        for stage in stages
-    ]
+    jobs = [pretended_job(Path.cwd(), making(str(number), program)) for number, program in enumerate(programs)]
+    return [replace(job, name=str(number), logs=Path("logs", str(number))) for number, job in enumerate(jobs)]
 
 
 @pytest.fixture
@@ -318,10 +344,8 @@ def test_stopped_training_is_saved_within_its_epoch_and_ends_with_the_weights_of
     assert outcome == [STOPPED], job.record.log.read_text()
     content = read(job.training.folder)
     assert content["epoch"] == len(rows(log)) < EPOCHS and "stopped by SIGTERM" in job.record.read()["line"]
-    assert (
-        state_of(job).kind is StateKind.STOPPED
-        and state_of(job).detail == f"train: {len(rows(log))} of {EPOCHS} epochs"
-    )
+    state = state_of(job)
+    assert state.kind is StateKind.STOPPED and state.detail == f"train: {len(rows(log))} of {EPOCHS} epochs"
     assert execute(job, {}, threading.Event(), {}) == DONE
     words = list(job.training.words)
     succeed(*words[:3], "whole", *words[4:])

@@ -147,8 +147,9 @@ def test_planned_settings_are_what_the_manifest_says(model, kind):
 
 def test_placeholder_and_sigmas_in_a_certify_table():
     jobs = planned({"noise": [0.25, 0.5]}, certify=[{"sigma": ["{noise}", 1], "N": 300}])
-    sigmas = [[stage.words[3] for stage in job.evaluations] for job in jobs]
-    assert [[float(sigma) for sigma in of_job] for of_job in sigmas] == [[0.25, 1], [0.5, 1]]
+    assert [[float(stage.words[3]) for stage in job.evaluations] for job in jobs] == [[0.25, 1], [0.5, 1]]
+    (job,) = planned({**PGD, "noise": 0}, certify=[{"sigma": [0.25, 0.5]}])
+    assert [stage.words[3] for stage in job.evaluations] == ["0.25", "0.5"], "also of a model without noise"
 
 
 def test_evaluation_tables_are_for_the_groups_they_name():
@@ -231,11 +232,6 @@ def test_impossible_grid_is_refused_saying_why(capsys, what):
     text, words = OTHERWISE[what]
     message = refused(capsys, text)
     assert [word for word in words if word not in message] == [], message
-
-
-def test_sigma_can_be_given_for_models_without_noise():
-    (job,) = planned({**PGD, "noise": 0}, certify=[{"sigma": [0.25, 0.5]}])
-    assert [stage.words[3] for stage in job.evaluations] == ["0.25", "0.5"]
 
 
 def test_shared_options_go_into_every_command(tmp_path):

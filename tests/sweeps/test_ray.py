@@ -68,35 +68,26 @@ def trains_everywhere(folder: Path) -> bool:
     return len(sweep_runs.in_training(folder)) == len(stages_by_name(folder)) == 4
 
 
-def test_jobs_of_a_lost_node_are_done_on_another(cluster, folder, reference):
-    """Everything on one of two nodes dies at once while all four jobs train. 70 seconds."""
+@pytest.mark.parametrize("what", ["node", "raylet"])
+def test_jobs_of_a_lost_node_are_done_on_another(cluster, folder, reference, what):
+    """While all four jobs train, everything on one of two nodes dies at once; or Ray's process there, and its workers
+    with it, whose stages then stop by themselves. 70 seconds."""
     words, environment = on(cluster)
     with sweep_runs.started(folder, *words, environment=environment) as running:
         running.wait_until(lambda: trains_everywhere(folder))
-        working = stages_by_name(folder)
-        killed = cluster.kill_node(0)
-        lost = [name for name in NAMES if working[name] in killed]
-        assert_done(running, reference)
-    assert len(lost) == 2
-    assert [sweep_runs.attempts(folder, name) for name in NAMES] == [1 + (name in lost) for name in NAMES]
-    assert all("resuming" in sweep_runs.job_log(folder, name) for name in lost)
-
-
-def test_jobs_of_a_lost_raylet_are_done_on_another_node(cluster, folder, reference):
-    """Ray's process on a node dies, and its workers with it; their stages stop by themselves. 70 seconds."""
-    words, environment = on(cluster)
-    with sweep_runs.started(folder, *words, environment=environment) as running:
-        running.wait_until(lambda: trains_everywhere(folder))
-        working = stages_by_name(folder)
-        there = cluster.processes(0)
-        os.kill(cluster.raylet(0), signal.SIGKILL)
+        working, there = stages_by_name(folder), cluster.processes(0)
+        if what == "node":
+            there = cluster.kill_node(0)
+        else:
+            os.kill(cluster.raylet(0), signal.SIGKILL)
         lost = [name for name in NAMES if working[name] in there]
         assert_done(running, reference)
     assert len(lost) == 2
     assert [sweep_runs.attempts(folder, name) for name in NAMES] == [1 + (name in lost) for name in NAMES]
     for name in lost:
-        first, _, second = sweep_runs.job_log(folder, name).partition("stopped by SIGTERM")
-        assert "resuming" not in first and "resuming" in second, sweep_runs.job_log(folder, name)
+        log = sweep_runs.job_log(folder, name)
+        assert "resuming" in log and (what == "node" or "resuming" in log.partition("stopped by SIGTERM")[2]), log
+        assert what == "node" or "resuming" not in log.partition("stopped by SIGTERM")[0], log
 
 
 def test_sweep_starts_ray_itself(own_ray, folder, reference):

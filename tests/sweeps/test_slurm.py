@@ -120,9 +120,8 @@ def test_killed_job_is_reported_and_done_by_the_same_command(cluster, folder, re
     assert again.process.returncode == 0, again.err + sweep_runs.all_output(folder)
     assert f"1/1  {again.out.split('1/1  ')[1].split()[0]}  done    {killed}\n" in again.out
     assert {path: moment for path, moment in sweep_runs.artefacts(folder).items() if path in before} == before
-    assert len(before) == 15 and [sweep_runs.attempts(folder, name) for name in NAMES] == [
-        1 + (name == killed) for name in NAMES
-    ]
+    assert len(before) == 15
+    assert [sweep_runs.attempts(folder, name) for name in NAMES] == [1 + (name == killed) for name in NAMES]
     sweep_runs.audit(folder, reference)
 
 

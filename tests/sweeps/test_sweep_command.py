@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from smoothadv.analysis.shared.hyper_parameters import parameters_of
+from smoothadv.commands.sweep.command import visible_gpus
 from smoothadv.sweeps.engines.local import Local
 from support import sweep_runs
-from support.commands import ENVIRONMENT, call, command_main, rows, snapshot
+from support.commands import ENVIRONMENT, call, command_main, refused, rows, snapshot
 from support.sweeping import CERTIFY, commands_in, write_grid
 from support.warm import patch_stages
 
@@ -156,8 +157,7 @@ def test_only_some_jobs(done, capsys, monkeypatch):
     outcome = call(capsys, "sweep", "run", "grid.toml", *CPU, "--only", "PGD*")
     assert outcome.out.splitlines()[0] == "grid: 1 jobs: 1 stopped"
     assert begun == FOLDERS[1:]
-    refused = call(capsys, "sweep", "run", "grid.toml", "--only", "none*")
-    assert refused.code == 1 and "none*" in refused.err and refused.err.count("\n") == 1
+    assert refused(call(capsys, "sweep", "run", "grid.toml", "--only", "none*"), "none*")
 
 
 def test_plan_prints_what_would_be_done_and_does_nothing(workplace, capsys):
@@ -187,8 +187,7 @@ def test_report_is_about_the_groups_and_leaves_out_what_is_unfinished(done, caps
 
 def test_report_on_nothing_is_refused(workplace, capsys):
     the_grid()
-    outcome = call(capsys, "sweep", "report", "grid.toml")
-    assert outcome.code == 1 and "2 jobs" in outcome.err and outcome.err.count("\n") == 1
+    assert refused(call(capsys, "sweep", "report", "grid.toml"), "2 jobs")
     assert [path.name for path in workplace.iterdir()] == ["grid.toml"]
 
 
@@ -258,5 +257,21 @@ def test_several_grids_are_one_sweep(done, capsys):
     assert outcome.out.splitlines()[-1] == "grid, more: 3 jobs: 1 waiting, 2 done"
     outcome = call(capsys, "sweep", "report", "grid.toml", "more.toml", "-o", "page.html", *CPU)
     assert outcome.code == 0 and "1 of 3 jobs" in outcome.err and "Gaussian" in Path("page.html").read_text()
-    refused = call(capsys, "sweep", "run", "grid.toml", "other.toml", *CPU)
-    assert refused.code == 1 and "grid.toml and other.toml" in refused.err, "they would write to one place"
+    outcome = call(capsys, "sweep", "run", "grid.toml", "other.toml", *CPU)
+    assert refused(outcome, "grid.toml and other.toml"), "they would write to one place"
+
+
+@pytest.mark.parametrize(
+    ("named", "count", "gpus"),
+    [
+        (None, 2, ("0", "1")),
+        ("", 0, ()),
+        ("2,3", 2, ("2", "3")),
+        ("0, 1,", 2, ("0", "1")),
+        ("0,1,-1,2", 2, ("0", "1")),
+        ("-1", 0, ()),
+        ("GPU-8f,MIG-1/2", 2, ("GPU-8f", "MIG-1/2")),
+    ],
+)
+def test_gpus_have_the_names_of_the_environment_variable(named, count, gpus):
+    assert visible_gpus(named, count) == gpus

@@ -23,11 +23,8 @@ COMMANDS = {
 def usage() -> str:
     """The help text of the console command."""
     lines = [f"  {name:10s} {what}" for name, what in COMMANDS.items()]
-    return (
-        "usage: smoothadv COMMAND ...\n\ncommands:\n"
-        + "\n".join(lines)
-        + "\n\n`smoothadv COMMAND --help` lists a command's options, `smoothadv --version` prints the version."
-    )
+    end = "`smoothadv COMMAND --help` lists a command's options, `smoothadv --version` prints the version."
+    return "\n".join(["usage: smoothadv COMMAND ...\n\ncommands:", *lines, f"\n{end}"])
 
 
 def main(arguments: list[str] | None = None, script: str = "") -> int:

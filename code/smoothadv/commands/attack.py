@@ -18,14 +18,8 @@ from smoothadv.commands.options.components import add_options, command_line_of
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser
 from smoothadv.errors import UserError
-from smoothadv.evaluation import attacking
-from smoothadv.evaluation.requests import (
-    DEFAULT_FALSE_ALARM,
-    DEFAULT_FRACTION,
-    PREDICTION_DRAWS,
-    AttackRequest,
-    FalsifyRequest,
-)
+from smoothadv.evaluation import attacking, requests
+from smoothadv.evaluation.requests import AttackRequest, FalsifyRequest
 from smoothadv.evaluation.saved_examples import write_pictures
 from smoothadv.evaluation.shards import WrittenLog
 from smoothadv.readers import read_prediction_log
@@ -46,11 +40,12 @@ _FALSIFICATION = {
     ),
     "--fraction": (
         _fraction,
-        f"largest norm of an attack, as a fraction of the radius (default: {DEFAULT_FRACTION:g})",
+        f"largest norm of an attack, as a fraction of the radius (default: {requests.DEFAULT_FRACTION:g})",
     ),
     "--false-alarm": (
         probability,
-        f"probability of failing although every certificate holds its alpha (default: {DEFAULT_FALSE_ALARM:g})",
+        "probability of failing although every certificate holds its alpha (default: "
+        f"{requests.DEFAULT_FALSE_ALARM:g})",
     ),
 }
 _CHOICES = {
@@ -82,7 +77,7 @@ def make_parser() -> Parser:
     add_smoothing(
         parser,
         outfile="folder for the logs (TSV), adversarial examples (NPZ) and pictures (PNG)",
-        n_help=f"draws per prediction of an attacked image (default: {PREDICTION_DRAWS:,})",
+        n_help=f"draws per prediction of an attacked image (default: {requests.PREDICTION_DRAWS:,})",
         output="outdir",
     )
     add_evaluation_attack(parser, _adapted, default="PGD", default_draws=_DRAWS)

@@ -61,11 +61,9 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
     """The request that the options describe; a usage error for options of another procedure than --method's."""
     refuse_foreign_settings(parser, options, PROCEDURES, "--method")
     chosen, name = PROCEDURES[options.method], f"--method {options.method}"
-    return CertifyRequest(
-        **request_fields(CertifyRequest, options, command),
-        n0=options.N0,
-        procedure_settings=given_settings(parser, chosen, options, name),
-    )
+    settings = given_settings(parser, chosen, options, name)
+    fields = request_fields(CertifyRequest, options, command)
+    return CertifyRequest(**fields, n0=options.N0, procedure_settings=settings)
 
 
 def _certify(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:

@@ -27,14 +27,9 @@ class Parser(argparse.ArgumentParser):
     Made with the command as ``prog``: what follows "smoothadv", like "certify" or "analyze table".
     """
 
-    def __init__(self, *, prog: str, epilog: str | None = None, **options: Any) -> None:
-        super().__init__(
-            prog=_invocation(prog),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            epilog=epilog,
-            allow_abbrev=False,
-            **options,
-        )
+    def __init__(self, *, prog: str, **options: Any) -> None:
+        keep = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog=_invocation(prog), formatter_class=keep, allow_abbrev=False, **options)
         self.add_argument("--version", action="version", version=f"smoothadv {__version__}", help="print the version")
         self.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"

@@ -7,14 +7,7 @@ from smoothadv.datasets.description import CIFAR_MEAN, CIFAR_STD, CIFAR_TRAINING
 from smoothadv.errors import UserError
 
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_DESCRIPTION = DatasetDescription(
-    name="cifar10",
-    class_names=_CLASSES,
-    image_shape=(3, 32, 32),
-    mean=CIFAR_MEAN,
-    std=CIFAR_STD,
-    defaults=CIFAR_TRAINING,
-)
+_DESCRIPTION = DatasetDescription("cifar10", _CLASSES, (3, 32, 32), CIFAR_MEAN, CIFAR_STD, CIFAR_TRAINING)
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:

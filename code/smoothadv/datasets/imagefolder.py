@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -130,14 +130,7 @@ def _describe_folder(root: Path) -> DatasetDescription:
         some = files[:: -(-len(files) // _IMAGES_FOR_CONSTANTS)]
         text = _remembered("constants", some, lambda: json.dumps(_constants(_read_all(some, shape))))
         mean, std = map(tuple, json.loads(text))
-    return DatasetDescription(
-        name=f"imagefolder:{root}",
-        class_names=tuple(classes),
-        image_shape=shape,
-        mean=mean,
-        std=std,
-        defaults=CIFAR_TRAINING,
-    )
+    return DatasetDescription(f"imagefolder:{root}", tuple(classes), shape, mean, std, CIFAR_TRAINING)
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
@@ -153,13 +146,8 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
             raise UserError(f"imagefolder: {path} was changed while it was in use")
         return _read(path, description.image_shape)
 
-    return ImagesOnDemand(
-        [label for _, label in files],
-        read,
-        lambda: _read_all(files, description.image_shape),
-        lambda compute: _remembered("fingerprint", files, compute),
-        description,
-    )
+    labels, remembered = [label for _, label in files], partial(_remembered, "fingerprint", files)
+    return ImagesOnDemand(labels, read, lambda: _read_all(files, description.image_shape), remembered, description)
 
 
 def _stamp(path: Path) -> str:

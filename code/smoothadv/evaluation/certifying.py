@@ -82,11 +82,6 @@ def procedure_record(request: CertifyRequest, procedure: Procedure) -> dict[str,
 def _voting(procedure: Procedure, label: int, sound: bool) -> Generator[Draws, np.ndarray, dict[str, Any]]:
     """Run the procedure on one image; returns the columns of the image's row."""
     certificate = yield from procedure.votes(label)
-    row = {
-        "predict": certificate.prediction,
-        "radius": format_radius(certificate.radius),
-        "successes": certificate.successes,
-        "trials": certificate.trials,
-        **certificate.details,
-    }
+    row = {"predict": certificate.prediction, "radius": format_radius(certificate.radius)}
+    row |= {"successes": certificate.successes, "trials": certificate.trials, **certificate.details}
     return {**row, _SOUND_COLUMN: squared_grey_radius(certificate.radius)} if sound else row

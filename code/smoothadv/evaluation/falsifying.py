@@ -39,10 +39,7 @@ from smoothadv.settings import settings_record
 if TYPE_CHECKING:
     import pandas as pd
 
-_SAME = (
-    *("dataset", "split", "dataset_fingerprint", "checkpoint_sha256", "module_sha256"),
-    *("input_layer", "sigma", "precision"),
-)
+_SAME = "dataset split dataset_fingerprint checkpoint_sha256 module_sha256 input_layer sigma precision".split()
 
 
 @dataclass(frozen=True)
@@ -141,15 +138,9 @@ def read_certificates(request: FalsifyRequest) -> Certificates:
     }
     if not claims:
         raise UserError(f"{path} certifies no image within a radius above 0: there is nothing to attack")
-    return Certificates(
-        path,
-        log.table.idx.tolist(),
-        claims,
-        log.parameters.alpha,
-        request.fraction,
-        None if manifest is None else manifest["settings"],
-        max(1, top_k_of(log.table, log.parameters)),
-    )
+    settings, top_k = None if manifest is None else manifest["settings"], max(1, top_k_of(log.table, log.parameters))
+    images, alpha = log.table.idx.tolist(), log.parameters.alpha
+    return Certificates(path, images, claims, alpha, request.fraction, settings, top_k)
 
 
 @dataclass(frozen=True)
@@ -217,13 +208,8 @@ def falsify(request: FalsifyRequest) -> tuple[WrittenLog, Certificates]:
     polls = CertificatePolls(job, attack, certificates.top_k, certificates=certificates)
     without_epsilon = {**settings_record(attack.attack), "epsilon": None}  # each image has its own
     against = {"sha256": file_digest(request.against), "fraction": request.fraction, "alpha": certificates.alpha}
-    plan = polls.plan(
-        f"attacking {request.against.name}",
-        {"attack": without_epsilon, "against": against},
-        title="falsified",
-        scores=lambda row: bool(row["flipped"]),
-        keeps_images=True,
-    )
+    about, settings = f"attacking {request.against.name}", {"attack": without_epsilon, "against": against}
+    plan = polls.plan(about, settings, title="falsified", scores=lambda row: bool(row["flipped"]), keeps_images=True)
     return write_log(job, plan), certificates
 
 

@@ -296,13 +296,8 @@ def _seeds_of(key: NoiseKey) -> str:
 
 def _append(result: Result) -> Row:
     (part, example, voted_on), columns = result.tag, result.outcome
-    row = {
-        "idx": example.index,
-        "label": example.label,
-        "correct": int(columns["predict"] == example.label),
-        "time": timedelta(seconds=result.seconds),
-        **columns,
-    }
+    row = {"idx": example.index, "label": example.label, "correct": int(columns["predict"] == example.label)}
+    row |= {"time": timedelta(seconds=result.seconds), **columns}
     if part.spool is not None:
         # Before the row: an image without a row is computed again, but a row without its image could not be completed.
         part.spool.append(example.index, example.image.numpy(), voted_on().numpy())

@@ -28,14 +28,9 @@ def attack_record(attack: SmoothedAttack | None) -> dict[str, Any]:
     """The attack's part of the settings that decide the numbers in a log; None stands for no attack."""
     if attack is None:
         return {"attack": None, "num_noise_vec": None, "base_attack": False}
-    return {
-        "attack": settings_record(attack.attack),
-        "num_noise_vec": attack.num_noise_vec,
-        "base_attack": attack.sigma == 0,
-        "restarts": attack.restarts,
-        "target": attack.target,
-        "attack_batch": attack.batch,
-    }
+    record = {"attack": settings_record(attack.attack), "num_noise_vec": attack.num_noise_vec}
+    record |= {"base_attack": attack.sigma == 0, "restarts": attack.restarts, "target": attack.target}
+    return {**record, "attack_batch": attack.batch}
 
 
 def fit_to_job(plan: AttackPlan, job: SmoothingJob, usual_batch: int | None = None) -> SmoothedAttack:

@@ -214,16 +214,9 @@ class AttackPlan:
         """The attack on a classifier that is smoothed with ``sigma``: the last four arguments of ``SmoothedAttack``."""
         from smoothadv.attacks import SmoothedAttack
 
-        return SmoothedAttack(
-            self.attack,
-            0.0 if self.is_on_base else sigma,
-            self.num_noise_vec,
-            seed=seed,
-            restarts=self.restarts,
-            target=self.target,
-            batch=batch,
-            plain_noise=plain_noise,
-        )
+        sigma = 0.0 if self.is_on_base else sigma
+        goal: dict[str, Any] = {"restarts": self.restarts, "target": self.target, "batch": batch}
+        return SmoothedAttack(self.attack, sigma, self.num_noise_vec, seed=seed, plain_noise=plain_noise, **goal)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -201,11 +201,8 @@ def _picture(example: dict[str, Any]) -> Image.Image:
         canvas.paste(panel, (_MARGIN + number * (width + _MARGIN), _MARGIN))
     predicted = "abstains" if example["predict"] == -1 else f"predicts {example['predict']}"
     factor = f"x{0.5 / largest:.3g}" if largest else "none"
-    lines = [
-        f"image {example['idx']}, class {example['label']}",
-        predicted,
-        f"{factor}, l2 {np.linalg.norm(perturbation):.3f}",
-    ]
+    shown = f"image {example['idx']}, class {example['label']}"
+    lines = [shown, predicted, f"{factor}, l2 {np.linalg.norm(perturbation):.3f}"]
     draw = ImageDraw.Draw(canvas)
     for number, line in enumerate(lines):
         draw.text((_MARGIN + number * (width + _MARGIN), height + 2 * _MARGIN), line, fill="black")

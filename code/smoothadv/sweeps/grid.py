@@ -29,10 +29,7 @@ _KEYS = {
     **dict.fromkeys(("sweep", "ensemble", "certify", "attack"), "list of tables"),
 }
 # Options that the sweep itself, or its command line, gives to every command.
-_NEVER = (
-    *("outdir", "outfile", "checkpoint", "resume", "overwrite", "data-dir", "device", "shard", "debug", "help"),
-    *("plugin", "version"),
-)
+_NEVER = tuple("outdir outfile checkpoint resume overwrite data-dir device shard debug help plugin version".split())
 _NEVER_IN_EVALUATIONS = ("dataset", "against", "only", "png")
 
 

@@ -57,13 +57,8 @@ def add_settings(parser: argparse._ActionsContainer, settings: Iterable[Setting]
             kind = {"type": setting.parse, "metavar": setting.field.split("_")[-1].upper()}
         if setting.many:
             kind["nargs"] = "+"
-        parser.add_argument(
-            setting.flag,
-            dest=setting.flag,
-            default=argparse.SUPPRESS,
-            help=setting.help.replace("%", "%%") + default,
-            **kind,
-        )
+        text = setting.help.replace("%", "%%") + default
+        parser.add_argument(setting.flag, dest=setting.flag, default=argparse.SUPPRESS, help=text, **kind)
 
 
 def add_components(

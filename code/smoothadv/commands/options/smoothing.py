@@ -84,11 +84,5 @@ def request_fields(
 ) -> dict[str, Any]:
     """The fields of a request that options set, which have the same names; ``command`` is the command line."""
     check_dataset(options.dataset, options.checkpoint)
-    return {
-        "classifier": options.checkpoint,
-        "images": options.dataset,
-        "draws": options.N,
-        "maximum": options.max,
-        "command": tuple(command),
-        **fields_given(request, options),
-    }
+    renamed = {"classifier": options.checkpoint, "images": options.dataset, "draws": options.N, "maximum": options.max}
+    return {**renamed, "command": tuple(command), **fields_given(request, options)}

@@ -69,11 +69,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _make_parser() -> Parser:
-    parser = Parser(
-        prog="sweep",
-        epilog=_EXAMPLES,
-        description="Train, certify and attack a grid of models that a file describes, and report on it.",
-    )
+    about = "Train, certify and attack a grid of models that a file describes, and report on it."
+    parser = Parser(prog="sweep", epilog=_EXAMPLES, description=about)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, (what, add, act) in _ACTIONS.items():
         action = actions.add_parser(name, prog=f"sweep {name}", help=what, description=f"{what[0].upper()}{what[1:]}.")

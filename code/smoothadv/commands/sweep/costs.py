@@ -34,7 +34,7 @@ _SECONDS_TO_MEASURE = 10.0
 # On a CPU passes are measured on fewer images than a batch has, but on at least this many images or pixel values.
 _FEWEST_IMAGES, _FEWEST_NUMBERS = 1, 2**15
 _STEPS_MEASURED = (1, 2)
-_DAY, _HOUR = 86_400, 3600
+_UNITS = ((86_400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
 Seconds = Counter[str]
@@ -93,10 +93,7 @@ def _sum(costs: Iterable[Seconds]) -> Seconds:
 def _duration(seconds: Any) -> str:
     """Seconds, a number or a range [2], as a text with a suitable unit, like "2.5 to 2.7 hours"."""
     low, high = np.sort(np.broadcast_to(seconds, 2))
-    unit, name = next(
-        ((unit, name) for unit, name in ((_DAY, "days"), (_HOUR, "hours"), (60, "minutes")) if low >= 2 * unit),
-        (1, "seconds"),
-    )
+    unit, name = next((unit, name) for unit, name in _UNITS if low >= 2 * unit or unit == 1)
     texts = [f"{value / unit:,.3g}" if value < 1000 * unit else f"{value / unit:,.0f}" for value in (low, high)]
     return f"{' to '.join(dict.fromkeys(texts))} {name}"
 
@@ -124,7 +121,10 @@ class _CostMeter:
         cost = self.evaluations(plan, plan.evaluations)
         if plan.job.training:
             training = plan.trainings[0]
-            update, step = self._once((_kind(training), self.processes), lambda: self._measure_update(training))
+            request, objective = training.request, training.request.objective
+            # What the time of an update depends on, besides T and m.
+            key = (request.dataset, request.arch, request.execution, type(objective), type(_attack(objective)))
+            update, step = self._once((key, self.processes), lambda: self._measure_update(training))
             cost.update({_TRAINING: self._training(training, update, step)})
         return cost
 
@@ -168,11 +168,10 @@ class _CostMeter:
 
     def _measure_update(self, training: TrainingPlan) -> tuple[Any, Any]:
         """Seconds of an update per noisy copy: without an attack, and in addition for each step of the attack."""
-        if not _steps(training.request.objective):
-            return self._update_seconds(training, training.request.objective), 0.0
-        few, many = (
-            self._update_seconds(training, _with_steps(training.request.objective, count)) for count in _STEPS_MEASURED
-        )
+        objective = training.request.objective
+        if not _steps(objective):
+            return self._update_seconds(training, objective), 0.0
+        few, many = (self._update_seconds(training, _with_steps(objective, count)) for count in _STEPS_MEASURED)
         # On a busy machine the difference may have any size; but a step costs one forward and backward pass, and so
         # does the update itself.
         steps = _STEPS_MEASURED[1] - _STEPS_MEASURED[0]
@@ -246,12 +245,6 @@ class _CostMeter:
         times = times[1:] or times
         self.fewest = min(self.fewest, len(times))
         return np.array([min(times)[0], max(longest for _, longest in times)])
-
-
-def _kind(training: TrainingPlan) -> tuple:
-    """What the time of an update depends on, besides T and m."""
-    request, objective = training.request, training.request.objective
-    return request.dataset, request.arch, request.execution, type(objective), type(_attack(objective))
 
 
 def _attack(objective: Objective) -> Any:

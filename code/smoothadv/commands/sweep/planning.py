@@ -199,16 +199,8 @@ class _Planner:
         training: TrainingStage | None = None,
     ) -> Plan:
         """A plan without evaluations; ``name`` is the model's folder within the sweep."""
-        job = Job(
-            name=name.as_posix(),
-            group=model.group,
-            cwd=self.cwd,
-            logs=self.grid.logs / name,
-            training=training,
-            evaluations=(),
-            processes=self.grid.processes,
-            threads=self.grid.threads,
-        )
+        logs, processes, threads = self.grid.logs / name, self.grid.processes, self.grid.threads
+        job = Job(name.as_posix(), model.group, self.cwd, logs, training, (), processes, threads)
         return Plan(job, trainings, model, classifier)
 
     def _training(self, model: Model) -> tuple[list[str], TrainingPlan, Path]:

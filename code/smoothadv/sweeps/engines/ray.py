@@ -30,6 +30,8 @@ _GRACE_SECONDS = 120.0
 # These notice a machine that does not answer any more; with Ray's defaults, 300 s and 120 s, minutes would be lost.
 _KEEPALIVE = {"RAY_grpc_client_keepalive_time_ms": "60000", "RAY_grpc_client_keepalive_timeout_ms": "30000"}
 
+_QUIET = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
+
 
 def _host_and_port(text: str) -> str:
     host, _, port = text.rpartition(":")
@@ -139,13 +141,7 @@ def _connected(ray: Any, address: str | None, job: Job, site: Site, gpus: int) -
     handler: Callable | int | None = signal.getsignal(signal.SIGTERM)
     with (site.folder / "ray.log").open("a", buffering=1) as log, contextlib.redirect_stdout(log):
         try:
-            ray.init(
-                **where,
-                runtime_env={"env_vars": variables},
-                log_to_driver=False,
-                logging_level="ERROR",
-                configure_logging=False,
-            )
+            ray.init(**where, **_QUIET, runtime_env={"env_vars": variables})
         except (ConnectionError, RuntimeError, ValueError) as error:
             where_it_is = f"Ray at {address}" if address else "Ray"
             raise UserError(f"{where_it_is} cannot be used: {first_line(error)}") from error
