@@ -18,7 +18,7 @@ from support.commands import call, refused, snapshot, succeed
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: there is no export")
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: nothing runs the export")
-SHAPE = (3, 19, 14)
+SHAPE = (3, 19, 15)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def network_of_all_layers() -> IntegerNetwork:
         Step(Rescaling({"high": 2**14}, {"multiplier": torch.tensor([1.37])}), (2,)),
         Step(Sum({"low": -300, "high": 600}, {}), (3, 4)),
         Step(convolution(4, 10, 1, 127, 200, low=-200, high=200, groups=2), (5,)),
-        Step(Total({"kernel": (11, 3)}, {}), (6,)),
+        Step(Total({"kernel": (11, 4)}, {}), (6,)),
         Step(convolution(7, 4, 1, 255, 0), (7,)),
     ]
     network = IntegerNetwork(SHAPE, 383, torch.tensor([100, 120, 90]), steps).eval()

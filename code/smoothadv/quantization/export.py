@@ -137,7 +137,7 @@ class _Writer:
         shape["pads"] = layer.padding * 2
         if layer.parts == 1:
             total = self.node("Conv", names[0], self.constant(layer.weight), self.constant(layer.bias), **shape)
-            total = self.node("Round", total)  # see above
+            total = self.node("Round", total)  # keeps the multiplier out of the weights
         else:
             weights = layer.weight.split(-(-x.shape[1] // layer.parts), 1)
             parts = [f"value{len(self.nodes)}.{number}" for number in range(len(weights))]
