@@ -191,7 +191,8 @@ def _load(content: dict[str, Any], path: Path, description: DatasetDescription, 
     _check_recorded_images(content, path, description)
     if INTEGER in content:
         try:
-            return IntegerNetwork.read(content[INTEGER], content["state_dict"], description.image_shape).eval()
+            shape, classes = description.image_shape, description.num_classes
+            return IntegerNetwork.read(content[INTEGER], content["state_dict"], shape, classes).eval()
         except ValueError as error:
             raise UserError(f"checkpoint {path}: {error}") from error
     description = with_recorded_constants(content, path, description)

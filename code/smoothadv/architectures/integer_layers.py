@@ -18,7 +18,7 @@ from torch.nn import functional as F
 EXACT = 2**24
 """float32 holds all integers up to this size."""
 Pair = tuple[int, int]
-_LONGEST = 256
+_RANGES = {"low": (1 - EXACT, EXACT - 1), "high": (1 - EXACT, EXACT - 1), "padding": (0, 255), "ceil_mode": (0, 1)}
 _TYPES = (torch.int8, torch.int16, torch.int32)
 
 
@@ -65,8 +65,8 @@ class IntegerLayer(nn.Module):
             raise ValueError(f"{type(self).__name__} has {', '.join((*settings, *tensors))}")
         for name, value in self.settings.items():
             numbers = value if isinstance(self.SETTINGS[name], tuple) and len(value) == 2 else (value,)
-            most = EXACT if name in ("low", "high") else _LONGEST
-            if any(type(number) is not int or abs(number) >= most for number in numbers):
+            least, most = _RANGES.get(name, (1, 255))
+            if any(type(number) is not int or not least <= number <= most for number in numbers):
                 raise ValueError(f"{type(self).__name__}: {name} is {value!r:.100}")
             setattr(self, name, value)
         for name, tensor in tensors.items():
