@@ -190,17 +190,19 @@ def _load(content: dict[str, Any], path: Path, description: DatasetDescription, 
         )
     _check_recorded_images(content, path, description)
     if INTEGER in content:
-        return integer_network(content, path, description.image_shape)
+        return integer_network(content, path, description.image_shape, description.num_classes)
     description = with_recorded_constants(content, path, description)
     model = get_architecture(content["arch"], description, recorded_input_layer(content, path, asked))
     _load_weights(model, network_keys(content["state_dict"]), path, content["arch"], description)
     return model.eval()
 
 
-def integer_network(content: dict[str, Any], path: Path, image_shape: Sequence[int]) -> IntegerNetwork:
+def integer_network(
+    content: dict[str, Any], path: Path, image_shape: Sequence[int], num_classes: int
+) -> IntegerNetwork:
     """The network in a checkpoint of integers, for images of this shape; UserError where it is damaged."""
     try:
-        return IntegerNetwork.read(content[INTEGER], content["state_dict"], image_shape).eval()
+        return IntegerNetwork.read(content[INTEGER], content["state_dict"], image_shape, num_classes).eval()
     except ValueError as error:
         raise UserError(f"checkpoint {path}: {error}") from error
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 EXACT = 2**24
 """float32 holds all integers up to this size."""
 Pair = tuple[int, int]
-_LONGEST = 256
+_RANGES = {"low": (1 - EXACT, EXACT - 1), "high": (1 - EXACT, EXACT - 1), "padding": (0, 255), "ceil_mode": (0, 1)}
 _TYPES = (torch.int8, torch.int16, torch.int32)
 
 
@@ -65,8 +65,8 @@ class IntegerLayer(nn.Module):
             raise ValueError(f"{type(self).__name__} has {', '.join((*settings, *tensors))}")
         for name, value in self.settings.items():
             numbers = value if isinstance(self.SETTINGS[name], tuple) and len(value) == 2 else (value,)
-            most = EXACT if name in ("low", "high") else _LONGEST
-            if any(type(number) is not int or abs(number) >= most for number in numbers):
+            least, most = _RANGES.get(name, (1, 255))
+            if any(type(number) is not int or not least <= number <= most for number in numbers):
                 raise ValueError(f"{type(self).__name__}: {name} is {value!r:.100}")
             setattr(self, name, value)
         for name, tensor in tensors.items():
@@ -88,6 +88,8 @@ class IntegerLayer(nn.Module):
 
     def _range_of(self, size: float) -> float:
         """The largest size of results after the clamp, of ``size`` before; a clamp that changes nothing is left out."""
+        if not self.low <= 0 <= self.high:
+            raise ValueError(f"{type(self).__name__}: it clamps to {self.low}..{self.high}, which must contain 0")
         self.is_clamped = self.low == 0 or size > min(-self.low, self.high)
         return min(size, max(-self.low, self.high))
 
@@ -149,7 +151,8 @@ class Convolution(IntegerLayer):
         elif self.parts == 1:
             total = F.conv2d(x, self.weight, self.bias, *geometry)
         else:  # in float64 the sum of the parts is exact, too; it is rounded once
-            width = -(-x.shape[1] // self.parts)
+            # With groups, only the bias is added apart.
+            width = -(-x.shape[1] // self.parts) if self.groups == 1 else x.shape[1]
             pairs = zip(x.split(width, 1), self.weight.split(width, 1))
             exact = sum(F.conv2d(part, weight, None, *geometry).double() for part, weight in pairs)
             total = (exact + self.bias.double()[:, None, None]).float()
@@ -167,7 +170,7 @@ class Rescaling(IntegerLayer):
     TENSORS = ("multiplier",)
 
     def bound(self, *sizes: float) -> float:
-        return self._range_of(sizes[0] * float(self.multiplier) + 1)
+        return self._range_of(sizes[0] * abs(float(self.multiplier)) + 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._in_range(rounded(x * self.multiplier))
@@ -196,6 +199,8 @@ class Maximum(IntegerLayer):
     }
 
     def bound(self, *sizes: float) -> float:
+        if max(self.padding) > 0 and max(self.dilation) > 1:
+            raise ValueError("a window of a maximum may lie in the padding, where there is no value")
         return sizes[0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -14,11 +14,13 @@ import torch
 from torch import nn
 
 from smoothadv.architectures.integer_layers import EXACT, LAYERS, Convolution, IntegerLayer, rounded
+from smoothadv.errors import first_line
 
 DEFINITION = 1
 """The version of the definition in docs/integer.md."""
 WHITE = 255
 _MOST_STEPS, _PROBES = 10_000, 8
+_MOST_VALUES = 2**24  # of an image in a map
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,16 @@ class IntegerNetwork(nn.Module):
 
     @classmethod
     def read(
-        cls, record: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], image_shape: Sequence[int]
+        cls,
+        record: Mapping[str, Any],
+        tensors: Mapping[str, torch.Tensor],
+        image_shape: Sequence[int],
+        num_classes: int,
     ) -> IntegerNetwork:
-        """The network for which ``stored`` returned this, for images of this shape; ValueError where it is damaged."""
+        """The network for which ``stored`` returned this, for images of this shape; ValueError where it is damaged.
+
+        It is that, too, where its maps have more than 2^24 values, or where it has other than ``num_classes`` logits.
+        """
         if (found := record.get("definition")) != DEFINITION:
             raise ValueError(f"it has definition {found!r} of integer networks, and this version knows {DEFINITION}")
         try:
@@ -84,6 +93,8 @@ class IntegerNetwork(nn.Module):
                 step, _, kind = name.partition(".")
                 by_step.setdefault(step, {})[kind] = tensor
             mean = by_step.pop("mean")[""]
+            if mean.shape != (image_shape[0],) or mean.is_floating_point() or not bool((mean.abs() <= WHITE).all()):
+                raise ValueError(f"its mean is no grey level for each of {image_shape[0]} channels")
             made = [
                 Step(LAYERS[kind](settings, by_step.pop(str(number), {})), tuple(inputs))
                 for number, (kind, inputs, settings) in enumerate(steps, 1)
@@ -94,11 +105,32 @@ class IntegerNetwork(nn.Module):
             if not isinstance(probe, str):
                 raise ValueError(f"probe {probe!r:.80}")
             network.probe = probe
-            with torch.inference_mode():
-                network(torch.zeros(1, *image_shape))
-        except (KeyError, TypeError, AttributeError, RuntimeError, ValueError, OverflowError) as error:
-            raise ValueError(f"its integer network is damaged: {error}") from error
+            logits = network._rehearse()
+            if num_classes != logits:
+                raise ValueError(f"it has {logits} logits, expected {num_classes}")
+        except (LookupError, TypeError, AttributeError, RuntimeError, ValueError, OverflowError) as error:
+            reason = f"no {error}" if isinstance(error, KeyError) else first_line(error)
+            raise ValueError(f"its integer network is damaged: {reason}") from error
         return network
+
+    @torch.inference_mode()
+    def _rehearse(self) -> int:
+        """The number of logits; an exception where shapes do not fit, before memory is taken for maps."""
+
+        def check(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            outputs = len(layer.weight) if isinstance(layer, Convolution) else 1
+            padded = [2 * size for size in getattr(layer, "padding", (0, 0))]
+            shape = [max(outputs, *(one.shape[1] for one in inputs))]
+            shape += [more + max(one.shape[axis] for one in inputs) for axis, more in zip((2, 3), padded)]
+            if math.prod(shape) > _MOST_VALUES:
+                raise ValueError(f"a map of {shape} values")
+
+        hooks = [layer.register_forward_pre_hook(check) for layer in self.layers]
+        try:
+            return self(torch.zeros(1, *self.image_shape)).shape[1]
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def stored(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """A record, as JSON can hold it, and tensors of integers and multipliers, which together are the network."""

@@ -22,7 +22,7 @@ LEVELS = 255
 """The largest of the integers that a convolution reads, where they are not negative."""
 _SIGNED, _FINER, _WIDE, _POOLED = 127, 64, 2**15 - 1, 2**11 - 1
 _WEIGHTS, _LAST_WEIGHTS = 127, 255
-_ANY = 2**24 - 1
+_ANY = 2**23 - 1  # sums of two are exact
 _LARGEST_BIAS = 2**22
 
 
@@ -58,10 +58,11 @@ class Builder:
     def build(self) -> IntegerNetwork:
         """The network of integers; UserError where its sums cannot be proven to be exact."""
         for operation in self.network.operations:
-            if operation.kind not in ("image", "convolution") and operation.inputs[0].kind == "image":
-                raise UserError("the network has no integer form: its first layer is no convolution")
-            self.values[operation] = getattr(self, f"_{operation.kind}")(operation)
+            if operation.kind != "convolution" and any(value.kind == "image" for value in operation.inputs):
+                raise UserError(f"the network has no integer form: a {operation.kind} reads the image, no convolution")
         try:
+            for operation in self.network.operations:
+                self.values[operation] = getattr(self, f"_{operation.kind}")(operation)
             return IntegerNetwork(self.image_shape, self.clip, (self.network.mean * WHITE).round(), self.steps)
         except ValueError as error:
             raise UserError(f"the network has no integer form: {error}") from error
@@ -111,7 +112,7 @@ class Builder:
     def _convolution(self, operation: Operation) -> _Value:
         source, layer = operation.inputs[0], operation.layer
         value = self.values[source]
-        if source in self.wide_scales:
+        if value.high == _WIDE and value.number:  # that of a sum, perhaps through a maximum
             if source not in self.narrowed:
                 self.narrowed[source] = self._rescaled(value, self._narrow(source))
             value = self.narrowed[source]
@@ -133,7 +134,8 @@ class Builder:
             settings |= {"low": target.low, "high": target.high}
             scales = torch.maximum(weight.abs().amax((1, 2, 3)) / _WEIGHTS, bias.abs() / _LARGEST_BIAS).clamp(min=1e-30)
         else:  # logits are integers times a power of 2, which costs no rounding
-            exponent = math.floor(math.log2(_LAST_WEIGHTS / max(float(weight.abs().max()), 2.0**-60)))
+            sizes = float(weight.abs().max()) / _LAST_WEIGHTS, float(bias.abs().max()) / _LARGEST_BIAS
+            exponent = -math.ceil(math.log2(max(*sizes, 2.0**-60)))
             target, scales = _value(1.0, 1, False), torch.full_like(bias, 2.0**-exponent)
         rounded = {"weight": (weight / scales.view(-1, 1, 1, 1)).round(), "bias": (bias / scales).round()}
         layer = Convolution(settings, {**rounded, "multiplier": scales / target.scale})

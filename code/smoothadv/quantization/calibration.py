@@ -11,6 +11,7 @@ from torch import fx
 from smoothadv.quantization.reading import FloatNetwork, Operation
 
 _SAMPLE = 2**15  # values of each operation and batch
+_STRIDE = 2_654_435_761  # a prime, so that the places are of all channels, rows and columns
 _SHARES = (0.99, 0.999, 0.9999, 0.99999, 1.0)
 
 
@@ -29,7 +30,8 @@ def largest_values(network: FloatNetwork, batches: Iterable[torch.Tensor], level
             result = super().run_node(n)
             if (operation := nodes.get(n)) is not None:
                 flat = result.flatten().abs()
-                samples[operation].append(flat[:: max(1, len(flat) // _SAMPLE)].float().clone())
+                places = torch.arange(min(len(flat), _SAMPLE)) * _STRIDE % len(flat)
+                samples[operation].append(flat[places].float())
             return result
 
     recorder = Recorder(network.graph)

@@ -43,7 +43,7 @@ def export(checkpoint: Path, outfile: Path, overwrite: bool = False) -> str | No
     if missing := [name for name in (INTEGER, "image_shape", "classes") if name not in content]:
         lacks = f"it lacks the fields {', '.join(missing)}"
         raise UserError(f"checkpoint {checkpoint} is none of integers, as quantize makes it of a trained one: {lacks}")
-    network = integer_network(content, checkpoint, content["image_shape"])
+    network = integer_network(content, checkpoint, content["image_shape"], len(content["classes"]))
     facts = {
         "definition": str(DEFINITION),
         "classes": json.dumps(content["classes"]),

@@ -23,6 +23,7 @@ _RELUS, _MEANS = {F.relu, torch.relu, "relu", "relu_"}, {torch.mean, "mean"}
 _SUMS = {operator.add, operator.iadd, torch.add, "add", "add_"}
 _SAME = {torch.flatten, "flatten", F.dropout}
 _SAME_LAYERS = (nn.Identity, nn.Flatten, nn.Dropout)
+_IN_PLACE = {operator.iadd, "add_", "relu_"}
 _POOLING = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
 
 
@@ -94,11 +95,19 @@ def read_network(classifier: nn.Module, image_shape: tuple[int, ...]) -> FloatNe
 
 def _operations(graph: fx.GraphModule) -> Iterator[Operation]:
     made: dict[fx.Node, Operation] = {}
+    overwritten: set[Operation] = set()
     for node in graph.graph.nodes:
         if node.op == "output":
             return
         kind, layer = _kind(graph, node)
         inputs = [made[value] for value in node.args if isinstance(value, fx.Node)]
+        if late := overwritten.intersection(inputs):
+            name = late.pop().node.name
+            raise UserError(
+                f"the network has no integer form: '{node.name}' reads '{name}', which is overwritten before"
+            )
+        if node.target in _IN_PLACE or node.kwargs.get("inplace") or getattr(layer, "inplace", False):
+            overwritten.add(inputs[0])
         if kind == "same":
             made[node] = inputs[0]
             continue

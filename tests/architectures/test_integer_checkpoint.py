@@ -1,0 +1,144 @@
+"""A damaged checkpoint of integers is refused by one line; nothing that it says takes memory or shows a traceback."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from smoothadv.checkpoints import load_classifier, save_checkpoint
+from support import refusals
+from support.integers import grey_images, quantized, with_entrance
+
+CLASSES = [str(digit) for digit in range(10)]
+
+
+@pytest.fixture(scope="module")
+def content() -> dict[str, Any]:
+    """A checkpoint of a network for digits: 1 convolution, 2 total, 3 rescaling, 4 convolution (logits)."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10)
+    network = quantized(with_entrance(nn.Sequential(*layers), 1), grey_images(8, (1, 8, 8)))
+    record, tensors = network.stored()
+    return {
+        **{"epoch": 1, "arch": "integer:none", "input_layer": "normalize", "classes": CLASSES},
+        **{"image_shape": [1, 8, 8], "integer": record, "state_dict": tensors},
+    }
+
+
+def at(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
+    """Puts ``value`` at a place in a checkpoint; removes what is there where it is None."""
+
+    def damage(content: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            content = content[key]
+        if value is None:
+            del content[path[-1]]
+        else:
+            content[path[-1]] = value
+
+    return damage
+
+
+def step(number: int, part: int, value: Any) -> Callable[[dict[str, Any]], None]:
+    return at("integer", "steps", number - 1, part, value=value)
+
+
+def tensor(name: str, value: torch.Tensor | None) -> Callable[[dict[str, Any]], None]:
+    return at("state_dict", name, value=value)
+
+
+def without_fields(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda content: [content.pop(name) for name in ("classes", "image_shape")] and content.update(changes)
+
+
+def grown(content: dict[str, Any]) -> None:
+    """Sixty convolutions, each of which makes maps larger by 510 in both directions."""
+    settings = {"low": -9, "high": 9, "padding": [255, 255]}
+    content["integer"]["steps"] = [["convolution", [number], settings] for number in range(60)]
+    one = {"weight": torch.ones(1, 1, 1, 1), "bias": torch.zeros(1), "multiplier": torch.ones(1)}
+    named = {f"{number}.{name}": value for number in range(1, 61) for name, value in one.items()}
+    content["state_dict"] = {"mean": content["state_dict"]["mean"], **named}
+    content["integer"]["steps"][-1][2] = {"padding": [255, 255]}
+
+
+NAN = float("nan")
+DAMAGES = {
+    "definition 2": (at("integer", "definition", value=2), "definition 2"),
+    "no definition": (at("integer", "definition", value=None), "definition None"),
+    "definition of text": (at("integer", "definition", value="1"), "definition '1'"),
+    "no clip": (at("integer", "clip", value=None), "clip"),
+    "clip of a fraction": (at("integer", "clip", value=1.5), "clip 1.5"),
+    "negative clip": (at("integer", "clip", value=-1), "clip -1"),
+    "huge clip": (at("integer", "clip", value=2**60), "clip"),
+    "no probe": (at("integer", "probe", value=None), "probe"),
+    "probe of a number": (at("integer", "probe", value=5), "probe 5"),
+    "no steps": (at("integer", "steps", value=[]), "0 steps"),
+    "too many steps": (at("integer", "steps", value=[[]] * 20_000), "20000 steps"),
+    "steps that are a number": (at("integer", "steps", value=7), "damaged"),
+    "record that is a list": (at("integer", value=[1]), "integer is a list"),
+    "unknown layer": (step(1, 0, "winograd"), "'winograd'"),
+    "layer that is a list": (step(1, 0, ["sum"]), "damaged"),
+    "unknown setting": (step(1, 2, {"strides": 1}), "strides"),
+    "setting of text": (step(1, 2, {"stride": "11"}), "stride is '11'"),
+    "setting of three": (step(1, 2, {"stride": [1, 1, 1]}), "stride is (1, 1, 1)"),
+    "stride of 0": (step(1, 2, {"high": 255, "stride": [0, 0]}), "stride is (0, 0)"),
+    "negative padding": (step(1, 2, {"high": 255, "padding": [-1, -1]}), "padding is (-1, -1)"),
+    "huge padding": (step(1, 2, {"high": 255, "padding": [10**9, 1]}), "padding is (1000000000, 1)"),
+    "huge kernel": (step(2, 2, {"kernel": [2**40, 1]}), "kernel is"),
+    "no groups": (step(1, 2, {"high": 255, "groups": 0}), "groups is 0"),
+    "maps that fill memory": (grown, "a map of"),
+    "value that does not exist": (step(1, 1, [-1]), "reads the values (-1,)"),
+    "value of text": (step(1, 1, ["0"]), "reads the values"),
+    "values that are a number": (step(1, 1, 3), "damaged"),
+    "missing tensor": (tensor("1.bias", None), "Convolution has"),
+    "missing mean": (tensor("mean", None), "mean"),
+    "further tensor": (tensor("1.scale", torch.ones(1)), "scale"),
+    "tensor of no step": (tensor("77.bias", torch.ones(1)), "step 77"),
+    "flat weight": (tensor("1.weight", torch.ones(4)), "damaged"),
+    "weight of other channels": (tensor("1.weight", torch.ones(4, 3, 3, 3)), "damaged"),
+    "empty weight": (tensor("1.weight", torch.ones(0, 1, 3, 3)), "damaged"),
+    "weight of fractions": (tensor("1.weight", torch.full((4, 1, 3, 3), 0.5)), "weight holds other numbers"),
+    "weight of NaN": (tensor("1.weight", torch.full((4, 1, 3, 3), NAN)), "weight holds other numbers"),
+    "weight of 2^24": (tensor("1.weight", torch.full((4, 1, 3, 3), 2**24)), "weight holds other numbers"),
+    "multiplier of NaN": (tensor("1.multiplier", torch.full((4,), NAN)), "multiplier holds other numbers"),
+    "multipliers of a rescaling": (tensor("3.multiplier", torch.ones(2)), "damaged"),
+    "bias of other channels": (tensor("1.bias", torch.ones(3)), "damaged"),
+    "mean of fractions": (tensor("mean", torch.tensor([0.5])), "mean"),
+    "mean of NaN": (tensor("mean", torch.tensor([NAN])), "mean"),
+    "mean of 3 channels": (tensor("mean", torch.zeros(3, dtype=torch.int16)), "mean"),
+    "images of another shape": (at("image_shape", value=[1, 16, 16]), "image_shape"),
+    "no shape, other images": (without_fields(), "damaged", "cifar10"),
+    "nine classes": (tensor("4.weight", torch.ones(9, 4, 1, 1)), "damaged"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGES.values(), ids=DAMAGES)
+def test_damaged_checkpoint_is_refused_by_one_line(content, tmp_path, case):
+    damage, words, *dataset = case
+    damaged, path = copy.deepcopy(content), tmp_path / "integers.pth.tar"
+    damage(damaged)
+    torch.save(damaged, path)
+    assert words in refusals.refusal(load_classifier, path, *(dataset or ["digits"]), names=path)
+
+
+def test_other_number_of_logits_than_classes_is_refused(content, tmp_path):
+    damaged, path = copy.deepcopy(content), tmp_path / "integers.pth.tar"
+    del damaged["classes"]
+    for name in ("weight", "bias", "multiplier"):
+        damaged["state_dict"][f"4.{name}"] = damaged["state_dict"][f"4.{name}"][:9].clone()
+    torch.save(damaged, path)
+    assert "it has 9 logits, expected 10" in refusals.refusal(load_classifier, path, "digits", names=path)
+
+
+def test_undamaged_checkpoint_is_read(content, tmp_path):
+    save_checkpoint(tmp_path / "integers.pth.tar", content)
+    stored = torch.load(tmp_path / "integers.pth.tar", weights_only=True)
+    assert stored["integer"] == content["integer"]
+    network = load_classifier(tmp_path / "integers.pth.tar", "digits")
+    assert network.stored()[0] == content["integer"]
+    assert {name: tensor.dtype for name, tensor in network.stored()[1].items()} == {
+        name: tensor.dtype for name, tensor in content["state_dict"].items()
+    }
