@@ -13,6 +13,7 @@ from smoothadv.datasets.images import Batches, ImageDataset
 from smoothadv.errors import NonFiniteError, Terminated, UserError
 from smoothadv.noise import Purpose, derive_generator
 from smoothadv.training.evaluate import NOT_EVALUATED, evaluate
+from smoothadv.training.graphed import GraphedUpdate, are_offered_on, sgd
 from smoothadv.training.interruption import Interruption
 from smoothadv.training.processes import Processes
 from smoothadv.training.progress import Board, TrainingProgress
@@ -61,12 +62,8 @@ class TrainingRun:
         self.execution, self.evaluation = request.execution, request.tests
         self.run, self.job, self.schedule, self.device, self.processes = run, job, schedule, job.device, processes
         self.model = self.execution.prepare(job.model, job.device)
-        self.optimizer = torch.optim.SGD(
-            self.model.parameters(),
-            schedule.learning_rate,
-            momentum=schedule.momentum,
-            weight_decay=schedule.weight_decay,
-        )
+        rates = schedule.learning_rate, schedule.momentum, schedule.weight_decay
+        self.optimizer = sgd(self.model, job.device, *rates)
         self.steps = len(self._plan(0))
         self.history: list[dict[str, float]] = []
         self.first_step, self.sums, self.seconds = 0, no_sums(self.device), 0.0
@@ -78,6 +75,8 @@ class TrainingRun:
         self.update = Update(
             self.model, self.objective, self.optimizer, self.execution, processes, job.device, example, at_a_time
         )
+        tries_graphs = self.execution.tries_graphs and are_offered_on(job.device)
+        self.graphs = GraphedUpdate(self.update) if tries_graphs else None
         self.first_bad_step = torch.full((), -1, device=job.device)
         self.last_save = time.monotonic()
 
@@ -103,8 +102,7 @@ class TrainingRun:
             self.seconds = saved["seconds"]
 
     def _set_learning_rate(self, epoch: int, step: int) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.schedule.learning_rate_at(epoch, step, self.steps)
+        self.optimizer.set_rate(self.schedule.learning_rate_at(epoch, step, self.steps))
 
     def run_epochs(self, report: Callable[[str], None], board: bool) -> list[dict[str, float]]:
         """Train, as ``job.train``, with curves for TensorBoard if ``board``: one row of TRAINING_COLUMNS per epoch."""
@@ -150,7 +148,7 @@ class TrainingRun:
             _, part = self.processes.share(step.indices)
             weight = self.job.request.unlabelled_weight if step.source else 1.0
             address = Address(self.seed, epoch, number)
-            step_sums = self.update(images, labels, len(step.indices), part, address, weight)
+            step_sums = (self.graphs or self.update)(images, labels, len(step.indices), part, address, weight)
             # On the device, as the number of the first step whose loss was not finite.
             is_first_bad = (self.first_bad_step < 0) & ~step_sums[0].isfinite()
             self.first_bad_step = torch.where(is_first_bad, number, self.first_bad_step)
@@ -232,6 +230,8 @@ class TrainingRun:
 
     def _save(self, within_epoch: dict[str, Any] | None) -> None:
         if self.processes.is_first:
+            if self.graphs and self.graphs.is_used:
+                self.run.note(cuda_graph=True)
             self.run.save(self.model, self.optimizer, self.history, within_epoch)
         self.last_save = time.monotonic()
 

@@ -125,6 +125,13 @@ class RunFolder:
         if self.has_checkpoint or not self.checkpoint.exists():
             self._write_arguments()
 
+    def note(self, **facts: Any) -> None:
+        """Add facts to the record of this run."""
+        if not facts.items() <= self.runs[-1].items():
+            self.runs[-1].update(facts)
+            if self.has_checkpoint:
+                self._write_arguments()
+
     def _write_arguments(self) -> None:
         write_json(self.folder / ARGUMENTS, {"recipe": self.recipe, "runs": self.runs})
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import InitVar, dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -50,6 +51,22 @@ class Address:
         return derive_generator(device, self.seed, self.epoch, self.step, *more, purpose)
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What an update reads beside the model: ``images`` [b, C, H, W] with labels int64 [b] and noise [b, m, C, H, W],
+    of a batch of ``whole`` images in all processes; the attack's ``epsilon`` (0: no attack), and what multiplies the
+    loss: numbers, or tensors [] on the device.
+    """
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    noise: torch.Tensor
+    whole: int
+    address: Address
+    epsilon: float | torch.Tensor
+    weight: float | torch.Tensor
+
+
 @dataclass(eq=False)
 class Update:
     """Updates ``model``, already on its device, with ``optimizer``.
@@ -88,29 +105,56 @@ class Update:
 
         ``weight`` multiplies the loss. Returns the sums over this process's noisy copies, as ``no_sums``.
         """
+        inputs = self.prepared(images, labels, whole, part, address, weight)
+        sums = self.gradients(inputs, self.seeded(address))
+        self.step()
+        return sums
+
+    def prepared(
+        self, images: torch.Tensor, labels: torch.Tensor, whole: int, part: slice, address: Address, weight: float
+    ) -> Inputs:
+        """Prepare the model, and draw the noise."""
         self.model.train()
         self.processes.share_buffers(self.model)
-        if self.objective.epsilon(address.epoch) > 0:
-            self.refresh_attacked()
-        # For layers that draw random numbers, like dropout.
-        torch.manual_seed(address.generator("cpu", Purpose.LAYERS, self.processes.rank).initial_seed())
         # Drawn for the whole batch, so that the noise does not depend on the number of processes.
         generator = address.generator(self.device, Purpose.OBJECTIVE)
         noise = self.objective.draw(images[:1].expand(whole, *images.shape[1:]), generator)[part]
-        choices = address.generator(self.device, Purpose.ATTACK_CHOICES, self.processes.rank)
+        return Inputs(images, labels, noise, whole, address, self.objective.epsilon(address.epoch), weight)
+
+    def seeded(self, address: Address) -> torch.Generator:
+        """Seed layers that draw random numbers, like dropout; returns the generator of the attack."""
+        torch.manual_seed(address.generator("cpu", Purpose.LAYERS, self.processes.rank).initial_seed())
+        return address.generator(self.device, Purpose.ATTACK_CHOICES, self.processes.rank)
+
+    def gradients(self, inputs: Inputs, choices: torch.Generator) -> torch.Tensor:
+        """Compute the gradients of this process; returns the sums. Nothing here looks at the values of a tensor."""
+        of_tensor: dict[str, Any] = {"epsilon": inputs.epsilon} if isinstance(inputs.epsilon, torch.Tensor) else {}
+        if of_tensor or inputs.epsilon > 0:
+            self.refresh_attacked()
         sums = no_sums(self.device)
         self.optimizer.zero_grad(set_to_none=True)
+        images, labels, noise = inputs.images, inputs.labels, inputs.noise
         starts = range(0, len(images), self.images_at_a_time)
         for start in starts:
             chosen = slice(start, start + starts.step)
             # Makes the loss a mean over all images of the batch: later the processes' gradients are averaged.
-            share = len(images[chosen]) * self.processes.size / whole
-            with self.execution.autocast(self.device):
+            share = len(images[chosen]) * self.processes.size / inputs.whole
+            with self.execution.autocast(self.device):  # at its end it forgets its copies of the weights
                 outcome = self.objective.on_noise(
-                    self.forward, images[chosen], labels[chosen], noise[chosen], address.epoch, choices, self.attacked
+                    self.forward,
+                    images[chosen],
+                    labels[chosen],
+                    noise[chosen],
+                    inputs.address.epoch,
+                    choices,
+                    self.attacked,
+                    **of_tensor,
                 )
-            (outcome.loss * (weight * share)).backward()
+            outcome.loss.backward(torch.ones_like(outcome.loss).mul_(inputs.weight * share))
             sums += sums_of(outcome)
+        return sums
+
+    def step(self) -> None:
+        """Update the weights with the mean of all processes' gradients."""
         self.processes.average_gradients(self.model)
         self.optimizer.step()
-        return sums

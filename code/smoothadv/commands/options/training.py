@@ -79,6 +79,11 @@ _EXECUTION = {
         "GPUs that have it, which is PyTorch's default)",
     ),
     "--compile": (None, "compile the network first: takes minutes, then runs faster"),
+    "--cuda-graph": (
+        argparse.BooleanOptionalAction,
+        "launch all kernels of an update together, as a CUDA graph that was found to compute the same (default: on a "
+        "GPU, without --compile and --sync-bn)",
+    ),
     "--sync-bn": (
         None,
         "with several GPUs: statistics of batch normalization over all of them (default: on each GPU separately, "

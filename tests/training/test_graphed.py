@@ -1,0 +1,116 @@
+"""Updates made as CUDA graphs are those made without, bit for bit; a graph that would not be one is not used."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from smoothadv.architectures import get_architecture
+from smoothadv.attacks import ATTACKS
+from smoothadv.objectives.gaussian import Gaussian
+from smoothadv.objectives.smoothadv import SmoothAdv
+from smoothadv.training import graphed
+from smoothadv.training.execution import Execution
+from smoothadv.training.graphed import GraphedUpdate, sgd
+from smoothadv.training.processes import Processes
+from smoothadv.training.update import Address, Update
+from support.recorded_graphs import recorded_graphs as recorded_graphs
+
+CPU = torch.device("cpu")
+SIGMA = 0.25
+# Of seven updates: epoch, which decides epsilon; learning rate; weight of the loss; images.
+UPDATES = [(0, 0.1, 1.0, 6), (2, 0.1, 1.0, 6), (2, 0.1, 1.0, 6), (2, 0.1, 0.5, 6), (3, 0.1, 1.0, 6), (3, 0.1, 1.0, 4)]
+UPDATES += [(4, 0.02, 1.0, 6), (5, 0.02, 1.0, 6)]
+
+
+class Two(Processes):
+    """The first of two processes, each with half of a batch; the second has the same gradients."""
+
+    size, averaged = 2, 0
+
+    def average_gradients(self, model: nn.Module) -> None:
+        self.averaged += 1
+
+    def share_buffers(self, model: nn.Module) -> None:
+        pass
+
+
+class Both:
+    """The same network, updated with graphs and without."""
+
+    def __init__(self, objective, micro=6, precision="fp32", momentum=0.9, processes=Processes, layer=nn.Identity):
+        torch.manual_seed(0)
+        network = get_architecture("digits_resnet8", "digits")
+        network = nn.Sequential(network[0], nn.Sequential(network[1], layer()))
+        execution, example = Execution(precision), torch.rand(2, 1, 8, 8)
+        self.updates = []
+        for _ in range(2):
+            model = execution.prepare(copy.deepcopy(network), CPU)
+            optimizer = sgd(model, CPU, 0.1, momentum, 1e-2)
+            self.updates.append(Update(model, objective, optimizer, execution, processes(), CPU, example, micro))
+        self.graphed = GraphedUpdate(self.updates[1])
+
+    def states(self, sums: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """Of both: the sums, all weights, buffers, momenta and gradients."""
+        found = []
+        for update, one in zip(self.updates, sums):
+            momenta = [value for state in update.optimizer.state.values() for value in state.values()]
+            gradients = [parameter.grad for parameter in update.model.parameters()]
+            values = [one, *update.model.state_dict().values(), *momenta, *gradients]
+            found.append([value.detach().clone() for value in values])
+        return found
+
+    def differences(self, updates=UPDATES) -> list[int]:
+        """The updates after which something was not equal."""
+        different = []
+        for number, (epoch, rate, weight, count) in enumerate(updates):
+            generator = torch.Generator().manual_seed(number)
+            images = torch.rand(count, 1, 8, 8, generator=generator).contiguous(memory_format=torch.channels_last)
+            labels, sums = torch.randint(10, (count,), generator=generator), []
+            for update in (self.updates[0], self.graphed):
+                getattr(update, "update", update).optimizer.set_rate(rate)
+                whole = count * self.updates[0].processes.size
+                sums.append(update(images, labels, whole, slice(0, count), Address(7, epoch, number), weight))
+            ours, theirs = self.states(sums)
+            if len(ours) != len(theirs) or not all(map(torch.equal, ours, theirs)):
+                different.append(number)
+        return different
+
+
+def smoothadv(attack: str = "PGD", copies: int = 1, **of_attack) -> SmoothAdv:
+    return SmoothAdv(ATTACKS[attack](0.5, 3, **of_attack), SIGMA, copies, warmup=4)
+
+
+@pytest.mark.parametrize(
+    ("objective", "how", "replays"),
+    [
+        (smoothadv(), {}, 5),
+        (smoothadv("DDN", 2, evaluate_last=True), {}, 5),
+        (smoothadv("PGD", 2), {"micro": 4, "momentum": 0.0}, 5),
+        (smoothadv("DDN"), {"micro": 4, "precision": "bf16"}, 5),
+        (smoothadv("PGD", 2), {"processes": Two}, 5),
+        (Gaussian(SIGMA), {}, 6),
+    ],
+    ids=["PGD", "DDN m=2", "micro-batches", "bf16", "processes", "Gaussian"],
+)
+def test_graphs_make_the_same_updates(objective, how, replays, recorded_graphs):
+    """Images, noise, epsilon, learning rate and weight change; a first update of each shape has no graph."""
+    both = Both(objective, **how)
+    assert both.differences() == [] and both.graphed.trouble == ""
+    (graph,) = recorded_graphs.graphs
+    assert graph.replays == replays and both.graphed.is_used
+    if "processes" in how:
+        assert [update.processes.averaged for update in both.updates] == [len(UPDATES)] * 2, "exchanged as often"
+
+
+@pytest.mark.parametrize("name", ["epsilon", "weight", "rate"])
+def test_number_that_a_graph_would_repeat_is_noticed(name, recorded_graphs, monkeypatch):
+    """Negative control of the above: a number of the host stays what it was when the graph was recorded."""
+    on_device = graphed._on_device
+    if name == "rate":
+        monkeypatch.setattr(graphed, "are_offered_on", lambda device: False)
+    else:
+        kept = lambda inputs: graphed.replace(on_device(inputs), **{name: getattr(inputs, name)})  # noqa: E731
+        monkeypatch.setattr(graphed, "_on_device", kept)
+    assert Both(smoothadv()).differences()[0] == {"epsilon": 4, "weight": 3, "rate": 6}[name]
