@@ -103,10 +103,11 @@ def test_one_process_under_torchrun_is_one_process(tmp_path, monkeypatch):
     assert same_state(tmp_path / "run", tmp_path / "alone")
 
 
-def test_synchronized_normalization_is_refused_on_the_cpu(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("flag", ["--sync-bn", "--cuda-graph"])
+def test_what_gpus_alone_can_is_refused_on_the_cpu(flag, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    outcome = call(capsys, "train_pgd", *TRAINING, "--sync-bn")
-    assert outcome.code == 1 and outcome.err.startswith("error: --sync-bn") and outcome.err.count("\n") == 1
+    outcome = call(capsys, "train_pgd", *TRAINING, flag)
+    assert outcome.code == 1 and outcome.err.startswith(f"error: {flag}") and outcome.err.count("\n") == 1
     assert "cpu" in outcome.err and list(tmp_path.iterdir()) == []
 
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from smoothadv.attacks.shared.gradient_attack import Problem
-from smoothadv.training import graphed
+from smoothadv.training import graphed, loop
 
 aten = torch.ops.aten
 WAITS = (aten._local_scalar_dense, aten.is_nonzero, aten.nonzero, aten.equal, aten.masked_select)
@@ -28,8 +28,9 @@ def tensors_in(*values: Any) -> list[torch.Tensor]:
 class RecordedGraph(TorchDispatchMode):
     """Takes the place of torch.cuda.CUDAGraph: ``with graph:`` records, ``replay`` executes."""
 
-    def __init__(self) -> None:
+    def __init__(self, lost: int) -> None:
         super().__init__()
+        self.lost = lost
         self.calls: list[tuple[Any, tuple, dict, list[torch.Tensor]]] = []
         self.replays = 0
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
@@ -58,22 +59,24 @@ class RecordedGraph(TorchDispatchMode):
     @torch.no_grad()
     def replay(self) -> None:
         self.replays += 1
-        for function, args, kwargs, made in self.calls:
+        for function, args, kwargs, made in self.calls[: len(self.calls) - self.lost]:
             for old, new in zip(made, tensors_in(function(*args, **kwargs))):
                 if old.untyped_storage()._cdata != new.untyped_storage()._cdata:  # neither a view nor in place
                     old.copy_(new)
 
 
 class FakeCuda:
-    """What training.graphed uses of torch.cuda; ``graphs`` are those recorded, ``free`` is the device's free memory."""
+    """What training.graphed uses of torch.cuda, of a device with ``free`` memory; ``graphs`` are those recorded.
+
+    Recording ``fails`` with that message, and graphs lack the last ``lost`` operators.
+    """
 
     def __init__(self) -> None:
         self.graphs: list[RecordedGraph] = []
-        self.free, self.peak = 100, 50
-        self.fails = ""
+        self.free, self.fails, self.lost = 100, "", 0
 
     def CUDAGraph(self) -> RecordedGraph:
-        self.graphs.append(RecordedGraph())
+        self.graphs.append(RecordedGraph(self.lost))
         return self.graphs[-1]
 
     @contextlib.contextmanager
@@ -90,7 +93,7 @@ class FakeCuda:
     get_rng_state = lambda self, device: torch.get_rng_state()  # noqa: E731
     memory_allocated = memory_reserved = lambda self, device: 0
     mem_get_info = lambda self, device: (self.free, self.free)  # noqa: E731
-    max_memory_allocated = lambda self, device: self.peak  # noqa: E731
+    max_memory_allocated = lambda self, device: 50  # noqa: E731
 
 
 @pytest.fixture
@@ -98,7 +101,7 @@ def recorded_graphs(monkeypatch) -> FakeCuda:
     """Within the test the CPU has graphs, and the host does not look at its results, as with a GPU."""
     fake = FakeCuda()
     monkeypatch.setattr(graphed, "cuda", fake)
-    monkeypatch.setattr(graphed, "are_offered_on", lambda device: True)
-    monkeypatch.setattr("smoothadv.training.loop.are_offered_on", lambda device: True)
+    for module in (graphed, loop):
+        monkeypatch.setattr(module, "are_offered_on", lambda device: True)
     monkeypatch.setattr(Problem, "may_look", False)
     return fake

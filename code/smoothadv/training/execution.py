@@ -35,8 +35,9 @@ class Execution:
 
     @property
     def tries_graphs(self) -> bool:
-        """Whether to make updates as CUDA graphs, where there are such."""
-        return not (self.compile or self.synchronized_norm) if self.cuda_graph is None else self.cuda_graph
+        """Whether to make updates as CUDA graphs, where there are such: never if processes wait within for others."""
+        wanted = not self.compile if self.cuda_graph is None else self.cuda_graph
+        return wanted and not self.synchronized_norm
 
     def prepare(self, model: nn.Module, device: torch.device) -> nn.Module:
         """The model on the device, channels last."""

@@ -75,8 +75,8 @@ class TrainingRun:
         self.update = Update(
             self.model, self.objective, self.optimizer, self.execution, processes, job.device, example, at_a_time
         )
-        tries_graphs = self.execution.tries_graphs and are_offered_on(job.device)
-        self.graphs = GraphedUpdate(self.update) if tries_graphs else None
+        if self.execution.tries_graphs and are_offered_on(job.device):
+            self.update.compute = GraphedUpdate(self.update)
         self.first_bad_step = torch.full((), -1, device=job.device)
         self.last_save = time.monotonic()
 
@@ -102,7 +102,9 @@ class TrainingRun:
             self.seconds = saved["seconds"]
 
     def _set_learning_rate(self, epoch: int, step: int) -> None:
-        self.optimizer.set_rate(self.schedule.learning_rate_at(epoch, step, self.steps))
+        rate = self.schedule.learning_rate_at(epoch, step, self.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["lr"].fill_(rate) if torch.is_tensor(group["lr"]) else rate
 
     def run_epochs(self, report: Callable[[str], None], board: bool) -> list[dict[str, float]]:
         """Train, as ``job.train``, with curves for TensorBoard if ``board``: one row of TRAINING_COLUMNS per epoch."""
@@ -148,7 +150,7 @@ class TrainingRun:
             _, part = self.processes.share(step.indices)
             weight = self.job.request.unlabelled_weight if step.source else 1.0
             address = Address(self.seed, epoch, number)
-            step_sums = (self.graphs or self.update)(images, labels, len(step.indices), part, address, weight)
+            step_sums = self.update(images, labels, len(step.indices), part, address, weight)
             # On the device, as the number of the first step whose loss was not finite.
             is_first_bad = (self.first_bad_step < 0) & ~step_sums[0].isfinite()
             self.first_bad_step = torch.where(is_first_bad, number, self.first_bad_step)
@@ -230,8 +232,8 @@ class TrainingRun:
 
     def _save(self, within_epoch: dict[str, Any] | None) -> None:
         if self.processes.is_first:
-            if self.graphs and self.graphs.is_used:
-                self.run.note(cuda_graph=True)
+            if isinstance(self.update.compute, GraphedUpdate) and self.update.compute.is_used:
+                self.run.runs[-1]["cuda_graph"] = True
             self.run.save(self.model, self.optimizer, self.history, within_epoch)
         self.last_save = time.monotonic()
 

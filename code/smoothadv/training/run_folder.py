@@ -125,13 +125,6 @@ class RunFolder:
         if self.has_checkpoint or not self.checkpoint.exists():
             self._write_arguments()
 
-    def note(self, **facts: Any) -> None:
-        """Add facts to the record of this run."""
-        if not facts.items() <= self.runs[-1].items():
-            self.runs[-1].update(facts)
-            if self.has_checkpoint:
-                self._write_arguments()
-
     def _write_arguments(self) -> None:
         write_json(self.folder / ARGUMENTS, {"recipe": self.recipe, "runs": self.runs})
 
@@ -146,7 +139,7 @@ class RunFolder:
 
         The checkpoint is written before the log: a kill between the two loses a line that the next resume writes again.
         """
-        if not (is_held := self._is_held()):  # somebody has deleted it
+        if not self._is_held():  # somebody has deleted it
             self._hold(self._lock)
         save_checkpoint(
             self.checkpoint,
@@ -162,8 +155,7 @@ class RunFolder:
                 **self.facts,
             },
         )
-        if not is_held or not self.has_checkpoint:
-            self._write_arguments()
+        self._write_arguments()
         self.has_checkpoint = True
         self._write_log(history)
 
