@@ -5,7 +5,6 @@ import json
 import shutil
 import sys
 import tarfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -39,6 +38,11 @@ def gpu(imported) -> ModuleType:
     return imported("gpu")
 
 
+@pytest.fixture
+def variants(imported) -> ModuleType:
+    return imported("gpu_variants")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler")
 def test_speed_of_what_is_compiled_is_measured(tmp_path):
@@ -70,7 +74,7 @@ def test_speed_of_everything_is_measured_and_written(gpu, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("works", [-1, 0, 1])
-def test_variant_that_fails_is_named_and_the_others_are_measured(works, gpu):
+def test_variant_that_fails_is_named_and_the_others_are_measured(works, gpu, variants):
     """Where it is made, as when a CUDA graph cannot be captured, at its first run, or once it is timed."""
     options, runs = gpu.parsed(["--smoke", "--device", "cpu"]), []
 
@@ -85,21 +89,22 @@ def test_variant_that_fails_is_named_and_the_others_are_measured(works, gpu):
         return broken
 
     prepared = {"plain": lambda: lambda: sum(range(1000)), "graph": prepare, "eager": lambda: lambda: sum(range(10))}
-    made = [gpu.Variant(gpu.Measurement("certify x", "tf32", mode, 1), make, 10) for mode, make in prepared.items()]
-    plain, failed, other = gpu.measured(made, options)
+    made = [variants.Measurement("certify x", "tf32", mode, 1) for mode in prepared]
+    made = [variants.Variant(each, make, 10) for each, make in zip(made, prepared.values())]
+    plain, failed, other = variants.measured(made, options)
     assert failed.trouble == "RuntimeError: no such kernel" and failed.rate == 0
     assert plain.ratio == 1 and other.rate > 0 and other.ratio > 1
     assert "| RuntimeError: no such kernel |" in gpu.page({"device": "x"}, {"copy": 1.0}, [failed])
 
 
-def test_batch_for_which_memory_is_too_small_is_named_and_not_halved(gpu, monkeypatch):
+def test_batch_for_which_memory_is_too_small_is_named_and_not_halved(gpu, variants, monkeypatch):
     options = gpu.parsed(["--smoke", "--device", "cpu"])
 
     def large(images: torch.Tensor) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(gpu, "arrange", lambda network, device, precision: large)
-    plain, failed = gpu.measured(gpu.certifications("digits_resnet8", "fp32", "eager", options), options)
+    monkeypatch.setattr(variants, "arrange", lambda network, device, precision: large)
+    plain, failed = variants.measured(variants.certifications("digits_resnet8", "fp32", "eager", options), options)
     assert plain.rate > 0 and failed.trouble.startswith("UserError: out of memory with --batch 2") and failed.batch == 2
 
 
@@ -114,7 +119,7 @@ def test_parts_are_continued_where_they_stopped(gpu, tmp_path, capsys, monkeypat
 
     clock = iter(range(0, 10**6, 50))  # a part takes 50 s
     monkeypatch.setattr(gpu, "measured", measured)
-    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: next(clock), perf_counter=time.perf_counter))
+    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     gpu.main([*words, "--minutes", "2"])
     assert len(seen) == 1 and "2 parts remain: the same command again continues" in capsys.readouterr().err
     gpu.main(words)
