@@ -26,9 +26,11 @@ def are_offered_on(device: torch.device) -> bool:
 
 def sgd(model: torch.nn.Module, device: torch.device, rate: float, momentum: float, decay: float) -> torch.optim.SGD:
     """The optimizer of a model on the device, where its learning rate is too if there are CUDA graphs."""
-    if not are_offered_on(device):
-        return torch.optim.SGD(model.parameters(), rate, momentum=momentum, weight_decay=decay)
-    return SGD(model.parameters(), torch.full((), rate, device=device), momentum=momentum, weight_decay=decay)
+    has_graphs = are_offered_on(device)
+    optimizer = (SGD if has_graphs else torch.optim.SGD)(model.parameters(), rate, momentum, weight_decay=decay)
+    if has_graphs:
+        optimizer.param_groups[0]["lr"] = torch.full((), rate, device=device)
+    return optimizer
 
 
 class SGD(torch.optim.SGD):

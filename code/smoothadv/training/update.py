@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -135,7 +136,7 @@ class Update:
         of_tensor: dict[str, Any] = {"epsilon": inputs.epsilon} if isinstance(inputs.epsilon, torch.Tensor) else {}
         if of_tensor or inputs.epsilon > 0:
             self.refresh_attacked()
-        sums = no_sums(self.device)
+        sums: list[torch.Tensor] = []
         self.optimizer.zero_grad(set_to_none=True)
         epoch, attacked = inputs.address.epoch, self.attacked
         starts = range(0, len(inputs.images), self.images_at_a_time)
@@ -149,7 +150,7 @@ class Update:
                     self.forward, images, labels, noise, epoch, choices, attacked, **of_tensor
                 )
             outcome.loss.backward(torch.ones_like(outcome.loss).mul_(inputs.weight * share))
-            sums += sums_of(outcome)
+            sums.append(sums_of(outcome))
         if self.processes.size == 1:
             self.optimizer.step()
-        return sums
+        return reduce(torch.add, sums)
