@@ -10,8 +10,8 @@ which is PyTorch's default, unless the line says fp32). Every precision and mode
 variants alternate with the plain one; ratios and rates are medians over rounds. Results are written after each part,
 and what is in the file already is not measured again. A variant that fails, for example as the memory is too small for
 its batch, becomes a line that says so. Rates include all the work: drawing noise, counting votes, updating weights.
-"graph" replays the forward pass of a batch as a CUDA graph, which the commands do not do: it shows what launching
-kernels costs.
+"graph" replays a batch's forward pass in certification as a CUDA graph, which the commands do not do: it shows what
+launching kernels costs. An update of training is then one as --cuda-graph makes it.
 
 The ceiling of a case is the smaller of two rates: measured copy bandwidth divided by its bytes, and measured matrix
 speed divided by its FLOP. The bytes are those of the activations that even fused kernels have to move.
@@ -152,7 +152,7 @@ def parts(options: argparse.Namespace) -> list[tuple[str, str, str, str]]:
         pairs = ways(options, CERTIFICATION_PRECISIONS, MODES, arch == options.archs[0])
         chosen += [("certify", arch, *pair) for pair in pairs]
     for case in options.cases if "train" in options.only else ():
-        pairs = ways(options, TRAINING_PRECISIONS, ("eager", "compiled"), case == options.cases[0])
+        pairs = ways(options, TRAINING_PRECISIONS, MODES, case == options.cases[0])
         chosen += [("train", case, *pair) for pair in pairs]
     return chosen
 

@@ -8,6 +8,7 @@ import copy
 import functools
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -15,16 +16,19 @@ import plain_training
 import torch
 from certification_speed import DATASETS, SIGMA, counting, settled
 from plain_certification import count_votes, gaussian
-from training_speed import EPSILON, PLAIN, batch_of, sgd, updating
+from training_speed import EPSILON, PLAIN, batch_of, updating
+from training_speed import sgd as plain_sgd
 
 from smoothadv.architectures import get_architecture
 from smoothadv.attacks import ATTACKS
 from smoothadv.datasets import describe_dataset
+from smoothadv.errors import DoubtfulWarning
 from smoothadv.noise import GaussianNoise, training_noise
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.smoothing.classifier import PRECISIONS, CompiledClassifier, arrange
 from smoothadv.smoothing.voting import VoteCounter
 from smoothadv.training.execution import Execution
+from smoothadv.training.graphed import GraphedUpdate, sgd
 from smoothadv.training.processes import Processes
 from smoothadv.training.update import Update
 
@@ -144,7 +148,7 @@ def updates(name: str, precision: str, mode: str, options: argparse.Namespace) -
             network(torch.rand_like(noise) + noise)
     images, labels = batch_of(network, size, device)
     plain, attack = copy.deepcopy(network), PLAIN[method](EPSILON, steps)
-    optimizer = sgd(plain)
+    optimizer = plain_sgd(plain)
 
     def update_plainly() -> None:
         part = size // copies
@@ -159,8 +163,19 @@ def updates(name: str, precision: str, mode: str, options: argparse.Namespace) -
         execution = Execution(product_precision(precision), mode == "compiled")
         model = execution.prepare(copy.deepcopy(network), device)
         objective = OBJECTIVES["smoothadv"](ATTACKS[method](EPSILON, steps), SIGMA, copies, warmup=0)
-        update = Update(model, objective, sgd(model), execution, Processes(), device, images[:2], len(images))
-        return updating(update, images, labels)
+        ours = sgd(model, device, 1e-12, momentum=0.9, decay=1e-4)
+        update = Update(model, objective, ours, execution, Processes(), device, images[:2], len(images))
+        if mode != "graph":
+            return updating(update, images, labels)
+        update.compute = GraphedUpdate(update)
+        run = updating(update, images, labels)
+
+        def run_graph() -> None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", DoubtfulWarning)  # else the line would be of updates without a graph
+                run()
+
+        return run_graph
 
     return [
         Variant(Measurement(case, "tf32", "plain", size), lambda: update_plainly, size),

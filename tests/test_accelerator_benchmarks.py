@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from support.commands import CODE, rows, run_process, succeed
+from support.recorded_graphs import recorded_graphs as recorded_graphs
 
 BENCHMARKS = CODE.parent / "benchmarks"
 CLASSES = ("airplane", "cat", "ship")
@@ -108,6 +109,15 @@ def test_batch_for_which_memory_is_too_small_is_named_and_not_halved(gpu, varian
     assert plain.rate > 0 and failed.trouble.startswith("UserError: out of memory with --batch 2") and failed.batch == 2
 
 
+@pytest.mark.parametrize("fails", ["", "CUDA out of memory."])
+def test_updates_by_a_graph_are_timed_or_named(fails, gpu, variants, recorded_graphs):
+    options = gpu.parsed(["--smoke", "--device", "cpu"])
+    options.warm_ups, recorded_graphs.fails = 2, fails
+    plain, timed = variants.measured(variants.updates("DDN T=4 m=1", "fp32", "graph", options), options)
+    assert plain.rate > 0 and timed.trouble.endswith(fails) and bool(timed.rate) == (not fails)
+    assert [graph.replays for graph in recorded_graphs.graphs] == [0 if fails else 2]
+
+
 def test_parts_are_continued_where_they_stopped(gpu, tmp_path, capsys, monkeypatch):
     words = ["--smoke", "--device", "cpu", "--precision", "fp32", "--modes", "eager", "--out", str(tmp_path)]
     words += ["--cases", "PGD T=2 m=1", "DDN T=4 m=1"]
@@ -138,7 +148,7 @@ def test_parts_on_a_gpu_are_every_pair_of_a_precision_and_a_mode(gpu):
     options = gpu.parsed(["--device", "cpu"])
     options.device, options.modes = SimpleNamespace(type="cuda"), list(gpu.MODES)
     chosen = gpu.parts(options)
-    assert len(chosen) == len(set(chosen)) == 2 * (1 + 3 * 3) + 4 * 2 * 2
+    assert len(chosen) == len(set(chosen)) == 2 * (1 + 3 * 3) + 4 * 2 * 3
 
 
 def test_small_run_has_every_precision_mode_and_attack_but_not_their_product(gpu):
