@@ -86,6 +86,7 @@ class FakeCuda:
         if self.fails:
             raise torch.OutOfMemoryError(self.fails)
 
+    device = torch.device("cpu")
     Stream = current_stream = lambda self, device: self
     stream = lambda self, stream: contextlib.nullcontext()  # noqa: E731
     wait_stream = set_sync_debug_mode = lambda self, of: None

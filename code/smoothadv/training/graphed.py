@@ -53,50 +53,50 @@ class SGD(torch.optim.SGD):
 class GraphedUpdate:
     """An ``Update.compute`` by CUDA graphs, one for each shape of a batch; the update's optimizer is one of ``sgd``.
 
-    The first time it is computed without a graph, the second time in both ways. Whatever speaks against a graph is
-    told once, as a warning.
+    The first time it is computed without a graph, the second time in both ways. ``is_used`` says whether there is a
+    graph; what speaks against one is told once, as a warning.
     """
+
+    is_used, _is_told = False, False
 
     def __init__(self, update: Update) -> None:
         self._update, self._stream, self._pool = update, cuda.Stream(update.device), cuda.graph_pool_handle()
         self._ways: dict[object, Any] = {}
-        self._trouble = ""
-
-    @property
-    def is_used(self) -> bool:
-        """Whether there is a graph."""
-        return any(isinstance(way, _Graph) for way in self._ways.values())
 
     def __call__(self, inputs: Inputs) -> torch.Tensor:
         kind = inputs.images.shape, inputs.noise.shape, inputs.whole, inputs.epsilon > 0
-        if kind not in self._ways:
-            self._ways[kind] = partial(self._tried, kind)
-            return self._update.computed(inputs)
-        return self._ways[kind](inputs)
+        way = self._ways.get(kind, self._update.computed)
+        self._ways.setdefault(kind, partial(self._tried, kind))
+        return way(inputs)
 
     def _tried(self, kind: object, inputs: Inputs) -> torch.Tensor:
         """Compute both without a graph and by a new one, which is kept if it computes the same."""
-        state = self._state()
-        before = [value.detach().clone() for value in state]
+        update, optimizer = self._update, self._update.optimizer
+        momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
+        state = [value.detach() for value in (*update.model.parameters(), *update.model.buffers(), *momenta)]
+        before = [value.clone() for value in state]
+        self._ways[kind] = update.computed
         try:
-            expected = [value.clone() for value in self._results(self._checked(inputs, self._update.seeded(inputs)))]
-            self._ways[kind] = graph = _Graph(self._update, inputs, self._stream, self._pool)
-            _restore(state, before)
-            if all(map(torch.equal, expected, self._results(sums := graph(inputs)))):
+            sums = self._checked(inputs, update.seeded(inputs))
+            expected = [value.clone() for value in (sums, *state, *_gradients(update))]
+            graph = _Graph(update, inputs, self._stream, self._pool)
+            torch._foreach_copy_(state, before)
+            sums = graph(inputs)
+            if all(map(torch.equal, expected, (sums, *state, *_gradients(update)))):
+                self._ways[kind], self.is_used = graph, True
                 return sums
             reason = "it computes something else"
         except Exception as error:  # memory may be too small, and a user's objective may raise anything
             reason = first_line(error)
-        self._ways[kind] = self._update.computed
-        if not self._trouble and self._update.processes.is_first:
+        if update.processes.is_first and not self._is_told:
             warn(f"an update cannot be a CUDA graph, which costs speed: {reason}")
-        self._trouble = reason
-        _restore(state, before)
-        return self._update.computed(inputs)
+        self._is_told = True
+        torch._foreach_copy_(state, before)
+        return update.computed(inputs)
 
     def _checked(self, inputs: Inputs, choices: torch.Generator) -> torch.Tensor:
         """Compute without a graph, on another stream, as PyTorch asks before recording; RuntimeError: do not record."""
-        device, usual, mode = self._update.device, cuda.current_stream(self._update.device), cuda.get_sync_debug_mode()
+        device, usual, mode = self._stream.device, cuda.current_stream(self._stream.device), cuda.get_sync_debug_mode()
         random = [choices.get_state(), cuda.get_rng_state(device)]
         self._stream.wait_stream(usual)
         with cuda.stream(self._stream), warnings.catch_warnings():
@@ -115,20 +115,6 @@ class GraphedUpdate:
         if free < 2 * (cuda.max_memory_allocated(device) - used):
             raise RuntimeError("memory suffices for one update, not for two")
         return sums
-
-    def _state(self) -> list[torch.Tensor]:
-        """All that an update changes and the next one reads."""
-        momenta = [state["momentum_buffer"] for state in self._update.optimizer.state.values()]
-        return [*self._update.model.parameters(), *self._update.model.buffers(), *momenta]
-
-    def _results(self, sums: torch.Tensor) -> list[torch.Tensor]:
-        gradients = [weight.grad for weight in self._update.model.parameters() if weight.grad is not None]
-        return [sums, *self._state(), *gradients]
-
-
-@torch.no_grad()
-def _restore(state: list[torch.Tensor], before: list[torch.Tensor]) -> None:
-    torch._foreach_copy_(state, before)
 
 
 class _Graph:
@@ -150,6 +136,10 @@ class _Graph:
         for weight, gradient in self._gradients:
             weight.grad = gradient
         return self._sums.clone()  # graphs share their memory
+
+
+def _gradients(update: Update) -> list[torch.Tensor]:
+    return [weight.grad for weight in update.model.parameters() if weight.grad is not None]
 
 
 def _on_device(inputs: Inputs) -> Inputs:
