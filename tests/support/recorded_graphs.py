@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -65,42 +66,30 @@ class RecordedGraph(TorchDispatchMode):
                     old.copy_(new)
 
 
-class FakeCuda:
-    """What training.graphed uses of torch.cuda, of a device with ``free`` memory; ``graphs`` are those recorded.
+@pytest.fixture
+def recorded_graphs(monkeypatch) -> mock.Mock:
+    """Within the test the CPU has graphs, and the host does not look at its results, as with a GPU.
 
-    Recording ``fails`` with that message, and graphs lack the last ``lost`` operators.
+    ``graphs`` are those recorded; they lack the last ``lost`` operators. There is so much ``free`` memory (an update
+    takes 50), and recording ``fails`` with that message.
     """
+    fake = mock.Mock(graphs=[], lost=0, free=100, fails="", memory_allocated=lambda device: 0)
 
-    def __init__(self) -> None:
-        self.graphs: list[RecordedGraph] = []
-        self.free, self.fails, self.lost = 100, "", 0
-
-    def CUDAGraph(self) -> RecordedGraph:
-        self.graphs.append(RecordedGraph(self.lost))
-        return self.graphs[-1]
+    def made() -> RecordedGraph:
+        fake.graphs.append(RecordedGraph(fake.lost))
+        return fake.graphs[-1]
 
     @contextlib.contextmanager
-    def graph(self, graph: RecordedGraph, **options: Any) -> Iterator[None]:
+    def recording(graph: RecordedGraph, **options: Any) -> Iterator[None]:
         with graph:
             yield
-        if self.fails:
-            raise torch.OutOfMemoryError(self.fails)
+        if fake.fails:
+            raise torch.OutOfMemoryError(fake.fails)
 
-    device = torch.device("cpu")
-    Stream = current_stream = lambda self, device: self
-    stream = lambda self, stream: contextlib.nullcontext()  # noqa: E731
-    wait_stream = set_sync_debug_mode = lambda self, of: None
-    get_sync_debug_mode = graph_pool_handle = lambda self: 0
-    get_rng_state = lambda self, device: torch.get_rng_state()  # noqa: E731
-    memory_allocated = memory_reserved = lambda self, device: 0
-    mem_get_info = lambda self, device: (self.free, self.free)  # noqa: E731
-    max_memory_allocated = lambda self, device: 50  # noqa: E731
-
-
-@pytest.fixture
-def recorded_graphs(monkeypatch) -> FakeCuda:
-    """Within the test the CPU has graphs, and the host does not look at its results, as with a GPU."""
-    fake = FakeCuda()
+    fake.CUDAGraph, fake.graph, fake.stream = made, recording, lambda stream: contextlib.nullcontext()
+    fake.get_rng_state = lambda device: torch.get_rng_state()
+    fake.memory_reserved, fake.mem_get_info = fake.memory_allocated, lambda device: (fake.free, fake.free)
+    fake.max_memory_allocated = lambda device: 50
     monkeypatch.setattr(graphed, "cuda", fake)
     for module in (graphed, loop):
         monkeypatch.setattr(module, "are_offered_on", lambda device: True)

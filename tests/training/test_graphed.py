@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,15 +57,12 @@ class Both:
             self.updates.append(Update(model, objective, optimizer, execution, processes(), CPU, example, micro))
         self.updates[1].compute = self.graphed = GraphedUpdate(self.updates[1])
 
-    def states(self, sums: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-        """Of both: the sums, all weights, buffers, momenta and gradients."""
-        found = []
-        for update, one in zip(self.updates, sums):
+    def found(self, sums: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+        """Of each network: the sums, all weights, buffers, momenta and gradients."""
+        for update, ours in zip(self.updates, sums):
             momenta = [value for state in update.optimizer.state.values() for value in state.values()]
             gradients = [parameter.grad for parameter in update.model.parameters()]
-            values = [one, *update.model.state_dict().values(), *momenta, *gradients]
-            found.append([value.detach().clone() for value in values])
-        return found
+            yield [ours, *update.model.state_dict().values(), *momenta, *gradients]
 
     def differences(self, updates=UPDATES) -> list[int]:
         """The updates after which something was not equal."""
@@ -78,7 +76,7 @@ class Both:
                 group["lr"] = group["lr"].fill_(rate) if torch.is_tensor(group["lr"]) else rate
                 whole = count * self.updates[0].processes.size
                 sums.append(update(images, labels, whole, slice(0, count), Address(7, epoch, number), weight))
-            ours, theirs = self.states(sums)
+            ours, theirs = self.found(sums)
             if len(ours) != len(theirs) or not all(map(torch.equal, ours, theirs)):
                 different.append(number)
         return different
@@ -141,12 +139,26 @@ class Picky(SmoothAdv):
 )
 def test_updates_without_graphs_go_on(objective, how, change, reason, recorded_graphs):
     """Nothing of what was tried remains, and it is told once."""
-    vars(recorded_graphs).update(change)
+    recorded_graphs.configure_mock(**change)
     both = Both(objective, **how)
     with pytest.warns(DoubtfulWarning) as told:
         assert both.differences(2 * UPDATES[1:]) == [] and not both.graphed.is_used
     (line,) = (str(each.message) for each in told)
     assert line.startswith("an update cannot be a CUDA graph") and reason in line
+
+
+def test_learning_rate_on_the_device_makes_the_usual_steps(recorded_graphs):
+    torch.manual_seed(0)
+    ours, usual = (nn.Linear(3, 2).double() for _ in range(2))
+    usual.load_state_dict(ours.state_dict())
+    optimizers = [sgd(ours, CPU, 0.25, 0.9, 0.1), torch.optim.SGD(usual.parameters(), 0.25, 0.9, weight_decay=0.1)]
+    for _ in range(4):
+        images = torch.rand(5, 3, dtype=torch.float64)
+        for model, optimizer in zip((ours, usual), optimizers):
+            optimizer.zero_grad()
+            model(images).square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(ours.weight, usual.weight, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["epsilon", "weight", "rate"])
