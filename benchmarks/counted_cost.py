@@ -4,6 +4,7 @@
     python benchmarks/counted_cost.py vote --arch resnet50 --precision bf16 --shares 1 5 41 --noise gaussian sound
     python benchmarks/counted_cost.py forward --arch cifar_resnet110 --batch 4096 --operators
     python benchmarks/counted_cost.py update --arch resnet50 --attack DDN --steps 4 --copies 1 --processes 8 --json
+    python benchmarks/counted_cost.py update --graph               # the host launches its kernels together
 
 The code of the commands runs on tensors without data (see counting.py), in seconds. "Bytes" and "launches" are the
 times that these would take alone, at a bandwidth and a duration of a launch that the options state; a GPU needs at
@@ -11,7 +12,7 @@ least the longer one. A vote is one batch of certification: noise, forward pass 
 the batch. An update is one step of training after the first. "Added" is what an update needs more in one of several
 processes than in a single process, each with a batch of this size; NCCL's own work is one launch per exchange.
 
-Not counted are compiled networks and CUDA graphs, and what kernels do inside: where batch normalization or the input of
+Not counted are compiled networks, and what kernels do inside: where batch normalization or the input of
 a convolution takes cuDNN two kernels, one is counted. Convolutions of --precision bf16 in training follow a model of
 torch.autocast, which knows no meta device.
 """
@@ -24,6 +25,7 @@ import functools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
@@ -42,6 +44,7 @@ from smoothadv.objectives import OBJECTIVES
 from smoothadv.smoothing.classifier import PRECISIONS, VotingClassifier, arrange
 from smoothadv.smoothing.voting import Poll, VoteCounter
 from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution
+from smoothadv.training.graphed import GraphedUpdate, sgd
 from smoothadv.training.processes import Processes
 from smoothadv.training.update import Address, Update
 
@@ -125,15 +128,20 @@ def vote(arch: str, batch: int, precision: str, shares: int, kind: str) -> Count
 
 
 def update(
-    arch: str, batch: int, precision: str, attack: str | None, steps: int, copies: int, processes: int = 1
+    arch: str,
+    batch: int,
+    precision: str,
+    attack: str | None,
+    steps: int,
+    copies: int,
+    processes: int = 1,
+    graph: bool = False,
 ) -> Counted:
-    """An update of training in one of ``processes`` processes, each with a batch of that size."""
+    """An update of training in one of ``processes`` processes, each with a batch of that size, perhaps by a graph."""
     execution, group = Execution(precision), Processes()
     group.size = processes
     with META:
         model = execution.prepare(get_architecture(arch, _dataset(arch)), META)
-    # On CUDA SGD takes the foreach functions of its own accord.
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, foreach=True)
     objective = OBJECTIVES["gaussian"](SIGMA)
     if attack is not None:
         objective = OBJECTIVES["smoothadv"](ATTACKS[attack](EPSILON, steps), SIGMA, copies, warmup=0)
@@ -141,21 +149,23 @@ def update(
     labels = torch.empty(batch, dtype=torch.int64, device=META)
     with Counted() as counted, without_values(counted):
         with counted.paused():
+            optimizer = sgd(model, META, 0.1, 0.9, 1e-4)
             step = Update(model, objective, optimizer, execution, group, META, images[:2], batch)
-            for parameter in model.parameters():
-                parameter.grad = torch.empty_like(parameter)
-            optimizer.step()  # makes its buffers
-        step(images, labels, batch * processes, slice(0, batch), Address(0, 0, 0), 1.0)
+            step.compute = GraphedUpdate(step) if graph else step.compute
+            for number in range(1 + graph):  # the first one makes the optimizer's buffers, the second one a graph
+                step(images, labels, batch * processes, slice(0, batch), Address(0, 0, number), 1.0)
+        step(images, labels, batch * processes, slice(0, batch), Address(0, 0, 2), 1.0)
     return counted
 
 
 _update_once = functools.cache(update)
 
 
-def added(*arguments: object, processes: int) -> Counted:
+def added(*arguments: object, processes: int, graph: bool = False) -> Counted:
     """What an update needs more in one of ``processes`` processes than in a single one."""
-    several, one = update(*arguments, processes=processes), _update_once(*arguments)
+    several, one = update(*arguments, processes=processes, graph=graph), _update_once(*arguments, graph=graph)
     several.peak -= one.peak
+    several.launches -= one.launches
     for counts, of_one in ((several.kernels, one.kernels), (several.bytes, one.bytes), (several.waits, one.waits)):
         counts.subtract(of_one)
     return several
@@ -179,9 +189,27 @@ def without_values(counted: Counted) -> Iterator[None]:
             "smoothadv.training.attacked.runs": lambda *calls: True,
             "smoothadv.training.attacked.are_offered_on": lambda device: True,
             "torch.autocast": lambda device, dtype, **options: Autocast(dtype),
+            "torch.equal": lambda *tensors: True,
+            "smoothadv.training.graphed.are_offered_on": lambda device: True,
+            "smoothadv.training.graphed.cuda": cuda_without_values(counted),
         }.items():
             stack.enter_context(mock.patch(target, replacement))
         yield
+
+
+def cuda_without_values(counted: Counted) -> mock.Mock:
+    """What graphs need of torch.cuda."""
+
+    @contextlib.contextmanager
+    def recording(graph: mock.Mock, **options: object) -> Iterator[None]:
+        with Counted() as inside:
+            yield
+        graph.replay = partial(counted.launch_graph, inside)
+
+    cuda = mock.Mock(graph=recording, CUDAGraph=mock.Mock, mem_get_info=lambda device: (0, 0))
+    cuda.stream = lambda stream: contextlib.nullcontext()
+    cuda.memory_allocated = cuda.memory_reserved = cuda.max_memory_allocated = lambda device: 0
+    return cuda
 
 
 @contextlib.contextmanager
@@ -234,29 +262,32 @@ def standard_cases() -> list[Case]:
     """The cases whose ceilings the tests hold."""
     small, large = "cifar_resnet110", "resnet50"
     cases = [
-        Case(f"noise {arch} {kind}", 4096, functools.partial(noise, arch, 4096, kind))
+        Case(f"noise {arch} {kind}", 4096, partial(noise, arch, 4096, kind))
         for arch in (small, large)
         for kind in NOISES
     ]
     for arch in (small, large):
         for precision in ("bf16", "fp32"):
-            cases.append(Case(f"forward {arch} {precision}", 4096, functools.partial(forward, arch, 4096, precision)))
+            cases.append(Case(f"forward {arch} {precision}", 4096, partial(forward, arch, 4096, precision)))
     votes = [(small, shares, "gaussian") for shares in (1, 5, 41)] + [(large, 1, kind) for kind in NOISES]
     for arch, shares, kind in votes:
         name = f"vote {arch} bf16 {kind}, shares: {shares}"
-        cases.append(Case(name, 4096, functools.partial(vote, arch, 4096, "bf16", shares, kind)))
+        cases.append(Case(name, 4096, partial(vote, arch, 4096, "bf16", shares, kind)))
     for arch, steps, copies in ((small, 2, 1), (small, 10, 8), (large, 2, 1)):
         cases.append(_update_case(arch, 256, "fp32", "PGD", steps, copies))
+    cases.append(_update_case(small, 256, "fp32", "PGD", 2, 1, graph=True))
     cases.append(_update_case("cifar_resnet20", 256, "fp32", "DDN", 4, 1))
     name = f"added by 8 processes {small} fp32 PGD T=2 m=1"
-    adding = functools.partial(added, small, 256, "fp32", "PGD", 2, 1, processes=8)
+    adding = partial(added, small, 256, "fp32", "PGD", 2, 1, processes=8)
     return [*cases, Case(name, 256, adding)]
 
 
-def _update_case(arch: str, batch: int, precision: str, attack: str | None, steps: int, copies: int) -> Case:
+def _update_case(
+    arch: str, batch: int, precision: str, attack: str | None, steps: int, copies: int, graph: bool = False
+) -> Case:
     chosen = "no attack" if attack is None else f"{attack} T={steps} m={copies}"
-    run = functools.partial(_update_once, arch, batch, precision, attack, steps, copies)
-    return Case(f"update {arch} {precision} {chosen}", batch, run)
+    run = partial(_update_once, arch, batch, precision, attack, steps, copies, graph=graph)
+    return Case(f"update {arch} {precision} {chosen}{', as a graph' * graph}", batch, run)
 
 
 def chosen_cases(options: argparse.Namespace) -> list[Case]:
@@ -265,29 +296,27 @@ def chosen_cases(options: argparse.Namespace) -> list[Case]:
         return standard_cases()
     arch, batch = options.arch, options.batch
     if options.way == "noise":
-        return [
-            Case(f"noise {arch} {kind}", batch, functools.partial(noise, arch, batch, kind)) for kind in options.noise
-        ]
+        return [Case(f"noise {arch} {kind}", batch, partial(noise, arch, batch, kind)) for kind in options.noise]
     precision = options.precision
     if options.way == "forward":
-        return [Case(f"forward {arch} {precision}", batch, functools.partial(forward, arch, batch, precision))]
+        return [Case(f"forward {arch} {precision}", batch, partial(forward, arch, batch, precision))]
     if options.way == "vote":
         return [
             Case(
                 f"vote {arch} {precision} {kind}, shares: {shares}",
                 batch,
-                functools.partial(vote, arch, batch, precision, shares, kind),
+                partial(vote, arch, batch, precision, shares, kind),
             )
             for kind in options.noise
             for shares in options.shares
         ]
     attack = None if options.attack == "none" else options.attack
-    case = _update_case(arch, batch, precision, attack, options.steps, options.copies)
+    case = _update_case(arch, batch, precision, attack, options.steps, options.copies, options.graph)
     if options.processes == 1:
         return [case]
-    arguments = (arch, batch, precision, attack, options.steps, options.copies)
+    each = (arch, batch, precision, attack, options.steps, options.copies)
     name = f"added by {options.processes} processes {case.name.partition(' ')[2]}"
-    return [case, Case(name, batch, functools.partial(added, *arguments, processes=options.processes))]
+    return [case, Case(name, batch, partial(added, *each, processes=options.processes, graph=options.graph))]
 
 
 def figures(case: Case, bandwidth: float, launch: float) -> dict[str, object]:
@@ -298,11 +327,12 @@ def figures(case: Case, bandwidth: float, launch: float) -> dict[str, object]:
         "case": case.name,
         "images": case.images,
         "kernels": kernels,
+        "launches": counted.launches,
         "bytes": moved,
         "waits": {reason: count for reason, count in counted.waits.items() if count},
         "peak": counted.peak,
         "bytes_ms": moved / bandwidth / 1e9,
-        "launches_ms": kernels * launch / 1e3,
+        "launches_ms": counted.launches * launch / 1e3,
         "operators": {
             name: {"kernels": count, "bytes": counted.bytes[name]}
             for name, count in counted.kernels.most_common()
@@ -313,12 +343,12 @@ def figures(case: Case, bandwidth: float, launch: float) -> dict[str, object]:
 
 def page(rows: list[dict], with_operators: bool) -> str:
     """The figures as Markdown."""
-    lines = ["| case | images | kernels | MB per image | waits | peak GiB | bytes, ms | launches, ms |"]
-    lines.append("|---|---:|---:|---:|---:|---:|---:|---:|")
+    lines = ["| case | images | kernels | launches | MB per image | waits | peak GiB | bytes, ms | launches, ms |"]
+    lines.append("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     for row in rows:
         moved, waits = row["bytes"] / row["images"] / 1e6, sum(row["waits"].values())
         lines.append(
-            f"| {row['case']} | {row['images']} | {row['kernels']:,} | {moved:,.2f} | {waits} "
+            f"| {row['case']} | {row['images']} | {row['kernels']:,} | {row['launches']:,} | {moved:,.2f} | {waits} "
             f"| {row['peak'] / 2**30:.2f} | {row['bytes_ms']:.1f} | {row['launches_ms']:.1f} |"
         )
     for row in rows if with_operators else ():
@@ -353,6 +383,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     way.add_argument("--attack", choices=[*ATTACKS, "none"], default="PGD")
     way.add_argument("--steps", type=int, default=2, help="T")
     way.add_argument("--copies", type=int, default=1, help="m, the noise draws per image")
+    way.add_argument("--graph", action="store_true", help="made as a CUDA graph, whose kernels are launched together")
     way.add_argument("--processes", type=int, default=1, help="count also what data parallelism adds")
     return parser.parse_args(arguments)
 

@@ -51,6 +51,7 @@ _OVERWRITING = ("copy_", "fill_", "zero_", "normal_", "uniform_", "_foreach_copy
 class Counted(TorchDispatchMode):
     """Within, operators on meta tensors are counted: ``kernels`` and ``bytes`` by operator, ``waits`` by reason.
 
+    ``launches`` are those of the host, which takes one for all kernels of a graph: ``graphs`` has their numbers.
     ``peak`` is the most memory that tensors take at a time, in bytes: those made within, and those from before that
     were used. While ``paused``, operators run without being counted.
     """
@@ -61,6 +62,7 @@ class Counted(TorchDispatchMode):
         self.bytes: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
         self.peak, self._live, self._paused = 0, 0, False
+        self.launches, self.graphs = 0, list[int]()
         self._storages: dict[int, weakref.ref[Any]] = {}
 
     @contextlib.contextmanager
@@ -74,8 +76,20 @@ class Counted(TorchDispatchMode):
     def launch(self, name: str, kernels: int, moved: int) -> None:
         """Count kernels that no operator stands for, for example of a library for exchange between GPUs."""
         if not self._paused:
+            self.launches += kernels
             self.kernels[name] += kernels
             self.bytes[name] += moved
+
+    def launch_graph(self, inside: Counted) -> None:
+        """Count what was counted when a graph was recorded."""
+        if not self._paused:
+            self.launches += 1
+            self.graphs.append(sum(inside.kernels.values()))
+            self.peak = max(self.peak, inside.peak)
+            for counts, of_graph in zip(
+                (self.kernels, self.bytes, self.waits), (inside.kernels, inside.bytes, inside.waits)
+            ):
+                counts.update(of_graph)
 
     def wait(self, reason: str) -> None:
         """Count a point where the host waits for the device."""

@@ -5,7 +5,6 @@ import json
 import shutil
 import sys
 import tarfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -17,6 +16,7 @@ import torch
 from PIL import Image
 
 from support.commands import CODE, rows, run_process, succeed
+from support.recorded_graphs import recorded_graphs as recorded_graphs
 
 BENCHMARKS = CODE.parent / "benchmarks"
 CLASSES = ("airplane", "cat", "ship")
@@ -37,6 +37,11 @@ def imported(monkeypatch) -> Callable[[str], ModuleType]:
 @pytest.fixture
 def gpu(imported) -> ModuleType:
     return imported("gpu")
+
+
+@pytest.fixture
+def variants(imported) -> ModuleType:
+    return imported("gpu_variants")
 
 
 @pytest.mark.slow
@@ -70,7 +75,7 @@ def test_speed_of_everything_is_measured_and_written(gpu, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("works", [-1, 0, 1])
-def test_variant_that_fails_is_named_and_the_others_are_measured(works, gpu):
+def test_variant_that_fails_is_named_and_the_others_are_measured(works, gpu, variants):
     """Where it is made, as when a CUDA graph cannot be captured, at its first run, or once it is timed."""
     options, runs = gpu.parsed(["--smoke", "--device", "cpu"]), []
 
@@ -85,22 +90,32 @@ def test_variant_that_fails_is_named_and_the_others_are_measured(works, gpu):
         return broken
 
     prepared = {"plain": lambda: lambda: sum(range(1000)), "graph": prepare, "eager": lambda: lambda: sum(range(10))}
-    made = [gpu.Variant(gpu.Measurement("certify x", "tf32", mode, 1), make, 10) for mode, make in prepared.items()]
-    plain, failed, other = gpu.measured(made, options)
+    made = [variants.Measurement("certify x", "tf32", mode, 1) for mode in prepared]
+    made = [variants.Variant(each, make, 10) for each, make in zip(made, prepared.values())]
+    plain, failed, other = variants.measured(made, options)
     assert failed.trouble == "RuntimeError: no such kernel" and failed.rate == 0
     assert plain.ratio == 1 and other.rate > 0 and other.ratio > 1
     assert "| RuntimeError: no such kernel |" in gpu.page({"device": "x"}, {"copy": 1.0}, [failed])
 
 
-def test_batch_for_which_memory_is_too_small_is_named_and_not_halved(gpu, monkeypatch):
+def test_batch_for_which_memory_is_too_small_is_named_and_not_halved(gpu, variants, monkeypatch):
     options = gpu.parsed(["--smoke", "--device", "cpu"])
 
     def large(images: torch.Tensor) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(gpu, "arrange", lambda network, device, precision: large)
-    plain, failed = gpu.measured(gpu.certifications("digits_resnet8", "fp32", "eager", options), options)
+    monkeypatch.setattr(variants, "arrange", lambda network, device, precision: large)
+    plain, failed = variants.measured(variants.certifications("digits_resnet8", "fp32", "eager", options), options)
     assert plain.rate > 0 and failed.trouble.startswith("UserError: out of memory with --batch 2") and failed.batch == 2
+
+
+@pytest.mark.parametrize("fails", ["", "CUDA out of memory."])
+def test_updates_by_a_graph_are_timed_or_named(fails, gpu, variants, recorded_graphs):
+    options = gpu.parsed(["--smoke", "--device", "cpu"])
+    options.warm_ups, recorded_graphs.fails = 2, fails
+    plain, timed = variants.measured(variants.updates("DDN T=4 m=1", "fp32", "graph", options), options)
+    assert plain.rate > 0 and timed.trouble.endswith(fails) and bool(timed.rate) == (not fails)
+    assert [graph.replays for graph in recorded_graphs.graphs] == [0 if fails else 2]
 
 
 def test_parts_are_continued_where_they_stopped(gpu, tmp_path, capsys, monkeypatch):
@@ -114,7 +129,7 @@ def test_parts_are_continued_where_they_stopped(gpu, tmp_path, capsys, monkeypat
 
     clock = iter(range(0, 10**6, 50))  # a part takes 50 s
     monkeypatch.setattr(gpu, "measured", measured)
-    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: next(clock), perf_counter=time.perf_counter))
+    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     gpu.main([*words, "--minutes", "2"])
     assert len(seen) == 1 and "2 parts remain: the same command again continues" in capsys.readouterr().err
     gpu.main(words)
@@ -133,7 +148,7 @@ def test_parts_on_a_gpu_are_every_pair_of_a_precision_and_a_mode(gpu):
     options = gpu.parsed(["--device", "cpu"])
     options.device, options.modes = SimpleNamespace(type="cuda"), list(gpu.MODES)
     chosen = gpu.parts(options)
-    assert len(chosen) == len(set(chosen)) == 2 * (1 + 3 * 3) + 4 * 2 * 2
+    assert len(chosen) == len(set(chosen)) == 2 * (1 + 3 * 3) + 4 * 2 * 3
 
 
 def test_small_run_has_every_precision_mode_and_attack_but_not_their_product(gpu):

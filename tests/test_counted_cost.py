@@ -28,10 +28,11 @@ CEILINGS = {
     "vote cifar_resnet110 bf16 gaussian, shares: 41": (128, 1, 5.4),
     "vote resnet50 bf16 gaussian, shares: 1": (73, 1, 65.4),
     "vote resnet50 bf16 sound, shares: 1": (187, 1, 164.4),
-    "update cifar_resnet110 fp32 PGD T=2 m=1": (1_996, 0, 163.4),
-    "update cifar_resnet110 fp32 PGD T=10 m=8": (5_618, 0, 4_022.1),
-    "update resnet50 fp32 PGD T=2 m=1": (1_038, 0, 1_768.6),
-    "update cifar_resnet20 fp32 DDN T=4 m=1": (770, 0, 43.8),
+    "update cifar_resnet110 fp32 PGD T=2 m=1": (1_999, 0, 163.5),
+    "update cifar_resnet110 fp32 PGD T=10 m=8": (5_621, 0, 4_022.2),
+    "update resnet50 fp32 PGD T=2 m=1": (1_038, 0, 1_769.4),
+    "update cifar_resnet110 fp32 PGD T=2 m=1, as a graph": (2_005, 0, 163.5),
+    "update cifar_resnet20 fp32 DDN T=4 m=1": (765, 0, 43.8),
     "added by 8 processes cifar_resnet110 fp32 PGD T=2 m=1": (18, 0, 0.34),
 }
 LONG = ("update cifar_resnet110 fp32 PGD T=10 m=8",)
@@ -65,6 +66,14 @@ def test_cost_stays_below_its_ceiling(name, tool):
 
 def test_every_case_has_a_ceiling(tool):
     assert [case.name for case in tool.standard_cases()] == list(CEILINGS)
+
+
+def test_update_of_resnet110_is_launched_at_once(tool):
+    """Before its graph: noise, and copies of the images, labels, noise and two numbers; after it, one of its sums."""
+    (case,) = [each for each in tool.standard_cases() if each.name.endswith("T=2 m=1, as a graph")]
+    counted = case.run()
+    (inside,) = counted.graphs
+    assert inside <= 2_000 and sum(counted.kernels.values()) - inside == counted.launches - 1 == 7
 
 
 @pytest.mark.parametrize(
@@ -178,15 +187,16 @@ def test_attack_waits_for_no_single_example(method, tool, monkeypatch):
 def test_everything_can_be_counted_from_the_command_line(tool, capsys):
     tool.main("vote --arch digits_resnet8 --batch 64 --shares 1 3 --noise sound --precision fp32".split())
     header, _, one, three = capsys.readouterr().out.splitlines()
-    assert header.count("|") == one.count("|") == 9 and "shares: 3" in three
+    assert header.count("|") == one.count("|") == 10 and "shares: 3" in three
     words = "update --arch digits_resnet8 --batch 8 --attack DDN --steps 3 --copies 2 --precision bf16 --processes 3"
     tool.main([*words.split(), "--device-bandwidth", "2", "--launch", "10", "--json"])
     update, added = json.loads(capsys.readouterr().out)
     assert update["kernels"] > 300 > 10 > added["kernels"] > 2 and update["peak"] > 0
     assert update["launches_ms"] == update["kernels"] / 100 and update["bytes_ms"] == update["bytes"] / 2e9
     assert sum(each["kernels"] for each in update["operators"].values()) == update["kernels"]
-    tool.main("update --arch digits_resnet8 --attack none --operators".split())
-    assert "| convolution_backward |" in capsys.readouterr().out
+    tool.main("update --arch digits_resnet8 --attack none --graph --operators".split())
+    page = capsys.readouterr().out
+    assert "| convolution_backward |" in page and "no attack, as a graph | 256 | " in page
     for way in ("noise --noise gaussian", "forward"):
         tool.main([*way.split(), "--arch", "digits_resnet8", "--batch", "7"])
         assert "| 7 |" in capsys.readouterr().out

@@ -102,9 +102,10 @@ def test_one_process_under_torchrun_is_one_process(workplace):
     assert same_state(workplace / "run", workplace / "alone")
 
 
-def test_synchronized_normalization_is_refused_on_the_cpu(workplace, capsys):
-    outcome = call(capsys, "train_pgd", *TRAINING, "--sync-bn")
-    assert refused(outcome, "error: --sync-bn", "cpu") and list(workplace.iterdir()) == []
+@pytest.mark.parametrize("flag", ["--sync-bn", "--cuda-graph"])
+def test_what_gpus_alone_can_is_refused_on_the_cpu(flag, workplace, capsys):
+    outcome = call(capsys, "train_pgd", *TRAINING, flag)
+    assert refused(outcome, f"error: {flag}", "cpu") and list(workplace.iterdir()) == []
 
 
 def test_run_that_torchrun_starts_again_replaces_another_run_only_if_it_was_told_to(workplace, monkeypatch, capsys):

@@ -23,6 +23,7 @@ SHORT = ["--device", "cpu", "--epochs", 1, "--steps-per-epoch", 1]
         ([*PGD, "--lr-schedule", "one-cycle", "--lr-factor", 0.5], ["one-cycle", "--lr-factor"]),
         ([*PGD, "--noise", 0, "--num-noise-vec", 4], ["--noise 0", "--num-noise-vec"]),
         ([*PGD, "--sync-bn", "--micro-batch", 8], ["--sync-bn", "--micro-batch"]),
+        ([*PGD, "--sync-bn", "--cuda-graph"], ["--sync-bn", "--cuda-graph"]),
         ([*DDN, "--init-norm-DDN", 2, "--init-norm-is-epsilon-DDN"], ["--init-norm-DDN", "--init-norm-is-epsilon-DDN"]),
         ([*PGD, "--base-attack", "--no-grad-attack"], ["--no-grad-attack", "--base-attack"]),
         ([*PGD, "--hard-no-grad-attack", "--beta", 2], ["--beta", "--hard-no-grad-attack"]),

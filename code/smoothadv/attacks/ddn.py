@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional as F
 
 from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.shared.geometry import l2_norm, per_example, project_box, quantize, unit
@@ -61,8 +60,7 @@ class DDN(GradientAttack):
         clean = problem.estimate(best) if self._updates else None
         logits = problem.logits(best) if clean is None else clean.logits
         is_open = ~self._adversarial(logits, problem.labels)
-        # An accelerator would have to finish before the host could look.
-        if clean is None or (is_open.device.type == "cpu" and not bool(is_open.any())):
+        if clean is None or (problem.may_look and not bool(is_open.any())):
             return best
         if problem.keeps_places:
             found = self._search(problem, unit(clean.gradient))
@@ -125,5 +123,6 @@ class DDN(GradientAttack):
 
         Of classes with equally many copies, the smallest counts.
         """
-        votes = F.one_hot(logits.argmax(-1), logits.shape[-1]).sum(1)
+        classes = torch.arange(logits.shape[-1], device=logits.device)
+        votes = (logits.argmax(-1, keepdim=True) == classes).sum(1)
         return (votes.argmax(-1) == labels) if self.targeted else (votes.argmax(-1) != labels)

@@ -61,10 +61,13 @@ class Objective(ABC):
         images: torch.Tensor,
         labels: torch.Tensor,
         noise: torch.Tensor,
-        epsilon: float,
+        epsilon: float | torch.Tensor,
         generator: torch.Generator | None = None,
     ) -> torch.Tensor:
-        """The images [B, C, H, W] to train on, at most ``epsilon`` (l2) from ``images``; these without an attack."""
+        """The images [B, C, H, W] to train on, at most ``epsilon`` (l2) from ``images``; these without an attack.
+
+        A tensor [] is above 0, and on a device: a CUDA graph cannot let the host read it.
+        """
         return images
 
     def loss(self, model: nn.Module, adversarial: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Outcome:
@@ -80,13 +83,16 @@ class Objective(ABC):
         epoch: int,
         generator: torch.Generator | None = None,
         attacked: nn.Module | None = None,
+        epsilon: torch.Tensor | None = None,
     ) -> Outcome:
         """Attack images [B, C, H, W] in [0, 1] with labels int64 [B] as in that epoch; returns the loss on the result.
 
-        ``attacked`` is the same classifier in a form that is faster to attack; None attacks ``model``.
+        ``attacked`` is the same classifier in a form that is faster to attack; None attacks ``model``. A tensor
+        ``epsilon`` [] replaces that of the epoch.
         """
         watched = FirstLogits(model if attacked is None else attacked)
-        adversarial = self.adversarial(watched, images, labels, noise, self.epsilon(epoch), generator)
+        size = self.epsilon(epoch) if epsilon is None else epsilon
+        adversarial = self.adversarial(watched, images, labels, noise, size, generator)
         outcome = self.loss(model, adversarial, labels, noise)
         if watched.logits is None:
             return outcome

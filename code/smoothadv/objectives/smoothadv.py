@@ -66,11 +66,13 @@ class SmoothAdv(Objective):
         images: torch.Tensor,
         labels: torch.Tensor,
         noise: torch.Tensor,
-        epsilon: float,
+        epsilon: float | torch.Tensor,
         generator: torch.Generator | None = None,
     ) -> torch.Tensor:
         # Without noise all copies are identical, so that one suffices.
         attack_noise = None if self.base_attack or self.noise_sd == 0 else noise
+        if isinstance(epsilon, torch.Tensor):
+            return self.attack(model, images, labels, attack_noise, generator, epsilon=epsilon)
         return replace(self.attack, epsilon=epsilon)(model, images, labels, attack_noise, generator)
 
     def loss(self, model: nn.Module, adversarial: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Outcome:

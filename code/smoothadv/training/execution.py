@@ -19,17 +19,25 @@ class Execution:
     """How to train: ``precision`` of convolutions, a key of CONVOLUTION_DTYPES; weights, losses and sums stay float32.
 
     ``compile`` compiles the network. ``synchronized_norm`` computes the statistics of batch normalization over all
-    processes. A checkpoint is written at least every ``checkpoint_minutes``.
+    processes. A checkpoint is written at least every ``checkpoint_minutes``. ``cuda_graph`` makes updates as CUDA
+    graphs (None: where there are such, unless compiled).
     """
 
     precision: str = "fp32"
     compile: bool = False
     synchronized_norm: bool = False
     checkpoint_minutes: float = 10.0
+    cuda_graph: bool | None = None
 
     def record(self) -> dict[str, Any]:
         """The settings that decide the weights, including their rounding."""
-        return {name: value for name, value in asdict(self).items() if name != "checkpoint_minutes"}
+        return {name: value for name, value in asdict(self).items() if name not in ("checkpoint_minutes", "cuda_graph")}
+
+    @property
+    def tries_graphs(self) -> bool:
+        """Whether to make updates as CUDA graphs, where there are such: never if processes wait within for others."""
+        wanted = not self.compile if self.cuda_graph is None else self.cuda_graph
+        return wanted and not self.synchronized_norm
 
     def prepare(self, model: nn.Module, device: torch.device) -> nn.Module:
         """The model on the device, channels last."""

@@ -52,8 +52,10 @@ def train(request: TrainingRequest, report: Callable[[str], None] = print) -> Tr
     processes = join_processes()
     local_rank = processes.local_rank if processes.size > 1 else None
     device = device_of_process(request.device or default_device(), local_rank)
-    if request.execution.synchronized_norm and device.type != "cuda":
-        raise UserError(f"--sync-bn is for GPUs, and this trains on {device.type}: leave it out")
+    of_gpus = {"--sync-bn": request.execution.synchronized_norm, "--cuda-graph": request.execution.cuda_graph}
+    for flag, is_asked_for in of_gpus.items():
+        if is_asked_for and device.type != "cuda":
+            raise UserError(f"{flag} is for GPUs, and this trains on {device.type}: leave it out")
     # Else cuDNN may choose kernels whose sums depend on timing, and a resumed run would end with other weights.
     torch.backends.cudnn.deterministic = True
     with processes.connected(device):

@@ -13,6 +13,7 @@ from smoothadv.datasets.images import Batches, ImageDataset
 from smoothadv.errors import NonFiniteError, Terminated, UserError
 from smoothadv.noise import Purpose, derive_generator
 from smoothadv.training.evaluate import NOT_EVALUATED, evaluate
+from smoothadv.training.graphed import GraphedUpdate, are_offered_on, sgd
 from smoothadv.training.interruption import Interruption
 from smoothadv.training.processes import Processes
 from smoothadv.training.progress import Board, TrainingProgress
@@ -61,12 +62,8 @@ class TrainingRun:
         self.execution, self.evaluation = request.execution, request.tests
         self.run, self.job, self.schedule, self.device, self.processes = run, job, schedule, job.device, processes
         self.model = self.execution.prepare(job.model, job.device)
-        self.optimizer = torch.optim.SGD(
-            self.model.parameters(),
-            schedule.learning_rate,
-            momentum=schedule.momentum,
-            weight_decay=schedule.weight_decay,
-        )
+        rates = schedule.learning_rate, schedule.momentum, schedule.weight_decay
+        self.optimizer = sgd(self.model, job.device, *rates)
         self.steps = len(self._plan(0))
         self.history: list[dict[str, float]] = []
         self.first_step, self.sums, self.seconds = 0, no_sums(self.device), 0.0
@@ -78,6 +75,8 @@ class TrainingRun:
         self.update = Update(
             self.model, self.objective, self.optimizer, self.execution, processes, job.device, example, at_a_time
         )
+        if self.execution.tries_graphs and are_offered_on(job.device):
+            self.update.compute = GraphedUpdate(self.update)
         self.first_bad_step = torch.full((), -1, device=job.device)
         self.last_save = time.monotonic()
 
@@ -103,8 +102,9 @@ class TrainingRun:
             self.seconds = saved["seconds"]
 
     def _set_learning_rate(self, epoch: int, step: int) -> None:
+        rate = self.schedule.learning_rate_at(epoch, step, self.steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.schedule.learning_rate_at(epoch, step, self.steps)
+            group["lr"] = group["lr"].fill_(rate) if torch.is_tensor(group["lr"]) else rate
 
     def run_epochs(self, report: Callable[[str], None], board: bool) -> list[dict[str, float]]:
         """Train, as ``job.train``, with curves for TensorBoard if ``board``: one row of TRAINING_COLUMNS per epoch."""
@@ -232,6 +232,8 @@ class TrainingRun:
 
     def _save(self, within_epoch: dict[str, Any] | None) -> None:
         if self.processes.is_first:
+            if isinstance(self.update.compute, GraphedUpdate) and self.update.compute.is_used:
+                self.run.runs[-1]["cuda_graph"] = True
             self.run.save(self.model, self.optimizer, self.history, within_epoch)
         self.last_save = time.monotonic()
 

@@ -139,7 +139,7 @@ class RunFolder:
 
         The checkpoint is written before the log: a kill between the two loses a line that the next resume writes again.
         """
-        if not (is_held := self._is_held()):  # somebody has deleted it
+        if not self._is_held():  # somebody has deleted it
             self._hold(self._lock)
         save_checkpoint(
             self.checkpoint,
@@ -155,8 +155,7 @@ class RunFolder:
                 **self.facts,
             },
         )
-        if not is_held or not self.has_checkpoint:
-            self._write_arguments()
+        self._write_arguments()
         self.has_checkpoint = True
         self._write_log(history)
 

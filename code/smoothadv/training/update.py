@@ -1,7 +1,10 @@
 """One update of the weights: noise, attack, loss and gradient of a batch, in micro-batches where it is large."""
 
 import math
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass
+from functools import reduce
+from typing import Any
 
 import torch
 from torch import nn
@@ -50,6 +53,22 @@ class Address:
         return derive_generator(device, self.seed, self.epoch, self.step, *more, purpose)
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What an update reads beside the model: ``images`` [b, C, H, W] with labels int64 [b] and noise [b, m, C, H, W],
+    of a batch of ``whole`` images in all processes; the attack's ``epsilon`` (0: no attack), and what multiplies the
+    loss: numbers, or tensors [] on the device.
+    """
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    noise: torch.Tensor
+    whole: int
+    address: Address
+    epsilon: float | torch.Tensor
+    weight: float | torch.Tensor
+
+
 @dataclass(eq=False)
 class Update:
     """Updates ``model``, already on its device, with ``optimizer``.
@@ -75,6 +94,8 @@ class Update:
         # For evaluation, whose batches have other shapes than those compiled for.
         self.attacked_uncompiled = self.model if self._form is None else self._form
         self.attacked = self.execution.compiled(self.attacked_uncompiled, shapes)
+        # May be replaced by something that does the same, like a GraphedUpdate.
+        self.compute: Callable[[Inputs], torch.Tensor] = self.computed
 
     def refresh_attacked(self) -> None:
         """Copy the model's present weights to the form that is attacked."""
@@ -90,27 +111,46 @@ class Update:
         """
         self.model.train()
         self.processes.share_buffers(self.model)
-        if self.objective.epsilon(address.epoch) > 0:
-            self.refresh_attacked()
-        # For layers that draw random numbers, like dropout.
-        torch.manual_seed(address.generator("cpu", Purpose.LAYERS, self.processes.rank).initial_seed())
         # Drawn for the whole batch, so that the noise does not depend on the number of processes.
         generator = address.generator(self.device, Purpose.OBJECTIVE)
         noise = self.objective.draw(images[:1].expand(whole, *images.shape[1:]), generator)[part]
-        choices = address.generator(self.device, Purpose.ATTACK_CHOICES, self.processes.rank)
-        sums = no_sums(self.device)
+        epsilon = self.objective.epsilon(address.epoch)
+        sums = self.compute(Inputs(images, labels, noise, whole, address, epsilon, weight))
+        if self.processes.size > 1:
+            self.processes.average_gradients(self.model)
+            self.optimizer.step()
+        return sums
+
+    def seeded(self, inputs: Inputs) -> torch.Generator:
+        """Seed layers that draw random numbers, like dropout; returns the generator of the attack."""
+        address, rank = inputs.address, self.processes.rank
+        torch.manual_seed(address.generator("cpu", Purpose.LAYERS, rank).initial_seed())
+        return address.generator(self.device, Purpose.ATTACK_CHOICES, rank)
+
+    def computed(self, inputs: Inputs, choices: torch.Generator | None = None) -> torch.Tensor:
+        """Compute this process's gradients, and update the weights if it is the only one; returns the sums.
+
+        Nothing here looks at the values of a tensor. ``choices`` is the attack's generator, if it is seeded already.
+        """
+        choices = self.seeded(inputs) if choices is None else choices
+        of_tensor: dict[str, Any] = {"epsilon": inputs.epsilon} if isinstance(inputs.epsilon, torch.Tensor) else {}
+        if of_tensor or inputs.epsilon > 0:
+            self.refresh_attacked()
+        sums: list[torch.Tensor] = []
         self.optimizer.zero_grad(set_to_none=True)
-        starts = range(0, len(images), self.images_at_a_time)
+        epoch, attacked = inputs.address.epoch, self.attacked
+        starts = range(0, len(inputs.images), self.images_at_a_time)
         for start in starts:
             chosen = slice(start, start + starts.step)
+            images, labels, noise = inputs.images[chosen], inputs.labels[chosen], inputs.noise[chosen]
             # Makes the loss a mean over all images of the batch: later the processes' gradients are averaged.
-            share = len(images[chosen]) * self.processes.size / whole
-            with self.execution.autocast(self.device):
+            share = len(images) * self.processes.size / inputs.whole
+            with self.execution.autocast(self.device):  # its copies of weights end with it, within a CUDA graph
                 outcome = self.objective.on_noise(
-                    self.forward, images[chosen], labels[chosen], noise[chosen], address.epoch, choices, self.attacked
+                    self.forward, images, labels, noise, epoch, choices, attacked, **of_tensor
                 )
-            (outcome.loss * (weight * share)).backward()
-            sums += sums_of(outcome)
-        self.processes.average_gradients(self.model)
-        self.optimizer.step()
-        return sums
+            outcome.loss.backward(torch.ones_like(outcome.loss).mul_(inputs.weight * share))
+            sums.append(sums_of(outcome))
+        if self.processes.size == 1:
+            self.optimizer.step()
+        return reduce(torch.add, sums)

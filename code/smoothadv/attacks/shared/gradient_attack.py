@@ -42,9 +42,14 @@ class Problem:
         return noisy_logits(self.model, self.inputs + v, self.noise)
 
     @property
+    def may_look(self) -> bool:
+        """Whether the host may read results to decide what to do: an accelerator would have to finish them first."""
+        return self.inputs.device.type == "cpu"
+
+    @property
     def keeps_places(self) -> bool:
         """Whether to leave no example out: each has its place in a pass of one size, or to choose some is a wait."""
-        return isinstance(self.model, FixedShape) or self.inputs.device.type != "cpu"
+        return isinstance(self.model, FixedShape) or not self.may_look
 
     def of(self, rows: torch.Tensor) -> Problem:
         """The problem of the examples with the numbers ``rows`` alone."""
@@ -93,11 +98,14 @@ class GradientAttack(ABC):
         """Adversarial inputs [B, ...] for inputs [B, ...] and labels int64 [B]; see the package's docstring.
 
         ``epsilon`` [B] replaces that of the attack; ValueError unless its entries are finite and at least 0, one for
-        each example. ``start`` [B, ...] holds the perturbations with which the search begins.
+        each example. One for all, [], must be finite and above 0: nobody looks. ``start`` [B, ...] holds the
+        perturbations with which the search begins.
         """
         if epsilon is None:  # made on the device: a copy to it would wait
             epsilon = torch.full((len(inputs),), self.epsilon, dtype=torch.float64, device=inputs.device)
             is_attacked = self.epsilon > 0 and len(inputs) > 0
+        elif not epsilon.dim():
+            epsilon, is_attacked = epsilon.expand(len(inputs)), len(inputs) > 0
         elif epsilon.shape != (len(inputs),) or not bool(((epsilon >= 0) & epsilon.isfinite()).all()):
             raise ValueError(f"epsilon must hold {len(inputs)} finite numbers of at least 0, one for each example")
         else:

@@ -79,6 +79,11 @@ _EXECUTION = {
         "GPUs that have it, which is PyTorch's default)",
     ),
     "--compile": (None, "compile the network first: takes minutes, then runs faster"),
+    "--cuda-graph": (
+        argparse.BooleanOptionalAction,
+        "launch all kernels of an update together, as a CUDA graph that was found to compute the same (default: on a "
+        "GPU, without --compile and --sync-bn)",
+    ),
     "--sync-bn": (
         None,
         "with several GPUs: statistics of batch normalization over all of them (default: on each GPU separately, "
@@ -178,6 +183,10 @@ def _refuse_contradictions(parser: Parser, options: argparse.Namespace) -> None:
         parser.error("--unlabelled-weight weighs the images of --use-unlabelled: name their file, or leave it out")
     if options.sync_bn and options.micro_batch is not None:
         parser.error("--sync-bn computes statistics of whole batches, --micro-batch of parts: leave one of them out")
+    if options.sync_bn and options.cuda_graph:
+        parser.error(
+            "--sync-bn exchanges statistics in the midst of an update, where --cuda-graph cannot: leave one out"
+        )
     if getattr(options, "--noise", None) == 0 and getattr(options, "--num-noise-vec", 1) > 1:
         parser.error("--noise 0 makes all --num-noise-vec copies of an image identical: leave --num-noise-vec out")
     if "--init-norm-DDN" in options and "--init-norm-is-epsilon-DDN" in options and not options.released_behaviour:
