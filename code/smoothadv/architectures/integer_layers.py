@@ -129,6 +129,7 @@ class Convolution(IntegerLayer):
 
     def bound(self, *sizes: float) -> float:
         """sum |w| times the size of an input, plus |b|; a sum that may reach 2^24 is divided into exact parts."""
+        self.largest_input = sizes[0]
         totals = self.weight.double().abs().sum((2, 3)) * sizes[0]  # [O, I]
         channels, self.parts = totals.shape[1], 1
         while any(float(part.sum(1).max()) >= EXACT for part in totals.split(-(-channels // self.parts), 1)):
@@ -144,18 +145,21 @@ class Convolution(IntegerLayer):
         size = float((per_channel * self.multiplier.double().abs()).max())
         return size if self.is_last else self._range_of(size + 1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def total(self, x: torch.Tensor, in_float64: bool = False) -> torch.Tensor:
+        """w * x + b; ``in_float64`` it needs no proof to be exact, but is slow."""
         geometry = self.stride, self.padding, self.dilation, self.groups
-        if self.in_float64:
-            total = F.conv2d(x.double(), self.weight.double(), self.bias.double(), *geometry).float()
-        elif self.parts == 1:
-            total = F.conv2d(x, self.weight, self.bias, *geometry)
-        else:  # in float64 the sum of the parts is exact, too; it is rounded once
-            # With groups, only the bias is added apart.
-            width = -(-x.shape[1] // self.parts) if self.groups == 1 else x.shape[1]
-            pairs = zip(x.split(width, 1), self.weight.split(width, 1))
-            exact = sum(F.conv2d(part, weight, None, *geometry).double() for part, weight in pairs)
-            total = (exact + self.bias.double()[:, None, None]).float()
+        if in_float64:
+            return F.conv2d(x.double(), self.weight.double(), self.bias.double(), *geometry).float()
+        if self.parts == 1:
+            return F.conv2d(x, self.weight, self.bias, *geometry)
+        # In float64 the sum of the parts is exact, too; it is rounded once. With groups, only the bias is added apart.
+        width = -(-x.shape[1] // self.parts) if self.groups == 1 else x.shape[1]
+        pairs = zip(x.split(width, 1), self.weight.split(width, 1))
+        exact = sum(F.conv2d(part, weight, None, *geometry).double() for part, weight in pairs)
+        return (exact + self.bias.double()[:, None, None]).float()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = self.total(x, self.in_float64)
         if torch.compiler.is_compiling():
             total = total.round()  # changes no integer, and keeps the compiler from rounding multiplier * weight
         multiplier = self.multiplier[:, None, None]

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -161,10 +162,41 @@ class IntegerNetwork(nn.Module):
     def probe_images(self) -> torch.Tensor:
         """Images [8, C, H, W] of random grey levels, float32: half of them in 0..255, half in the whole range."""
         count = math.prod(self.image_shape) * _PROBES
-        words = np.random.Philox(key=DEFINITION).random_raw(count) >> np.uint64(11)
-        levels = torch.from_numpy(words.astype(np.int64)).view(_PROBES, *self.image_shape)
+        levels = torch.from_numpy(_words(0, count).astype(np.int64)).view(_PROBES, *self.image_shape)
         inside, outside = levels[: _PROBES // 2] % (WHITE + 1), levels[_PROBES // 2 :] % (WHITE + 2 * self.clip + 1)
         return torch.cat([inside, outside - self.clip]).to(torch.float32) / WHITE
+
+    @torch.inference_mode()
+    def inexact_layer(self, images: torch.Tensor) -> int | None:
+        """The number of a convolution that sums inexactly here, None if none does, in batches like ``images``.
+
+        Each one is given what it reads of the images, and integers of random size up to the largest: sums near their
+        bounds, which images rarely cause, show rounding first. Compared with float64 are the first and the last row.
+        """
+        inexact: list[int] = []
+
+        def compare(number: int, layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            assert isinstance(layer, Convolution)
+            (x,) = inputs
+            extreme = torch.from_numpy(_words(number, x.numel()) % np.uint64(2 * layer.largest_input + 1))
+            extreme = extreme.view(x.shape).to(x) - layer.largest_input
+            for values in (x, extreme.contiguous(memory_format=torch.channels_last)):
+                ends = torch.stack([values[0], values[-1]])
+                found = layer.total(values)
+                if not torch.equal(torch.stack([found[0], found[-1]]), layer.total(ends, in_float64=True)):
+                    inexact.append(number)
+
+        hooks = [
+            layer.register_forward_pre_hook(partial(compare, number))
+            for number, layer, _ in self._steps()
+            if isinstance(layer, Convolution)
+        ]
+        try:
+            self(images)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return min(inexact, default=None)
 
     @torch.inference_mode()
     def set_probe(self) -> None:
@@ -175,6 +207,11 @@ class IntegerNetwork(nn.Module):
         self.probe = digest_of_logits(self(self.probe_images()))
         for layer in convolutions:
             layer.in_float64 = False
+
+
+def _words(number: int, count: int) -> np.ndarray:
+    """Random integers of 53 bits, uint64, the same with every version of NumPy."""
+    return np.random.Philox(key=[DEFINITION, number]).random_raw(count) >> np.uint64(11)
 
 
 def digest_of_logits(logits: torch.Tensor) -> str:

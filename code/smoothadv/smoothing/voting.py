@@ -25,6 +25,7 @@ from smoothadv.memory import within_memory
 from smoothadv.noise import NoiseStream, Purpose, Rows, derive_generator
 
 _PROBED_AT_ONCE = 64
+_ONE = (1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -289,12 +290,26 @@ def check_repeatable(counter: VoteCounter, image: torch.Tensor, stream: NoiseStr
 
 @torch.inference_mode()
 def check_exact(counter: VoteCounter, network: IntegerNetwork) -> None:
-    """UserError unless the counter's batches of images have the logits of ``network`` as computed in float64."""
+    """UserError unless the counter's batches have the logits of ``network`` as computed in float64, as far as seen.
+
+    The network itself is looked at layer by layer. A compiled form shows nothing but its logits: those of another batch
+    must be the network's, too.
+    """
     images = network.probe_images().to(counter.device, counter.dtype, memory_format=torch.channels_last)
     rows = torch.arange(-(-len(images) // counter.batch) * counter.batch, device=counter.device) % len(images)
     logits = torch.cat([counter.classifier(images[some]) for some in rows.split(counter.batch)])
-    first = logits[: len(images)]
-    if not torch.equal(logits, first[rows]) or digest_of_logits(first) != network.probe:
+    first, batch = logits[: len(images)], images[rows[: counter.batch]]
+    generator = torch.Generator().manual_seed(0)
+    grey, contrast, noise = (
+        torch.rand(len(batch), *more, generator=generator) for more in (_ONE, _ONE, batch.shape[1:])
+    )
+    varied = (grey + contrast * (noise - 0.5)).to(batch)  # from flat images to noise
+    if (
+        not torch.equal(logits, first[rows])
+        or digest_of_logits(first) != network.probe
+        or network.inexact_layer(batch) is not None
+        or not torch.equal(counter.classifier(varied), network(varied))
+    ):
         raise UserError(
             "the kernels of this machine do not compute this network of integers exactly, so that it is another "
             f"classifier here: choose another --batch than {counter.batch}, leave --compile out, or use the CPU"
