@@ -74,12 +74,9 @@ def test_attack_of_unknown_radius_is_refused_by_the_log():
 def test_hyper_parameters_make_groups_with_curves_of_their_own():
     logs = [attacked(f"m{m} at {eps}", text, eps, num_noise_vec=m) for m, eps, text in
             [(8, 0.5, "WWWR"), (1, 0.5, "RRRW"), (8, 0.25, "RRRW"), (1, 0.25, "RRRR")]]  # fmt: skip
-    assert [row[:4] for row in rows_of(logs, group_by=["num_noise_vec"])] == [
-        ["m = 1", 0.25, 1.0, "m1 at 0.25"],
-        ["m = 1", 0.5, 0.75, "m1 at 0.5"],
-        ["m = 8", 0.25, 0.75, "m8 at 0.25"],
-        ["m = 8", 0.5, 0.25, "m8 at 0.5"],
-    ]
+    places = [(m, eps) for m in (1, 8) for eps in (0.25, 0.5)]
+    expected = [[f"m = {m}", eps, right, f"m{m} at {eps}"] for (m, eps), right in zip(places, [1.0, 0.75, 0.75, 0.25])]
+    assert [row[:4] for row in rows_of(logs, group_by=["num_noise_vec"])] == expected
 
 
 def test_attack_on_the_base_classifier_is_called_so():

@@ -121,19 +121,11 @@ def test_innermost_folder_wins():
 
 def test_every_value_says_where_it_is_from():
     path = Path("cifar10/PGD_4steps/eps_127/noise_0.50/test/sigma_0.25")
-    assert parameters_of("certification", path, {"alpha": 0.01}).sources == {
-        "alpha": "stated",
-        "sigma": "path sigma_0.25",
-        "split": "path test",
-        "noise": "path noise_0.50",
-        "epsilon": "path eps_127",
-        "attack": "path PGD_4steps",
-        "num_steps": "path PGD_4steps",
-        "dataset": "path cifar10",
-        "num_noise_vec": "assumed",
-        "training": "path",
-        "N": "assumed",
-    }
+    parts = {"sigma": "sigma_0.25", "split": "test", "noise": "noise_0.50", "epsilon": "eps_127", "dataset": "cifar10"}
+    from_path = {name: f"path {part}" for name, part in parts.items()} | {"training": "path"}
+    from_path |= dict.fromkeys(["attack", "num_steps"], "path PGD_4steps")
+    expected = {"alpha": "stated", **from_path, "num_noise_vec": "assumed", "N": "assumed"}
+    assert parameters_of("certification", path, {"alpha": 0.01}).sources == expected
 
 
 SETTINGS = {

@@ -79,12 +79,9 @@ def test_show_model_names_the_selected_log(analyze):
 
 def test_hyper_parameters_split_the_groups(analyze):
     found = records(analyze("envelope", *GROUPS, "--group-by", "sigma", "--radii", 0.25, "--format", "json"))
-    assert [(row["group"], row["models"], row["certified_accuracy"]) for row in found] == [
-        ("Cohen, sigma = 0.25", 1, 0.6),
-        ("Cohen, sigma = 0.50", 1, 0.6),
-        ("Ours, sigma = 0.25", 1, 0.8),
-        ("Ours, sigma = 0.50", 1, 0.6),
-    ]
+    groups = [f"{name}, sigma = {sigma}" for name in ("Cohen", "Ours") for sigma in ("0.25", "0.50")]
+    rows = [(row["group"], row["models"], row["certified_accuracy"]) for row in found]
+    assert rows == [*zip(groups, [1] * 4, [0.6, 0.6, 0.8, 0.6])]
     by_epsilon = records(analyze("envelope", "ours", "--group-by", "epsilon", "--radii", 1, "--format", "json"))
     assert [row["group"] for row in by_epsilon] == ["epsilon = 0.25", "epsilon = 1"]
 
@@ -99,11 +96,10 @@ def test_released_epsilons_have_the_names_of_the_paper_unless_another_one_has(an
 @pytest.mark.parametrize("analysis", ["table", "summary"])
 def test_names_of_groups_are_in_tables_of_logs(analyze, analysis):
     named = analyze(analysis, *GROUPS, "--radii", 0.25)
-    assert [line.split("|")[1].strip() for line in named.out.splitlines()] == [
-        "group", *["-" * 7], "Cohen", "Cohen", "Ours", "Ours",
-    ]  # fmt: skip
+    groups = ["Cohen", "Cohen", "Ours", "Ours"]
+    assert [line.split("|")[1].strip() for line in named.out.splitlines()] == ["group", "-" * 7, *groups]
     found = records(analyze(analysis, *GROUPS, "--radii", 0.25, "--format", "json"))
-    assert [row["group"] for row in found] == ["Cohen", "Cohen", "Ours", "Ours"]
+    assert [row["group"] for row in found] == groups
     assert "group" not in columns(analyze(analysis, "cohen", "ours", "--format", "csv")), "only names of the user"
 
 
@@ -158,9 +154,8 @@ def test_heading_says_the_probability(analyze, rho, text):
 
 def test_confidence_adds_intervals(analyze):
     options = ["table", COHEN.format("0.50"), "--radii", 0, 0.5, "--confidence", 0.95]
-    assert columns(analyze(*options, "--format", "csv")) == [
-        "log", "0", "0_low", "0_high", "0.5", "0.5_low", "0.5_high",
-    ]  # fmt: skip
+    names = ["log", "0", "0_low", "0_high", "0.5", "0.5_low", "0.5_high"]
+    assert columns(analyze(*options, "--format", "csv")) == names
     (record,) = records(analyze(*options, "--format", "json"))
     assert (record["0_low"], record["0"], record["0_high"]) == (0.2, 0.6, 1.0), "quantiles of Binomial(5, 0.6) / 5"
     assert "60.0 (20.0–100.0)" in analyze(*options).out

@@ -183,12 +183,8 @@ class Report(Choosing, AtRadii, Analysis):
         # Without the largest radii, at which little is certified.
         some = radii[:: max(1, len(radii) // _MOST_MAPS)][:_MOST_MAPS]
         figure = HeatMap(self.norm, self.high_probability, some, self.unfinished)(Logs(logs))
-        return [_part(f"Best certified accuracy by sigma and epsilon, of all logs{_of(logs[0].procedure)}", figure)]
-
-
-def _of(name: str) -> str:
-    """What a caption adds where a page has several procedures."""
-    return f", {name}" if name else ""
+        caption = "Best certified accuracy by sigma and epsilon, of all logs"
+        return [_part(", ".join(filter(None, (caption, logs[0].procedure))), figure)]
 
 
 def _differing(logs: Sequence[Log]) -> list[str]:
@@ -250,8 +246,9 @@ def _if_possible(caption: str, analysis: Analysis, logs: Logs) -> list[Part]:
 def _examples(logs: Logs) -> Section:
     parts = []
     for procedure, those in Logs(logs.certification).by("procedure").items():
-        parts += _if_possible(f"Worst{_of(procedure)}", Examples(worst=_EXAMPLES_SHOWN), those)
-        parts += _if_possible(f"Best{_of(procedure)}", Examples(best=_EXAMPLES_SHOWN), those)
+        for end in ("worst", "best"):
+            caption = ", ".join(filter(None, (end.capitalize(), procedure)))
+            parts += _if_possible(caption, Examples(**{end: _EXAMPLES_SHOWN}), those)
     return Section("Examples", parts, "" if parts else "Not shown: the logs are not on the same images.")
 
 
