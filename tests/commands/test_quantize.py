@@ -11,7 +11,7 @@ from support.commands import call, refused, rows, run_process, script, succeed, 
 from support.sharding import manifest_of
 
 SHORT = ("--calibration", 64, "--held-out", 20, "--draws", 50)
-SOUND = ("--sound", "--N0", 20, "--N", 200, "--device", "cpu", "--skip", 90)
+SOUND = ("--sound", "--N0", 20, "--N", 200, "--device", "cpu", "--skip", 40)
 
 
 @pytest.fixture(scope="module")
@@ -84,17 +84,17 @@ def test_other_kernels_are_refused_before_any_row(integers, workplace, capsys):
 def test_other_commands_take_integers(checkpoint, integers, workplace, capsys):
     positional = ("digits", integers, 0.25)
     succeed("predict", *positional, "predictions.tsv", "--max", 3, "--N", 50, "--device", "cpu")
-    succeed("attack", *positional, "attack.tsv", "--epsilon", 0.5, *SMALL)
-    assert (l2_norms(archive(Path("attack.tsv"))) > 0.1).any(), "gradients pass through the rounding"
+    succeed("attack", *positional, "attack", "--epsilon", 0.5, *SMALL)
+    assert (l2_norms(archive(Path("attack/epsilon_0.5.tsv"))) > 0.1).any(), "gradients pass through the rounding"
     succeed("certify", *positional, "log.tsv", *SOUND, "--max", 9)
     small = ("--device", "cpu", "--N", 50, "--num-steps", 3, "--num-noise-vec", 2)
-    succeed("attack", *positional, "against.tsv", "--against", "log.tsv", *small)
-    assert {row["flipped"] for row in rows(Path("against.tsv"))} == {"0"}
-    succeed("analyze", "certified-accuracy", "log.tsv")
+    succeed("attack", *positional, "attack", "--against", "log.tsv", *small)
+    assert {row["flipped"] for row in rows(Path("attack/against.tsv"))} == {"0"}
+    succeed("analyze", "summary", "log.tsv")
     capsys.readouterr()
     both = call(capsys, "certify", "digits", f"{checkpoint}+{integers}", 0.25, "two.tsv", *SOUND, "--max", 2)
     assert both.code == 0 and "threads" in manifest_of(Path("two.tsv"))["settings"], "floats are of this machine"
-    quick = {"sigma": 0.25, "n0": 20, "n": 200, "sound": True, "device": "cpu", "skip": 90, "batch": 13}
+    quick = {"sigma": 0.25, "n0": 20, "n": 200, "sound": True, "device": "cpu", "skip": 40, "batch": 13}
     smoothadv.certify(integers, "digits", maximum=9, log="function.tsv", **quick)
     assert timeless(Path("function.tsv")) == timeless(Path("log.tsv"))
 
