@@ -67,9 +67,15 @@ def totals(settings: Settings, weight: np.ndarray, bias: np.ndarray, x: np.ndarr
         total, own = 0, slice(number * weight.shape[1], (number + 1) * weight.shape[1])
         for place, window in enumerate(windows):
             of_place = outputs.reshape(*outputs.shape[:2], -1)[..., place]
-            total = total + (of_place @ window[:, own].reshape(len(x), weight.shape[1], -1))
+            total = total + _product(of_place, window[:, own].reshape(len(x), weight.shape[1], -1))
         found.append(total.reshape(len(x), len(outputs), *windows[0].shape[2:]))
     return np.concatenate(found, 1) + bias.astype(np.int64)[:, None, None]
+
+
+def _product(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """The product of matrices of integers; NumPy has a fast one for float64 only, which holds them up to 2^53."""
+    assert float(np.abs(one).max()) * float(np.abs(other).max()) * one.shape[-1] < 2**53
+    return (one.astype(np.float64) @ other.astype(np.float64)).astype(np.int64)
 
 
 def _convolution(settings: Settings, own: Arrays, x: np.ndarray) -> np.ndarray:
