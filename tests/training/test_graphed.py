@@ -123,10 +123,24 @@ class Picky(SmoothAdv):
         return super().adversarial(model, images, labels, noise, epsilon, generator)
 
 
+class Averaging(nn.Module):
+    """A layer whose buffer is another tensor after each pass, where a graph would write to the first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * x.detach().mean()
+        return x
+
+
 @pytest.mark.parametrize(
     ("objective", "how", "change", "reason"),
     [
         (smoothadv(), {"layer": nn.Dropout}, {}, "layers or the attack draw random numbers"),
+        (smoothadv(), {"layer": Averaging}, {}, "other tensors in the place of its buffers"),
         (smoothadv(random_start=True), {}, {}, "layers or the attack draw random numbers"),
         (Reading(ATTACKS["PGD"](0.5, 2), SIGMA), {}, {}, "not permitted when stream is capturing"),
         (Picky(ATTACKS["PGD"](0.5, 2), SIGMA), {}, {}, "a number is required"),
@@ -135,7 +149,7 @@ class Picky(SmoothAdv):
         (smoothadv(), {"processes": Two}, {"lost": 3}, "it computes something else"),
         (smoothadv(), {}, {"lost": 3}, "it computes something else"),
     ],
-    ids=["dropout", "random start", "wait", "exception", "out of memory", "little memory", "of two", "wrong"],
+    ids=["dropout", "buffer", "random start", "wait", "exception", "out of memory", "little memory", "of two", "wrong"],
 )
 def test_updates_without_graphs_go_on(objective, how, change, reason, recorded_graphs):
     """Nothing of what was tried remains, and it is told once."""

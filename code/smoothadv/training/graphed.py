@@ -65,9 +65,14 @@ class GraphedUpdate:
 
     def __call__(self, inputs: Inputs) -> torch.Tensor:
         kind = inputs.images.shape, inputs.noise.shape, inputs.whole, inputs.epsilon > 0
-        way = self._ways.get(kind, self._update.computed)
-        self._ways.setdefault(kind, partial(self._tried, kind))
-        return way(inputs)
+        if kind in self._ways:
+            return self._ways[kind](inputs)
+        model, self._ways[kind] = self._update.model, partial(self._tried, kind)
+        places = [value.data_ptr() for value in model.buffers()]
+        sums = self._update.computed(inputs)
+        if places != [value.data_ptr() for value in model.buffers()]:
+            self._refuse(kind, "a layer puts other tensors in the place of its buffers")
+        return sums
 
     def _tried(self, kind: object, inputs: Inputs) -> torch.Tensor:
         """Compute both without a graph and by a new one, which is kept if it computes the same."""
@@ -75,7 +80,6 @@ class GraphedUpdate:
         momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
         state = [value.detach() for value in (*update.model.parameters(), *update.model.buffers(), *momenta)]
         before = [value.clone() for value in state]
-        self._ways[kind] = update.computed
         try:
             sums = self._checked(inputs, update.seeded(inputs))
             expected = [value.clone() for value in (sums, *state, *_gradients(update))]
@@ -88,11 +92,15 @@ class GraphedUpdate:
             reason = "it computes something else"
         except Exception as error:  # memory may be too small, and a user's objective may raise anything
             reason = first_line(error)
-        if update.processes.is_first and not self._is_told:
-            warn(f"an update cannot be a CUDA graph, which costs speed: {reason}")
-        self._is_told = True
+        self._refuse(kind, reason)
         torch._foreach_copy_(state, before)
         return update.computed(inputs)
+
+    def _refuse(self, kind: object, reason: str) -> None:
+        self._ways[kind] = self._update.computed
+        if self._update.processes.is_first and not self._is_told:
+            warn(f"an update cannot be a CUDA graph, which costs speed: {reason}")
+        self._is_told = True
 
     def _checked(self, inputs: Inputs, choices: torch.Generator) -> torch.Tensor:
         """Compute without a graph, on another stream, as PyTorch asks before recording; RuntimeError: do not record."""

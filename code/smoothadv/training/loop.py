@@ -62,8 +62,7 @@ class TrainingRun:
         self.execution, self.evaluation = request.execution, request.tests
         self.run, self.job, self.schedule, self.device, self.processes = run, job, schedule, job.device, processes
         self.model = self.execution.prepare(job.model, job.device)
-        rates = schedule.learning_rate, schedule.momentum, schedule.weight_decay
-        self.optimizer = sgd(self.model, job.device, *rates)
+        self.optimizer = sgd(self.model, job.device, schedule.learning_rate, schedule.momentum, schedule.weight_decay)
         self.steps = len(self._plan(0))
         self.history: list[dict[str, float]] = []
         self.first_step, self.sums, self.seconds = 0, no_sums(self.device), 0.0
