@@ -17,6 +17,8 @@ class Exact(FixedSample):
 
     With c the most frequent of the n0 votes (the smallest class among ties) and k its count among the n,
     returns c with radius sigma * Phi^-1(p_lower(k, n, alpha)), or abstains where p_lower < 1/2.
+
+    Formal guarantee: that of ``Procedure``; docs/guarantee.md has the proof.
     """
 
     one_sided: ClassVar[bool] = True

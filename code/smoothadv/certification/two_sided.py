@@ -47,6 +47,8 @@ class TwoSided(FixedSample):
     With c the most frequent of the n0 votes, k its count among the n and b the largest count of another class, returns
     c with radius ``bounds.two_sided_radius(k, b, n, ...)``, or abstains. That may be positive also where p_A < 1/2, if
     no rival is as probable.
+
+    Formal guarantee: that of ``Procedure``; docs/guarantee.md has the proof.
     """
 
     alpha_share: float = share_setting()
