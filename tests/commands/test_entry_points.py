@@ -42,7 +42,7 @@ FIRST_STEPS = {
     "train": ["training.job.get_dataset"],
     "train_pgd": ["training.job.get_dataset"],
     "quantize": ["quantization.request.quantize", "quantization.export.export"],
-    "certify": ["evaluation.certifying.prepare"],
+    "certify": ["evaluation.certifying.prepare", "evaluation.verifying.verify"],
     "predict": ["evaluation.predicting.prepare"],
     "attack": ["evaluation.attacking.warn_of_few_draws", "evaluation.falsifying.read_certificates"],
     "analyze": ["commands.analyze.read_logs"],

@@ -59,6 +59,12 @@ def test_a_draw_is_the_same_in_every_batch_buffer_and_chunk(noise, shape, exampl
     assert (rows[:2] == 7).all() and (rows[2 + count :] == 7).all(), "the other rows are someone else's"
 
 
+def test_noise_fills_only_rows_of_its_own():
+    image, (one, other) = image_of((3, 5, 7)), (GaussianNoise(0.25, seed) for seed in (3, 4))
+    with pytest.raises(ValueError, match="several noises"):
+        one.fill(torch.empty(4, 3, 5, 7), [Rows(noise.stream(4, "cpu"), image, 9, 2) for noise in (one, other)])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_that_are_left_over_repeat_the_first(kind):
     image, noise, rows = image_of((3, 5, 7)), kind(0.25, 3), torch.full((5, 3, 5, 7), 7.0)
