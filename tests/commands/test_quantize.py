@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import smoothadv
+from smoothadv.architectures.integer_network import IntegerNetwork
+from smoothadv.datasets.images import InMemoryImages
 from support.attack_runs import SMALL, archive, l2_norms
 from support.commands import call, refused, rows, run_process, script, succeed, timeless
 from support.sharding import manifest_of
@@ -81,12 +83,34 @@ def test_other_kernels_are_refused_before_any_row(integers, workplace, capsys):
     assert refused(outcome, "do not compute this network of integers exactly") and not Path("log.tsv").exists()
 
 
+@pytest.mark.parametrize("fault", [0, 1])
+def test_batch_that_memory_halves_is_checked_again(fault, integers, workplace, capsys, monkeypatch):
+    """Its kernels may be others, which may be wrong."""
+    command, exact = ("certify", "digits", integers, 0.25), IntegerNetwork.forward
+
+    def forward(network: IntegerNetwork, images: torch.Tensor) -> torch.Tensor:
+        if len(images) == 64 and Path("log.tsv").exists():
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return exact(network, images).roll(fault * (len(images) == 32), 1)
+
+    succeed(*command, "whole.tsv", *SOUND, "--max", 2, "--batch", 64)
+    monkeypatch.setattr(IntegerNetwork, "forward", forward)
+    outcome = call(capsys, *command, "log.tsv", *SOUND, "--max", 2, "--batch", 64)
+    if fault:
+        assert refused(outcome, "choose another --batch than 32") and len(Path("log.tsv").read_text().splitlines()) == 1
+    else:
+        assert outcome.code == 0 and timeless(Path("log.tsv")) == timeless(Path("whole.tsv"))
+
+
 def test_other_commands_take_integers(checkpoint, integers, workplace, capsys):
     positional = ("digits", integers, 0.25)
     succeed("predict", *positional, "predictions.tsv", "--max", 3, "--N", 50, "--device", "cpu")
     succeed("attack", *positional, "attack", "--epsilon", 0.5, *SMALL)
     assert (l2_norms(archive(Path("attack/epsilon_0.5.tsv"))) > 0.1).any(), "gradients pass through the rounding"
     succeed("certify", *positional, "log.tsv", *SOUND, "--max", 9)
+    succeed("certify", "digits", checkpoint, 0.25, "float.tsv", *SOUND, "--max", 9)
+    of_float = call(capsys, "attack", *positional, "attack", "--against", "float.tsv", *SMALL[:2])
+    assert refused(of_float, "float.tsv certifies something else")
     small = ("--device", "cpu", "--N", 50, "--num-steps", 3, "--num-noise-vec", 2)
     succeed("attack", *positional, "attack", "--against", "log.tsv", *small)
     assert {row["flipped"] for row in rows(Path("attack/against.tsv"))} == {"0"}
@@ -99,12 +123,15 @@ def test_other_commands_take_integers(checkpoint, integers, workplace, capsys):
     assert timeless(Path("function.tsv")) == timeless(Path("log.tsv"))
 
 
-def test_refusals_are_one_line(checkpoint, integers, workplace, capsys):
+def test_refusals_are_one_line(checkpoint, integers, workplace, capsys, monkeypatch):
     def quantize(model: Path, *options: object):
         return call(capsys, "quantize", "digits", model, 0.25, "new.pth.tar", *SHORT, *options)
 
     assert refused(quantize(integers), integers, "of integers already")
     assert refused(quantize(f"{checkpoint}+{integers}"), "ensemble")
+    with monkeypatch.context() as patch:
+        patch.setattr(InMemoryImages, "__len__", lambda images: 1)
+        assert refused(quantize(checkpoint), "one training image")
     assert not Path("new.pth.tar").exists()
     trained = ("digits", "digits_resnet8", "run", "--epochs", 1, "--noise", 0.25, "--device", "cpu")
     assert refused(call(capsys, "train", *trained, "--pretrained-model", integers), integers)

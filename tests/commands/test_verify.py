@@ -10,6 +10,7 @@ from support.commands import call, refused, snapshot, succeed
 SIGMA, EXAMPLES = 0.25, 40
 KINDS = {
     "integers": ("--sound", "--method", "two-sided"),
+    "ensemble": ("--sound",),
     "adaptive": ("--method", "adaptive", "--radii", 0, 0.25),
     "float": ("--batch", 32),
 }
@@ -22,7 +23,7 @@ def logs(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     integers = folder / "integers.pth.tar"
     succeed("quantize", "digits", checkpoint, SIGMA, integers, "--calibration", 64, "--held-out", 4, "--draws", 20)
     for kind, options in KINDS.items():
-        model = integers if kind == "integers" else checkpoint
+        model = {"integers": integers, "ensemble": f"{integers}+{checkpoint}"}.get(kind, checkpoint)
         number = ("--N", 200, "--max", EXAMPLES, "--device", "cpu")
         succeed("certify", "digits", model, SIGMA, folder / f"{kind}.tsv", *number, *options)
     return {kind: folder / f"{kind}.tsv" for kind in KINDS}
@@ -94,6 +95,8 @@ def test_another_checkpoint_is_refused(logs, trained_folders, capsys):
         ({"cpu_capability": "of another machine"}, "cpu_capability was 'of another machine'"),
         ({"dataset_fingerprint": "0"}, "dataset_fingerprint"),
         ({"method": "unknown"}, "names no certification procedure"),
+        ({"device": "a GPU"}, "device was 'a GPU', now 'cpu'"),
+        ({"split": None}, "images that a program handed over"),
         ({"N": "many"}, "expected a whole number"),
     ],
 )
@@ -101,9 +104,14 @@ def test_settings_that_cannot_be_had_are_refused(changed, settings, word, capsys
     assert refused(call(capsys, "certify", "verify", changed(**settings), "--device", "cpu"), word)
 
 
-def test_log_without_manifest_is_refused(changed, capsys):
+def test_log_without_checkpoint_or_manifest_is_refused(changed, capsys):
     copy = changed()
-    copy.with_name(f"{copy.name}.manifest.json").unlink()
+    manifest = copy.with_name(f"{copy.name}.manifest.json")
+    recorded = json.loads(manifest.read_text())
+    recorded["runs"][0]["checkpoint"] = "moved.pth.tar"
+    manifest.write_text(json.dumps(recorded))
+    assert refused(call(capsys, "certify", "verify", copy, "--device", "cpu"), "moved.pth.tar", "--classifier")
+    manifest.unlink()
     assert refused(call(capsys, "certify", "verify", copy, "--device", "cpu"), "manifest", copy)
 
 

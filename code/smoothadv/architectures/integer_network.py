@@ -178,8 +178,9 @@ class IntegerNetwork(nn.Module):
         def compare(number: int, layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
             assert isinstance(layer, Convolution)
             (x,) = inputs
-            extreme = torch.from_numpy(_words(number, x.numel()) % np.uint64(2 * layer.largest_input + 1))
-            extreme = extreme.view(x.shape).to(x) - layer.largest_input
+            some = x[:_PROBES]  # random numbers for all of a large batch would take gigabytes
+            extreme = torch.from_numpy(_words(number, some.numel()) % np.uint64(2 * layer.largest_input + 1))
+            extreme = extreme.view(some.shape).to(x)[torch.arange(len(x)) % len(some)] - layer.largest_input
             for values in (x, extreme.contiguous(memory_format=torch.channels_last)):
                 ends = torch.stack([values[0], values[-1]])
                 found = layer.total(values)

@@ -104,7 +104,7 @@ class Certificates:
             return
         recorded, now = ({name: record.get(name) for name in _SAME} for record in (self.settings, job.settings))
         if records.LOGITS in self.settings and self.batch is not None:
-            is_here = self.settings.get("device") == job.settings["device"]  # elsewhere its batch may not fit
+            is_here = self.settings.get("device") == job.settings.get("device")  # elsewhere its batch may not fit
             recorded |= {records.LOGITS: self.settings[records.LOGITS], "sound": self.sound}
             now |= {records.LOGITS: job.logits_digest(self.batch) if is_here else "unknown", "sound": self.sound}
         difference = records.differing_settings(recorded, now)

@@ -181,7 +181,7 @@ class _Writer:
     def run(self) -> None:
         """Write all rows; the parts are closed in any case."""
         self.counter.on_batch = self.bar.batch
-        self.counter.on_smaller_batch = lambda batch: self._amend(batch=batch)
+        self.counter.on_smaller_batch = self._vote_in
         if self.plan.attack is not None:  # it may have to halve its batch, too
             self.plan.attack.on_smaller_batch = lambda batch: self._amend(attack_batch=batch)
         try:
@@ -193,6 +193,11 @@ class _Writer:
             for part in self.open_parts:
                 part.close()
             self.bar.close()
+
+    def _vote_in(self, batch: int) -> None:
+        """Record a smaller batch, for which other kernels may be chosen."""
+        self._amend(batch=batch)
+        self.job.check_integers(self.counter)
 
     def _amend(self, **run: int) -> None:
         for part in self.open_parts:

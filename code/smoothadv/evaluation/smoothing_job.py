@@ -92,6 +92,11 @@ class SmoothingJob:
         """The noise of an image."""
         return self.noise.stream(index, self.device, purpose)
 
+    def check_integers(self, counter: VoteCounter) -> None:
+        """UserError if a network of integers is not computed exactly in the batches of ``counter``, as far as seen."""
+        if self.voter.integers is not None:
+            check_exact(counter, self.voter.integers)
+
     def check_image(self, index: int, image: torch.Tensor) -> None:
         """UserError if the noise cannot be used for this image: that of --sound needs images of 8 bits."""
         try:
@@ -335,7 +340,7 @@ def _check_classifier(job: SmoothingJob, sound: bool) -> None:
     if job.device.type == "cpu" and not sound and job.voter.integers is None:
         return  # a CPU's kernels pass this check, and several passes of a large network take long
     if job.voter.integers is not None:
-        check_exact(job.counter(), job.voter.integers)
+        job.check_integers(job.counter())
         return
     image, _ = job.dataset[job.indices[0]]
     job.check_image(job.indices[0], image)

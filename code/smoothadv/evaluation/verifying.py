@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smoothadv.certification import PROCEDURES
+from smoothadv.checkpoints import read_members
+from smoothadv.devices import default_device, device_name
 from smoothadv.errors import UserError
 from smoothadv.evaluation.certifying import make_procedure, plan_of
 from smoothadv.evaluation.log_writing import write_log
@@ -63,7 +65,9 @@ def verify(request: VerifyRequest) -> Verification:
     """
     table, manifest = read_certification_log(request.log), read_manifest_file(request.log)
     settings = {name: value for name, value in settings_and_logits(manifest).items() if name != "shard"}
-    certify_request = _request(request, manifest)
+    certify_request, device = _request(request, manifest), device_name(request.device or default_device())
+    if (was := settings.get("device")) not in (None, device):
+        raise UserError(f"{request.log} cannot be repeated here: device was {was!r}, now {device!r}")
     job = prepare(certify_request, request.log, certify_request.sound)
     procedure = make_procedure(certify_request, job.dataset.description)
     plan = plan_of(certify_request, job, procedure)
@@ -84,12 +88,23 @@ def _request(request: VerifyRequest, manifest: dict[str, Any]) -> CertifyRequest
     """The request that made the log, as its manifest records it; UserError where that does not say enough."""
     settings, recorded = manifest["settings"], [run["checkpoint"] for run in manifest["runs"] if run.get("checkpoint")]
     method, classifier = settings.get("method"), request.classifier or next(map(Path, recorded), None)
+    if "module_sha256" in settings or settings.get("split", "") is None:
+        raise UserError(
+            f"{request.log} is of a module or of images that a program handed over: only it can repeat them"
+        )
     if classifier is None or method not in PROCEDURES:
-        what = "checkpoint: name it with --checkpoint" if method in PROCEDURES else "certification procedure"
+        what = "checkpoint: name it with --classifier" if method in PROCEDURES else "certification procedure"
         raise UserError(f"the manifest of {request.log} names no {what}")
+    try:
+        contents = read_members(classifier).contents
+    except UserError as error:
+        raise UserError(f"{error}; --classifier names the one of {request.log}") from error
     names = {field.name for field in dataclasses.fields(PROCEDURES[method])} & settings.keys()
     given = {name: tuple(value) if isinstance(value := settings[name], list) else value for name in names}
     fields = {field: settings[name] for name, field in _FIELDS.items() if settings.get(name) is not None}
+    if isinstance(layers := fields.get("input_layer"), list):  # of an ensemble: asked for where it is not recorded
+        of_each = (layer for layer, content in zip(layers, contents) if content.get("input_layer") is None)
+        fields["input_layer"] = next(of_each, None)
     return CertifyRequest(
         **fields,
         classifier=classifier,

@@ -21,7 +21,7 @@ from smoothadv.smoothing.folding import refresh, replace_norms, split_entrance
 
 _RELUS, _MEANS = {F.relu, torch.relu, "relu", "relu_"}, {torch.mean, "mean"}
 _SUMS = {operator.add, operator.iadd, torch.add, "add", "add_"}
-_SAME = {torch.flatten, "flatten", F.dropout}
+_SAME = {torch.flatten, "flatten"}
 _SAME_LAYERS = (nn.Identity, nn.Flatten, nn.Dropout)
 _IN_PLACE = {operator.iadd, "add_", "relu_"}
 _POOLING = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
@@ -136,7 +136,9 @@ def _kind(graph: fx.GraphModule, node: fx.Node) -> tuple[str, Any]:
     is_mean = isinstance(layer, nn.AdaptiveAvgPool2d) and layer.output_size in (1, (1, 1))
     if is_mean or (target in _MEANS and dimensions in ((2, 3), [2, 3], (-2, -1), [-2, -1])):
         return "mean", None
-    if isinstance(layer, _SAME_LAYERS) or target in _SAME:
+    # F.dropout drops values unless it is told not to.
+    is_off = target is F.dropout and not (node.args[2:3] or (node.kwargs.get("training", True),))[0]
+    if isinstance(layer, _SAME_LAYERS) or target in _SAME or is_off:
         return "same", None
     what = type(layer).__name__ if layer is not None else getattr(target, "__name__", target)
     raise UserError(f"the network has no integer form: there is none of {what} ('{node.name}')")

@@ -84,6 +84,8 @@ def quantize(request: QuantizeRequest) -> tuple[IntegerNetwork, Comparison]:
         kind = "an ensemble: quantize its members" if members.mean is not None else "of integers already"
         raise UserError(f"{request.checkpoint} is {kind}")
     images = get_dataset(request.dataset, "train", request.data_dir)
+    if len(images) < 2:
+        raise UserError(f"{request.dataset} has one training image: some decide the ranges, others compare the votes")
     classifier = classifier_from_members(members, images.description, request.input_layer)
     noise = RoundedGaussianNoise(request.sigma, request.seed)
     shape = images.description.image_shape

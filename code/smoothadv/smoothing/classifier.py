@@ -56,7 +56,7 @@ class VotingClassifier(nn.Module):
     @property
     def integers(self) -> IntegerNetwork | None:
         """The classifier where it is a network of integers, one function on all machines; else None."""
-        return self.classifier if isinstance(self.classifier, IntegerNetwork) else None
+        return self.classifier if type(self.classifier) is IntegerNetwork else None
 
     @property
     def is_fused(self) -> bool:
