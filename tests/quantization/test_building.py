@@ -97,6 +97,7 @@ BUILT = {
         lambda n, x: n.a(F.dropout(F.dropout(x.relu(), 0.5, n.training), training=False)).relu(),
     ),
     "overwriting that nobody sees": (lambda n, x: n.a(F.relu(x, inplace=True)).relu_(),),
+    "a ReLU whose input has a name": (lambda n, x: n.a(F.relu(input=x)).relu(),),
     "dead channels": (plain, 8, lambda n: (n.a.weight[:3].zero_(), n.a.bias[:2].zero_())),
     "dead layer": (plain, 8, change(a_weight=0.0, a_bias=0.0)),
     "huge biases": (residual, 8, change(a_bias=1e4)),
@@ -130,6 +131,7 @@ REFUSED = {
     "first convolution has groups": lambda n, x: x,
     "linear layer follows a map": lambda n, x: x.flatten(1),
     "'add' reads 'first', which is overwritten": overwriting,
+    "reads 'first', which is overwritten before": lambda n, x: n.a(F.relu(x, True)) + x,
     "weight holds other numbers": plain,
     "padding is (300, 300)": plain,
 }

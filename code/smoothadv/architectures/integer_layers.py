@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 EXACT = 2**24
 """float32 holds all integers up to this size."""
+_ROUNDED = 1 + 2**-22  # more than two roundings to float32 can add
 Pair = tuple[int, int]
 _RANGES = {"low": (1 - EXACT, EXACT - 1), "high": (1 - EXACT, EXACT - 1), "padding": (0, 255), "ceil_mode": (0, 1)}
 _TYPES = (torch.int8, torch.int16, torch.int32)
@@ -143,7 +144,7 @@ class Convolution(IntegerLayer):
         if self.largest_sum >= 2**31:
             raise ValueError("a sum over a convolution's inputs may exceed 2^31")
         size = float((per_channel * self.multiplier.double().abs()).max())
-        return size if self.is_last else self._range_of(size + 1)
+        return size if self.is_last else self._range_of(size * _ROUNDED + 1)
 
     def total(self, x: torch.Tensor, in_float64: bool = False) -> torch.Tensor:
         """w * x + b; ``in_float64`` it needs no proof to be exact, but is slow."""
@@ -174,7 +175,7 @@ class Rescaling(IntegerLayer):
     TENSORS = ("multiplier",)
 
     def bound(self, *sizes: float) -> float:
-        return self._range_of(sizes[0] * abs(float(self.multiplier)) + 1)
+        return self._range_of(sizes[0] * abs(float(self.multiplier)) * _ROUNDED + 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._in_range(rounded(x * self.multiplier))

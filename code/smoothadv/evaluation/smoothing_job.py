@@ -40,18 +40,7 @@ _GENERATOR = "Philox4x32-10 at (classifier, dataset, sigma, seed; example, purpo
 # How older logs drew their noise, the same for all classifiers. They are continued in this way.
 _PUBLIC_GENERATOR = "Philox4x32-10 at (seed, example, purpose, draw)"
 # What a log of a network of integers with --sound does not record: its votes are the same on all machines.
-_OF_MACHINE = (
-    "batch",
-    "precision",
-    "compiled",
-    "folded",
-    "fused",
-    "device",
-    "torch",
-    "tf32",
-    "cpu_capability",
-    "threads",
-)
+_OF_MACHINE = ("batch", "compiled", "folded", "fused", "device", "torch", "tf32", "cpu_capability", "threads")
 # The setting of logs whose Gaussian noise a kernel rounded: the version of Triton. Others have the noise of torch.
 _KERNEL = "noise_kernel"
 
@@ -149,7 +138,7 @@ class SmoothingJob:
             settings |= {} if kernel is None else {_KERNEL: kernel}
         if isinstance(noise, GaussianNoise):
             noise = replace(noise, plain=kernel is None)
-        if self.is_exact:
+        if self.is_exact and getattr(self.request, "attack", None) is None:  # the gradients of an attack are float32
             settings = {name: value for name, value in settings.items() if name not in _OF_MACHINE}
         run, workers = {**self.run, LOGITS: digest}, self.workers and self.workers.for_log(log.name)
         return replace(self, log=log, noise=noise, batch=batch, settings=settings, run=run, workers=workers)

@@ -100,13 +100,14 @@ def _operations(graph: fx.GraphModule) -> Iterator[Operation]:
         if node.op == "output":
             return
         kind, layer = _kind(graph, node)
-        inputs = [made[value] for value in node.args if isinstance(value, fx.Node)]
+        inputs = [made[value] for value in (*node.args, *node.kwargs.values()) if isinstance(value, fx.Node)]
         if late := overwritten.intersection(inputs):
             name = late.pop().node.name
             raise UserError(
                 f"the network has no integer form: '{node.name}' reads '{name}', which is overwritten before"
             )
-        if node.target in _IN_PLACE or node.kwargs.get("inplace") or getattr(layer, "inplace", False):
+        is_told = node.kwargs.get("inplace") or any(value is True for value in node.args)
+        if node.target in _IN_PLACE or is_told or getattr(layer, "inplace", False):
             overwritten.add(inputs[0])
         if kind == "same":
             made[node] = inputs[0]

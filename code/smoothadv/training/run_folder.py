@@ -139,6 +139,8 @@ class RunFolder:
 
         The checkpoint is written before the log: a kill between the two loses a line that the next resume writes again.
         """
+        state = optimizer.state_dict()
+        groups = [{**group, "lr": float(group["lr"])} for group in state["param_groups"]]  # a GPU may have tensors
         if not self._is_held():  # somebody has deleted it
             self._hold(self._lock)
         save_checkpoint(
@@ -148,7 +150,7 @@ class RunFolder:
                 "step": 0,
                 **(within_epoch or {}),
                 "state_dict": model.state_dict(),
-                "optimizer": optimizer.state_dict(),
+                "optimizer": {**state, "param_groups": groups},
                 "history": history,
                 "recipe": self.recipe,
                 "runs": self.runs,
