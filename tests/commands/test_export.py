@@ -85,7 +85,8 @@ def test_onnx_runtime_computes_the_same_logits(name, request, tmp_path, capsys):
     done = call(capsys, "quantize", "export", checkpoint, out)
     assert done.code == 0 and f"{onnxruntime.__version__} computes the probe's logits exactly" in done.out
     content = read_checkpoint(checkpoint)
-    network, images = integer_network(content, checkpoint, content["image_shape"]), noisy_images(name)
+    facts = content["image_shape"], len(content["classes"])
+    network, images = integer_network(content, checkpoint, *facts), noisy_images(name)
     with torch.inference_mode():
         expected = network(images)
     assert len(expected.unique(dim=0)) > 250
