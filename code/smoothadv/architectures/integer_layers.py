@@ -8,6 +8,7 @@ clamp follow, single operations that IEEE 754 fixes. With gradients, rounding ha
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -38,7 +39,7 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     return _Round.apply(x) if x.requires_grad else x.round_()
 
 
-class IntegerLayer(nn.Module):
+class IntegerLayer(nn.Module, ABC):
     """A layer with ``settings`` and ``tensors``, as a checkpoint holds them; ValueError where they are damaged.
 
     SETTINGS has the names and defaults of whole numbers and pairs of them, TENSORS the names of tensors: "multiplier"
@@ -77,9 +78,9 @@ class IntegerLayer(nn.Module):
                 raise ValueError(f"{type(self).__name__}: {name} holds other numbers than it may")
             self.register_buffer(name, values)
 
+    @abstractmethod
     def bound(self, *sizes: float) -> float:
         """The largest size of results for inputs of these largest sizes; ValueError where a sum may not be exact."""
-        raise NotImplementedError
 
     def stored(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What the constructor takes: settings that are not default, tensors in the shortest type that holds them."""
