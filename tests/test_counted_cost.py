@@ -12,6 +12,11 @@ from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.shared.smoothed_attack import SmoothedAttack, _Examples
 from support.commands import CODE
 
+pytestmark = pytest.mark.skipif(
+    torch.torch_version.TorchVersion(torch.__version__) < (2, 15),
+    reason="counts the operators of PyTorch 2.15; older versions divide an update into others",
+)
+
 # Of each case: kernels, waits of the host, MB per image. A change may add less than a tenth of the first and the last,
 # and no wait. What makes a case cheaper lowers its ceiling.
 CEILINGS = {

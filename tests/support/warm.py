@@ -25,8 +25,10 @@ from support.patience import HANG_SECONDS
 # Reads what to run and forks a process that forks it, prints its id at once and writes its exit code to a file.
 _SERVER = """
 import atexit, importlib, json, os, runpy, signal, sys, threading
+sys.modules["onnxruntime"] = None  # PyTorch 2.4 would load it, with threads that hold locks when a process is forked
 for module in sys.argv[1:]:
     importlib.import_module(module)
+del sys.modules["onnxruntime"]
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for line in sys.stdin:
     command, folder, environment, code, *files = json.loads(line)
