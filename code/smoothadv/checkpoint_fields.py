@@ -103,10 +103,11 @@ _AMOUNT = _Rule("a finite number from 0", lambda value: _is_finite(value) and va
 _POSITIVE = _Rule("a finite number above 0", lambda value: _is_finite(value) and value > 0)
 _WEIGHT = _Rule("a tensor: dense, not quantized, in memory, with a place for each value", _is_weight)
 _RECORD = _Rule(f"a dict of text, numbers, lists and dicts, {_MOST} in all at most", _is_record)
+_WEIGHTS = _Rule("a dict", lambda value: isinstance(value, dict), _WEIGHT, _TEXT)
 _FIELDS = {
     "epoch": _COUNT,
     "arch": _TEXT,
-    "state_dict": _Rule("a dict", lambda value: isinstance(value, dict), _WEIGHT, _TEXT),
+    "state_dict": _WEIGHTS,
     "dataset": _TEXT,
     "input_layer": _TEXT,
     "classes": _list_of(_TEXT),
@@ -121,6 +122,7 @@ _FIELDS_OF_A_RUN = {
     "optimizer": _Rule("a dict with a 'state' of tensors", _is_optimizer),
     "history": _list_of(_Rule(f"a dict with numbers for {', '.join(TRAINING_COLUMNS)}", _is_row)),
     "runs": _list_of(_RECORD, 1),
+    "trained": _WEIGHTS,
     "step": _COUNT,
     "seconds": _AMOUNT,
     "sums": _list_of(_NUMBER, 5, 5),

@@ -163,7 +163,7 @@ class Convolution(IntegerLayer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         total = self.total(x, self.in_float64)
         if torch.compiler.is_compiling():
-            total = total.round()  # changes no integer, and keeps the compiler from rounding multiplier * weight
+            total = rounded(total)  # changes no integer, and keeps the compiler from rounding multiplier * weight
         multiplier = self.multiplier[:, None, None]
         scaled = total * multiplier if total.requires_grad else total.mul_(multiplier)
         return scaled if self.is_last else self._in_range(rounded(scaled))

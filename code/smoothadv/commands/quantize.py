@@ -35,6 +35,7 @@ _EXPORT = {
     "outfile OUTFILE": (Path, "ONNX model to write"),
     "--overwrite": (None, "replace OUTFILE if it is such a model"),
 }
+_WELL = 0.99  # digits have more, CIFAR-10 after a few epochs less
 
 
 def make_parser() -> Parser:
@@ -64,6 +65,10 @@ def _quantize(parser: Parser, options: argparse.Namespace, command: Sequence[str
     )
     for radius, of_float, of_integers in comparison.certified:
         print(f"  at {radius:<6.4g} float {of_float:6.1%}   integers {of_integers:6.1%}")
+    if comparison.agreement < _WELL:
+        print(
+            f"train --pretrained-model {request.outfile} --finetune-quantized, an epoch or two, may mend what was lost"
+        )
 
 
 def export_parser() -> Parser:

@@ -10,6 +10,7 @@ import torch
 
 from smoothadv.architectures import get_architecture
 from smoothadv.checkpoints import (
+    INTEGER,
     file_digest,
     read_checkpoint,
     recorded_input_layer,
@@ -21,10 +22,11 @@ from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
 from smoothadv.devices import default_device, device_name, device_of_process
-from smoothadv.errors import UserError, warn
+from smoothadv.errors import UsageError, UserError, warn
 from smoothadv.noise import derive_generator
 from smoothadv.provenance import provenance
 from smoothadv.settings import describe
+from smoothadv.training.integers import trained_integers
 from smoothadv.training.loop import Job, TrainingRun
 from smoothadv.training.processes import join_processes
 from smoothadv.training.request import TrainingRequest
@@ -56,6 +58,10 @@ def train(request: TrainingRequest, report: Callable[[str], None] = print) -> Tr
     for flag, is_asked_for in of_gpus.items():
         if is_asked_for and device.type != "cuda":
             raise UserError(f"{flag} is for GPUs, and this trains on {device.type}: leave it out")
+    if request.finetune_quantized and (request.pretrained_model is None or request.execution.precision != "fp32"):
+        raise UsageError(
+            "--finetune-quantized needs a --pretrained-model of integers, and --precision fp32: leave it out"
+        )
     # Else cuDNN may choose kernels whose sums depend on timing, and a resumed run would end with other weights.
     torch.backends.cudnn.deterministic = True
     with processes.connected(device):
@@ -93,6 +99,11 @@ def _model(
         content = read_checkpoint(path)
         input_layer = recorded_input_layer(content, path, request.input_layer)
         description = with_recorded_constants(content, path, description)
+    if content is not None and path is not None and request.finetune_quantized:
+        integers = trained_integers(path, content["arch"], request.classifier, description)
+        return description, input_layer, integers, f"starting from the integers of {path}"
+    if content is not None and INTEGER in content:
+        raise UserError(f"{path} is a checkpoint of integers: add --finetune-quantized to train them")
     torch.manual_seed(derive_generator("cpu", request.seed).initial_seed())
     model = get_architecture(request.classifier, description, input_layer)
     if content is None or path is None:
@@ -147,7 +158,7 @@ def _facts(job: Job) -> dict[str, Any]:
     """What a reader of the checkpoint needs to use the model."""
     plugins = [plugin.record for plugin in job.request.plugins]
     return {
-        "arch": job.request.arch,
+        "arch": f"{INTEGER}:{job.request.arch}" if job.request.finetune_quantized else job.request.arch,
         "dataset": job.description.name,
         "classes": list(job.description.class_names),
         "image_shape": list(job.description.image_shape),

@@ -14,6 +14,7 @@ from smoothadv.checkpoints import is_module, misfit, network_keys, read_checkpoi
 from smoothadv.errors import UserError
 from smoothadv.files import lock, refuse_to_replace, write_json, write_text
 from smoothadv.records import ARGUMENTS, CHECKPOINT, TRAINING_COLUMNS, TRAINING_LOG, differing_fields, tsv
+from smoothadv.training.integers import state_fields
 
 
 class RunFolder:
@@ -102,7 +103,8 @@ class RunFolder:
 
     def restore(self, saved: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Load the state of a run's checkpoint, ``RunFolder.saved``, into model and optimizer."""
-        weights = saved["state_dict"] if is_module(saved) else network_keys(saved["state_dict"])
+        weights = saved.get("trained") or saved["state_dict"]
+        weights = weights if is_module(saved) else network_keys(weights)
         present, state = model.state_dict(), saved["optimizer"]["state"]
         momenta = {f"momentum {number}": one.get("momentum_buffer") for number, one in state.items()}
         momenta = {name: buffer for name, buffer in momenta.items() if buffer is not None}
@@ -149,7 +151,7 @@ class RunFolder:
                 "epoch": len(history),
                 "step": 0,
                 **(within_epoch or {}),
-                "state_dict": model.state_dict(),
+                **state_fields(model),
                 "optimizer": {**state, "param_groups": groups},
                 "history": history,
                 "recipe": self.recipe,

@@ -58,6 +58,11 @@ _DATA = {
         Path,
         "start from these weights, with a new classification layer where the classes differ",
     ),
+    "--finetune-quantized": (
+        None,
+        "start from a --pretrained-model of integers, which quantize made, and train these: rounded in each pass, with "
+        "the gradient of the identity",
+    ),
     "--use-unlabelled FILE": (
         Path,
         "self-training: mix in batches of images with pseudo-labels, from a .npz file or a pickle with data and "

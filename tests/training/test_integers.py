@@ -1,0 +1,142 @@
+"""Networks of integers are trained, rounded in each pass with the gradient of the identity, and resumed bit by bit."""
+
+import signal
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from smoothadv.architectures import get_architecture
+from smoothadv.architectures.integer_layers import Convolution
+from smoothadv.architectures.integer_network import IntegerNetwork
+from smoothadv.checkpoints import load_classifier
+from smoothadv.datasets import describe_dataset
+from smoothadv.training.integers import TrainedIntegers
+from support.commands import call, refused, rows, succeed, timeless
+from support.integers import grey_images, quantized
+from support.stopping import after_update, send
+from support.weights import read, same_state
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+DIGITS = ["digits", "digits_resnet8"]
+SHORT = ["--noise", 0.25, "--device", "cpu", "--batch", 32, "--steps-per-epoch", 6, "--evaluate-images", 20]
+SMOOTHADV = ["--attack", "PGD", "--epsilon", 0.25, "--num-steps", 1, "--warmup", 1]
+
+
+def network() -> IntegerNetwork:
+    torch.manual_seed(0)
+    model = get_architecture("digits_resnet8", describe_dataset("digits")).eval()
+    return quantized(model, grey_images(48, (1, 8, 8)))
+
+
+@pytest.fixture(scope="module")
+def integers(tmp_path_factory):
+    """A checkpoint of integers, and the one that it was made of."""
+    folder = tmp_path_factory.mktemp("integers")
+    succeed("train", *DIGITS, folder, *SHORT, "--epochs", 2)
+    options = ["--calibration", 64, "--held-out", 20, "--draws", 20]
+    succeed("quantize", "digits", folder / "checkpoint.pth.tar", 0.25, folder / "integers.pth.tar", *options)
+    return folder / "integers.pth.tar"
+
+
+def finetune(capsys, integers, folder, *options, command: str = "train_pgd"):
+    attack = SMOOTHADV if command == "train_pgd" else []
+    options = ["--epochs", 2, "--lr", 0.01, "--pretrained-model", integers, *options]
+    return call(capsys, command, *DIGITS, folder, *SHORT, *attack, "--finetune-quantized", *options)
+
+
+def test_parameters_stand_for_the_same_integers():
+    made = network()
+    made.set_probe()
+    again = TrainedIntegers(network()).integers()
+    again.set_probe()
+    assert again.probe == made.probe
+    (record, tensors), (same, others) = made.stored(), again.stored()
+    assert record == same and tensors.keys() == others.keys()
+    assert all(torch.equal(value, others[name]) for name, value in tensors.items())
+
+
+def test_parameters_are_as_large_as_initial_weights():
+    """He et al.: the variance is 2 / fan-in, here up to a factor of 2 of the deviation, as units are powers of 2."""
+    for layer in TrainedIntegers(network()).layers:
+        if isinstance(layer, Convolution):
+            parameter = layer.parametrizations.weight.original.detach()
+            assert 0.7 < parameter.square().mean().sqrt() / (2 / parameter[0].numel()) ** 0.5 < 1.42
+
+
+def test_gradient_passes_through_rounding():
+    """Of the last weights, against the formula for a linear layer: m (softmax - one-hot) x, x the integers it read."""
+    trained, images, labels = TrainedIntegers(network()), grey_images(16, (1, 8, 8)), torch.arange(16) % 10
+    last, was_read = trained.layers[-1], []
+    last.register_forward_pre_hook(lambda layer, inputs: was_read.append(inputs[0].detach().flatten(1)))
+    logits = trained(images)
+    F.cross_entropy(logits, labels).backward()
+    errors = logits.detach().softmax(1) - F.one_hot(labels, 10)
+    expected = last.multiplier.view(-1, 1) * errors.T @ was_read[0] / 16
+    found = last.parametrizations.weight.original.grad.flatten(1) * last.parametrizations.weight[0].unit
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-9)
+    for layer in trained.layers:
+        if isinstance(layer, Convolution):
+            assert layer.parametrizations.weight.original.grad.abs().max() > 0, "a plain rounding would give 0"
+
+
+def test_training_mends_coarse_weights():
+    """Weights that are multiples of 48 lose what the network had learnt; training finds integers that have it again."""
+    images = grey_images(64, (1, 8, 8), clip=0)
+    labels = network()(images).argmax(1)
+    coarse = network()
+    for layer in coarse.layers:
+        if isinstance(layer, Convolution):
+            layer.weight.copy_((layer.weight / 48).round() * 48)
+    trained = TrainedIntegers(coarse)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.01, momentum=0.9)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(trained(images), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    after = trained.integers()
+    assert losses[-1] < 0.5 * losses[0]
+    assert torch.equal(after(images), trained(images)), "what is written is what was trained"
+    for layer, before in zip(after.layers, coarse.layers):
+        if isinstance(layer, Convolution):
+            assert torch.equal(layer.weight, layer.weight.round())
+            assert layer.weight.abs().max() <= before.weight.abs().max()
+
+
+def test_checkpoint_is_one_of_integers_and_a_stopped_run_goes_on(integers, tmp_path, capsys):
+    """SmoothAdv, whose attacks go through the rounded network; stopped in the second epoch by SIGTERM."""
+    assert finetune(capsys, integers, tmp_path / "whole").code == 0
+    with pytest.MonkeyPatch.context() as patch:
+        after_update(patch, 9, lambda: send(signal.SIGTERM))
+        assert finetune(capsys, integers, tmp_path / "run").code == 143
+    assert finetune(capsys, integers, tmp_path / "run", "--resume").code == 0
+    assert same_state(tmp_path / "run", tmp_path / "whole")
+    assert timeless(tmp_path / "run/log.txt") == timeless(tmp_path / "whole/log.txt")
+    made = load_classifier(tmp_path / "run/checkpoint.pth.tar", "digits")
+    assert type(made) is IntegerNetwork
+    before = torch.load(integers, weights_only=True)["state_dict"]
+    after = read(tmp_path / "run")["state_dict"]
+    assert all(after[name].equal(value) for name, value in before.items() if name.endswith("multiplier"))
+    assert any(not after[name].equal(value) for name, value in before.items() if name.endswith("weight"))
+    log = tmp_path / "log.tsv"
+    sound = ["--sound", "--N0", 10, "--N", 100, "--max", 4, "--device", "cpu"]
+    assert call(capsys, "certify", "digits", tmp_path / "run/checkpoint.pth.tar", 0.25, log, *sound).code == 0
+    assert call(capsys, "certify", "verify", log).code == 0
+    assert len(rows(log)) == 4
+
+
+def test_what_does_not_fit_is_refused(integers, tmp_path, capsys):
+    floats = integers.parent / "checkpoint.pth.tar"
+    folder = tmp_path / "run"
+    assert refused(finetune(capsys, floats, folder), floats, "holds a digits_resnet8", "integer:digits_resnet8")
+    for wrong in (["--precision", "bf16"], ["--pretrained-model", None]):
+        options = ["--finetune-quantized", "--pretrained-model", integers, *wrong]
+        options = options[:1] if None in wrong else options
+        outcome = call(capsys, "train", *DIGITS, folder, *SHORT, "--epochs", 1, *options)
+        assert refused(outcome, "--finetune-quantized needs", code=2)
+    outcome = call(capsys, "train", *DIGITS, folder, *SHORT, "--epochs", 1, "--pretrained-model", integers)
+    assert refused(outcome, integers, "--finetune-quantized")
+    assert not folder.exists()
