@@ -125,6 +125,11 @@ class Convolution(IntegerLayer):
     """Whether the sum is computed in float64, where it needs no proof: slowly, to compare with."""
 
     @property
+    def smallest_input(self) -> float:
+        """The least integer that ``total`` takes."""
+        return -self.largest_input
+
+    @property
     def is_last(self) -> bool:
         """Whether the results are logits."""
         return self.high < self.low

@@ -179,8 +179,9 @@ class IntegerNetwork(nn.Module):
             assert isinstance(layer, Convolution)
             (x,) = inputs
             some = x[:_PROBES]  # random numbers for all of a large batch would take gigabytes
-            extreme = torch.from_numpy(_words(number, some.numel()) % np.uint64(2 * layer.largest_input + 1))
-            extreme = extreme.view(some.shape).to(x)[torch.arange(len(x)) % len(some)] - layer.largest_input
+            low, span = layer.smallest_input, layer.largest_input - layer.smallest_input
+            extreme = torch.from_numpy(_words(number, some.numel()) % np.uint64(span + 1))
+            extreme = extreme.view(some.shape).to(x)[torch.arange(len(x)) % len(some)] + low
             for values in (x, extreme.contiguous(memory_format=torch.channels_last)):
                 ends = torch.stack([values[0], values[-1]])
                 found = layer.total(values)

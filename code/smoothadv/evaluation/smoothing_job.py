@@ -83,8 +83,8 @@ class SmoothingJob:
 
     def check_integers(self, counter: VoteCounter) -> None:
         """UserError if a network of integers is not computed exactly in the batches of ``counter``, as far as seen."""
-        if self.voter.integers is not None:
-            check_exact(counter, self.voter.integers)
+        if (network := self.voter.integers) is not None:
+            self.voter.use_fast_form(partial(check_exact, counter, network))
 
     def check_image(self, index: int, image: torch.Tensor) -> None:
         """UserError if the noise cannot be used for this image: that of --sound needs images of 8 bits."""

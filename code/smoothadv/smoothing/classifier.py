@@ -6,7 +6,7 @@ changes are recorded in a log's settings.
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from smoothadv.memory import batch_that_suits
 from smoothadv.noise import Noise, Purpose
 from smoothadv.smoothing.epilogues import ConvolutionReLU, are_offered_on, runs
 from smoothadv.smoothing.folding import fold
+from smoothadv.smoothing.integer_engine import fast_form
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # The most images in a pass of an attack; the number of noisy images above which a CPU gains nothing.
@@ -43,15 +44,40 @@ class VotingClassifier(nn.Module):
     """Maps noisy images [B, C, H, W], float32, to logits [B, K], float32, in the given precision.
 
     The sum of image and noise is computed in float32 and then rounded: rounding the noise itself would certify another
-    noise distribution. ``is_folded`` tells whether batch normalization was folded.
+    noise distribution. ``is_folded`` tells whether batch normalization was folded. Without gradients, ``fast``, the
+    same function, takes the classifier's place, if there is one.
     """
+
+    fast: nn.Module | None
 
     def __init__(self, classifier: nn.Module, dtype: torch.dtype, is_folded: bool) -> None:
         super().__init__()
-        self.classifier, self.dtype, self.is_folded = classifier, dtype, is_folded
+        self.classifier, self.dtype, self.is_folded, self.fast = classifier, dtype, is_folded, None
 
     def forward(self, noisy_images: torch.Tensor) -> torch.Tensor:
-        return self.classifier(noisy_images.to(self.dtype)).float()
+        form = self.classifier if self.fast is None or torch.is_grad_enabled() else self.fast
+        return form(noisy_images.to(self.dtype)).float()
+
+    def use(self, form: nn.Module | None) -> None:
+        """Make ``form`` the fast one."""
+        self.fast = form
+
+    def use_fast_form(self, check: Callable[[IntegerNetwork | None], None]) -> None:
+        """Make a faster form of a network of integers the fast one, if there is one and ``check`` raises no UserError.
+
+        Otherwise ``check``, given None then, is of the classifier itself.
+        """
+        if (network := self.integers) is None:
+            return
+        if self.fast is None:
+            self.use(fast_form(network, network.mean.device))
+        try:
+            check(self.fast)
+        except UserError:
+            if self.fast is None:
+                raise
+            self.use(None)
+            check(None)
 
     @property
     def integers(self) -> IntegerNetwork | None:
@@ -113,10 +139,14 @@ class CompiledClassifier(VotingClassifier):
         inductor.freezing = True
         let_compiler_choose_alike(voting)
         # In a tuple: its weights are registered already, as those of ``classifier``.
-        self._compiled = (torch.compile(voting, dynamic=False),)
+        self._compiled = (torch.compile(voting, dynamic=False), voting)
 
     def forward(self, noisy_images: torch.Tensor) -> torch.Tensor:
         return call_compiled(self._compiled[0], noisy_images)
+
+    def use(self, form: nn.Module | None) -> None:
+        super().use(form)
+        self._compiled[1].use(form)  # another form is compiled at its first batch
 
     def scores(self, noisy_images: torch.Tensor, consensus: bool = True) -> torch.Tensor:
         return self(noisy_images)  # all members in one graph

@@ -289,11 +289,11 @@ def check_repeatable(counter: VoteCounter, image: torch.Tensor, stream: NoiseStr
 
 
 @torch.inference_mode()
-def check_exact(counter: VoteCounter, network: IntegerNetwork) -> None:
+def check_exact(counter: VoteCounter, network: IntegerNetwork, form: IntegerNetwork | None = None) -> None:
     """UserError unless the counter's batches have the logits of ``network`` as computed in float64, as far as seen.
 
-    The network itself is looked at layer by layer. A compiled form shows nothing but its logits: those of another batch
-    must be the network's, too.
+    What votes is ``form`` (None: the network itself), which is looked at layer by layer. A compiled form shows nothing
+    but its logits: those of another batch must be the network's, too.
     """
     images = network.probe_images().to(counter.device, counter.dtype, memory_format=torch.channels_last)
     rows = torch.arange(-(-len(images) // counter.batch) * counter.batch, device=counter.device) % len(images)
@@ -307,7 +307,7 @@ def check_exact(counter: VoteCounter, network: IntegerNetwork) -> None:
     if (
         not torch.equal(logits, first[rows])
         or digest_of_logits(first) != network.probe
-        or network.inexact_layer(batch) is not None
+        or (form or network).inexact_layer(batch) is not None
         or not torch.equal(counter.classifier(varied), network(varied))
     ):
         raise UserError(

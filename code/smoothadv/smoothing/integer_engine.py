@@ -1,0 +1,86 @@
+"""Networks of integers on a CPU that multiplies bytes (AVX-512 VNNI, AMX): sums by oneDNN's quantized convolutions.
+
+A convolution that reads 8 bits, with weights of 8 bits, adds its products in int32. ``IntegerLayer.bound`` proves that
+no sum reaches 2^24, so that these are the sums of the definition. Scales of 1 leave them as they are in float32; the
+product with the multiplier and the rounding behind it are those of the definition. Other layers, like the first one,
+which reads up to 11 bits, stay in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from smoothadv.architectures.integer_layers import Convolution, Maximum
+from smoothadv.architectures.integer_network import IntegerNetwork, Step
+
+_BYTES = (torch.uint8, torch.int8)
+
+
+class ByteConvolution(Convolution):
+    """A convolution of values that ``dtype``, uint8 or int8, holds; without gradients."""
+
+    def __init__(self, settings: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+        super().__init__(settings, tensors)
+        self.dtype = dtype
+        outputs = len(self.weight)
+        self.scales = torch.ones(outputs), torch.zeros(outputs, dtype=torch.int64)
+        self.geometry = (list(self.stride), list(self.padding), list(self.dilation), self.groups)
+        # No buffer: it has a layout of oneDNN's, which cannot be copied or moved.
+        self.packed = torch.ops.onednn.qconv_prepack(
+            self.weight.to(torch.int8), self.scales[0], 1.0, 0, *self.geometry, None
+        )
+
+    @property
+    def smallest_input(self) -> float:
+        return 0 if self.dtype is torch.uint8 else -self.largest_input
+
+    def total(self, x: torch.Tensor, in_float64: bool = False) -> torch.Tensor:
+        if in_float64:
+            return super().total(x, in_float64)
+        form = 1.0, 0, torch.float32, "none", [], ""  # the result's scale and type, and nothing behind the sum
+        return torch.ops.onednn.qconv2d_pointwise(
+            x.to(self.dtype), 1.0, 0, self.packed, *self.scales, self.bias, *self.geometry, *form
+        )
+
+
+def fast_form(network: IntegerNetwork, device: torch.device) -> IntegerNetwork | None:
+    """The same network with convolutions of bytes, without gradients; None where this CPU or this PyTorch has none.
+
+    It shares the other layers with ``network``. ``voting.check_exact`` says whether it computes exactly.
+    """
+    if device.type != "cpu" or not getattr(torch.cpu, "_is_vnni_supported", bool)():
+        return None
+    dtypes: list[torch.dtype | None] = [None]  # a type of one byte that holds the value, if there is one
+    steps = []
+    try:
+        for layer, inputs in zip(network.layers, network.inputs):
+            dtype = dtypes[inputs[0]]
+            if isinstance(layer, Convolution) and dtype is not None and _has_bytes(layer):
+                layer = ByteConvolution(*layer.stored(), dtype)
+            steps.append(Step(layer, inputs))
+            dtypes.append(dtype if isinstance(layer, Maximum) else _holding(layer))
+        if not any(isinstance(step.layer, ByteConvolution) for step in steps):
+            return None
+        made = IntegerNetwork(network.image_shape, network.clip, network.mean, steps).eval()
+        with torch.inference_mode():
+            made(network.probe_images())
+    except (AttributeError, RuntimeError):  # another version's operators, or a geometry that they do not take
+        return None
+    return made
+
+
+def _has_bytes(layer: Convolution) -> bool:
+    """Whether the weights have one byte, and the sum is one part."""
+    return layer.parts == 1 and float(layer.weight.abs().max()) <= torch.iinfo(torch.int8).max
+
+
+def _holding(layer: torch.nn.Module) -> torch.dtype | None:
+    """The type of one byte that holds what ``layer`` clamps to, if there is one."""
+    limits = getattr(layer, "low", None), getattr(layer, "high", None)
+    if None in limits:
+        return None
+    fitting = (kind for kind in _BYTES if torch.iinfo(kind).min <= limits[0] and limits[1] <= torch.iinfo(kind).max)
+    return next(fitting, None)
