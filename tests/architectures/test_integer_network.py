@@ -13,6 +13,7 @@ from smoothadv.architectures import get_architecture, integer_layers
 from smoothadv.architectures.integer_layers import Convolution, Maximum, Rescaling, Sum, Total
 from smoothadv.architectures.integer_network import IntegerNetwork, Step, digest_of_logits
 from smoothadv.datasets import describe_dataset
+from smoothadv.smoothing.integer_engine import fast_form
 from smoothadv.smoothing.voting import VoteCounter, check_exact
 from support import slow_integers
 from support.integers import grey_images, quantized, slow_logits
@@ -60,7 +61,7 @@ def networks(draw: st.DrawFn) -> IntegerNetwork:
     geometry = {"stride": draw(pair(1, 3)), "dilation": draw(pair(1, 3)), "padding": draw(pair(0, 3)), **WIDE}
     pool = {"kernel": window, "padding": tuple(draw(st.integers(0, size // 2)) for size in window)}
     steps = [
-        Step(convolution(seed, (8, 3, 3, 3), low=low, high=255, padding=(1, 1)), (0,)),
+        Step(convolution(seed, (8, 3, 3, 3), low=low, high=127 if low else 255, padding=(1, 1)), (0,)),
         Step(convolution(seed + 1, (8, 8 // groups, *kernel), groups=groups, **geometry), (1,)),
         Step(convolution(seed + 2, (8, 8, *kernel), **geometry), (1,)),
         Step(rescaling(draw(st.sampled_from([0.5, 1.5, 1 / 3, -0.5]))), (2,)),
@@ -87,8 +88,10 @@ def test_any_small_network_is_the_reference_to_the_last_bit(network, seed):
     assert is_reference(network, images) and is_reference(network, images.to(memory_format=torch.channels_last))
     record, tensors = network.stored()
     again = IntegerNetwork.read(record, tensors, network.image_shape, 5)
+    form = fast_form(network, CPU)  # None on a CPU without the instructions
     with torch.inference_mode():
         assert torch.equal(torch.cat([again(image[None]) for image in images]), network(images))
+        assert form is None or torch.equal(form(images), network(images))
 
 
 def house_network(arch: str, side: int, is_settled: bool = True) -> IntegerNetwork:

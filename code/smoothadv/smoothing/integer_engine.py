@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from smoothadv.architectures.integer_layers import Convolution, Maximum
+from smoothadv.architectures.integer_layers import Convolution, IntegerLayer, Maximum
 from smoothadv.architectures.integer_network import IntegerNetwork, Step
 
 _BYTES = (torch.uint8, torch.int8)
@@ -40,9 +40,16 @@ class ByteConvolution(Convolution):
     def total(self, x: torch.Tensor, in_float64: bool = False) -> torch.Tensor:
         if in_float64:
             return super().total(x, in_float64)
-        form = 1.0, 0, torch.float32, "none", [], ""  # the result's scale and type, and nothing behind the sum
+        result: tuple[object, ...] = (
+            1.0,
+            0,
+            torch.float32,
+            "none",
+            [],
+            "",
+        )  # scale, zero, type; nothing behind the sum
         return torch.ops.onednn.qconv2d_pointwise(
-            x.to(self.dtype), 1.0, 0, self.packed, *self.scales, self.bias, *self.geometry, *form
+            x.to(self.dtype), 1.0, 0, self.packed, *self.scales, self.bias, *self.geometry, *result
         )
 
 
@@ -57,6 +64,7 @@ def fast_form(network: IntegerNetwork, device: torch.device) -> IntegerNetwork |
     steps = []
     try:
         for layer, inputs in zip(network.layers, network.inputs):
+            assert isinstance(layer, IntegerLayer)
             dtype = dtypes[inputs[0]]
             if isinstance(layer, Convolution) and dtype is not None and _has_bytes(layer):
                 layer = ByteConvolution(*layer.stored(), dtype)
@@ -77,10 +85,9 @@ def _has_bytes(layer: Convolution) -> bool:
     return layer.parts == 1 and float(layer.weight.abs().max()) <= torch.iinfo(torch.int8).max
 
 
-def _holding(layer: torch.nn.Module) -> torch.dtype | None:
+def _holding(layer: IntegerLayer) -> torch.dtype | None:
     """The type of one byte that holds what ``layer`` clamps to, if there is one."""
-    limits = getattr(layer, "low", None), getattr(layer, "high", None)
-    if None in limits:
+    low, high = getattr(layer, "low", None), getattr(layer, "high", None)
+    if low is None or high is None:
         return None
-    fitting = (kind for kind in _BYTES if torch.iinfo(kind).min <= limits[0] and limits[1] <= torch.iinfo(kind).max)
-    return next(fitting, None)
+    return next((kind for kind in _BYTES if torch.iinfo(kind).min <= low and high <= torch.iinfo(kind).max), None)
