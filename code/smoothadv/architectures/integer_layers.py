@@ -9,7 +9,7 @@ clamp follow, single operations that IEEE 754 fixes. With gradients, rounding ha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -159,11 +159,14 @@ class Convolution(IntegerLayer):
             return F.conv2d(x.double(), self.weight.double(), self.bias.double(), *geometry).float()
         if self.parts == 1:
             return F.conv2d(x, self.weight, self.bias, *geometry)
-        # In float64 the sum of the parts is exact, too; it is rounded once. With groups, only the bias is added apart.
+        # With groups, only the bias is added apart.
         width = -(-x.shape[1] // self.parts) if self.groups == 1 else x.shape[1]
         pairs = zip(x.split(width, 1), self.weight.split(width, 1))
-        exact = sum(F.conv2d(part, weight, None, *geometry).double() for part, weight in pairs)
-        return (exact + self.bias.double()[:, None, None]).float()
+        return self.sum_of_parts([F.conv2d(part, weight, None, *geometry) for part, weight in pairs])
+
+    def sum_of_parts(self, sums: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The sums and the bias, added in float64, where that is exact, and rounded once."""
+        return (sum(one.double() for one in sums) + self.bias.double()[:, None, None]).float()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         total = self.total(x, self.in_float64)

@@ -1,9 +1,9 @@
 """Networks of integers on a CPU that multiplies bytes (AVX-512 VNNI, AMX): sums by oneDNN's quantized convolutions.
 
-A convolution that reads 8 bits, with weights of 8 bits, adds its products in int32. ``IntegerLayer.bound`` proves that
-no sum reaches 2^24, so that these are the sums of the definition. Scales of 1 leave them as they are in float32; the
-product with the multiplier and the rounding behind it are those of the definition. Other layers, like the first one,
-which reads up to 11 bits, stay in float32.
+A convolution that reads 8 bits, with weights of 8 bits, adds its products in int32. ``Convolution.bound`` proves that
+no sum, or no part of one, reaches 2^24: these are the sums of the definition. Scales of 1 leave them as they are in
+float32; the product with the multiplier and the rounding behind it are those of the definition. Other layers, like the
+first one, which reads up to 11 bits, stay in float32.
 """
 
 from __future__ import annotations
@@ -25,13 +25,18 @@ class ByteConvolution(Convolution):
     def __init__(self, settings: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
         super().__init__(settings, tensors)
         self.dtype = dtype
-        outputs = len(self.weight)
-        self.scales = torch.ones(outputs), torch.zeros(outputs, dtype=torch.int64)
+        self.scales = torch.ones(len(self.weight)), torch.zeros(len(self.weight), dtype=torch.int64)
         self.geometry = (list(self.stride), list(self.padding), list(self.dilation), self.groups)
-        # No buffer: it has a layout of oneDNN's, which cannot be copied or moved.
-        self.packed = torch.ops.onednn.qconv_prepack(
-            self.weight.to(torch.int8), self.scales[0], 1.0, 0, *self.geometry, None
-        )
+
+    def bound(self, *sizes: float) -> float:
+        size = super().bound(*sizes)
+        self.width = -(-self.weight.shape[1] * self.groups // (self.parts if self.groups == 1 else 1))
+        # No buffers: oneDNN's layout cannot be copied or moved.
+        self.packed = [
+            torch.ops.onednn.qconv_prepack(part.contiguous(), self.scales[0], 1.0, 0, *self.geometry, None)
+            for part in self.weight.to(torch.int8).split(self.width, 1)
+        ]
+        return size
 
     @property
     def smallest_input(self) -> float:
@@ -40,6 +45,7 @@ class ByteConvolution(Convolution):
     def total(self, x: torch.Tensor, in_float64: bool = False) -> torch.Tensor:
         if in_float64:
             return super().total(x, in_float64)
+        bias = self.bias if self.parts == 1 else None
         result: tuple[object, ...] = (
             1.0,
             0,
@@ -48,9 +54,11 @@ class ByteConvolution(Convolution):
             [],
             "",
         )  # scale, zero, type; nothing behind the sum
-        return torch.ops.onednn.qconv2d_pointwise(
-            x.to(self.dtype), 1.0, 0, self.packed, *self.scales, self.bias, *self.geometry, *result
-        )
+        sums = [
+            torch.ops.onednn.qconv2d_pointwise(part, 1.0, 0, packed, *self.scales, bias, *self.geometry, *result)
+            for part, packed in zip(x.to(self.dtype).split(self.width, 1), self.packed)
+        ]
+        return sums[0] if self.parts == 1 else self.sum_of_parts(sums)
 
 
 def fast_form(network: IntegerNetwork, device: torch.device) -> IntegerNetwork | None:
@@ -66,7 +74,8 @@ def fast_form(network: IntegerNetwork, device: torch.device) -> IntegerNetwork |
         for layer, inputs in zip(network.layers, network.inputs):
             assert isinstance(layer, IntegerLayer)
             dtype = dtypes[inputs[0]]
-            if isinstance(layer, Convolution) and dtype is not None and _has_bytes(layer):
+            weights = layer.weight.abs().max() if isinstance(layer, Convolution) else torch.inf
+            if dtype is not None and weights <= torch.iinfo(torch.int8).max:
                 layer = ByteConvolution(*layer.stored(), dtype)
             steps.append(Step(layer, inputs))
             dtypes.append(dtype if isinstance(layer, Maximum) else _holding(layer))
@@ -78,11 +87,6 @@ def fast_form(network: IntegerNetwork, device: torch.device) -> IntegerNetwork |
     except (AttributeError, RuntimeError):  # another version's operators, or a geometry that they do not take
         return None
     return made
-
-
-def _has_bytes(layer: Convolution) -> bool:
-    """Whether the weights have one byte, and the sum is one part."""
-    return layer.parts == 1 and float(layer.weight.abs().max()) <= torch.iinfo(torch.int8).max
 
 
 def _holding(layer: IntegerLayer) -> torch.dtype | None:
