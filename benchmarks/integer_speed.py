@@ -30,10 +30,8 @@ CPU, SHAPE, SIGMA, BASE = torch.device("cpu"), (3, 32, 32), 0.25, "floats, compi
 
 def noisy_images(count: int) -> torch.Tensor:
     """Images [count, C, H, W] of random grey levels with the noise of --sound."""
-    images = (torch.rand(count, *SHAPE) * 255).round() / 255
-    stream = RoundedGaussianNoise(SIGMA, 0).stream(0, CPU)
-    noisy = torch.cat([stream.noisy(1, image) for image in images])
-    return noisy.to(memory_format=torch.channels_last)
+    images, stream = (torch.rand(count, *SHAPE) * 255).round() / 255, RoundedGaussianNoise(SIGMA, 0).stream(0, CPU)
+    return torch.cat([stream.noisy(1, image) for image in images]).to(memory_format=torch.channels_last)
 
 
 def quantized(classifier: torch.nn.Module, images: torch.Tensor) -> IntegerNetwork:
@@ -47,11 +45,9 @@ def quantized(classifier: torch.nn.Module, images: torch.Tensor) -> IntegerNetwo
 
 def forms(arch: str, batch: int) -> dict[str, VotingClassifier]:
     """The float network, the integers in float32 and, where they are exact, in bytes: eager and compiled."""
-    classifier = settled(arch, "cifar10", CPU)
-    made = quantized(classifier, noisy_images(64))
+    made = quantized(classifier := settled(arch, "cifar10", CPU), noisy_images(64))
     floats, integers, in_bytes = (arrange(network, CPU) for network in (classifier, made, made))
-    counter = VoteCounter(in_bytes, 10, batch, CPU)
-    in_bytes.use_fast_form(partial(check_exact, counter, in_bytes.integers))
+    in_bytes.use_fast_form(partial(check_exact, VoteCounter(in_bytes, 10, batch, CPU), in_bytes.integers))
     eager = {"floats": floats, "integers": integers, **({"bytes": in_bytes} if in_bytes.fast else {})}
     return eager | {f"{name}, compiled": CompiledClassifier(voter) for name, voter in eager.items()}
 
