@@ -8,6 +8,7 @@ import torch
 import smoothadv
 from smoothadv.architectures.integer_network import IntegerNetwork
 from smoothadv.datasets.images import InMemoryImages
+from smoothadv.smoothing.integer_engine import ByteConvolution
 from support.attack_runs import SMALL, archive, l2_norms
 from support.commands import call, refused, rows, run_process, script, succeed, timeless
 from support.sharding import manifest_of
@@ -100,6 +101,19 @@ def test_batch_that_memory_halves_is_checked_again(fault, integers, workplace, c
         assert refused(outcome, "choose another --batch than 32") and len(Path("log.tsv").read_text().splitlines()) == 1
     else:
         assert outcome.code == 0 and timeless(Path("log.tsv")) == timeless(Path("whole.tsv"))
+
+
+@pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="votes are in bytes on CPUs with AVX-512 VNNI")
+def test_votes_are_in_bytes(integers, workplace, monkeypatch):
+    exact, began = ByteConvolution.total, []
+
+    def total(*given: object, **named: object) -> torch.Tensor:
+        began.append(Path("log.tsv").exists())
+        return exact(*given, **named)
+
+    monkeypatch.setattr(ByteConvolution, "total", total)
+    succeed("certify", "digits", integers, 0.25, "log.tsv", *SOUND, "--max", 1)
+    assert began[-1] and not began[0], "first they are checked"
 
 
 def test_other_commands_take_integers(checkpoint, integers, workplace, capsys):
