@@ -9,7 +9,8 @@ clamp follow, single operations that IEEE 754 fixes. With gradients, rounding ha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -175,6 +176,17 @@ class Convolution(IntegerLayer):
         multiplier = self.multiplier[:, None, None]
         scaled = total * multiplier if total.requires_grad else total.mul_(multiplier)
         return scaled if self.is_last else self._in_range(rounded(scaled))
+
+
+@contextmanager
+def in_float64(layers: Iterable[nn.Module]) -> Iterator[None]:
+    """Within, the sums of convolutions among these layers are computed in float64."""
+    convolutions = [layer for layer in layers if isinstance(layer, Convolution)]
+    for layer in convolutions:
+        layer.in_float64 = True
+    yield
+    for layer in convolutions:
+        layer.in_float64 = False
 
 
 class Rescaling(IntegerLayer):

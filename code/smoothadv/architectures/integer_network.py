@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from smoothadv.architectures.integer_layers import EXACT, LAYERS, Convolution, IntegerLayer, rounded
+from smoothadv.architectures.integer_layers import EXACT, LAYERS, Convolution, IntegerLayer, in_float64, rounded
 from smoothadv.errors import first_line
 
 DEFINITION = 1
@@ -56,15 +56,17 @@ class IntegerNetwork(nn.Module):
 
         self.probe = ""
 
-    def _steps(self) -> Iterator[tuple[int, IntegerLayer, tuple[int, ...]]]:
+    def steps(self) -> Iterator[tuple[int, IntegerLayer, tuple[int, ...]]]:
+        """Each layer with its number and those of the values that it reads: 0 is the image, n the result of step n."""
         for number, (layer, inputs) in enumerate(zip(self.layers, self.inputs), 1):
             assert isinstance(layer, IntegerLayer)
             yield number, layer, inputs
 
     def _prove(self) -> None:
+        """Sets ``sizes``: the largest size of each value, by number."""
         levels = [edge - float(value) for edge in (-self.clip, WHITE + self.clip) for value in self.mean.flatten()]
-        sizes = [max(map(abs, levels))]
-        for number, layer, inputs in self._steps():
+        self.sizes = sizes = [max(map(abs, levels))]
+        for number, layer, inputs in self.steps():
             if len(inputs) != layer.ARGUMENTS or not all(type(one) is int and 0 <= one < number for one in inputs):
                 raise ValueError(f"step {number} reads the values {inputs}")
             if getattr(layer, "is_last", False) != (number == len(self.layers)):
@@ -136,7 +138,7 @@ class IntegerNetwork(nn.Module):
     def stored(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """A record, as JSON can hold it, and tensors of integers and multipliers, which together are the network."""
         steps, tensors = [], {"mean": self.mean.flatten().to(torch.int16)}
-        for number, layer, inputs in self._steps():
+        for number, layer, inputs in self.steps():
             settings, of_layer = layer.stored()
             steps.append([type(layer).__name__.lower(), list(inputs), settings])
             tensors |= {f"{number}.{name}": value for name, value in of_layer.items()}
@@ -150,10 +152,13 @@ class IntegerNetwork(nn.Module):
         if state != self.get_extra_state():
             raise ValueError("the state is of another integer network")
 
+    def entrance(self, images: torch.Tensor) -> torch.Tensor:
+        """The integers [B, C, H, W] that stand for images."""
+        return rounded(images * WHITE).clamp(-self.clip, WHITE + self.clip) - self.mean
+
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        levels = rounded(images * WHITE).clamp(-self.clip, WHITE + self.clip)
-        values: dict[int, torch.Tensor] = {0: levels - self.mean}
-        for number, layer, inputs in self._steps():
+        values: dict[int, torch.Tensor] = {0: self.entrance(images)}
+        for number, layer, inputs in self.steps():
             values[number] = layer(*(values[used] for used in inputs))
             for used in self._unused_after[number]:
                 del values[used]
@@ -178,11 +183,7 @@ class IntegerNetwork(nn.Module):
         def compare(number: int, layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
             assert isinstance(layer, Convolution)
             (x,) = inputs
-            some = x[:_PROBES]  # random numbers for all of a large batch would take gigabytes
-            low, span = layer.smallest_input, layer.largest_input - layer.smallest_input
-            extreme = torch.from_numpy(_words(number, some.numel()) % np.uint64(span + 1))
-            extreme = extreme.view(some.shape).to(x)[torch.arange(len(x)) % len(some)] + low
-            for values in (x, extreme.contiguous(memory_format=torch.channels_last)):
+            for values in (x, random_integers(number, x, layer.smallest_input, layer.largest_input)):
                 ends = torch.stack([values[0], values[-1]])
                 found = layer.total(values)
                 if not torch.equal(torch.stack([found[0], found[-1]]), layer.total(ends, in_float64=True)):
@@ -190,7 +191,7 @@ class IntegerNetwork(nn.Module):
 
         hooks = [
             layer.register_forward_pre_hook(partial(compare, number))
-            for number, layer, _ in self._steps()
+            for number, layer, _ in self.steps()
             if isinstance(layer, Convolution)
         ]
         try:
@@ -203,17 +204,21 @@ class IntegerNetwork(nn.Module):
     @torch.inference_mode()
     def set_probe(self) -> None:
         """Set ``probe``, from sums in float64 on the CPU."""
-        convolutions = [layer for layer in self.layers if isinstance(layer, Convolution)]
-        for layer in convolutions:
-            layer.in_float64 = True
-        self.probe = digest_of_logits(self(self.probe_images()))
-        for layer in convolutions:
-            layer.in_float64 = False
+        with in_float64(self.layers):
+            self.probe = digest_of_logits(self(self.probe_images()))
 
 
 def _words(number: int, count: int) -> np.ndarray:
     """Random integers of 53 bits, uint64, the same with every version of NumPy."""
     return np.random.Philox(key=[DEFINITION, number]).random_raw(count) >> np.uint64(11)
+
+
+def random_integers(number: int, x: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """Integers in low..high, the same in each run, of the shape, type and device of ``x``, channels last."""
+    some = x[:_PROBES]  # random numbers for all of a large batch would take gigabytes
+    words = torch.from_numpy((_words(number, some.numel()) % np.uint64(high - low + 1)).astype(np.int64)) + int(low)
+    rows = torch.arange(len(x), device=x.device) % len(some)
+    return words.view(some.shape).to(x)[rows].contiguous(memory_format=torch.channels_last)
 
 
 def digest_of_logits(logits: torch.Tensor) -> str:
