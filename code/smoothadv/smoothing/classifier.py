@@ -18,9 +18,9 @@ from smoothadv.errors import UserError
 from smoothadv.graphs import call_compiled, let_compiler_choose_alike
 from smoothadv.memory import batch_that_suits
 from smoothadv.noise import Noise, Purpose
+from smoothadv.smoothing import integer_engine
 from smoothadv.smoothing.epilogues import ConvolutionReLU, are_offered_on, runs
 from smoothadv.smoothing.folding import fold
-from smoothadv.smoothing.integer_engine import fast_form
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # The most images in a pass of an attack; the number of noisy images above which a CPU gains nothing.
@@ -70,7 +70,7 @@ class VotingClassifier(nn.Module):
         if (network := self.integers) is None:
             return
         if self.fast is None:
-            self.use(fast_form(network, network.mean.device))
+            self.use(_fast_form(network, network.mean.device))
         try:
             check(self.fast)
         except UserError:
@@ -97,6 +97,16 @@ class VotingClassifier(nn.Module):
         if isinstance(self.classifier, Ensemble) and self.classifier.mean == "probabilities":
             return self.classifier.summed_probabilities(noisy_images.to(self.dtype), consensus)
         return self(noisy_images)
+
+
+def _fast_form(network: IntegerNetwork, device: torch.device) -> nn.Module | None:
+    if device.type != "cuda":
+        return integer_engine.fast_form(network, device)
+    try:
+        from smoothadv.smoothing import integer_kernels
+    except ImportError:  # without Triton
+        return None
+    return integer_kernels.fast_form(network, device)
 
 
 def arrange(
