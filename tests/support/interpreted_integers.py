@@ -1,0 +1,188 @@
+"""Runs the kernels of networks of integers in Triton's interpreter, on the CPU, and prints what it finds as JSON.
+
+A process of its own: Triton reads TRITON_INTERPRET when it is imported. With "all", ResNet-50 has maps of their true
+sizes.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from unittest import mock
+
+import torch
+import triton
+import triton.language as tl
+
+from smoothadv.architectures import get_architecture
+from smoothadv.architectures.integer_layers import Convolution, Maximum, Rescaling, Sum, Total, in_float64
+from smoothadv.architectures.integer_network import IntegerNetwork, Step, digest_of_logits
+from smoothadv.datasets import describe_dataset
+from smoothadv.errors import UserError
+from smoothadv.smoothing import integer_kernels as kernels
+from smoothadv.smoothing.voting import VoteCounter, check_exact
+from support.integers import grey_images, quantized
+
+CPU = torch.device("cpu")
+
+
+@triton.jit
+def halves_upwards(x, LOW: tl.constexpr, HIGH: tl.constexpr):
+    return tl.floor(tl.minimum(tl.maximum(x, LOW), HIGH) + 0.5).to(tl.int32)
+
+
+def house_network(arch: str, dataset: str, side: int, flips: bool = False) -> IntegerNetwork:
+    """With random weights; ``flips`` changes the sign of every second multiplier."""
+    torch.manual_seed(1)
+    description = describe_dataset(dataset)
+    description = replace(description, image_shape=(description.image_shape[0], side, side))
+    network = quantized(get_architecture(arch, description).eval(), grey_images(2, description.image_shape))
+    for layer in network.layers if flips else ():
+        if isinstance(layer, Convolution) and not layer.is_last:
+            layer.multiplier[::2] *= -1
+    return network
+
+
+def odd_network(seed: int = 0) -> IntegerNetwork:
+    """Uneven geometry, halves to be rounded, weights of two digits, int8 and int32, and layers without a kernel."""
+    generator = torch.Generator().manual_seed(seed)
+    wide, steps = {"low": -(2**23), "high": 2**23}, list[Step]()
+
+    def add(kind: type, *inputs: int, shape: tuple[int, ...] = (), most: int = 127, multiplier: float = 0, **settings):
+        tensors = {}
+        if kind is Convolution:
+            weight = torch.randint(-most, most + 1, shape, generator=generator)
+            bias = torch.randint(-999, 999, shape[:1], generator=generator)
+            tensors = {"weight": weight, "bias": bias, "multiplier": torch.full(shape[:1], multiplier)}
+        if kind is Rescaling:
+            tensors = {"multiplier": torch.tensor([multiplier])}
+        steps.append(Step(kind(settings, tensors), inputs))
+        return len(steps)
+
+    uneven = {"stride": (2, 1), "padding": (3, 0), "dilation": (1, 2)}
+    first = add(Convolution, 0, shape=(8, 3, 2, 3), multiplier=2.0**-11, low=-127, high=127, padding=(1, 1))
+    second = add(Convolution, first, shape=(8, 8, 3, 2), multiplier=0.5, **wide, **uneven)
+    third = add(Convolution, first, shape=(8, 8, 3, 2), most=9999, multiplier=-(2.0**-9), **wide, **uneven)
+    total = add(Sum, second, third, low=0, high=2**15 - 1)
+    byte = add(Rescaling, total, multiplier=2.0**-7, low=0, high=255)
+    other = add(Rescaling, total, multiplier=-0.5, low=-127, high=127)
+    largest = add(Maximum, byte, kernel=(2, 3), stride=(1, 2), padding=(0, 1))
+    grouped = add(Convolution, largest, shape=(8, 4, 1, 1), multiplier=2.0**-6, low=-127, high=127, groups=2)
+    again = add(Convolution, grouped, shape=(40, 8, 1, 3), most=1, multiplier=0.5, low=0, high=2**15 - 1, padding=(0, 1))
+    short = add(Convolution, other, shape=(40, 8, 1, 1), multiplier=1.5, low=-300, high=2**15 - 1, stride=(1, 2))
+    cut = add(Maximum, short, kernel=(2, 1))
+    both = add(Sum, again, cut, low=-9, high=2**15 - 1)
+    middle = add(Rescaling, both, multiplier=0.75, low=0, high=999)
+    with torch.no_grad():
+        x = [torch.zeros(1, 3, 7, 9)]
+        for step in steps:
+            step.layer.parts = 1
+            x.append(step.layer(*(x[used] for used in step.inputs)))
+    pooled = add(Total, middle, kernel=tuple(x[-1].shape[2:]))
+    add(Convolution, pooled, shape=(5, 40, 1, 1), multiplier=2.0**-9)
+    network = IntegerNetwork((3, 7, 9), 383, torch.tensor([125, 0, 255]), steps).eval()
+    network.set_probe()
+    return network
+
+
+def inputs_of(operation: kernels._Operation, clip: int, rows: int) -> list[list[torch.Tensor]]:
+    """Random values of the whole range, the extremes alone, and those that make the largest sum of the first output."""
+    limits = [(value.low, value.high) if number else (-clip, 255 + clip) for number, value in
+              zip(operation.reads, operation.read)]  # fmt: skip
+    shapes = [(rows, *value.shape) for value in operation.read]
+    types = [value.dtype if number else torch.float32 for number, value in zip(operation.reads, operation.read)]
+    generator, signs = torch.Generator().manual_seed(0), operation.layers[0].weight[0].sum((1, 2)) > 0
+    worst = [signs.view(1, -1, 1, 1).expand(shapes[0]), *(torch.ones(shape) > 0 for shape in shapes[1:])]
+    made = [
+        [torch.randint(low, high + 1, shape, generator=generator) for (low, high), shape in zip(limits, shapes)],
+        *([torch.where(high, *limit) for high, limit in zip(highs, limits)] for highs in
+          (worst, [~each for each in worst], [each | True for each in worst])),
+    ]  # fmt: skip
+    finished = [[x / 255 if n == 0 else x for n, x in zip(operation.reads, given)] for given in made]
+    return [[x.to(kind).contiguous(memory_format=torch.channels_last) for x, kind in zip(given, types)]
+            for given in finished]  # fmt: skip
+
+
+def wrong(operation: kernels._Operation, clip: int, rows: int = 1) -> int:
+    """How many integers are not those of the definition in float64."""
+    found = 0
+    with torch.inference_mode(), in_float64(operation.layers):
+        for given in inputs_of(operation, clip, rows):
+            pairs = zip(operation(*given), operation.defined(*given))
+            found += sum(int((one.float() != other).sum()) for one, other in pairs)
+    return found
+
+
+def shapes(network: IntegerNetwork, rows: int, most: float = torch.inf) -> dict[str, int]:
+    """Of each distinct operation with a kernel and at most so many weights, how many integers are wrong."""
+    found: dict[str, int] = {}
+    for operation in kernels.KernelNetwork(network).operations:
+        if isinstance(operation, kernels._Convolution) and operation.weight.numel() <= most:
+            kinds = [type(layer).__name__ for layer in operation.layers]
+            name = f"{kinds} {[value.dtype for value in operation.made]} {sorted(operation.constants.items())}"
+            if name not in found:
+                found[name] = wrong(operation, network.clip, rows)
+    return found
+
+
+def whole(network: IntegerNetwork) -> dict:
+    """Of a whole network: the digest of the probe, the checks of a voter, NaN; and of its faulty copies, too."""
+    form, images = kernels.KernelNetwork(network), network.probe_images()
+
+    def is_refused() -> bool:
+        counter = VoteCounter(form, len(network.layers[-1].weight), 5, CPU)
+        try:
+            check_exact(counter, network, form)
+        except UserError:
+            return True
+        return False
+
+    images[2, 0, 1, 1] = torch.nan
+    with torch.inference_mode():
+        result = {"digest": digest_of_logits(form(network.probe_images())) == network.probe, "refused": is_refused()}
+        result["nan rows"] = form(images).isnan().all(1).nonzero().flatten().tolist()
+    return result
+
+
+def faults(network: IntegerNetwork) -> dict[str, int | None]:
+    """For each planted error, the number of the first layer that is found to be wrong."""
+    images = network.probe_images()[:3]
+    found = {"none": kernels.KernelNetwork(network).inexact_layer(images)}
+    with mock.patch.object(kernels, "_rounded", halves_upwards):
+        found["halves upwards"] = kernels.KernelNetwork(network).inexact_layer(images)
+    with mock.patch.object(kernels, "_WHOLE", tl.constexpr(2.0**22)):
+        found["rounding to halves"] = kernels.KernelNetwork(network).inexact_layer(images)
+    for name, fault in {
+        "multiplier": lambda operation: operation.multiplier.mul_(1 + 2.0**-10),
+        "border": lambda operation: operation.constants.update(HEIGHT=operation.constants["HEIGHT"] - 1),
+        "bias": lambda operation: operation.bias.add_(1),
+        "tap": lambda operation: operation.weight[:, 0, 0].zero_(),
+    }.items():
+        form = kernels.KernelNetwork(network)
+        fault(form.operations[1])
+        found[name] = form.inexact_layer(images)
+    return found
+
+
+def main(chosen: str) -> None:
+    odd = odd_network()
+    try:
+        first = kernels.KernelNetwork(odd)(odd.probe_images())
+    except Exception as error:  # as with Triton 3.0 and NumPy 2
+        print(json.dumps({"unusable": f"the interpreter of Triton {triton.__version__} does not run here: {error}"}))
+        return
+    assert first.shape == (8, 5)
+    if chosen == "all":
+        kernels._BLOCK_ROWS = 1024  # the interpreter takes long for each program
+        found = {"resnet50": shapes(house_network("resnet50", "imagenet", 224, True), 1)}
+    else:
+        digits = house_network("digits_resnet8", "digits", 8)
+        found = {"odd": whole(odd), "digits": whole(digits), "faults": faults(odd), "odd shapes": shapes(odd, 3)}
+        kernels._BLOCK_ROWS = 512
+        found["cifar_resnet110"] = shapes(house_network("cifar_resnet110", "cifar10", 32, True), 1)
+        kernels._BLOCK_ROWS = 64
+        found["resnet50"] = shapes(house_network("resnet50", "imagenet", 32, True), 1, most=2**16)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
