@@ -67,10 +67,10 @@ def odd_network(seed: int = 0) -> IntegerNetwork:
     other = add(Rescaling, total, multiplier=-0.5, low=-127, high=127)
     largest = add(Maximum, byte, kernel=(2, 3), stride=(1, 2), padding=(0, 1))
     grouped = add(Convolution, largest, shape=(8, 4, 1, 1), multiplier=2.0**-6, low=-127, high=127, groups=2)
-    again = add(Convolution, grouped, shape=(40, 8, 1, 3), most=1, multiplier=0.5, low=0, high=2**15 - 1, padding=(0, 1))
-    short = add(Convolution, other, shape=(40, 8, 1, 1), multiplier=1.5, low=-300, high=2**15 - 1, stride=(1, 2))
-    cut = add(Maximum, short, kernel=(2, 1))
-    both = add(Sum, again, cut, low=-9, high=2**15 - 1)
+    most = {"high": 2**15 - 1}
+    again = add(Convolution, grouped, shape=(40, 8, 1, 3), most=1, multiplier=0.5, low=0, padding=(0, 1), **most)
+    short = add(Convolution, other, shape=(40, 8, 1, 1), multiplier=1.5, low=-300, stride=(1, 2), **most)
+    both = add(Sum, again, add(Maximum, short, kernel=(2, 1)), low=-9, **most)
     middle = add(Rescaling, both, multiplier=0.75, low=0, high=999)
     with torch.no_grad():
         x = [torch.zeros(1, 3, 7, 9)]
@@ -125,32 +125,26 @@ def shapes(network: IntegerNetwork, rows: int, most: float = torch.inf) -> dict[
 
 
 def whole(network: IntegerNetwork) -> dict:
-    """Of a whole network: the digest of the probe, the checks of a voter, NaN; and of its faulty copies, too."""
+    """Of a whole network: the digest of the probe, the checks of voting, NaN."""
     form, images = kernels.KernelNetwork(network), network.probe_images()
-
-    def is_refused() -> bool:
-        counter = VoteCounter(form, len(network.layers[-1].weight), 5, CPU)
-        try:
-            check_exact(counter, network, form)
-        except UserError:
-            return True
-        return False
-
-    images[2, 0, 1, 1] = torch.nan
     with torch.inference_mode():
-        result = {"digest": digest_of_logits(form(network.probe_images())) == network.probe, "refused": is_refused()}
-        result["nan rows"] = form(images).isnan().all(1).nonzero().flatten().tolist()
+        result: dict = {"digest": digest_of_logits(form(images)) == network.probe, "is refused": False}
+        images[2, 0, 1, 1] = torch.nan
+        result["rows of NaN"] = form(images).isnan().all(1).nonzero().flatten().tolist()
+    try:
+        check_exact(VoteCounter(form, len(network.layers[-1].weight), 5, CPU), network, form)
+    except UserError:
+        result["is refused"] = True
     return result
 
 
-def faults(network: IntegerNetwork) -> dict[str, int | None]:
+def faults(network: IntegerNetwork) -> dict:
     """For each planted error, the number of the first layer that is found to be wrong."""
     images = network.probe_images()[:3]
-    found = {"none": kernels.KernelNetwork(network).inexact_layer(images)}
-    with mock.patch.object(kernels, "_rounded", halves_upwards):
-        found["halves upwards"] = kernels.KernelNetwork(network).inexact_layer(images)
-    with mock.patch.object(kernels, "_WHOLE", tl.constexpr(2.0**22)):
-        found["rounding to halves"] = kernels.KernelNetwork(network).inexact_layer(images)
+    found: dict = {"none": kernels.KernelNetwork(network).inexact_layer(images), "roundings": []}
+    for name, fault in (("_rounded", halves_upwards), ("_WHOLE", tl.constexpr(2.0**22))):
+        with mock.patch.object(kernels, name, fault):
+            found["roundings"].append(kernels.KernelNetwork(network).inexact_layer(images))
     for name, fault in {
         "multiplier": lambda operation: operation.multiplier.mul_(1 + 2.0**-10),
         "border": lambda operation: operation.constants.update(HEIGHT=operation.constants["HEIGHT"] - 1),
@@ -176,7 +170,7 @@ def main(chosen: str) -> None:
         found = {"resnet50": shapes(house_network("resnet50", "imagenet", 224, True), 1)}
     else:
         digits = house_network("digits_resnet8", "digits", 8)
-        found = {"odd": whole(odd), "digits": whole(digits), "faults": faults(odd), "odd shapes": shapes(odd, 3)}
+        found = {"odd": whole(odd), "digits": whole(digits), "faults": faults(odd), "shapes of odd": shapes(odd, 3)}
         kernels._BLOCK_ROWS = 512
         found["cifar_resnet110"] = shapes(house_network("cifar_resnet110", "cifar10", 32, True), 1)
         kernels._BLOCK_ROWS = 64

@@ -56,7 +56,7 @@ class IntegerNetwork(nn.Module):
 
         self.probe = ""
 
-    def steps(self) -> Iterator[tuple[int, IntegerLayer, tuple[int, ...]]]:
+    def _steps(self) -> Iterator[tuple[int, IntegerLayer, tuple[int, ...]]]:
         """Each layer with its number and those of the values that it reads: 0 is the image, n the result of step n."""
         for number, (layer, inputs) in enumerate(zip(self.layers, self.inputs), 1):
             assert isinstance(layer, IntegerLayer)
@@ -66,7 +66,7 @@ class IntegerNetwork(nn.Module):
         """Sets ``sizes``: the largest size of each value, by number."""
         levels = [edge - float(value) for edge in (-self.clip, WHITE + self.clip) for value in self.mean.flatten()]
         self.sizes = sizes = [max(map(abs, levels))]
-        for number, layer, inputs in self.steps():
+        for number, layer, inputs in self._steps():
             if len(inputs) != layer.ARGUMENTS or not all(type(one) is int and 0 <= one < number for one in inputs):
                 raise ValueError(f"step {number} reads the values {inputs}")
             if getattr(layer, "is_last", False) != (number == len(self.layers)):
@@ -138,7 +138,7 @@ class IntegerNetwork(nn.Module):
     def stored(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """A record, as JSON can hold it, and tensors of integers and multipliers, which together are the network."""
         steps, tensors = [], {"mean": self.mean.flatten().to(torch.int16)}
-        for number, layer, inputs in self.steps():
+        for number, layer, inputs in self._steps():
             settings, of_layer = layer.stored()
             steps.append([type(layer).__name__.lower(), list(inputs), settings])
             tensors |= {f"{number}.{name}": value for name, value in of_layer.items()}
@@ -158,7 +158,7 @@ class IntegerNetwork(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         values: dict[int, torch.Tensor] = {0: self.entrance(images)}
-        for number, layer, inputs in self.steps():
+        for number, layer, inputs in self._steps():
             values[number] = layer(*(values[used] for used in inputs))
             for used in self._unused_after[number]:
                 del values[used]
@@ -191,7 +191,7 @@ class IntegerNetwork(nn.Module):
 
         hooks = [
             layer.register_forward_pre_hook(partial(compare, number))
-            for number, layer, _ in self.steps()
+            for number, layer, _ in self._steps()
             if isinstance(layer, Convolution)
         ]
         try:

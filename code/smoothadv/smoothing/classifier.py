@@ -48,7 +48,7 @@ class VotingClassifier(nn.Module):
     same function, takes the classifier's place, if there is one.
     """
 
-    fast: IntegerNetwork | None
+    fast: nn.Module | None
 
     def __init__(self, classifier: nn.Module, dtype: torch.dtype, is_folded: bool) -> None:
         super().__init__()
@@ -58,11 +58,11 @@ class VotingClassifier(nn.Module):
         form = self.classifier if self.fast is None or torch.is_grad_enabled() else self.fast
         return form(noisy_images.to(self.dtype)).float()
 
-    def use(self, form: IntegerNetwork | None) -> None:
+    def use(self, form: nn.Module | None) -> None:
         """Make ``form`` the fast one."""
         self.fast = form
 
-    def use_fast_form(self, check: Callable[[IntegerNetwork | None], None]) -> None:
+    def use_fast_form(self, check: Callable[[Any], None]) -> None:
         """Make a faster form of a network of integers the fast one, if there is one and ``check`` raises no UserError.
 
         Otherwise ``check``, given None then, is of the classifier itself.
@@ -154,7 +154,7 @@ class CompiledClassifier(VotingClassifier):
     def forward(self, noisy_images: torch.Tensor) -> torch.Tensor:
         return call_compiled(self._compiled[0], noisy_images)
 
-    def use(self, form: IntegerNetwork | None) -> None:
+    def use(self, form: nn.Module | None) -> None:
         super().use(form)
         self._compiled[1].use(form)  # another form is compiled at its first batch
 

@@ -221,7 +221,11 @@ class _Convolution(_Operation):
         self.constants = {
             **dict(zip((*_SIZES, *_RANGES), (*sizes, *ranges, *ranges[-2:], *ranges[-2:]))),
             **{"KERNEL_WIDTH": width, "DEPTH": terms + -terms % depth, "IS_LAST": layer.is_last, "CLIP": network.clip},
-            **{"DIGITS": before.digits, "WEIGHT_DIGITS": len(digits), "num_warps": 8 if columns == 128 else 4},
+            **{
+                "DIGITS": before.digits,
+                "WEIGHT_DIGITS": len(digits),
+                "num_warps": 4 if self.reads[0] and columns < 128 else 8,
+            },
             **{"BLOCK_M": _BLOCK_ROWS, "BLOCK_N": columns, "BLOCK_K": depth},
         }
 
@@ -245,7 +249,7 @@ def _values(network: IntegerNetwork) -> list[_Value]:
     most = int(network.sizes[0])
     maps = [network.entrance(network.mean.new_zeros(1, *network.image_shape))]
     values = [_Value(tuple(maps[0].shape[1:]), -most, most)]
-    for number, layer, inputs in network.steps():
+    for number, layer, inputs in network._steps():
         maps.append(layer(*(maps[used] for used in inputs)))
         most, is_positive = int(network.sizes[number]), values[inputs[0]].low >= 0
         low, high = getattr(layer, "low", 0 if is_positive else -most), getattr(layer, "high", most)
@@ -274,7 +278,7 @@ class KernelNetwork(nn.Module):
 
     def __init__(self, network: IntegerNetwork) -> None:
         super().__init__()
-        values, steps = _values(network), {number: (layer, inputs) for number, layer, inputs in network.steps()}
+        values, steps = _values(network), {number: (layer, inputs) for number, layer, inputs in network._steps()}
         kinds = {number: type(layer) for number, (layer, of) in steps.items() if _is_suitable(layer, values[of[0]])}
         readers = Counter(used for inputs in network.inputs for used in inputs)
         # Of the convolutions that a sum alone reads, the last one takes the sum along; what makes a value rescales it,

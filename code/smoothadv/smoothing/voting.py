@@ -289,7 +289,7 @@ def check_repeatable(counter: VoteCounter, image: torch.Tensor, stream: NoiseStr
 
 
 @torch.inference_mode()
-def check_exact(counter: VoteCounter, network: IntegerNetwork, form: IntegerNetwork | None = None) -> None:
+def check_exact(counter: VoteCounter, network: IntegerNetwork, form: Any = None) -> None:
     """UserError unless the counter's batches have the logits of ``network`` as computed in float64, as far as seen.
 
     What votes is ``form`` (None: the network itself), which is looked at layer by layer. A compiled form shows nothing
