@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -47,7 +47,7 @@ def _rounded(x, LOW: tl.constexpr, HIGH: tl.constexpr):
     return ((x + whole) - whole).to(tl.int32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def convolution(
     x, mean, weight, bias, multiplier, shortcut, wide, narrow, narrow_multiplier, rows,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
@@ -302,23 +302,19 @@ class KernelNetwork(nn.Module):
             kind = _Convolution if number in makers else _Operation
             self.operations.append(kind(network, layers, values, reads, makes))
 
-    def _run(self, images: torch.Tensor) -> Iterator[tuple[_Operation, list[torch.Tensor], list[torch.Tensor]]]:
-        """Each operation with the values that it reads and those that it makes."""
+    @torch.compiler.disable
+    def forward(self, images: torch.Tensor, look: Callable[..., None] = lambda *seen: None) -> torch.Tensor:
+        """The logits; ``look`` is called with each operation, what it read and what it made."""
         values = {0: images.contiguous(memory_format=torch.channels_last)}
         last = {used: index for index, operation in enumerate(self.operations) for used in operation.reads}
         for index, operation in enumerate(self.operations):
             read = [values[used] for used in operation.reads]
             made = operation(*read)
-            values.update(zip(operation.makes, made))
-            yield operation, read, made
-            for used in operation.reads:
-                if last[used] == index:
-                    values.pop(used, None)
-
-    @torch.compiler.disable
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        *_, (_, _, (logits,)) = self._run(images)
-        return logits.flatten(1).masked_fill(images.amax((1, 2, 3)).isnan()[:, None], math.nan)  # no integer says that
+            look(operation, read, made)
+            values = {used: x for used, x in values.items() if last.get(used, -1) > index}
+            values |= zip(operation.makes, made)
+        # No integer says that the image held a NaN.
+        return made[0].flatten(1).masked_fill(images.amax((1, 2, 3)).isnan()[:, None], math.nan)
 
     @torch.inference_mode()
     def inexact_layer(self, images: torch.Tensor) -> int | None:
@@ -327,19 +323,23 @@ class KernelNetwork(nn.Module):
         As ``IntegerNetwork.inexact_layer``: each operation is given what it reads of the images, and random integers
         of the whole range. What it makes is compared with the definition, in float64, in the first and the last row.
         """
-        for operation, read, made in self._run(images):
-            ranges = zip(operation.reads, read, operation.read)
-            random = [random_integers(n, x, of.low, of.high) if n else self._random_images(x) for n, x, of in ranges]
+        inexact: list[int] = []
+
+        def compare(operation: _Operation, read: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+            ranges = [
+                (of.low, of.high) if n else (-self.clip, WHITE + self.clip)
+                for n, of in zip(operation.reads, operation.read)
+            ]
+            random = [random_integers(1, x, *limits) for x, limits in zip(read, ranges)]
+            random = [x if number else x / WHITE for x, number in zip(random, operation.reads)]
             for given, found in ((read, made), (random, operation(*random))):
                 with in_float64(operation.layers):
                     expected = operation.defined(*(_ends(x) for x in given))
-                for number, one, other in zip(operation.makes, found, expected):
-                    if not torch.equal(_ends(one).float(), other):
-                        return number
-        return None
+                pairs = zip(operation.makes, found, expected)
+                inexact.extend(number for number, one, other in pairs if not torch.equal(_ends(one).float(), other))
 
-    def _random_images(self, images: torch.Tensor) -> torch.Tensor:
-        return random_integers(0, images, -self.clip, WHITE + self.clip) / WHITE
+        self(images, compare)
+        return min(inexact, default=None)
 
 
 def _ends(x: torch.Tensor) -> torch.Tensor:
