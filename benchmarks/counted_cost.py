@@ -2,6 +2,7 @@
 
     python benchmarks/counted_cost.py cases                        # the cases whose ceilings the tests hold
     python benchmarks/counted_cost.py vote --arch resnet50 --precision bf16 --shares 1 5 41 --noise gaussian sound
+    python benchmarks/counted_cost.py vote --arch resnet50 --precision integers --noise sound
     python benchmarks/counted_cost.py forward --arch cifar_resnet110 --batch 4096 --operators
     python benchmarks/counted_cost.py update --arch resnet50 --attack DDN --steps 4 --copies 1 --processes 8 --json
     python benchmarks/counted_cost.py update --graph               # the host launches its kernels together
@@ -26,12 +27,14 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from types import SimpleNamespace
 from unittest import mock
 
 import torch
 from certification_speed import DATASETS, SIGMA
 from counting import META, Counted
+from integer_speed import quantized
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -49,7 +52,7 @@ from smoothadv.training.processes import Processes
 from smoothadv.training.update import Address, Update
 
 NOISES: dict[str, type[Noise]] = {"gaussian": GaussianNoise, "sound": RoundedGaussianNoise}
-EPSILON = 0.5
+EPSILON, INTEGERS = 0.5, "integers"
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,12 @@ def network_of(arch: str) -> torch.nn.Module:
 @functools.cache
 def voter_of(arch: str, precision: str, sound: bool = False) -> VotingClassifier:
     """The network as it votes; with --sound all kernels have to be deterministic."""
+    if precision == INTEGERS:
+        from smoothadv.smoothing.integer_kernels import KernelNetwork
+
+        voter = arrange(quantized(network_of(arch), torch.rand(2, *_shape(arch))), torch.device("cpu"))
+        voter.use(KernelNetwork(voter.integers))
+        return voter.to(META)
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(sound)
     try:
@@ -229,6 +238,9 @@ def as_on_cuda(counted: Counted) -> Iterator[None]:
     def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
         return values.to(device, non_blocking=True)
 
+    def launch_integers(kernel: object, blocks: int, *arguments: object, **constants: object) -> None:
+        counted.launch("convolution of integers", 1, sum(getattr(each, "nbytes", 0) for each in arguments))
+
     kernels = SimpleNamespace(launch=launch, gaussian="Gaussian", rounded="rounded")
     with contextlib.ExitStack() as stack:
         for target, replacement in {
@@ -236,6 +248,7 @@ def as_on_cuda(counted: Counted) -> Iterator[None]:
             "smoothadv.noise.streams.to_device": to_device,
             "smoothadv.smoothing.voting.to_device": to_device,
             "smoothadv.smoothing.voting.to_host": to_host,
+            **({"smoothadv.smoothing.integer_kernels.launch": launch_integers} if find_spec("triton") else {}),
         }.items():
             stack.enter_context(mock.patch(target, replacement))
         yield
@@ -273,6 +286,9 @@ def standard_cases() -> list[Case]:
     for arch, shares, kind in votes:
         name = f"vote {arch} bf16 {kind}, shares: {shares}"
         cases.append(Case(name, 4096, partial(vote, arch, 4096, "bf16", shares, kind)))
+    cases.append(
+        Case(f"vote {small} {INTEGERS} sound, shares: 1", 4096, partial(vote, small, 4096, INTEGERS, 1, "sound"))
+    )
     for arch, steps, copies in ((small, 2, 1), (small, 10, 8), (large, 2, 1)):
         cases.append(_update_case(arch, 256, "fp32", "PGD", steps, copies))
     cases.append(_update_case(small, 256, "fp32", "PGD", 2, 1, graph=True))
@@ -376,7 +392,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     for name in ("noise", "vote"):
         made[name].add_argument("--noise", nargs="+", choices=list(NOISES), default=list(NOISES))
     for name in ("forward", "vote"):
-        made[name].add_argument("--precision", choices=list(PRECISIONS), default="bf16")
+        made[name].add_argument("--precision", choices=[*PRECISIONS, INTEGERS], default="bf16")
     made["vote"].add_argument("--shares", nargs="+", type=int, default=[1, 5, 41], help="images sharing a batch")
     way = made["update"]
     way.add_argument("--precision", choices=list(CONVOLUTION_DTYPES), default="fp32")

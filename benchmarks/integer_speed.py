@@ -36,9 +36,9 @@ def noisy_images(count: int) -> torch.Tensor:
 
 def quantized(classifier: torch.nn.Module, images: torch.Tensor) -> IntegerNetwork:
     """The network of integers, calibrated on ``images``."""
-    floats = read_network(classifier, SHAPE)
+    floats = read_network(classifier, shape := tuple(images.shape[1:]))
     batches = ((images.double() - floats.mean.view(-1, 1, 1)) / floats.std.view(-1, 1, 1),)
-    made = Builder(floats, largest_values(floats, batches, LEVELS), SHAPE, RoundedGaussianNoise(SIGMA, 0).clip).build()
+    made = Builder(floats, largest_values(floats, batches, LEVELS), shape, RoundedGaussianNoise(SIGMA, 0).clip).build()
     made.set_probe()
     return made.eval()
 

@@ -33,6 +33,7 @@ CEILINGS = {
     "vote cifar_resnet110 bf16 gaussian, shares: 41": (128, 1, 5.4),
     "vote resnet50 bf16 gaussian, shares: 1": (73, 1, 65.4),
     "vote resnet50 bf16 sound, shares: 1": (187, 1, 164.4),
+    "vote cifar_resnet110 integers sound, shares: 1": (134, 1, 4.3),
     "update cifar_resnet110 fp32 PGD T=2 m=1": (1_999, 0, 163.5),
     "update cifar_resnet110 fp32 PGD T=10 m=8": (5_621, 0, 4_022.2),
     "update resnet50 fp32 PGD T=2 m=1": (1_038, 0, 1_769.4),
@@ -65,6 +66,8 @@ def excess(counted, images: int, ceiling: tuple[int, int, float]) -> list[str]:
     "name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in CEILINGS]
 )
 def test_cost_stays_below_its_ceiling(name, tool):
+    if "integers" in name:
+        pytest.importorskip("triton", reason="Triton, which computes these integers, is not installed")
     (case,) = [each for each in tool.standard_cases() if each.name == name]
     assert excess(case.run(), case.images, CEILINGS[name]) == []
 

@@ -4,13 +4,16 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from smoothadv.errors import DoubtfulWarning
 from smoothadv.smoothing import classifier
+from smoothadv.smoothing.voting import VoteCounter, check_exact
 from support.commands import CODE, run_process
 
 CUDA = torch.device("cuda:0")
@@ -132,6 +135,27 @@ def test_kernels_are_for_cuda_and_a_warning_says_where_they_do_not_run():
     assert integer_kernels.fast_form(network, torch.device("cpu")) is None
     with pytest.warns(DoubtfulWarning, match="costs speed: "):
         assert classifier._fast_form(network, CUDA) is None
+
+
+class Constant(nn.Module):
+    """Logits of zeros, and no layer that would look wrong."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.new_zeros(len(images), 5)
+
+    def inexact_layer(self, images: torch.Tensor) -> None:
+        return None
+
+
+def test_kernels_that_compute_something_else_do_not_vote(monkeypatch):
+    pytest.importorskip("triton", reason=WITHOUT_TRITON)
+    from support.interpreted_integers import odd_network
+
+    monkeypatch.setattr(classifier, "_fast_form", lambda network, device: Constant())
+    voter = classifier.arrange(odd_network(), torch.device("cpu"))
+    with pytest.warns(DoubtfulWarning, match="float32 votes"):
+        voter.use_fast_form(partial(check_exact, VoteCounter(voter, 5, 4, torch.device("cpu")), voter.integers))
+    assert voter.fast is None
 
 
 def test_without_triton_float32_votes(monkeypatch):

@@ -14,7 +14,7 @@ from torch import nn
 
 from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.architectures.integer_network import IntegerNetwork
-from smoothadv.errors import UserError
+from smoothadv.errors import UserError, warn
 from smoothadv.graphs import call_compiled, let_compiler_choose_alike
 from smoothadv.memory import batch_that_suits
 from smoothadv.noise import Noise, Purpose
@@ -76,6 +76,8 @@ class VotingClassifier(nn.Module):
         except UserError:
             if self.fast is None:
                 raise
+            if not isinstance(self.fast, IntegerNetwork):
+                warn("the kernels for integers compute something else here: float32 votes, which costs speed")
             self.use(None)
             check(None)
 
@@ -100,6 +102,7 @@ class VotingClassifier(nn.Module):
 
 
 def _fast_form(network: IntegerNetwork, device: torch.device) -> nn.Module | None:
+    """A form of a network of integers for this device that has ``inexact_layer``, too; None where there is none."""
     if device.type != "cuda":
         return integer_engine.fast_form(network, device)
     try:
