@@ -26,6 +26,12 @@ CPU = torch.device("cpu")
 
 
 @triton.jit
+def double(x, SIZE: tl.constexpr):
+    at = x + tl.arange(0, SIZE)
+    tl.store(at, tl.load(at) * 2)
+
+
+@triton.jit
 def halves_upwards(x, LOW: tl.constexpr, HIGH: tl.constexpr):
     return tl.floor(tl.minimum(tl.maximum(x, LOW), HIGH) + 0.5).to(tl.int32)
 
@@ -158,13 +164,11 @@ def faults(network: IntegerNetwork) -> dict:
 
 
 def main(chosen: str) -> None:
-    odd = odd_network()
-    try:
-        first = kernels.KernelNetwork(odd)(odd.probe_images())
-    except Exception as error:  # as with Triton 3.0 and NumPy 2
-        print(json.dumps({"unusable": f"the interpreter of Triton {triton.__version__} does not run here: {error}"}))
+    tried, odd = torch.ones(16), odd_network()
+    double[(1,)](tried, SIZE=16)
+    if tried.sum() != 32:  # as with Triton 3.0 and NumPy 2
+        print(json.dumps({"unusable": f"the interpreter of Triton {triton.__version__} stores nothing here"}))
         return
-    assert first.shape == (8, 5)
     if chosen == "all":
         kernels._BLOCK_ROWS = 1024  # the interpreter takes long for each program
         found = {"resnet50": shapes(house_network("resnet50", "imagenet", 224, True), 1)}
