@@ -125,7 +125,7 @@ _FIELDS_OF_A_RUN = {
     "trained": _WEIGHTS,
     "step": _COUNT,
     "seconds": _AMOUNT,
-    "sums": _list_of(_NUMBER, 5, 5),
+    "sums": _list_of(_NUMBER, 5, 50),
 }
 
 

@@ -17,8 +17,11 @@ from torch import nn
 from smoothadv.attacks import ATTACKS
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.images import InMemoryImages
+from smoothadv.objectives.consistency import Consistency
 from smoothadv.objectives.gaussian import Gaussian
+from smoothadv.objectives.macer import Macer
 from smoothadv.objectives.smoothadv import SmoothAdv
+from smoothadv.objectives.stability import Stability
 from smoothadv.training import processes
 from smoothadv.training.evaluate import evaluate
 from smoothadv.training.execution import Execution
@@ -28,6 +31,7 @@ from smoothadv.training.update import Address, Update
 CPU = torch.device("cpu")
 ATTACK = ATTACKS["PGD"](0.5, 3)
 OBJECTIVES = {"gaussian": Gaussian(0.25), "smoothadv": SmoothAdv(ATTACK, 0.25, 2, warmup=0)}
+OBJECTIVES |= {kind.__name__: kind(noise_sd=0.25) for kind in (Consistency, Macer, Stability)}
 # (images in the batch of all processes, weight of the loss) of each update.
 UPDATES = [(7, 1.0), (2, 1.0), (7, 0.5), (5, 1.0), (8, 1.0)]
 
@@ -71,6 +75,7 @@ RUNS: dict[str, tuple[str, int, Callable[[], nn.Module]]] = {
     "smoothadv": ("smoothadv", 8, network),
     "smoothadv by 1": ("smoothadv", 1, network),
     "smoothadv by 2": ("smoothadv", 2, network),
+    **{name: (name, 3, network) for name in OBJECTIVES if name not in ("gaussian", "smoothadv")},
     "smoothadv of an opaque network": ("smoothadv", 2, lambda: Opaque(network())),
 }
 

@@ -5,8 +5,11 @@ import torch
 from torch import nn
 
 from smoothadv.attacks import ATTACKS
+from smoothadv.objectives.consistency import Consistency
 from smoothadv.objectives.gaussian import Gaussian
+from smoothadv.objectives.macer import Macer
 from smoothadv.objectives.smoothadv import SmoothAdv
+from smoothadv.objectives.stability import Stability
 from smoothadv.training.execution import Execution
 from smoothadv.training.processes import Processes
 from smoothadv.training.update import Address, Update
@@ -61,6 +64,8 @@ def state_after(objective, micro_batch: int, normalization: type[nn.Module] | No
 
 
 OBJECTIVES = {"gaussian": Gaussian(SIGMA), "one copy": smoothadv(1), "four copies": smoothadv(4)}
+OBJECTIVES |= {kind.__name__: kind(noise_sd=SIGMA) for kind in (Consistency, Macer, Stability)}
+OBJECTIVES["attacked"] = Consistency(noise_sd=SIGMA, attack=ATTACKS["PGD"](EPSILON, STEPS))
 every_objective = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES.keys())
 
 

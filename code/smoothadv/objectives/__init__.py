@@ -2,12 +2,14 @@
 
 An objective is a frozen dataclass, derived from ``Objective`` and registered in ``OBJECTIVES``. Its fields made by
 ``settings.setting`` become options of the training commands; a field called ``attack`` receives the attack that
-the command line describes. The methods of ``Objective`` itself are Gaussian augmentation: one noisy copy of each image.
+the command line describes, if it has no default or one is described. The methods of ``Objective`` itself are Gaussian
+augmentation: one noisy copy of each image. ``draw``, ``adversarial`` and ``criterion`` can be replaced independently.
 """
 
 from abc import ABC
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -22,7 +24,7 @@ class Outcome:
     """``loss`` (a scalar with its graph), and how many of ``examples`` noisy copies were classified correctly.
 
     ``unattacked_correct`` of ``unattacked_examples`` copies were classified correctly before the attack's first step,
-    in eval mode; 0 and 0 without an attack.
+    in eval mode; 0 and 0 without an attack. ``terms`` are parts of the loss, each a scalar without a graph.
     """
 
     loss: torch.Tensor
@@ -30,11 +32,16 @@ class Outcome:
     examples: int
     unattacked_correct: torch.Tensor | int = 0
     unattacked_examples: int = 0
+    terms: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 class Objective(ABC):
-    """What ``training`` needs of an objective; ``noise_sd`` is the standard deviation of its noise."""
+    """What ``training`` needs of an objective; ``noise_sd`` is the standard deviation of its noise.
 
+    TERMS names the parts of the loss that ``criterion`` returns, for the log.
+    """
+
+    TERMS: ClassVar[tuple[str, ...]] = ()
     noise_sd: float
 
     @property
@@ -71,8 +78,19 @@ class Objective(ABC):
         return images
 
     def loss(self, model: nn.Module, adversarial: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Outcome:
-        """The loss on the images that the method ``adversarial`` returned."""
-        return noisy_cross_entropy(model, adversarial, labels, noise)
+        """The ``criterion`` of the logits of images + noise, for the images that the method ``adversarial`` returned.
+
+        Pseudocode 1 of SmoothAdv: the m copies of an image form one batch of B * m, each with the image's label.
+        """
+        copies = noise.shape[1]
+        logits = model((adversarial.unsqueeze(1) + noise).flatten(0, 1))
+        loss, terms = self.criterion(logits.unflatten(0, (-1, copies)), labels)
+        targets = labels.repeat_interleave(copies)
+        return Outcome(loss, (logits.detach().argmax(1) == targets).sum(), len(targets), terms=terms)
+
+    def criterion(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The loss, a mean over images, and its TERMS, for the logits [B, m, K] of noisy copies; the cross-entropy."""
+        return mean_cross_entropy(logits, labels), {}
 
     def on_noise(
         self,
@@ -122,15 +140,9 @@ class FirstLogits(nn.Module):
         return logits
 
 
-def noisy_cross_entropy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Outcome:
-    """The mean cross-entropy over all copies images[b] + noise[b, i]: noise is [B, m, C, H, W].
-
-    Pseudocode 1 of SmoothAdv: the m copies of an image form one batch of B * m, each with the image's label.
-    """
-    copies = noise.shape[1]
-    logits = model((images.unsqueeze(1) + noise).flatten(0, 1))
-    targets = labels.repeat_interleave(copies)
-    return Outcome(F.cross_entropy(logits, targets), (logits.detach().argmax(1) == targets).sum(), len(targets))
+def mean_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The mean over images and copies of -log softmax(logits)[label], for logits [B, m, K] and labels int64 [B]."""
+    return F.cross_entropy(logits.flatten(0, 1), labels.repeat_interleave(logits.shape[1]))
 
 
 OBJECTIVES: Registry[type[Objective]] = Registry("objective")

@@ -65,7 +65,7 @@ class TrainingRun:
         self.optimizer = sgd(self.model, job.device, schedule.learning_rate, schedule.momentum, schedule.weight_decay)
         self.steps = len(self._plan(0))
         self.history: list[dict[str, float]] = []
-        self.first_step, self.sums, self.seconds = 0, no_sums(self.device), 0.0
+        self.first_step, self.sums, self.seconds = 0, self._no_sums(), 0.0
         self._restore()
         processes.share_state(self.model)
         example = torch.stack([job.training[index][0] for index in range(min(2, len(job.training)))])
@@ -78,6 +78,9 @@ class TrainingRun:
             self.update.compute = GraphedUpdate(self.update)
         self.first_bad_step = torch.full((), -1, device=job.device)
         self.last_save = time.monotonic()
+
+    def _no_sums(self) -> torch.Tensor:
+        return no_sums(self.device, len(self.objective.TERMS))
 
     def _restore(self) -> None:
         """Load the state of the run's checkpoint, in every process."""
@@ -128,7 +131,7 @@ class TrainingRun:
             for epoch in range(done, epochs):
                 row = self._epoch(epoch, interruption, progress)
                 self.history.append(row)
-                self.first_step, self.sums, self.seconds = 0, no_sums(self.device), 0.0
+                self.first_step, self.sums, self.seconds = 0, self._no_sums(), 0.0
                 self._save(None)
                 progress.finish_epoch(row)
                 if curves:
@@ -182,7 +185,7 @@ class TrainingRun:
             yield number, step, next(sources[step.source])
 
     def _row(self, epoch: int, seconds: float, rate: float) -> dict[str, float]:
-        averages = means(self.processes.total(self.sums).tolist())
+        averages = means(self.processes.total(self.sums).tolist(), self.objective.TERMS)
         tested = dict(NOT_EVALUATED)
         if self.evaluation.is_due(epoch, self.schedule.epochs):
             self.processes.share_buffers(self.model)
@@ -205,6 +208,7 @@ class TrainingRun:
             "train_unattacked_accuracy": round(averages["unattacked_accuracy"], 6),
             **tested,
             "images_per_second": round(rate, 1),
+            **{f"train_{name}": round(averages[name], 6) for name in self.objective.TERMS},
         }
 
     def _save_within_epoch(self, epoch: int, done: int, seconds: float, interruption: Interruption) -> None:

@@ -164,4 +164,5 @@ class RunFolder:
         self._write_log(history)
 
     def _write_log(self, history: list[dict[str, float]]) -> None:
-        write_text(self.folder / TRAINING_LOG, tsv(TRAINING_COLUMNS, history))
+        terms = [name for name in history[0] if name not in TRAINING_COLUMNS] if history else []
+        write_text(self.folder / TRAINING_LOG, tsv((*TRAINING_COLUMNS, *terms), history))

@@ -1,7 +1,7 @@
 """One update of the weights: noise, attack, loss and gradient of a batch, in micro-batches where it is large."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 from functools import reduce
 from typing import Any
@@ -16,28 +16,30 @@ from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution
 from smoothadv.training.processes import Processes
 
 
-def no_sums(device: torch.device) -> torch.Tensor:
-    """The sums over no examples, float64 [5]: the loss, and how many were correct, of how many; then before the attack.
-
-    They are on the device, since reading them makes it wait.
+def no_sums(device: torch.device, terms: int = 0) -> torch.Tensor:
+    """The sums over no examples, float64 [5 + terms]: the loss, how many were correct, of how many; both before the
+    attack; and the terms of the loss. They are on the device, since reading them makes it wait.
     """
-    return torch.zeros(5, dtype=torch.float64, device=device)
+    return torch.zeros(5 + terms, dtype=torch.float64, device=device)
 
 
 def sums_of(outcome: Outcome) -> torch.Tensor:
     """The sums over the examples of one outcome: as ``no_sums``."""
-    sums = no_sums(outcome.loss.device)
+    sums = no_sums(outcome.loss.device, len(outcome.terms))
     sums[0] = outcome.loss.detach().double() * outcome.examples
+    for place, term in enumerate(outcome.terms.values(), start=5):
+        sums[place] = term.double() * outcome.examples
     counts = outcome.correct, outcome.examples, outcome.unattacked_correct, outcome.unattacked_examples
     for place, count in enumerate(counts, start=1):
         sums[place].add_(0 if count is None else count)  # to assign would copy a number from the host, and wait
     return sums
 
 
-def means(sums: list[float]) -> dict[str, float]:
-    """Loss, accuracy and accuracy before the attack as means over examples; nan where there are none."""
-    loss, correct, examples, *unattacked = sums
+def means(sums: list[float], terms: Sequence[str] = ()) -> dict[str, float]:
+    """Loss, accuracy, accuracy before the attack and the ``terms`` as means over examples; nan where there are none."""
+    loss, correct, examples, *unattacked = sums[:5]
     ratios = {"loss": (loss, examples), "accuracy": (correct, examples), "unattacked_accuracy": unattacked}
+    ratios |= {name: (part, examples) for name, part in zip(terms, sums[5:])}
     return {name: part / whole if whole else math.nan for name, (part, whole) in ratios.items()}
 
 

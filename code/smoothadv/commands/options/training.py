@@ -141,6 +141,12 @@ def _makes_attack(objective: type) -> bool:
     return any(field.name == "attack" for field in dataclasses.fields(objective))
 
 
+def _needs_attack(objective: type) -> bool:
+    return any(
+        field.name == "attack" and field.default is dataclasses.MISSING for field in dataclasses.fields(objective)
+    )
+
+
 def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> TrainingRequest:
     """The request that the options, with recipes added, describe; a usage error where they contradict each other."""
     check_dataset(options.dataset)
@@ -170,15 +176,15 @@ def _objective(parser: Parser, options: argparse.Namespace) -> Objective:
     """The objective that the options describe; a usage error where something is missing or contradictory."""
     component = OBJECTIVES[options.objective]
     given: dict[str, Any] = {}
-    if _makes_attack(component):
+    if _makes_attack(component) and (options.attack is not None or _needs_attack(component)):
         if "--noise" not in options:
             parser.error("--noise is required: the noise's standard deviation on images in [0, 1], like 0.25")
         noise_sd = 0.0 if "--base-attack" in options else getattr(options, "--noise")
         given["attack"] = compose_attack(parser, options, noise_sd)
     elif flags := given_attack_flags(parser, options):
         parser.error(
-            f"{flags[0]} is not read by --objective {options.objective}, which makes no attack: leave it out, or use "
-            "train_pgd"
+            f"{flags[0]} is not read by --objective {options.objective}, which makes no attack"
+            + (" without --attack NAME" if _makes_attack(component) else ": leave it out, or use train_pgd")
         )
     return compose_chosen(parser, OBJECTIVES, options, "--objective", also=ATTACKS.values() if given else (), **given)
 

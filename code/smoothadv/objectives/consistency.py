@@ -1,0 +1,44 @@
+"""Consistency regularization (Jeong and Shin, 2020): the predictions on noisy copies of an image shall agree."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from smoothadv.attacks import GradientAttack
+from smoothadv.objectives import OBJECTIVES, mean_cross_entropy
+from smoothadv.objectives.shared.attacked import AttackedObjective
+from smoothadv.objectives.shared.weights import resolve, weight
+from smoothadv.settings import non_negative_float, positive_int, setting
+
+_PAPER = {0.25: 20.0, 0.5: 10.0, 1.0: 10.0}
+
+
+@OBJECTIVES.register("consistency")
+@dataclass(frozen=True)
+class Consistency(AttackedObjective):
+    """mean_i CE(f_i, y) + lambda mean_i KL(p || p_i) + eta H(p), with p_i = softmax f_i and p their mean over i.
+
+    Equations 6 and 7 of the paper; f_i [B, K] are the logits of m >= 2 noisy copies. KL is weighted apart from the
+    entropy H, as in the released code, where the paper's equation has one weight for both. With an attack,
+    the copies are those of attacked images ("SmoothAdv + Consistency"). The cost is m forward and backward passes.
+    """
+
+    TERMS = ("cross_entropy", "divergence", "entropy")
+    attack: GradientAttack | None = field(default=None, kw_only=True)
+    num_noise_vec: int = setting(2, parse=positive_int, help="m, the noise draws per image")
+    regularization: float = weight(_PAPER)
+    eta: float = setting(0.5, parse=non_negative_float, help="weight of the entropy of the mean prediction")
+
+    def __post_init__(self) -> None:
+        resolve(self, _PAPER)
+        if self.num_noise_vec < 2:
+            raise ValueError("consistency compares noisy copies: --num-noise-vec must be at least 2")
+
+    def criterion(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        log_softmax = logits.log_softmax(-1)
+        mean = log_softmax.exp().mean(1)
+        negative_entropy = torch.xlogy(mean, mean).sum(-1)
+        divergence = (negative_entropy.unsqueeze(1) - (mean.unsqueeze(1) * log_softmax).sum(-1)).mean()
+        terms = mean_cross_entropy(logits, labels), divergence, -negative_entropy.mean()
+        loss = terms[0] + self.regularization * terms[1] + self.eta * terms[2]
+        return loss, {name: term.detach() for name, term in zip(self.TERMS, terms)}

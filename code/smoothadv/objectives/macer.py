@@ -1,0 +1,53 @@
+"""MACER (Zhai et al., 2020): maximizes a soft certified radius of the images that are classified correctly."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from smoothadv.attacks import GradientAttack
+from smoothadv.objectives import OBJECTIVES
+from smoothadv.objectives.shared.attacked import AttackedObjective
+from smoothadv.objectives.shared.weights import resolve, weight
+from smoothadv.settings import positive_float, positive_int, setting
+
+_PAPER = {0.25: 12.0, 0.5: 6.0, 1.0: 12.0}
+_TINY = 1e-10
+
+
+@OBJECTIVES.register("macer")
+@dataclass(frozen=True)
+class Macer(AttackedObjective):
+    """mean over images of -log p_y + lambda sigma / 2 max(gamma - xi, 0) [correct], the paper's equation 13.
+
+    p is the mean of softmax f over k noisy copies. q is that of softmax(beta f), its two largest values q1 and q2:
+    xi = inverse(q1) - inverse(q2) with the quantile function of the normal distribution, so that sigma / 2 xi
+    is a radius. The second term counts for images whose class of q1 is y. As in the released code, but not in the
+    paper, it is 0, not lambda sigma / 2 (gamma - xi), where xi is not finite; and 1e-10 is added to p_y. The cost is
+    k forward and backward passes.
+    """
+
+    TERMS = ("cross_entropy", "hinge")
+    attack: GradientAttack | None = field(default=None, kw_only=True)
+    num_noise_vec: int = setting(16, parse=positive_int, help="k, the noise draws per image")
+    regularization: float = weight(_PAPER)
+    sharpness: float = setting(
+        16.0, flag="--sharpness", parse=positive_float, help="beta, which multiplies logits in the soft radius"
+    )
+    gamma: float = setting(8.0, flag="--hinge", parse=positive_float, help="gamma, beyond which a radius is enough")
+
+    def __post_init__(self) -> None:
+        resolve(self, _PAPER)
+
+    def criterion(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        likely = logits.softmax(-1).mean(1).gather(1, labels.unsqueeze(1))
+        sharp = (self.sharpness * logits).softmax(-1).mean(1)
+        (first, second), (top, _) = (values.unbind(1) for values in sharp.topk(2))
+        distance = torch.special.ndtri(first) - torch.special.ndtri(second)
+        counts = (top == labels) & distance.isfinite() & (distance.abs() <= self.gamma)
+        # Where it does not count, the gradient must not be that of an infinite quantile times 0.
+        first, second = (torch.where(counts, values, 0.5) for values in (first, second))
+        distance = torch.special.ndtri(first) - torch.special.ndtri(second)
+        hinge = (self.noise_sd / 2) * torch.where(counts, self.gamma - distance, 0.0).mean()
+        terms = -(likely + _TINY).log().mean(), hinge
+        return terms[0] + self.regularization * terms[1], {name: term.detach() for name, term in zip(self.TERMS, terms)}

@@ -1,0 +1,155 @@
+"""The losses on logits [B, m, K] against formulas written from the papers, sum by sum, in Python's floats."""
+
+import math
+
+import pytest
+import torch
+from scipy.stats import norm
+
+from smoothadv.attacks import ATTACKS
+from smoothadv.objectives import OBJECTIVES, mean_cross_entropy
+from smoothadv.objectives.consistency import Consistency
+from smoothadv.objectives.macer import Macer
+from smoothadv.objectives.stability import Stability
+from support.models import random_linear_classifier
+
+SIGMA = 0.5
+IMAGES, COPIES, CLASSES = 6, 4, 3
+LABELS = torch.tensor([0, 1, 2, 1, 0, 2])
+
+
+def logits(seed: int = 0, copies: int = COPIES, size: float = 1.0) -> torch.Tensor:
+    """Logits [B, m, K], float64, in which most labels have the largest value."""
+    drawn = torch.randn(IMAGES, copies, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return size * (drawn + 2 * torch.eye(CLASSES, dtype=torch.float64)[LABELS].unsqueeze(1))
+
+
+def softmax(row: list[float]) -> list[float]:
+    total = math.fsum(math.exp(value) for value in row)
+    return [math.exp(value) / total for value in row]
+
+
+def averaged(rows: list[list[float]], factor: float = 1.0) -> list[float]:
+    each = [softmax([factor * value for value in row]) for row in rows]
+    return [math.fsum(column) / len(rows) for column in zip(*each)]
+
+
+def slow_consistency(of_image: list[list[float]], label: int, weight: float, eta: float) -> float:
+    mean, total = averaged(of_image), 0.0
+    for row in of_image:
+        each = softmax(row)
+        total -= math.log(each[label]) / len(of_image)
+        total += weight * math.fsum(p * math.log(p / q) for p, q in zip(mean, each)) / len(of_image)
+    return total - eta * math.fsum(p * math.log(p) for p in mean)
+
+
+def slow_macer(of_image: list[list[float]], label: int, weight: float, beta: float, gamma: float) -> float:
+    sharp = averaged(of_image, beta)
+    total = -math.log(averaged(of_image)[label] + 1e-10)
+    first, second = sorted(sharp, reverse=True)[:2]
+    if sharp[label] == first:
+        distance = norm.ppf(first) - norm.ppf(second)
+        total += weight * SIGMA / 2 * (gamma - distance) if distance <= gamma else 0.0
+    return total
+
+
+def slow_stability(of_image: list[list[float]], label: int, weight: float) -> float:
+    noisy, clean = map(softmax, of_image)
+    return -math.log(clean[label]) - weight * math.fsum(p * math.log(q) for p, q in zip(clean, noisy))
+
+
+def slow_mean(slow, values: torch.Tensor, *settings: float) -> float:
+    rows = zip(values.tolist(), LABELS.tolist())
+    return math.fsum(slow(of_image, label, *settings) for of_image, label in rows) / len(LABELS)
+
+
+CASES = {
+    "consistency": (Consistency(noise_sd=SIGMA), slow_consistency, (10.0, 0.5), COPIES),
+    "consistency 3, 2": (Consistency(noise_sd=SIGMA, regularization=3, eta=2), slow_consistency, (3.0, 2.0), COPIES),
+    "macer": (Macer(noise_sd=SIGMA, sharpness=2), slow_macer, (6.0, 2.0, 8.0), COPIES),
+    "macer, small hinge": (Macer(noise_sd=SIGMA, sharpness=2, gamma=2), slow_macer, (6.0, 2.0, 2.0), COPIES),
+    "stability": (Stability(noise_sd=SIGMA), slow_stability, (2.0,), 2),
+}
+every_case = pytest.mark.parametrize(("objective", "slow", "settings", "copies"), CASES.values(), ids=CASES)
+
+
+@every_case
+def test_loss_is_that_of_the_formula(objective, slow, settings, copies):
+    for seed in range(4):
+        values = logits(seed, copies, 0.7)
+        loss, terms = objective.criterion(values, LABELS)
+        assert loss.item() == pytest.approx(slow_mean(slow, values, *settings), rel=1e-12)
+        assert tuple(terms) == objective.TERMS and not any(term.requires_grad for term in terms.values())
+        wrong = [2 * settings[0], *settings[1:]]
+        assert loss.item() != pytest.approx(slow_mean(slow, values, *wrong), rel=1e-6), "a control"
+
+
+@every_case
+def test_gradient_is_that_of_finite_differences(objective, slow, settings, copies):
+    values = logits(1, copies, 0.7).requires_grad_()
+    assert torch.autograd.gradcheck(lambda given: objective.criterion(given, LABELS)[0], values)
+
+
+@pytest.mark.parametrize("kind", [Consistency, Stability, Macer])
+def test_without_the_second_term_the_cross_entropy_remains(kind):
+    objective = kind(noise_sd=SIGMA, regularization=0, **({"eta": 0} if kind is Consistency else {}))
+    values = logits(copies=objective.copies)
+    loss = objective.criterion(values, LABELS)[0]
+    expected = {
+        Consistency: mean_cross_entropy(values, LABELS),
+        Stability: mean_cross_entropy(values[:, 1:], LABELS),
+        Macer: -(values.softmax(-1).mean(1)[range(IMAGES), LABELS] + 1e-10).log().mean(),
+    }
+    assert loss.item() == pytest.approx(expected[kind].item(), rel=1e-12)
+
+
+def test_equal_copies_diverge_by_nothing():
+    values = logits(copies=1).expand(-1, COPIES, -1)
+    terms = Consistency(noise_sd=SIGMA).criterion(values, LABELS)[1]
+    assert abs(terms["divergence"].item()) < 1e-12
+
+
+@pytest.mark.parametrize("size", [0.0, 30.0, 1e4])
+def test_macer_is_finite_where_votes_are_equal_or_unanimous(size):
+    """Where a quantile is infinite, the hinge and its gradient are 0, not nan."""
+    for dtype in (torch.float32, torch.float64):
+        values = (size * torch.eye(CLASSES)[LABELS].unsqueeze(1).expand(-1, COPIES, -1)).to(dtype).requires_grad_()
+        loss, terms = Macer(noise_sd=SIGMA).criterion(values, LABELS)
+        loss.backward()
+        assert loss.isfinite() and values.grad.isfinite().all()
+        assert size == 0 or terms["hinge"] == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [(Consistency, [20, 20, 10, 10]), (Stability, [2, 2, 2, 1]), (Macer, [12, 12, 6, 12])],
+)
+def test_lambda_is_the_papers_for_the_nearest_noise(kind, expected):
+    assert [kind(noise_sd=sigma).regularization for sigma in (0.12, 0.25, 0.5, 1.0)] == expected
+
+
+def test_stability_compares_with_the_image_itself():
+    images = torch.rand(IMAGES, 1, 4, 4)
+    noise = Stability(noise_sd=SIGMA).draw(images, torch.Generator().manual_seed(0))
+    assert noise.shape == (IMAGES, 2, 1, 4, 4)
+    assert noise[:, 0].std().item() == pytest.approx(SIGMA, rel=0.3) and not noise[:, 1].any()
+
+
+@pytest.mark.parametrize("name", ["consistency", "macer"])
+def test_losses_combine_with_attacks(name):
+    """With an attack, the images are those that SmoothAdv's attack finds on the same noise."""
+    model, images = random_linear_classifier(16, CLASSES, seed=1), torch.rand(IMAGES, 1, 4, 4)
+    attack = ATTACKS["PGD"](0.5, 2)
+    both = OBJECTIVES[name](attack=attack, noise_sd=SIGMA, num_noise_vec=COPIES, warmup=0)
+    noise = both.draw(images, torch.Generator().manual_seed(0))
+    moved = attack(model, images, LABELS, noise)
+    values = model((moved.unsqueeze(1) + noise).flatten(0, 1)).unflatten(0, (IMAGES, COPIES))
+    assert both.on_noise(model, images, LABELS, noise, 0).loss.item() == both.criterion(values, LABELS)[0].item()
+    alone = OBJECTIVES[name](noise_sd=SIGMA, num_noise_vec=COPIES)
+    assert alone.on_noise(model, images, LABELS, noise, 0).loss < both.on_noise(model, images, LABELS, noise, 0).loss
+    assert alone.full_epsilon == 0 and both.full_epsilon == 0.5
+
+
+def test_consistency_of_one_copy_is_refused():
+    with pytest.raises(ValueError, match="at least 2"):
+        Consistency(noise_sd=SIGMA, num_noise_vec=1)
