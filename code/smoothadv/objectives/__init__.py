@@ -82,11 +82,14 @@ class Objective(ABC):
 
         Pseudocode 1 of SmoothAdv: the m copies of an image form one batch of B * m, each with the image's label.
         """
-        copies = noise.shape[1]
-        logits = model((adversarial.unsqueeze(1) + noise).flatten(0, 1))
-        loss, terms = self.criterion(logits.unflatten(0, (-1, copies)), labels)
-        targets = labels.repeat_interleave(copies)
-        return Outcome(loss, (logits.detach().argmax(1) == targets).sum(), len(targets), terms=terms)
+        logits = self.logits(model, adversarial, noise)
+        loss, terms = self.criterion(logits, labels)
+        hits = logits.detach().argmax(-1) == labels.unsqueeze(1)
+        return Outcome(loss, hits.sum(), hits.numel(), terms=terms)
+
+    def logits(self, model: nn.Module, images: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """The logits [B, m, K] of all noisy copies of images [B, C, H, W], in one pass."""
+        return model((images.unsqueeze(1) + noise).flatten(0, 1)).unflatten(0, noise.shape[:2])
 
     def criterion(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The loss, a mean over images, and its TERMS, for the logits [B, m, K] of noisy copies; the cross-entropy."""

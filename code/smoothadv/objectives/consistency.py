@@ -26,7 +26,7 @@ class Consistency(AttackedObjective):
     TERMS = ("cross_entropy", "divergence", "entropy")
     attack: GradientAttack | None = field(default=None, kw_only=True)
     num_noise_vec: int = setting(2, parse=positive_int, help="m, the noise draws per image")
-    regularization: float = weight(_PAPER)
+    regularization: float = weight()
     eta: float = setting(0.5, parse=non_negative_float, help="weight of the entropy of the mean prediction")
 
     def __post_init__(self) -> None:

@@ -29,7 +29,7 @@ class Macer(AttackedObjective):
     TERMS = ("cross_entropy", "hinge")
     attack: GradientAttack | None = field(default=None, kw_only=True)
     num_noise_vec: int = setting(16, parse=positive_int, help="k, the noise draws per image")
-    regularization: float = weight(_PAPER)
+    regularization: float = weight()
     sharpness: float = setting(
         16.0, flag="--sharpness", parse=positive_float, help="beta, which multiplies logits in the soft radius"
     )

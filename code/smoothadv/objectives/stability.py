@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from smoothadv.noise import training_noise
@@ -18,15 +19,15 @@ _PAPER = {0.25: 2.0, 0.5: 2.0, 1.0: 1.0}
 class Stability(Objective):
     """CE(f(x), y) + lambda CE(softmax f(x), f(x + noise)): the cross-entropy of the second prediction under the first.
 
-    The weights are those of Jeong and Shin (2020), whose code computes the two predictions in passes of their own; here
-    batch normalization sees both as one batch. Copy 0 is the noisy one. The cost is two forward and backward passes.
+    The weights are those of Jeong and Shin (2020); as in their code, batch normalization sees the images, and then the
+    noisy copies, as a batch of their own. The cost is two forward and backward passes.
     """
 
     TERMS = ("cross_entropy", "stability")
     noise_sd: float = setting(
         flag="--noise", parse=noise_level, help="standard deviation of the Gaussian noise on images in [0, 1]"
     )
-    regularization: float = weight(_PAPER)
+    regularization: float = weight()
 
     def __post_init__(self) -> None:
         resolve(self, _PAPER)
@@ -38,6 +39,10 @@ class Stability(Objective):
     def draw(self, images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         noise = training_noise(images, 1, self.noise_sd, generator)
         return torch.cat([noise, torch.zeros_like(noise)], dim=1)
+
+    def logits(self, model: nn.Module, images: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        clean = model(images + noise[:, 1])
+        return torch.stack([model(images + noise[:, 0]), clean], dim=1)
 
     def criterion(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         noisy, clean = logits.unbind(1)

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING
 from typing import Any
 
 from smoothadv.commands.runner import Parser
@@ -49,9 +50,12 @@ def add_settings(parser: argparse._ActionsContainer, settings: Iterable[Setting]
     The option's destination is its flag. An option that is not on the command line has no attribute there, so that it
     can be distinguished from one that is given with its default.
     """
-    for setting in {setting.flag: setting for setting in settings}.values():
-        is_told = not setting.required and setting.default not in (None, False)
-        default = f" (default: {setting.default})" if is_told else ""
+    by_flag: dict[str, list[Setting]] = {}
+    for setting in settings:
+        by_flag.setdefault(setting.flag, []).append(setting)
+    for setting, *others in by_flag.values():
+        defaults = {one.default: None for one in (setting, *others) if one.default not in (None, False, MISSING)}
+        default = f" (default: {' or '.join(map(str, defaults))})" if defaults else ""
         kind: dict[str, Any] = {"action": "store_true"}
         if setting.parse is not None:
             kind = {"type": setting.parse, "metavar": setting.field.split("_")[-1].upper()}
