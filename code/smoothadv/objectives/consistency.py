@@ -18,9 +18,8 @@ _PAPER = {0.25: 20.0, 0.5: 10.0, 1.0: 10.0}
 class Consistency(AttackedObjective):
     """mean_i CE(f_i, y) + lambda mean_i KL(p || p_i) + eta H(p), with p_i = softmax f_i and p their mean over i.
 
-    Equations 6 and 7 of the paper; f_i [B, K] are the logits of m >= 2 noisy copies. KL is weighted apart from the
-    entropy H, as in the released code, where the paper's equation has one weight for both. With an attack,
-    the copies are those of attacked images ("SmoothAdv + Consistency"). The cost is m forward and backward passes.
+    f_i [B, K] are the logits of m >= 2 noisy copies, H is the entropy; the formula is that of the released code. With
+    an attack, the copies are those of attacked images. The cost is m forward and backward passes.
     """
 
     TERMS = ("cross_entropy", "divergence", "entropy")

@@ -17,13 +17,12 @@ _TINY = 1e-10
 @OBJECTIVES.register("macer")
 @dataclass(frozen=True)
 class Macer(AttackedObjective):
-    """mean over images of -log p_y + lambda sigma / 2 max(gamma - xi, 0) [correct], the paper's equation 13.
+    """mean over images of -log p_y + lambda sigma / 2 max(gamma - xi, 0) [correct].
 
     p is the mean of softmax f over k noisy copies. q is that of softmax(beta f), its two largest values q1 and q2:
     xi = inverse(q1) - inverse(q2) with the quantile function of the normal distribution, so that sigma / 2 xi
-    is a radius. The second term counts for images whose class of q1 is y. As in the released code, but not in the
-    paper, it is 0, not lambda sigma / 2 (gamma - xi), where xi is not finite; and 1e-10 is added to p_y. The cost is
-    k forward and backward passes.
+    is a radius. The second term counts for images whose class of q1 is y. As in the released code, it is 0 where a
+    quantile is infinite, and 1e-10 is added to p_y. The cost is k forward and backward passes.
     """
 
     TERMS = ("cross_entropy", "hinge")
