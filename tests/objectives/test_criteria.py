@@ -11,6 +11,7 @@ from smoothadv.objectives import OBJECTIVES, mean_cross_entropy
 from smoothadv.objectives.consistency import Consistency
 from smoothadv.objectives.macer import Macer
 from smoothadv.objectives.stability import Stability
+from support.commands import call, refused
 from support.models import random_linear_classifier
 
 SIGMA = 0.5
@@ -109,15 +110,17 @@ def test_equal_copies_diverge_by_nothing():
     assert abs(terms["divergence"].item()) < 1e-12
 
 
-@pytest.mark.parametrize("size", [0.0, 30.0, 1e4])
-def test_macer_is_finite_where_votes_are_equal_or_unanimous(size):
-    """Where a quantile is infinite, the hinge and its gradient are 0, not nan."""
+@pytest.mark.parametrize("kind", [Consistency, Stability, Macer])
+@pytest.mark.parametrize("size", [0.0, 30.0, 104.0, 1e4])
+def test_loss_is_finite_where_votes_are_equal_or_unanimous(kind, size):
+    """Where a probability is 0 or a quantile infinite, gradients are finite, and the hinge of MACER is 0."""
+    objective = kind(noise_sd=SIGMA)
     for dtype in (torch.float32, torch.float64):
-        values = (size * torch.eye(CLASSES)[LABELS].unsqueeze(1).expand(-1, COPIES, -1)).to(dtype).requires_grad_()
-        loss, terms = Macer(noise_sd=SIGMA).criterion(values, LABELS)
+        values = (size * torch.eye(CLASSES)[LABELS].unsqueeze(1)).repeat(1, objective.copies, 1).to(dtype)
+        loss, terms = objective.criterion(values.requires_grad_(), LABELS)
         loss.backward()
         assert loss.isfinite() and values.grad.isfinite().all()
-        assert size == 0 or terms["hinge"] == 0
+        assert kind is not Macer or size == 0 or terms["hinge"] == 0
 
 
 @pytest.mark.parametrize(
@@ -140,16 +143,34 @@ def test_losses_combine_with_attacks(name):
     """With an attack, the images are those that SmoothAdv's attack finds on the same noise."""
     model, images = random_linear_classifier(16, CLASSES, seed=1), torch.rand(IMAGES, 1, 4, 4)
     attack = ATTACKS["PGD"](0.5, 2)
-    both = OBJECTIVES[name](attack=attack, noise_sd=SIGMA, num_noise_vec=COPIES, warmup=0)
+    both = OBJECTIVES[name](attack=attack, noise_sd=SIGMA, num_noise_vec=COPIES, warmup=0, regularization=2)
     noise = both.draw(images, torch.Generator().manual_seed(0))
     moved = attack(model, images, LABELS, noise)
     values = model((moved.unsqueeze(1) + noise).flatten(0, 1)).unflatten(0, (IMAGES, COPIES))
     assert both.on_noise(model, images, LABELS, noise, 0).loss.item() == both.criterion(values, LABELS)[0].item()
-    alone = OBJECTIVES[name](noise_sd=SIGMA, num_noise_vec=COPIES)
+    alone = OBJECTIVES[name](noise_sd=SIGMA, num_noise_vec=COPIES, regularization=2)
     assert alone.on_noise(model, images, LABELS, noise, 0).loss < both.on_noise(model, images, LABELS, noise, 0).loss
     assert alone.full_epsilon == 0 and both.full_epsilon == 0.5
 
 
-def test_consistency_of_one_copy_is_refused():
+def test_what_makes_no_sense_is_refused(tmp_path, capsys):
     with pytest.raises(ValueError, match="at least 2"):
         Consistency(noise_sd=SIGMA, num_noise_vec=1)
+    with pytest.raises(ValueError, match="--lambda has no default"):
+        Consistency(noise_sd=SIGMA, attack=ATTACKS["PGD"](0.5, 2))
+    for options, word in [
+        (["--objective", "consistency", "--noise", 0.25, "--epsilon", 0.5], "--epsilon"),
+        (["--objective", "macer", "--noise", 0.25, "--warmup", 3], "--warmup is of an attack"),
+        (["--objective", "stability", "--noise", 0], "2 noisy copies"),
+        (["--objective", "gaussian", "--noise", 0.25, "--lambda", 2], "--lambda is not read"),
+    ]:
+        assert refused(call(capsys, "train", "digits", "digits_resnet8", tmp_path / "run", *options), word, code=2)
+
+
+def test_what_is_correct_is_counted_among_noisy_copies():
+    model, images = random_linear_classifier(16, CLASSES, seed=1), torch.rand(IMAGES, 1, 4, 4)
+    objective = Stability(noise_sd=SIGMA)
+    noise = objective.draw(images, torch.Generator().manual_seed(0))
+    outcome = objective.on_noise(model, images, LABELS, noise, 0)
+    assert outcome.examples == IMAGES
+    assert outcome.correct == (model(images + noise[:, 0]).argmax(1) == LABELS).sum()

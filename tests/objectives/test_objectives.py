@@ -131,8 +131,11 @@ def test_epsilon_grows_linearly_from_zero_over_the_warmup(warmup, expected):
 
 def build(objective: type, noise_sd: float):
     """An objective as the training command would compose it."""
-    needs = {each.name for each in dataclasses.fields(objective)}
-    return objective(noise_sd=noise_sd, **({"attack": ATTACKS["PGD"](0.5, 2)} if "attack" in needs else {}))
+    given = {"attack": ATTACKS["PGD"](0.5, 2), "regularization": 2.0}
+    return objective(
+        noise_sd=noise_sd,
+        **{each.name: given[each.name] for each in dataclasses.fields(objective) if each.name in given},
+    )
 
 
 every_objective = pytest.mark.parametrize("objective", [OBJECTIVES[name] for name in OBJECTIVES], ids=list(OBJECTIVES))

@@ -80,6 +80,16 @@ def test_gradient_passes_through_rounding():
             assert layer.parametrizations.weight.original.grad.abs().max() > 0, "a plain rounding would give 0"
 
 
+def test_no_weight_exceeds_the_largest_however_far_a_parameter_drifts():
+    layer = TrainedIntegers(network()).layers[0]
+    parameter, (rounding,) = layer.parametrizations.weight.original, layer.parametrizations.weight
+    for drift in (2.0**20, 2.0**25, 2.0**40):
+        parameter.data.fill_(drift * rounding.unit)
+        assert (layer.weight == rounding.largest).all()
+        (gradient,) = torch.autograd.grad(layer.weight.sum(), parameter)
+        torch.testing.assert_close(gradient, torch.full_like(gradient, 1 / rounding.unit))
+
+
 def test_training_mends_coarse_weights():
     """Weights that are multiples of 48 lose what the network had learnt; training finds integers that have it again."""
     images = grey_images(64, (1, 8, 8), clip=0)

@@ -42,7 +42,14 @@ class Objective(ABC):
     """
 
     TERMS: ClassVar[tuple[str, ...]] = ()
+    NOISY: ClassVar[slice] = slice(None)
+    """The copies that have noise: what is correct is counted among them."""
     noise_sd: float
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a training log for TERMS."""
+        return tuple(f"train_{name}" for name in self.TERMS)
 
     @property
     def copies(self) -> int:
@@ -84,7 +91,7 @@ class Objective(ABC):
         """
         logits = self.logits(model, adversarial, noise)
         loss, terms = self.criterion(logits, labels)
-        hits = logits.detach().argmax(-1) == labels.unsqueeze(1)
+        hits = logits.detach()[:, self.NOISY].argmax(-1) == labels.unsqueeze(1)
         return Outcome(loss, hits.sum(), hits.numel(), terms=terms)
 
     def logits(self, model: nn.Module, images: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:

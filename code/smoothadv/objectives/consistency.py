@@ -1,5 +1,6 @@
 """Consistency regularization (Jeong and Shin, 2020): the predictions on noisy copies of an image shall agree."""
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -29,14 +30,17 @@ class Consistency(AttackedObjective):
     eta: float = setting(0.5, parse=non_negative_float, help="weight of the entropy of the mean prediction")
 
     def __post_init__(self) -> None:
+        if self.attack is not None and self.regularization is None:
+            raise ValueError("with an attack, --lambda has no default: the authors took 1 and 2, far less than without")
         resolve(self, _PAPER)
         if self.num_noise_vec < 2:
             raise ValueError("consistency compares noisy copies: --num-noise-vec must be at least 2")
 
     def criterion(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         log_softmax = logits.log_softmax(-1)
-        mean = log_softmax.exp().mean(1)
-        negative_entropy = torch.xlogy(mean, mean).sum(-1)
+        log_mean = log_softmax.logsumexp(1) - math.log(logits.shape[1])  # finite, where a mean may underflow to 0
+        mean = log_mean.exp()
+        negative_entropy = (mean * log_mean).sum(-1)
         divergence = (negative_entropy.unsqueeze(1) - (mean.unsqueeze(1) * log_softmax).sum(-1)).mean()
         terms = mean_cross_entropy(logits, labels), divergence, -negative_entropy.mean()
         loss = terms[0] + self.regularization * terms[1] + self.eta * terms[2]

@@ -32,7 +32,9 @@ class Macer(AttackedObjective):
     sharpness: float = setting(
         16.0, flag="--sharpness", parse=positive_float, help="beta, which multiplies logits in the soft radius"
     )
-    gamma: float = setting(8.0, flag="--hinge", parse=positive_float, help="gamma, beyond which a radius is enough")
+    gamma: float = setting(
+        8.0, flag="--hinge", parse=positive_float, help="MACER's gamma, beyond which a radius is enough"
+    )
 
     def __post_init__(self) -> None:
         resolve(self, _PAPER)

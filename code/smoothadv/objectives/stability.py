@@ -24,6 +24,7 @@ class Stability(Objective):
     """
 
     TERMS = ("cross_entropy", "stability")
+    NOISY = slice(1)
     noise_sd: float = setting(
         flag="--noise", parse=noise_level, help="standard deviation of the Gaussian noise on images in [0, 1]"
     )

@@ -14,7 +14,8 @@ from smoothadv.architectures.integer_layers import Convolution, rounded
 from smoothadv.architectures.integer_network import IntegerNetwork, Step
 from smoothadv.checkpoints import INTEGER, load_classifier
 from smoothadv.datasets.description import DatasetDescription
-from smoothadv.errors import UserError
+from smoothadv.errors import UserError, warn
+from smoothadv.noise import RoundedGaussianNoise
 
 _TYPICAL = 4
 """What a convolution reads is about its largest input divided by this."""
@@ -29,8 +30,8 @@ class _Rounded(nn.Module):
 
     def forward(self, parameter: torch.Tensor) -> torch.Tensor:
         integers = rounded(parameter / self.unit)
-        # A clamp has no gradient at its limits, where each channel has a weight.
-        return integers + (integers.clamp(-self.largest, self.largest) - integers).detach()
+        # A clamp would have no gradient at its limits, where each channel has a weight.
+        return integers.detach().clamp(-self.largest, self.largest) + (integers - integers.detach())
 
     def right_inverse(self, integers: torch.Tensor) -> torch.Tensor:
         return integers * self.unit
@@ -80,12 +81,23 @@ def _train(layer: Convolution, name: str, unit: float, largest: float) -> None:
     parametrize.register_parametrization(layer, name, _Rounded(unit, largest))
 
 
-def trained_integers(path: Path, found: str, arch: str, description: DatasetDescription) -> TrainedIntegers:
-    """The network in a checkpoint of integers of ``arch``, to be trained; UserError where ``found`` is its "arch"."""
-    if found != (wanted := f"{INTEGER}:{arch}"):
-        raise UserError(f"--finetune-quantized: {path} holds a {found}, expected {wanted}, as quantize makes it")
+def trained_integers(
+    content: dict[str, Any], path: Path, arch: str, noise_sd: float, description: DatasetDescription
+) -> TrainedIntegers:
+    """The network in a checkpoint of integers of ``arch``, to be trained; UserError where it is of something else.
+
+    A warning tells of noise that exceeds what ranges were chosen for.
+    """
+    if content["arch"] != (wanted := f"{INTEGER}:{arch}"):
+        raise UserError(
+            f"--finetune-quantized: {path} holds a {content['arch']}, expected {wanted}, as quantize makes it"
+        )
     network = load_classifier(path, description)
     assert isinstance(network, IntegerNetwork)
+    if network.clip < (needed := RoundedGaussianNoise(noise_sd, 0).clip):
+        warn(
+            f"{path} clamps noise at {network.clip} grey levels, and --noise {noise_sd:g} has {needed}: quantize for it"
+        )
     return TrainedIntegers(network)
 
 
@@ -93,7 +105,12 @@ def state_fields(model: nn.Module) -> dict[str, Any]:
     """The fields of a checkpoint that hold the weights of ``model``: of integers also ``trained``, its parameters."""
     if not isinstance(model, TrainedIntegers):
         return {"state_dict": model.state_dict()}
-    network = model.integers()
+    try:
+        network = model.integers()
+    except ValueError as error:
+        raise UserError(
+            f"--finetune-quantized: {error} with the weights that were trained: try a smaller --lr"
+        ) from error
     network.set_probe()
     record, tensors = network.stored()
     return {"state_dict": tensors, INTEGER: record, "trained": model.state_dict()}

@@ -60,7 +60,7 @@ def train(request: TrainingRequest, report: Callable[[str], None] = print) -> Tr
             raise UserError(f"{flag} is for GPUs, and this trains on {device.type}: leave it out")
     if request.finetune_quantized and (request.pretrained_model is None or request.execution.precision != "fp32"):
         raise UsageError(
-            "--finetune-quantized needs a --pretrained-model of integers, and --precision fp32: leave it out"
+            "--finetune-quantized needs a --pretrained-model of integers, and their exact sums: no --precision"
         )
     # Else cuDNN may choose kernels whose sums depend on timing, and a resumed run would end with other weights.
     torch.backends.cudnn.deterministic = True
@@ -100,7 +100,7 @@ def _model(
         input_layer = recorded_input_layer(content, path, request.input_layer)
         description = with_recorded_constants(content, path, description)
     if content is not None and path is not None and request.finetune_quantized:
-        integers = trained_integers(path, content["arch"], request.classifier, description)
+        integers = trained_integers(content, path, request.classifier, request.objective.noise_sd, description)
         return description, input_layer, integers, f"starting from the integers of {path}"
     if content is not None and INTEGER in content:
         raise UserError(f"{path} is a checkpoint of integers: add --finetune-quantized to train them")
@@ -126,7 +126,8 @@ def _run(job: Job, report: Callable[[str], None]) -> Trained:
         },
         **provenance(request.command),
     }
-    folder = RunFolder(request.outdir, _facts(job), _recipe(job), this_run, request.existing)
+    terms = request.objective.columns
+    folder = RunFolder(request.outdir, _facts(job), _recipe(job), this_run, request.existing, terms)
     with contextlib.ExitStack() as stack:
         with processes.first_goes_first():
             if processes.is_first:

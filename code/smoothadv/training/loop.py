@@ -98,6 +98,10 @@ class TrainingRun:
         if last >= 0:  # of the last update: if none is left to do, this is saved again
             self._set_learning_rate(*divmod(last, self.steps))
         if self.first_step:
+            if len(saved["sums"]) != len(self.sums):
+                raise UserError(
+                    f"cannot resume: {self.run.checkpoint} has {len(saved['sums'])} sums, not {len(self.sums)}"
+                )
             # The checkpoint holds the sums over all processes: the first process continues from them.
             if self.processes.is_first:
                 self.sums += torch.tensor(saved["sums"], dtype=torch.float64, device=self.device)
@@ -185,7 +189,7 @@ class TrainingRun:
             yield number, step, next(sources[step.source])
 
     def _row(self, epoch: int, seconds: float, rate: float) -> dict[str, float]:
-        averages = means(self.processes.total(self.sums).tolist(), self.objective.TERMS)
+        averages = means(self.processes.total(self.sums).tolist(), self.objective.columns)
         tested = dict(NOT_EVALUATED)
         if self.evaluation.is_due(epoch, self.schedule.epochs):
             self.processes.share_buffers(self.model)
@@ -208,7 +212,7 @@ class TrainingRun:
             "train_unattacked_accuracy": round(averages["unattacked_accuracy"], 6),
             **tested,
             "images_per_second": round(rate, 1),
-            **{f"train_{name}": round(averages[name], 6) for name in self.objective.TERMS},
+            **{column: round(averages[column], 6) for column in self.objective.columns},
         }
 
     def _save_within_epoch(self, epoch: int, done: int, seconds: float, interruption: Interruption) -> None:

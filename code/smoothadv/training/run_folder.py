@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,20 @@ class RunFolder:
     recipe. ``run`` describes this process (command, versions, ...): checkpoint and arguments file list every
     run that trained. ``existing`` says what to do with a run that is already there: "refuse", "resume" or
     "overwrite". Entering the context locks the folder and looks for such a run. A run with the same "launch" in
-    ``run``, that of the same torchrun, is always resumed: torchrun restarted its processes.
+    ``run``, that of the same torchrun, is always resumed: torchrun restarted its processes. ``terms`` are
+    columns of the log behind the usual ones.
     """
 
     def __init__(
-        self, folder: Path, facts: dict[str, Any], recipe: dict[str, Any], run: dict[str, Any], existing: str = "refuse"
+        self,
+        folder: Path,
+        facts: dict[str, Any],
+        recipe: dict[str, Any],
+        run: dict[str, Any],
+        existing: str = "refuse",
+        terms: Sequence[str] = (),
     ) -> None:
-        self.folder, self.facts, self.recipe = folder, facts, recipe
+        self.folder, self.facts, self.recipe, self.terms = folder, facts, recipe, terms
         self.checkpoint = folder / CHECKPOINT
         self.runs = [{"first_epoch": 0, "first_step": 0, **run}]
         self.existing = existing
@@ -164,5 +173,5 @@ class RunFolder:
         self._write_log(history)
 
     def _write_log(self, history: list[dict[str, float]]) -> None:
-        terms = [name for name in history[0] if name not in TRAINING_COLUMNS] if history else []
-        write_text(self.folder / TRAINING_LOG, tsv((*TRAINING_COLUMNS, *terms), history))
+        rows = [{**dict.fromkeys(self.terms, math.nan), **row} for row in history]
+        write_text(self.folder / TRAINING_LOG, tsv((*TRAINING_COLUMNS, *self.terms), rows))

@@ -23,12 +23,11 @@ def no_sums(device: torch.device, terms: int = 0) -> torch.Tensor:
     return torch.zeros(5 + terms, dtype=torch.float64, device=device)
 
 
-def sums_of(outcome: Outcome) -> torch.Tensor:
-    """The sums over the examples of one outcome: as ``no_sums``."""
-    sums = no_sums(outcome.loss.device, len(outcome.terms))
-    sums[0] = outcome.loss.detach().double() * outcome.examples
-    for place, term in enumerate(outcome.terms.values(), start=5):
-        sums[place] = term.double() * outcome.examples
+def sums_of(outcome: Outcome, terms: Sequence[str]) -> torch.Tensor:
+    """The sums over the examples of one outcome, which has these ``terms``: as ``no_sums``."""
+    sums = no_sums(outcome.loss.device, len(terms))
+    for place, part in zip((0, *range(5, len(sums))), (outcome.loss, *(outcome.terms[name] for name in terms))):
+        sums[place] = part.detach().double() * outcome.examples
     counts = outcome.correct, outcome.examples, outcome.unattacked_correct, outcome.unattacked_examples
     for place, count in enumerate(counts, start=1):
         sums[place].add_(0 if count is None else count)  # to assign would copy a number from the host, and wait
@@ -152,7 +151,7 @@ class Update:
                     self.forward, images, labels, noise, epoch, choices, attacked, **of_tensor
                 )
             outcome.loss.backward(torch.ones_like(outcome.loss).mul_(inputs.weight * share))
-            sums.append(sums_of(outcome))
+            sums.append(sums_of(outcome, self.objective.TERMS))
         if self.processes.size == 1:
             self.optimizer.step()
         return reduce(torch.add, sums)

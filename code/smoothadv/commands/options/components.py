@@ -55,7 +55,7 @@ def add_settings(parser: argparse._ActionsContainer, settings: Iterable[Setting]
         by_flag.setdefault(setting.flag, []).append(setting)
     for setting, *others in by_flag.values():
         defaults = {one.default: None for one in (setting, *others) if one.default not in (None, False, MISSING)}
-        default = f" (default: {' or '.join(map(str, defaults))})" if defaults else ""
+        default = f" (default: {' or '.join(map(str, sorted(defaults, key=str)))})" if defaults else ""
         kind: dict[str, Any] = {"action": "store_true"}
         if setting.parse is not None:
             kind = {"type": setting.parse, "metavar": setting.field.split("_")[-1].upper()}

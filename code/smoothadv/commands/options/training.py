@@ -104,6 +104,9 @@ _EXECUTION = {
 }
 
 
+_OF_ATTACKS = ("--warmup", "--warmup-from-first-epoch", "--base-attack")
+
+
 def add_training(parser: Parser, objective: str, adapt: Callable[[Setting], Setting]) -> None:
     """The options of training, with this default ``objective``; ``adapt`` changes the settings of attacks."""
     add_options(parser.add_argument_group("recipes (options on the command line override them)"), _RECIPES)
@@ -151,7 +154,7 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
     """The request that the options, with recipes added, describe; a usage error where they contradict each other."""
     check_dataset(options.dataset)
     objective = _objective(parser, options)
-    _refuse_contradictions(parser, options)
+    _refuse_contradictions(parser, options, objective)
     return TrainingRequest(
         classifier=options.arch,
         images=options.dataset,
@@ -184,12 +187,14 @@ def _objective(parser: Parser, options: argparse.Namespace) -> Objective:
     elif flags := given_attack_flags(parser, options):
         parser.error(
             f"{flags[0]} is not read by --objective {options.objective}, which makes no attack"
-            + (" without --attack NAME" if _makes_attack(component) else ": leave it out, or use train_pgd")
+            + (": add --attack NAME" if _makes_attack(component) else ": leave it out, or take --objective smoothadv")
         )
+    elif _makes_attack(component) and (flags := [flag for flag in _OF_ATTACKS if flag in options]):
+        parser.error(f"{flags[0]} is of an attack, and there is none: add --attack NAME, or leave it out")
     return compose_chosen(parser, OBJECTIVES, options, "--objective", also=ATTACKS.values() if given else (), **given)
 
 
-def _refuse_contradictions(parser: Parser, options: argparse.Namespace) -> None:
+def _refuse_contradictions(parser: Parser, options: argparse.Namespace, objective: Objective) -> None:
     if options.unlabelled_weight is not None and options.use_unlabelled is None:
         parser.error("--unlabelled-weight weighs the images of --use-unlabelled: name their file, or leave it out")
     if options.sync_bn and options.micro_batch is not None:
@@ -198,7 +203,8 @@ def _refuse_contradictions(parser: Parser, options: argparse.Namespace) -> None:
         parser.error(
             "--sync-bn exchanges statistics in the midst of an update, where --cuda-graph cannot: leave one out"
         )
-    if getattr(options, "--noise", None) == 0 and getattr(options, "--num-noise-vec", 1) > 1:
-        parser.error("--noise 0 makes all --num-noise-vec copies of an image identical: leave --num-noise-vec out")
+    if objective.noise_sd == 0 and objective.copies > 1:
+        advice = "leave --num-noise-vec out" if "--num-noise-vec" in options else "give noise"
+        parser.error(f"--noise 0 makes all {objective.copies} noisy copies of an image identical: {advice}")
     if "--init-norm-DDN" in options and "--init-norm-is-epsilon-DDN" in options and not options.released_behaviour:
         parser.error("--init-norm-DDN and --init-norm-is-epsilon-DDN contradict each other: leave one out")

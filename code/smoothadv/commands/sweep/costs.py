@@ -257,10 +257,10 @@ def _steps(objective: Objective) -> int:
 
 
 def _with_steps(objective: Objective, steps: int) -> Objective:
-    """The objective with one copy of each image and an attack of ``steps`` steps."""
+    """The objective with an attack of ``steps`` steps, on two copies of each image at most."""
     assert dataclasses.is_dataclass(objective) and not isinstance(objective, type), "as every objective is"
     attack = dataclasses.replace(_attack(objective), num_steps=steps)
-    return dataclasses.replace(objective, attack=attack, num_noise_vec=1)
+    return dataclasses.replace(objective, attack=attack, num_noise_vec=min(2, objective.copies))
 
 
 def _passes(attack: AttackPlan, classes: int) -> int:

@@ -1,1 +1,1 @@
-"""What the attacks share: the base class, geometry of the ball, passes of one shape, and attacks under smoothing."""
+"""What objectives share: the attack of SmoothAdv, and the weight of a second term."""

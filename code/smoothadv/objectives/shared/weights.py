@@ -8,7 +8,7 @@ from smoothadv.settings import non_negative_float, setting
 
 def weight() -> Any:
     """The field ``regularization``: lambda, whose default ``resolve`` knows."""
-    text = "lambda, the weight of the loss beside the cross-entropy (default: the paper's for the nearest --noise)"
+    text = "lambda, the weight of the loss beside the cross-entropy (default: by --noise, see docs/objectives.md)"
     return setting(None, flag="--lambda", parse=non_negative_float, help=text)
 
 
