@@ -24,7 +24,7 @@ from typing import Any
 
 from smoothadv.errors import UsageError, UserError, warn
 from smoothadv.files import read_regular
-from smoothadv.registry import Registration, recorded_registrations
+from smoothadv.registry import REGISTRATIONS, Registration
 
 GROUP = "smoothadv.plugins"
 """The entry-point group in which a distribution names its plug-in modules."""
@@ -252,24 +252,23 @@ def _digest(spec: ModuleSpec, name: str) -> str:
 
 def _imported(spec: ModuleSpec, name: str) -> tuple[tuple[Registration, ...], frozenset[str]]:
     """Import a plug-in; returns what it registered, and its modules."""
-    before, package = set(sys.modules), spec.name.partition(".")[0]
-    with recorded_registrations() as provides:
-        try:
-            if isinstance(spec.loader, _FileLoader):
-                module = importlib.util.module_from_spec(spec)
-                sys.modules[spec.name] = module  # where dataclasses and pickle look for it
-                spec.loader.exec_module(module)
-            else:
-                importlib.import_module(spec.name)
-            if not any(map(_is_foreign, provides)):
-                reason = ": it was imported before" if spec.name in before else ""
-                raise UserError(f"plug-in {name} registers nothing{reason}; docs/plugins.md shows what it must hold")
-        except BaseException as error:
-            _withdraw(filter(_is_foreign, provides), _of_package(package, before))
-            if isinstance(error, (Exception, SystemExit)):
-                raise _failure(name, error) from error
-            raise
-    return tuple(filter(_is_foreign, provides)), _of_package(package, before)
+    before, package, registered = set(sys.modules), spec.name.partition(".")[0], len(REGISTRATIONS)
+    try:
+        if isinstance(spec.loader, _FileLoader):
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module  # where dataclasses and pickle look for it
+            spec.loader.exec_module(module)
+        else:
+            importlib.import_module(spec.name)
+        if not any(map(_is_foreign, REGISTRATIONS[registered:])):
+            reason = ": it was imported before" if spec.name in before else ""
+            raise UserError(f"plug-in {name} registers nothing{reason}; docs/plugins.md shows what it must hold")
+    except BaseException as error:
+        _withdraw(filter(_is_foreign, REGISTRATIONS[registered:]), _of_package(package, before))
+        if isinstance(error, (Exception, SystemExit)):
+            raise _failure(name, error) from error
+        raise
+    return tuple(filter(_is_foreign, REGISTRATIONS[registered:])), _of_package(package, before)
 
 
 def _is_foreign(one: Registration) -> bool:

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Collection, Iterable
 from decimal import ROUND_DOWN, Context, Decimal
+from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
@@ -70,15 +71,25 @@ CLASSIFIER = "classifier_sha256"
 """The setting that keys the noise, with dataset, sigma and seed; older logs have none."""
 
 _OTHER_PLACE = "another processor, instruction set, library or way to run the classifier"
-_EXAMPLES, _SPOOL, _PICTURES = ".npz", ".examples", ".pictures"
-_MANIFEST = ".manifest.json"
-_SHARDS = ".shards"
+_MANIFEST, _SHARDS = ".manifest.json", ".shards"
 _SELECTION = ("images", "skip", "max")
 
 
-def manifest_path(log: Path) -> Path:
-    """The path of a log's manifest: beside the log."""
-    return log.with_name(log.name + _MANIFEST)
+def _beside(log: Path, *, ending: str, instead_of: str = "") -> Path:
+    """The path beside a log that has the log's name with this ``ending``."""
+    return log.with_name(log.name.removesuffix(instead_of) + ending)
+
+
+manifest_path = partial(_beside, ending=_MANIFEST)
+"""The path of a log's manifest."""
+examples_path = partial(_beside, ending=".npz", instead_of=".tsv")
+"""The path of the adversarial examples of a finished log."""
+spool_path = partial(_beside, ending=".examples")
+"""The path of the adversarial examples while their log is written."""
+pictures_folder = partial(_beside, ending=".pictures", instead_of=".tsv")
+"""The folder of the pictures of a log's adversarial examples."""
+shard_folder = partial(_beside, ending=_SHARDS)
+"""The folder of a log's shards until they are merged."""
 
 
 def is_manifest(path: Path) -> bool:
@@ -90,26 +101,6 @@ def attacked_log(folder: Path, epsilon: float) -> Path:
     """The log of predictions under an attack of this size."""
     short = f"{epsilon:g}"
     return folder / f"epsilon_{short if float(short) == epsilon else repr(epsilon)}.tsv"
-
-
-def examples_path(log: Path) -> Path:
-    """The path of the adversarial examples of a finished log."""
-    return log.with_name(log.name.removesuffix(".tsv") + _EXAMPLES)
-
-
-def pictures_folder(log: Path) -> Path:
-    """The folder of the pictures of a log's adversarial examples."""
-    return log.with_name(log.name.removesuffix(".tsv") + _PICTURES)
-
-
-def spool_path(log: Path) -> Path:
-    """The path of the adversarial examples while their log is written."""
-    return log.with_name(log.name + _SPOOL)
-
-
-def shard_folder(log: Path) -> Path:
-    """The folder of a log's shards until they are merged: beside the log."""
-    return log.with_name(log.name + _SHARDS)
 
 
 def is_shard_folder(name: str) -> bool:

@@ -5,7 +5,6 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -45,8 +44,7 @@ class Registry(Mapping[str, Component]):
             if name in self._components:
                 raise ValueError(f"{self.kind} '{name}' is already registered")
             self._components[name] = component
-            for recorder in _recorders:
-                recorder.append(Registration(self, name, component, module))
+            REGISTRATIONS.append(Registration(self, name, component, module))
             return component
 
         return add
@@ -86,18 +84,8 @@ class Registration:
     module: str
 
 
-_recorders: list[list[Registration]] = []
-
-
-@contextmanager
-def recorded_registrations() -> Iterator[list[Registration]]:
-    """Within, the list gets an entry for each component that is registered, in any registry."""
-    recorder: list[Registration] = []
-    _recorders.append(recorder)
-    try:
-        yield recorder
-    finally:
-        _recorders[:] = [other for other in _recorders if other is not recorder]
+REGISTRATIONS: list[Registration] = []
+"""Whatever was registered, in any registry, in this order; also what was removed since."""
 
 
 def discover(package: str, path: list[str], without: Collection[str] = ()) -> None:

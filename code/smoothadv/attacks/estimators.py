@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch.nn import functional as F
@@ -34,12 +33,8 @@ Model = Callable[[torch.Tensor], torch.Tensor]
 _Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class GradientEstimator(Protocol):
-    """The interface: a function, or a frozen dataclass whose fields decide the estimate."""
-
-    def __call__(
-        self, model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor, /
-    ) -> Estimate: ...
+GradientEstimator = Callable[[Model, torch.Tensor, torch.Tensor, torch.Tensor], Estimate]
+"""Of a model, points, labels and noise: a function, or a frozen dataclass whose fields decide the estimate."""
 
 
 @contextmanager
@@ -180,19 +175,10 @@ def stein_gradient(scores: torch.Tensor, noise: torch.Tensor, sigma: float) -> t
         return torch.einsum("bm,bm...->b...", scores, noise) / (noise.shape[1] * sigma**2)
 
 
-@dataclass(frozen=True)
-class EstimatorKind:
-    """An estimator that a command line can name: ``make(sigma)`` returns it for noise of that standard deviation."""
-
-    make: Callable[[float], GradientEstimator]
-    description: str
-
-
-ESTIMATORS: dict[str, EstimatorKind] = {
-    "plug-in": EstimatorKind(lambda sigma: plug_in, "of the loss of the averaged softmax (SmoothAdv, eq. 6)"),
-    "expected-loss": EstimatorKind(
-        lambda sigma: expected_loss, "of the average of the losses (Cohen et al., 2019, appendix G.3)"
-    ),
-    "stein": EstimatorKind(Stein, "estimated from probabilities, without gradients (SmoothAdv, section 3.1)"),
-    "hard-stein": EstimatorKind(lambda sigma: Stein(sigma, hard=True), "the same from decisions alone"),
+ESTIMATORS: dict[str, tuple[Callable[[float], GradientEstimator], str]] = {
+    "plug-in": (lambda sigma: plug_in, "of the loss of the averaged softmax (SmoothAdv, eq. 6)"),
+    "expected-loss": (lambda sigma: expected_loss, "of the average of the losses (Cohen et al., 2019, appendix G.3)"),
+    "stein": (Stein, "estimated from probabilities, without gradients (SmoothAdv, section 3.1)"),
+    "hard-stein": (lambda sigma: Stein(sigma, hard=True), "the same from decisions alone"),
 }
+"""Those that a command line can name: each makes one for noise of a standard deviation, and what it is, for people."""

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
 from smoothadv.certification import PROCEDURES, Procedure
 from smoothadv.commands.merging import evaluation_main, is_finished
-from smoothadv.commands.options.components import add_components, add_options, given_settings, refuse_foreign_settings
+from smoothadv.commands.options.components import (
+    add_components,
+    add_options,
+    fields_given,
+    given_settings,
+    refuse_foreign_settings,
+)
+from smoothadv.commands.options.shared import device
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
-from smoothadv.commands.runner import Parser
-from smoothadv.commands.verifying import verify_main
+from smoothadv.commands.runner import Parser, run
+from smoothadv.errors import UserError
 from smoothadv.evaluation.requests import CertifyRequest
 from smoothadv.readers import read_certification_log
-from smoothadv.settings import positive_int
+from smoothadv.settings import non_negative_int, positive_int
 
 _EXAMPLES = """examples:
   python code/certify.py digits models/digits_gaussian/checkpoint.pth.tar 0.25 logs/digits.tsv --N 10000
@@ -31,6 +39,15 @@ rows of a log drawn again, and compared:
   python code/certify.py verify logs/cifar10.tsv --rows 20
 The same command again continues what was interrupted. docs/guarantee.md says what a radius guarantees.
 """
+
+_VERIFY = {
+    "log LOG": (Path, "certification log, with its manifest beside it"),
+    "--rows K": (positive_int, "random rows to draw again (default: 20)", 20),
+    "--classifier CHECKPOINT": (Path, "the checkpoint (default: where the manifest says it was)"),
+    "--data-dir DIR": (str, "folder of the dataset's files (default: data; for imagenet IMAGENET_DIR)"),
+    "--device": (device, "torch device like cpu or cuda:1 (default: cuda if there is one)"),
+    "--seed": (non_negative_int, "seed that chooses the rows (default: another one each time)"),
+}
 
 
 def make_parser() -> Parser:
@@ -90,8 +107,33 @@ def _summarise(log: Path, procedure: Procedure) -> None:
     )
 
 
+def verify_parser() -> Parser:
+    """The parser of the subcommand ``verify``."""
+    parser = Parser(
+        prog="certify verify",
+        description="Draw random rows of a certification log again, and compare all columns but the time. A log made "
+        "with --sound of a checkpoint of integers can be repeated on any machine, another one where it was made.",
+        epilog="examples:\n  python code/certify.py verify logs/integers.tsv --rows 100\n",
+    )
+    add_options(parser, _VERIFY)
+    return parser
+
+
+def _verify(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
+    from smoothadv.evaluation.verifying import VerifyRequest, verify  # imports torch
+
+    seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
+    found = verify(VerifyRequest(**{**fields_given(VerifyRequest, options), "seed": seed}))
+    rows = f"{found.repeated} of {found.of} rows of {options.log}, chosen by --seed {seed}, were drawn again"
+    for index, difference in found.differences.items():
+        print(f"image {index}: {difference}", flush=True)
+    if found.differences:
+        raise UserError(f"{rows}: {len(found.differences)} differ")
+    print(f"{rows}: all are equal")
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the command, or one of its subcommands, with these ``arguments``; returns the exit code."""
     if arguments and arguments[0] == "verify":
-        return verify_main(arguments[1:])
+        return run("certify verify", verify_parser, _verify, arguments[1:])
     return evaluation_main("certify", make_parser, _certify, arguments)

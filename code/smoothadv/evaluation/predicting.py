@@ -9,7 +9,7 @@ import torch
 
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.shared.geometry import in_grey_levels, l2_norm
-from smoothadv.attacks.target_rules import EVERY
+from smoothadv.attacks.shared.smoothed_attack import EVERY
 from smoothadv.certification import ABSTAIN, Draws, prediction
 from smoothadv.devices import to_device, to_host
 from smoothadv.errors import UsageError

@@ -14,10 +14,29 @@ from smoothadv.attacks.estimators import Model, PlugIn, Stein, frozen, no_noise,
 from smoothadv.attacks.shared.geometry import per_example, uniform_in_ball
 from smoothadv.attacks.shared.gradient_attack import GradientAttack
 from smoothadv.attacks.shared.micro_batches import FixedShape, InParts, places_in_pass, rows_per_pass
-from smoothadv.attacks.target_rules import EVERY, KNOWN_TARGETS, TARGET_RULES
 from smoothadv.errors import NonFiniteError, UserError
 from smoothadv.memory import within_memory
 from smoothadv.noise import GaussianNoise, Purpose, Rows, derive_generator
+
+TargetRule = Callable[[torch.Tensor, torch.Tensor, Sequence[torch.Generator]], torch.Tensor]
+"""Probabilities [B, K], labels int64 [B] and a generator for each example give the targets, int64 [B]."""
+
+
+def _random(probabilities: torch.Tensor, labels: torch.Tensor, generators: Sequence[torch.Generator]) -> torch.Tensor:
+    """A class other than the label, uniformly distributed, from the generator of each example."""
+    classes = probabilities.shape[1]
+    shifts = [int(torch.randint(1, classes, (1,), generator=generator, device="cpu")) for generator in generators]
+    return (labels + torch.tensor(shifts, device=labels.device)) % classes
+
+
+TARGET_RULES: dict[str, TargetRule] = {  # the most and the least probable class other than the label, or any such class
+    "runner-up": lambda probabilities, labels, _: probabilities.scatter(1, labels[:, None], -1.0).argmax(1),
+    "least-likely": lambda probabilities, labels, _: probabilities.scatter(1, labels[:, None], 2.0).argmin(1),
+    "random": _random,
+}
+EVERY = "every"
+"""Aim at each class in turn, and keep the attack after which the label is least probable."""
+KNOWN_TARGETS = (*TARGET_RULES, EVERY)
 
 
 @dataclass(frozen=True)

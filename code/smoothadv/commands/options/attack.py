@@ -7,7 +7,7 @@ from typing import Any
 
 from smoothadv.attacks import ATTACKS, GradientAttack
 from smoothadv.attacks.estimators import ESTIMATORS, GradientEstimator, PlugIn, Stein, plug_in
-from smoothadv.attacks.target_rules import EVERY, KNOWN_TARGETS, TARGET_RULES
+from smoothadv.attacks.shared.smoothed_attack import EVERY, KNOWN_TARGETS, TARGET_RULES
 from smoothadv.commands.options.components import add_components, add_options, compose_chosen
 from smoothadv.commands.runner import Parser
 from smoothadv.evaluation.requests import AttackPlan
@@ -73,7 +73,7 @@ def _estimator(parser: Parser, options: argparse.Namespace, noise_sd: float) -> 
         other = given[0] if given else f"--gradient {named}"
         parser.error(f"--beta is not read by {other}, but by the plug-in gradient: leave one of them out")
     if not given:
-        return ESTIMATORS[named].make(noise_sd)
+        return ESTIMATORS[named][0](noise_sd)
     if noise_sd == 0:
         is_base = getattr(options, "base_attack", False) or "--base-attack" in options
         reason = "--base-attack has none" if is_base else "--noise is 0"
@@ -121,7 +121,7 @@ def add_evaluation_attack(
 ) -> None:
     """--attack and its settings, and the further options of an attack on a smoothed classifier."""
     group = add_attack(parser, adapt, default)
-    kinds = {name: estimator.description for name, estimator in ESTIMATORS.items()}
+    kinds = {name: what for name, (_, what) in ESTIMATORS.items()}
     kinds[BASE] = "of the base classifier, without noise"
     text = "; ".join(f"{name}: {what}" for name, what in kinds.items())
     draws = f"noise draws that the attack averages over (default: {default_draws}; paper: up to 512)"

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from smoothadv.analysis.shared.radii import MOST_RADII
 from smoothadv.architectures import get_architecture
 from smoothadv.attacks.estimators import Stein
-from smoothadv.attacks.target_rules import EVERY
+from smoothadv.attacks.shared.smoothed_attack import EVERY
 from smoothadv.commands.sweep.planning import Plan
 from smoothadv.commands.sweep.reading import EvaluationPlan, TrainingPlan
 from smoothadv.datasets import SPLITS, get_dataset
