@@ -22,7 +22,8 @@ ODD_FIELDS = (
     ["", " ", "-1", "-2", "+3", " 3 ", "03", "3.0", "3.5", "1e1", "1e400", "1e-400", "nan", "inf", "-inf", "True"]
     + ["False", "None", "NA", "null", "0x1A", "1_0", "0.2_5", "٣", "０.５", "½", "0,5", "1 000", "'1'", '"1', "\\t"]
     + ["9" * 18, str(2**63 - 1), str(2**63), str(2**64 + 3), "9" * 5000, "0.99999999999999999999", "9007199254740993."]
-    + ["\ufeff3", "\xa03", "3\u2028", "3\x0b", "3\x1b[2J", "x" * 100_000, "idx", "radius", "correct", "#", "2", "99"]
+    + ["\ufeff3", "\xa03", "3\u2028", "3\x0b", "3\x0c", "3\x1c", "3\x85", "3\x1b[2J", "x" * 100_000]
+    + ["idx", "radius", "correct", "#", "2", "99"]
 )
 """Fields of a table that a lenient parser would take for numbers, and others that it would not expect."""
 _LINE_ENDS, _ODD_ENDS = ["\n", "\n", "\n", "\r\n", "\r"], ["\n\n", "\r\r\n", "", " \n", "\t\n", "\x0b", "\u2028"]

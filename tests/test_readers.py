@@ -1,13 +1,15 @@
-"""Certification and prediction logs, ours and the released ones, are read exactly or refused by fault."""
+"""Certification and prediction logs, ours and the released ones, are read exactly; all logs are refused by fault."""
 
 import pytest
 
 from smoothadv.errors import UserError
-from smoothadv.readers import kind_of_log, read_certification_log, read_prediction_log
+from smoothadv.readers import kind_of_log, read_certification_log, read_prediction_log, read_training_log
 from smoothadv.records import manifest_path
 
 RELEASED_HEADER = "idx\tlabel\tpredict\tradius\tcorrect\ttime"
 PREDICTION_HEADER = "idx\tlabel\tpredict\tbasePredict\tcorrect\ttime"
+TRAINING_HEADER = "epoch time lr epsilon train_loss train_accuracy test_loss test_accuracy"
+EPOCH = "0 12.5 0.1 0.0 2.25 0.125 2.0 0.25"
 
 CERTIFICATION_LOGS = {
     "ours": """idx label predict radius correct time successes trials
@@ -124,13 +126,36 @@ PREDICTION_FAULTS = {
     "prediction that is text": ("40 1 two 1 0 0:00:01", "not a number.*two"),
     "torn row before another": ("40 1\n60 1 1 1 1 0:00:01", "lacks fields.*idx 40"),
 }
+TRAINING_FAULTS = {
+    "a loss that is no number": ("1 11 0.1 0 nan 0.5 1 0.5", "not finite"),
+    "an infinite loss": ("1 11 0.1 0 1 0.5 inf 0.5", "not finite"),
+    "a loss that is text": ("1 11 0.1 0 big 0.5 1 0.5", "not a number.*big"),
+    "a loss that is empty": ("1 11 0.1 0  0.5 1 0.5", "not a number"),
+    "an accuracy above one": ("1 11 0.1 0 1 50 1 0.5", "outside 0 to 1"),
+    "an accuracy below zero": ("1 11 0.1 0 1 0.5 1 -0.1", "outside 0 to 1"),
+    "an accuracy that is no number": ("1 11 0.1 0 1 nan 1 0.5", "outside 0 to 1"),
+    "an epoch twice": ("0 11 0.1 0 1 0.5 1 0.5", "do not ascend"),
+    "an epoch with a fraction": ("1.5 11 0.1 0 1 0.5 1 0.5", "not a number.*1.5"),
+    "an epoch that is text": ("one 11 0.1 0 1 0.5 1 0.5", "not a number.*one"),
+    "an epoch that no integer holds": ("99999999999999999999 11 0.1 0 1 0.5 1 0.5", "not a number"),
+    "a row that lacks fields": ("1 11 0.1 0 1 0.5\n2 11 0.1 0 1 0.5 1 0.5", "lacks fields"),
+    "a row with more fields": ("1 11 0.1 0 1 0.5 1 0.5 0.5", "more fields"),
+    "a header in the middle": (TRAINING_HEADER, "not a number.*epoch"),
+    "an underscore in an accuracy": ("1 11 0.1 0 1 0.5_0 1 0.5", "not a number.*0.5_0"),
+    "an underscore in an epoch": ("1_0 11 0.1 0 1 0.5 1 0.5", "not a number.*1_0"),
+    "other digits in a loss": ("1 11 0.1 0 ٣ 0.5 1 0.5", "not a number"),
+    "other digits in an epoch": ("٣ 11 0.1 0 1 0.5 1 0.5", "not a number"),
+}
 FAULTS = [(read_certification_log, RELEASED_HEADER, GOOD, *fault) for fault in CERTIFICATION_FAULTS.values()]
 FAULTS += [
     (read_prediction_log, PREDICTION_HEADER, "20 7 7 7 1 0:00:01", *fault) for fault in PREDICTION_FAULTS.values()
 ]
+FAULTS += [(read_training_log, TRAINING_HEADER, EPOCH, *fault) for fault in TRAINING_FAULTS.values()]
 
 
-@pytest.mark.parametrize("read, header, good, row, words", FAULTS, ids=[*CERTIFICATION_FAULTS, *PREDICTION_FAULTS])
+@pytest.mark.parametrize(
+    "read, header, good, row, words", FAULTS, ids=[*CERTIFICATION_FAULTS, *PREDICTION_FAULTS, *TRAINING_FAULTS]
+)
 def test_faulty_log_is_refused_with_its_name_and_fault(tmp_path, read, header, good, row, words):
     assert len(read(write(tmp_path / "good", f"{header}\n{good}"))) == 1
     path = write(tmp_path / "faulty", f"{header}\n{good}\n{row}")
@@ -173,16 +198,21 @@ def test_rows_with_one_field_more_than_the_header_are_not_read_shifted(tmp_path,
 
 
 @pytest.mark.parametrize(
-    "read, header", [(read_certification_log, RELEASED_HEADER), (read_prediction_log, PREDICTION_HEADER)]
+    "read, header",
+    [
+        (read_certification_log, RELEASED_HEADER),
+        (read_prediction_log, PREDICTION_HEADER),
+        (read_training_log, TRAINING_HEADER),
+    ],
 )
 @pytest.mark.parametrize("newline", ["\n", ""])
 def test_log_without_rows_is_refused(tmp_path, read, header, newline):
-    (tmp_path / "log").write_text(header + newline)
+    (tmp_path / "log").write_text(header.replace(" ", "\t") + newline)
     with pytest.raises(UserError, match="no rows"):
         read(tmp_path / "log")
 
 
-@pytest.mark.parametrize("read", [read_certification_log, read_prediction_log])
+@pytest.mark.parametrize("read", [read_certification_log, read_prediction_log, read_training_log])
 def test_missing_file_and_folder_are_named(tmp_path, read):
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(UserError, match=str(path)):

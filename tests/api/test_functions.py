@@ -1,7 +1,6 @@
 """smoothadv.certify, predict, attack, falsify and train: on modules and images of all kinds, resumable, and checked."""
 
 import json
-import signal
 import sys
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from smoothadv.core import Smooth
 from smoothadv.errors import DoubtfulWarning, UserError
 from smoothadv.noise import GaussianNoise
 from smoothadv.readers import read_examples
-from support.commands import CODE, call, rows, run_process, timeless, wait_until
+from support.commands import CODE, call, rows, run_process
 from support.sharding import key_of_log
 
 SIGMA, COUNT, CLASSES = 0.5, 6, 4
@@ -158,38 +157,6 @@ def test_a_log_is_continued_only_by_the_same_call(tmp_path):
             call_again()
     anew = smoothadv.certify(other, IMAGES, LABELS, **QUICK, log=log, existing="overwrite")
     assert len(anew) == COUNT
-
-
-KILLED = """
-import numpy as np, torch, torchvision, smoothadv
-torch.manual_seed(0)
-model = torchvision.models.resnet18(num_classes=5)
-images = np.random.default_rng(0).random((20, 3, 16, 16), dtype=np.float32)
-rows = smoothadv.certify(model, images, np.arange(20) % 5, sigma=0.25, n=60, n0=20, device="cpu", batch=20, log=LOG)
-print(len(rows))
-"""
-
-
-def test_a_script_that_was_killed_is_continued_by_itself(warm, tmp_path):
-    """kill -9 in the middle of a log: the same script then ends with the rows of an undisturbed one."""
-
-    def command(name: str) -> list[str]:
-        return [sys.executable, "-c", f"LOG = {name!r}{KILLED}"]
-
-    log = tmp_path / "killed.tsv"
-    process = warm.start(command(log.name), tmp_path)
-    wait_until(lambda: log.exists() and log.read_text().count("\n") >= 5, process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    begun = log.read_text().count("\n") - 1
-    assert 4 <= begun < 20, "it was killed in the middle"
-    for name in (log.name, "whole.tsv"):
-        done = warm.run(command(name), tmp_path)
-        assert (done.returncode, done.stdout) == (0, "20\n"), done.stderr
-    killed, whole = timeless(log), timeless(tmp_path / "whole.tsv")
-    assert killed == whole and len(whole) == 20
-    runs = json.loads((tmp_path / "killed.tsv.manifest.json").read_text())["runs"]
-    assert [run["first_row"] for run in runs] == [0, begun]
 
 
 BAD = {

@@ -71,11 +71,6 @@ def test_a_random_start_comes_from_the_generator():
     assert not torch.equal(random_perturbations(seed=1), random_perturbations(seed=2))
 
 
-def test_epsilon_zero_changes_nothing():
-    x = batch(*POINT)
-    assert torch.equal(PGD(0.0, 3, random_start=True)(linear_classifier(), x, torch.tensor([1])), x)
-
-
 @pytest.mark.parametrize("epsilon, steps", [(-0.1, 2), (float("nan"), 2), (0.25, 0), (0.25, -1)])
 def test_meaningless_settings_are_refused(epsilon, steps):
     with pytest.raises(ValueError, match="epsilon"):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from smoothadv.bounds import tolerated_false_statements
 from smoothadv.records import manifest_path
 from support.commands import call, succeed
 
@@ -42,16 +41,6 @@ def folder(workplace: Path) -> Path:
 def records(outcome) -> list[dict[str, str]]:
     assert (outcome.code, outcome.err) == (0, "")
     return list(csv.DictReader(io.StringIO(outcome.out)))
-
-
-def test_gap_from_end_to_end_is_in_fractions(folder, capsys):
-    near, far = records(call(capsys, "analyze", "gap", "certified.tsv", "out", "--format", "csv", "--confidence", 0.9))
-    interval = stats.binomtest(2, 4).proportion_ci(0.9)
-    tolerated = tolerated_false_statements(2, 0.002, 0.001)
-    numbers = [0.25, 4, 2 / 4, 2 / 4, interval.low, interval.high, 1 / 4, 1, tolerated]
-    assert [float(value) for value in list(near.values())[1:]] == pytest.approx(numbers)
-    assert [float(far[key]) for key in ("radius", "certified_accuracy", "empirical_accuracy", "contradictions")] == [
-        0.5, 0.0, 0.25, 0]  # fmt: skip
 
 
 def test_empirical_with_confidence_adds_the_ends_of_the_interval(folder, capsys):

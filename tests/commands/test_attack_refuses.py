@@ -164,8 +164,3 @@ def test_statements_that_may_all_be_false_cannot_be_falsified(attack, workplace,
     (workplace / "log.tsv").write_text(HEADER + "0\t8\t8\t0.05\t1\t0:00:01\n")
     outcome = attack("log.tsv", "--alpha", alpha)
     assert outcome.code in (0, 1) and outcome.err.count("\n") <= 1
-
-
-def test_merging_without_shards_is_one_line(workplace, capsys):
-    assert refused(call(capsys, "attack", "merge", "out/epsilon_0.5.tsv"), "epsilon_0.5.tsv.shards", "--shard K/N")
-    assert list(workplace.iterdir()) == []

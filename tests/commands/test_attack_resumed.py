@@ -19,17 +19,14 @@ from support import fragile_models
 from support.attack_runs import SIGMA, archive, assert_same_attack
 from support.commands import (
     call,
-    on_a_small_disk,
     refused,
     rows,
     script,
     snapshot,
-    start_process,
     succeed,
     timeless,
     wait_until,
 )
-from support.patience import HANG_SECONDS
 from support.sharding import manifest_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -167,39 +164,6 @@ def test_stopped_between_its_last_row_and_the_end_it_is_finished_without_work(
     assert_same_attack(workplace / LOG, whole["PGD"])
 
 
-@pytest.mark.slow
-def test_ctrl_c_says_how_to_go_on(checkpoint, tmp_path):
-    """Four seconds, to load torch."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
-    command = ["digits", checkpoint, SIGMA, "out", *USUAL, "--max", -1]
-    try:
-        with start_process(script("attack", *command), tmp_path) as process:
-            try:
-                wait_until(lambda: whole_rows(tmp_path / LOG) >= 1, process)
-                process.send_signal(signal.SIGINT)
-                message = process.communicate(timeout=HANG_SECONDS)[1]
-            finally:
-                process.kill()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert process.returncode == 130
-    assert len(message.strip().splitlines()) == 1 and "same command again" in message
-    done = len(rows(tmp_path / LOG))
-    assert 1 <= done < 359 and not (tmp_path / "out/epsilon_0.5.npz").exists()
-
-
-@pytest.mark.slow
-def test_full_disk_ends_in_one_line_that_names_the_file(checkpoint, warm, tmp_path, whole, attack):
-    """Room again, the same command finishes the log. The images of eight rows and a half fit."""
-    command = script("attack", "digits", checkpoint, SIGMA, "out", *USUAL)
-    done = warm.run(on_a_small_disk(22 + 8 * RECORD + 200, command), tmp_path)
-    assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert whole_rows(tmp_path / LOG) == 8 and (tmp_path / LOG).read_bytes().endswith(b"\n")
-    assert attack().code == 0
-    assert_same_attack(tmp_path / LOG, whole["PGD"])
-    assert done.stderr.startswith("error: ") and "out/epsilon_0.5.tsv.examples" in done.stderr
-
-
 @pytest.fixture
 def stopped(attack, workplace, monkeypatch) -> Path:
     """A log of six images of nine, with the images so far."""
@@ -209,18 +173,6 @@ def stopped(attack, workplace, monkeypatch) -> Path:
         assert attack("--batch", 50).code == 130
     assert len(rows(workplace / LOG)) == 6
     return workplace / LOG
-
-
-@pytest.mark.parametrize("cut", [1, 20, RECORD - 1, 0])
-def test_torn_row_and_image_are_made_again(attack, stopped, whole, cut):
-    """Each image is written before its row: there are never more rows than images."""
-    spool, lines = stopped.with_name(stopped.name + ".examples"), stopped.read_bytes().splitlines(keepends=True)
-    stopped.write_bytes(b"".join(lines[:-1]) + lines[-1][:-2])
-    if cut:
-        spool.write_bytes(spool.read_bytes()[:-cut])
-    assert attack().code == 0
-    assert timeless(stopped) == timeless(whole["PGD"])
-    assert archive(stopped)["adversarial"].tobytes() == archive(whole["PGD"])["adversarial"].tobytes()
 
 
 @pytest.mark.parametrize(

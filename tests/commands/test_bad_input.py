@@ -32,12 +32,8 @@ CHECKPOINTS = [
     (replaced(CERTIFY, checkpoint="missing.tar"), FAILURE, ["missing.tar", "does not exist"]),
     (replaced(PREDICT, checkpoint="missing.tar"), FAILURE, ["missing.tar", "does not exist"]),
     (replaced(CERTIFY, checkpoint="corrupt.tar"), FAILURE, ["corrupt.tar", "damaged"]),
-    (replaced(CERTIFY, checkpoint="empty.tar"), FAILURE, ["empty.tar", "damaged"]),
-    (replaced(CERTIFY, checkpoint="list.tar"), FAILURE, ["list.tar", "state_dict"]),
-    (replaced(CERTIFY, checkpoint="pickle.tar"), FAILURE, ["pickle.tar"]),
     (replaced(CERTIFY, checkpoint="folder"), FAILURE, ["folder", "checkpoint.pth.tar"]),
     (replaced(CERTIFY, checkpoint="unknown_arch.tar"), FAILURE, ["resnet_of_mine", "digits_resnet8"]),
-    (replaced(CERTIFY, checkpoint="foreign_keys.tar"), FAILURE, ["foreign_keys.tar", "digits_resnet8", "missing"]),
     (replaced(CERTIFY, dataset="imagefolder:images"), FAILURE, ["model.tar", "imagefolder:images", "fit"]),
     ([*CERTIFY, "--input-layer", "center"], FAILURE, ["normalize", "center"]),
 ]
@@ -135,11 +131,7 @@ def place(checkpoint, tmp_path_factory) -> Path:
     good = torch.load(checkpoint, weights_only=True)
     (place / "model.tar").write_bytes(checkpoint.read_bytes())
     (place / "corrupt.tar").write_bytes(checkpoint.read_bytes()[:5000])
-    (place / "empty.tar").write_bytes(b"")
-    torch.save([1, 2, 3], place / "list.tar")
-    torch.save({**good, "optimizer": Path("code that would run")}, place / "pickle.tar")
     torch.save({**good, "arch": "resnet_of_mine"}, place / "unknown_arch.tar")
-    torch.save({**good, "state_dict": {"fc.weight": torch.zeros(10, 64)}}, place / "foreign_keys.tar")
     (place / "file").write_text("I am a file.\n")
     (place / "binary").write_bytes(bytes(range(256)))
     (place / "folder").mkdir()

@@ -9,7 +9,6 @@ import pytest
 
 from smoothadv import plugins
 from smoothadv.checkpoints import read_checkpoint
-from smoothadv.registry import UnknownNameError
 from support.commands import call, header, refused, rows, succeed, timeless
 from support.plugin_page import COMMANDS, GRID, SHAPES, without_plugins, words
 from support.sharding import manifest_of
@@ -261,10 +260,3 @@ def test_command_that_repeats_an_attack_has_each_plugin_after_its_own_flag():
     typed = ["digits", "c.pth.tar", "0.25", "out", "--plugin", "a.py", "--plugin", "b.py", "--only", "1", "2"]
     again = command_line_of(parser, parser.parse_args(typed), (), {})
     assert " --plugin a.py --plugin b.py" in " ".join(again) and " --only 1 2" in " ".join(again)
-
-
-def test_registries_forget_a_plugin_between_tests():
-    from smoothadv.architectures import ARCHITECTURES
-
-    with pytest.raises(UnknownNameError):
-        ARCHITECTURES["shapes_cnn"]

@@ -294,30 +294,12 @@ def locally(pretend, monkeypatch):
     return run_jobs
 
 
-def test_local_engine_does_one_job_after_the_other_unless_told_otherwise(locally):
-    assert sorted(locally(several("pass", "pass", "pass"))) == [(str(number), DONE) for number in range(3)]
-    assert begun() == ["0", "1", "2"]
-    for name in ("0", "1", "2", "begun"):
-        Path(name).unlink()
-    meet = f"{MEET}open('met', 'a').write(str(len(open('begun').read().split())) + ' ')"
-    ends = locally(several(meet, meet), at_a_time=2)
-    assert sorted(ends) == [("0", DONE), ("1", DONE)] and Path("met").read_text() == "2 2 ", "each saw the other"
-
-
 def test_one_job_that_fails_stops_no_other_whatever_the_reason(locally):
     Path("logs").mkdir()
     Path("logs/2").write_text("a file where a folder is to be")
     ends = locally(several("os._exit(1)", "pass", "pass", "os.kill(os.getpid(), 9)", "pass"))
     assert sorted(ends) == list(zip("01234", [FAILED, DONE, FAILED, STOPPED, DONE])) and begun() == ["0", "1", "3", "4"]
     assert Path("logs/2").read_text() == "a file where a folder is to be"
-
-
-# Waits for a limited time until two jobs have begun.
-MEET = f"""import time
-end = time.time() + {HANG_SECONDS}
-while len(open('begun').read().split()) < 2 and time.time() < end:
-    time.sleep(0.01)
-"""
 
 
 def test_too_few_gpus_are_an_error_before_anything_runs(locally):
