@@ -42,40 +42,50 @@ def expected() -> pd.DataFrame:
     return certify()
 
 
+class Items(Dataset):
+    """The images one by one, as NumPy arrays, with these items in place of some."""
+
+    def __init__(self, replaced: dict[int, object]) -> None:
+        self.items = {index: (IMAGES[index], LABELS[index]) for index in range(COUNT)} | replaced
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int):
+        return self.items[index]
+
+
 def read_only() -> np.ndarray:
     images = IMAGES.copy()
     images.flags.writeable = False
     return images
 
 
-IMAGE_LAYOUTS = {
-    "read-only": read_only,
-    "reversed twice": lambda: np.ascontiguousarray(IMAGES[:, :, ::-1])[:, :, ::-1],
-    "Fortran's order": lambda: np.asfortranarray(IMAGES),
-    "the other byte order": lambda: IMAGES.astype(IMAGES.dtype.newbyteorder()),
-    "objects": lambda: IMAGES.astype(object),
-}
-LABEL_TYPES = {
-    "bool": lambda: LABELS.astype(bool),
-    "bool tensor": lambda: torch.tensor(LABELS).bool(),
-    "uint8 tensor": lambda: torch.tensor(LABELS).to(torch.uint8),
-    "uint16": lambda: LABELS.astype(np.uint16),
-    "uint64": lambda: LABELS.astype(np.uint64),
-    "objects": lambda: LABELS.astype(object),
+PAIRS = TensorDataset(torch.tensor(IMAGES), torch.tensor(LABELS))
+SAME = {
+    "float64": lambda: (IMAGES.astype(np.float64), LABELS.tolist()),
+    "tensors": lambda: PAIRS.tensors,
+    "loader": lambda: (DataLoader(PAIRS, batch_size=4),),
+    "read-only images": lambda: (read_only(), LABELS),
+    "images reversed twice": lambda: (np.ascontiguousarray(IMAGES[:, :, ::-1])[:, :, ::-1], LABELS),
+    "images in Fortran's order": lambda: (np.asfortranarray(IMAGES), LABELS),
+    "images in the other byte order": lambda: (IMAGES.astype(IMAGES.dtype.newbyteorder()), LABELS),
+    "images as objects": lambda: (IMAGES.astype(object), LABELS),
+    "labels as bool": lambda: (IMAGES, LABELS.astype(bool)),
+    "labels as bool tensor": lambda: (IMAGES, torch.tensor(LABELS).bool()),
+    "labels as uint8 tensor": lambda: (IMAGES, torch.tensor(LABELS).to(torch.uint8)),
+    "labels as uint16": lambda: (IMAGES, LABELS.astype(np.uint16)),
+    "labels as uint64": lambda: (IMAGES, LABELS.astype(np.uint64)),
+    "labels as objects": lambda: (IMAGES, LABELS.astype(object)),
 }
 
 
-@pytest.mark.parametrize("kind", IMAGE_LAYOUTS)
-def test_images_of_any_layout_are_the_same_images(kind, expected):
+@pytest.mark.parametrize("kind", SAME)
+def test_images_and_labels_of_any_kind_are_the_same(kind, expected):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = certify(images=IMAGE_LAYOUTS[kind]())
+        found = smoothadv.certify(network(), *SAME[kind](), **QUICK)
     pd.testing.assert_frame_equal(found, expected)
-
-
-@pytest.mark.parametrize("kind", LABEL_TYPES)
-def test_labels_of_any_type_are_the_same_labels(kind, expected):
-    pd.testing.assert_frame_equal(certify(labels=LABEL_TYPES[kind]()), expected)
 
 
 def test_numbers_of_numpy_and_whole_floats_are_numbers(tmp_path, expected):
@@ -89,40 +99,41 @@ def test_numbers_of_numpy_and_whole_floats_are_numbers(tmp_path, expected):
         certify(n=50.5)
 
 
-class Items(Dataset):
-    """The images one by one, with these items in place of some."""
-
-    def __init__(self, replaced: dict[int, object]) -> None:
-        self.items = {index: (IMAGES[index], 0) for index in range(COUNT)} | replaced
-
-    def __len__(self) -> int:
-        return COUNT
-
-    def __getitem__(self, index: int):
-        return self.items[index]
-
-
-PAIRS = TensorDataset(torch.tensor(IMAGES), torch.tensor(LABELS))
 REFUSED = {
-    "labels beside a loader": (lambda: DataLoader(PAIRS), LABELS, "a DataLoader has its own labels"),
-    "shuffling": (lambda: DataLoader(PAIRS, shuffle=True), None, "shuffle=False"),
-    "random subset": (lambda: DataLoader(PAIRS, sampler=SubsetRandomSampler([1, 2])), None, "the DataLoader shuffles"),
-    "no batches": (lambda: DataLoader(PAIRS, batch_size=None), None, "batches of the DataLoader cannot be joined"),
-    "dict": (lambda: Items({0: {"image": 0, "label": 0}}), None, "item 0 of the dataset is a dict"),
-    "image alone": (lambda: Items({4: IMAGES[4]}), None, "item 4 of the dataset is a ndarray"),
-    "another size": (lambda: Items({2: (IMAGES[2][:, 1:], 0)}), None, "image 2 has shape"),
-    "grey levels": (lambda: Items({3: (IMAGES[3] * 255, 0)}), None, "image 3: found values"),
-    "label between": (lambda: Items({0: (IMAGES[0], 0.5)}), None, "image 0 has the label 0.5"),
-    "one-hot": (lambda: Items({0: (IMAGES[0], torch.eye(2)[0])}), None, "expected a whole number"),
-    "words": (lambda: IMAGES, list("abcdef"), "labels: found a list, expected a tensor or array of numbers"),
+    "uint8": ((IMAGES * 255).astype(np.uint8), LABELS, "found uint8, expected float32 in"),
+    "grey levels": (IMAGES * 255, LABELS, "expected \\[0, 1\\].*divide grey levels by 255"),
+    "standardized": ((IMAGES - 0.5) / 0.25, LABELS, "put normalization into the model"),
+    "not a number": (np.where(IMAGES > 0.9, np.nan, IMAGES), LABELS, "values that are not numbers"),
+    "one image": (IMAGES[0], None, "shape \\[1, 6, 6\\]: give a batch"),
+    "channels last": (IMAGES.transpose(0, 2, 3, 1), LABELS, "channels last"),
+    "no images": (IMAGES[:0], LABELS[:0], "there are no images"),
+    "smaller images": (IMAGES[:, :, :5], LABELS, "cannot be applied to images of shape \\[1, 5, 6\\]"),
+    "list": ([1, 2], None, "images are a list"),
+    "generator": (iter(IMAGES), None, "images are a"),
+    "no labels": (IMAGES, None, "images without labels"),
+    "fewer labels": (IMAGES, LABELS[:3], "labels have shape \\[3\\], there are 6 images"),
+    "labels between": (IMAGES, LABELS + 0.5, "labels are torch.float64"),
+    "label above": (IMAGES, LABELS + 1, "image 1 has the label 2, the classes are 0 to 1"),
+    "label below": (IMAGES, LABELS - 1, "image 0 has the label -1"),
+    "words": (IMAGES, list("abcdef"), "labels: found a list, expected a tensor or array of numbers"),
+    "labels beside a loader": (DataLoader(PAIRS), LABELS, "a DataLoader has its own labels"),
+    "shuffling": (DataLoader(PAIRS, shuffle=True), None, "shuffle=False"),
+    "random subset": (DataLoader(PAIRS, sampler=SubsetRandomSampler([1, 2])), None, "the DataLoader shuffles"),
+    "no batches": (DataLoader(PAIRS, batch_size=None), None, "batches of the DataLoader cannot be joined"),
+    "dict": (Items({0: {"image": 0, "label": 0}}), None, "item 0 of the dataset is a dict"),
+    "image alone": (Items({4: IMAGES[4]}), None, "item 4 of the dataset is a ndarray"),
+    "another size": (Items({2: (IMAGES[2][:, 1:], 0)}), None, "image 2 has shape"),
+    "grey levels in a dataset": (Items({3: (IMAGES[3] * 255, 0)}), None, "image 3: found values"),
+    "label between": (Items({0: (IMAGES[0], 0.5)}), None, "image 0 has the label 0.5"),
+    "one-hot": (Items({0: (IMAGES[0], torch.eye(2)[0])}), None, "expected a whole number"),
 }
 
 
-@pytest.mark.parametrize("kind", REFUSED)
-def test_pairs_that_are_none_are_refused(kind):
-    make, labels, message = REFUSED[kind]
-    with pytest.raises(UserError, match=message):
-        certify(images=make(), labels=labels)
+@pytest.mark.parametrize(("images", "labels", "message"), REFUSED.values(), ids=REFUSED)
+def test_images_and_labels_that_are_none_are_refused_in_one_line(images, labels, message, tmp_path):
+    with pytest.raises(UserError, match=message) as error:
+        certify(images=images, labels=labels, log=tmp_path / "log.tsv")
+    assert "\n" not in str(error.value) and not list(tmp_path.iterdir())
 
 
 def test_another_image_in_memory_is_noticed_wherever_it_is(tmp_path):
@@ -237,12 +248,6 @@ def test_falsifications_that_make_no_sense_are_refused(name, value, message, tmp
     options = {"against": tmp_path / "log.tsv", "sigma": 0.25, "attack": PGD(0.5, 1), name: value}
     with pytest.raises(UserError, match=message):
         smoothadv.falsify(network(), IMAGES, LABELS, **options)
-
-
-@pytest.mark.parametrize("radii", [0.1, "0.1", [-1]])
-def test_settings_of_a_procedure_that_make_no_sense_are_refused(radii):
-    with pytest.raises(UserError):
-        certify(method="adaptive", settings={"radii": radii})
 
 
 @dataclass

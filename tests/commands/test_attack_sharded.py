@@ -71,19 +71,6 @@ def test_shards_of_images_named_one_by_one_merge(attack, merge, workplace, whole
     assert archive(workplace / LOG)["adversarial"].tobytes() == wanted.tobytes()
 
 
-def test_interrupted_shard_is_continued_by_the_same_command(attack, merge, workplace, whole):
-    for index in (0, 1):
-        attack("--shard", f"{index}/2")
-    part = workplace / f"{LOG}.shards/1-of-2.tsv"
-    part.write_bytes(b"".join(part.read_bytes().splitlines(keepends=True)[:5]) + b"9\t7\t")
-    before = snapshot(workplace)
-    assert refused(merge(), "1-of-2.tsv", "torn")
-    assert snapshot(workplace) == before
-    assert attack("--shard", "1/2").code == 0
-    assert merge().code == 0
-    assert_same_attack(workplace / LOG, whole / "epsilon_0.5.tsv")
-
-
 def test_shards_may_be_brought_together_from_several_places(attack, merge, workplace, whole):
     for index in (0, 1):
         attack("--shard", f"{index}/2")

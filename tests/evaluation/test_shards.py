@@ -55,15 +55,6 @@ def test_every_example_is_in_exactly_one_shard_whose_record_says_so(examples, co
         assert list(again) == list(share)
 
 
-def test_neighbours_are_in_different_shards():
-    assert [list(Shard(index, 3).of(range(0, 35, 5))) for index in range(3)] == [[0, 15, 30], [5, 20], [10, 25]]
-
-
-@pytest.mark.parametrize("examples, count", [(0, 1), (1, 1), (8, 1), (9, 2), (359, 45), (2048, 256), (10_000, 256)])
-def test_shards_are_small_but_not_too_many(examples, count):
-    assert shard_count(examples) == count
-
-
 @given(st.integers(0, 10**7))
 def test_there_is_a_shard_for_every_eight_examples_up_to_256(examples):
     count = shard_count(examples)
@@ -167,26 +158,12 @@ def is_whole(log: Path) -> bool:
     return json.loads(manifest_path(log).read_text())["settings"] == SETTINGS
 
 
-def test_existing_log_is_replaced_only_when_asked(log):
-    log.write_text("idx\tlabel\ttime\n0\t9\t0:00:09\n")
-    before = snapshot(log.parent)
-    assert "--overwrite" in refusal(log)
-    assert snapshot(log.parent) == before
-    assert merge(log, shards_of(log), overwrite=True) == 7
-    assert log.read_text() == WHOLE
-
-
 def refusal(log: Path, shards: list[Path] | None = None, overwrite: bool = False) -> str:
     """The message with which merging is refused. Nothing is written or removed."""
     before = snapshot(log.parent)
     message = refusals.refusal(merge, log, shards_of(log) if shards is None else shards, overwrite)
     assert snapshot(log.parent) == before
     return message
-
-
-def test_no_shards_at_all_are_refused_with_where_they_were_sought(tmp_path):
-    message = refusal(tmp_path / "log.tsv")
-    assert "log.tsv.shards" in message and "--shard K/N" in message
 
 
 def test_shard_that_was_named_but_is_not_there_is_named(log, tmp_path):
