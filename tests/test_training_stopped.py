@@ -254,7 +254,7 @@ def test_loss_that_is_no_number_ends_in_one_line_and_leaves_the_last_good_checkp
             patch.setattr("smoothadv.training.loop.time.monotonic", lambda: float(next(clock)))
         outcome = train(capsys, tmp_path, *(AT_ONCE if often else []))
     assert outcome.code == 1
-    assert_one_line(outcome.err, "error: ", "loss stopped being finite", where)
+    assert_one_line(outcome.err, "error: ", "loss stopped being finite", where, "--lr")
     if kept is None:
         assert "nothing was saved yet" in outcome.err and not (tmp_path / "checkpoint.pth.tar").exists()
     else:

@@ -122,12 +122,6 @@ def test_marks_of_the_envelope():
     assert "**(85.4) 73.0**" in FORMATS["markdown"](table)
 
 
-def test_interval_is_an_en_dash_in_either_format():
-    table = Table([column("percent")], [[Annotated(0.5, interval=(0.25, 0.75))]])
-    assert "50.0 (25.0–75.0)" in FORMATS["markdown"](table)
-    assert "50.0 (25.0--75.0)" in FORMATS["latex"](table)
-
-
 def test_people_and_programs_may_have_different_layouts():
     table = Table([column("percent")], [[0.123456789]], shown=Table([column("text")], [["for people"]]))
     for format in ("markdown", "latex"):

@@ -86,14 +86,12 @@ def test_best_of_a_column_is_bold(analyze):
     assert text.count("**") == 4, "nobody is best where nothing is certified"
 
 
-@pytest.mark.parametrize(
-    ("ending", "format"), [("md", "markdown"), ("tex", "latex"), ("csv", "csv"), ("json", "json"), ("txt", "markdown")]
-)
-def test_output_file_decides_the_format(analyze, logs, ending, format):
-    printed = analyze("summary", "results", "--format", format).out
-    outcome = analyze("summary", "results", "-o", f"new/t.{ending}")
+def test_output_files_decide_their_formats(analyze, logs):
+    formats = {"md": "markdown", "tex": "latex", "csv": "csv", "json": "json", "txt": "markdown"}
+    outcome = analyze("summary", "results", *(word for ending in formats for word in ("-o", f"new/t.{ending}")))
     assert (outcome.code, outcome.out) == (0, "")
-    assert (logs / f"new/t.{ending}").read_text() == printed
+    for ending, format in formats.items():
+        assert (logs / f"new/t.{ending}").read_text() == analyze("summary", "results", "--format", format).out
 
 
 def pixels(path: Path) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 import csv
 import io
-from pathlib import Path
 
 import pytest
 
@@ -184,11 +183,6 @@ def test_conditions_add_up_however_they_are_given(analyze):
     twice = analyze("parameters", "cohen", "ours", "--where", "sigma=0.5", "--where", "split=test", "--format", "csv")
     assert once == twice
     assert analyze("parameters", "cohen", "ours", "--where", "sigma=0.5", "--where", "sigma=0.25").code == 1
-
-
-def test_table_is_written_to_every_file_in_the_format_of_its_ending(analyze):
-    assert analyze("summary", "cohen", "-o", "a.md", "-o", "a.csv").code == 0
-    assert Path("a.md").read_text().startswith("|") and Path("a.csv").read_text().startswith("log,")
 
 
 USAGE = [

@@ -1,10 +1,7 @@
 """predict from end to end: the log, attacks that lower accuracy, reproducibility, and what it refuses."""
 
 import pytest
-import torch
 
-from smoothadv.checkpoints import load_classifier
-from smoothadv.datasets import get_dataset
 from support.commands import call, header, rows, snapshot, timeless
 
 EXAMPLES = 25
@@ -36,16 +33,6 @@ def test_rows_are_consistent_and_have_the_columns_of_the_contract(predict, workp
     assert {row["predict"] for row in table} <= {str(label) for label in range(-1, 10)}
     assert [row["correct"] for row in table] == [str(int(row["predict"] == row["label"])) for row in table]
     assert "-1" in {row["predict"] for row in table}, "an abstention is needed for this test to say anything"
-
-
-def test_base_prediction_is_the_classifiers_own_without_noise(predict, workplace, checkpoint):
-    predict("out.tsv")
-    images, labels = zip(*(get_dataset("digits", "test")[index] for index in range(EXAMPLES)))
-    with torch.no_grad():
-        expected = load_classifier(checkpoint, "digits")(torch.stack(images)).argmax(1)
-    table = rows(workplace / "out.tsv")
-    assert [int(row["basePredict"]) for row in table] == expected.tolist()
-    assert [int(row["label"]) for row in table] == list(labels)
 
 
 @pytest.mark.parametrize("name", ["PGD", "DDN"])

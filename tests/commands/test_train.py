@@ -142,11 +142,6 @@ def test_finished_run_resumes_to_nothing(one_epoch, capsys):
     assert (read(one_epoch)["epoch"], timeless(one_epoch / "log.txt")) == before
 
 
-def test_resume_starts_anew_where_there_is_nothing(one_epoch, tmp_path, capsys):
-    assert retrain(capsys, tmp_path / "new", "--resume").code == 0
-    assert same_state(tmp_path / "new", one_epoch)
-
-
 def test_overwrite_starts_anew(tmp_path, capsys):
     train("gaussian", tmp_path, "--epochs", 2, "--seed", 3)
     assert retrain(capsys, tmp_path, "--overwrite", "--seed", 4).code == 0
@@ -181,12 +176,6 @@ def test_checkpoint_of_other_software_is_not_continued(one_epoch, capsys):
     del content["recipe"]
     torch.save(content, one_epoch / "checkpoint.pth.tar")
     assert refused(retrain(capsys, one_epoch, "--resume"), "not written by smoothadv")
-
-
-def test_diverging_run_ends_with_one_line(tmp_path, capsys):
-    outcome = retrain(capsys, tmp_path / "run", "--lr", "1e30")
-    assert refused(outcome, "finite", "--lr")
-    assert not (tmp_path / "run/checkpoint.pth.tar").exists(), "broken weights are not worth keeping"
 
 
 DIGITS = ["digits", "digits_resnet8"]
