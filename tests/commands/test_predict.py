@@ -58,8 +58,8 @@ def test_attack_of_size_zero_changes_nothing(predict, workplace):
 @pytest.mark.parametrize("options", [[], attack("PGD", 0.5, "--num-noise-vec", 2, "--random-start")])
 def test_seed_alone_decides_the_log(predict, workplace, options):
     for name, seed in [("one", 5), ("same", 5), ("other", 6)]:
-        # Little noise is decisive, much is a toss-up, which shows the seed.
-        predict(name, "--max", 40, "--seed", seed, *options, sigma=0.5)
+        # Much noise and few draws are a toss-up, which shows the seed, in some of a hundred images at the least.
+        predict(name, "--max", 100, "--N", 12, "--seed", seed, *options, sigma=0.5)
     assert timeless(workplace / "one") == timeless(workplace / "same")
     assert timeless(workplace / "one") != timeless(workplace / "other")
 
