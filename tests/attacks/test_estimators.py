@@ -1,22 +1,40 @@
-"""Estimators on single draws, and the state of an attacked model; test_oracles_to_six_digits.py has their averages."""
+"""Estimators on single draws, and the state of an attacked model; test_oracles_to_six_digits.py has their averages.
+
+The expected loss is the mean over copies of -log p (Cohen et al., 2019, appendix G.3), not the loss of the expectation,
+-log of the mean of p (SmoothAdv, eq. 6): the checks tell them apart. beta is an inverse temperature (its appendix B).
+"""
 
 import math
 
+import mpmath
+import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 
-from smoothadv.attacks.estimators import frozen, smoothed_loss, stein_gradient
-from support.models import POINT, WEIGHT, network_with_state
+from smoothadv.attacks import SmoothedAttack
+from smoothadv.attacks.ddn import DDN
+from smoothadv.attacks.estimators import (
+    PlugIn,
+    Stein,
+    expected_loss,
+    frozen,
+    mean_cross_entropy,
+    plug_in,
+    smoothed_loss,
+    stein_gradient,
+)
+from smoothadv.attacks.pgd import PGD
+from smoothadv.attacks.shared.geometry import unit
+from smoothadv.attacks.shared.micro_batches import InParts
+from smoothadv.settings import settings_record
+from support.models import POINT, WEIGHT, linear_classifier, network_with_state, probit_classifier
+from support.slow_attacks import slow_expected_loss, slow_plug_in, smooth_network
 
 SIGMA = 0.5
 W = torch.tensor(WEIGHT, dtype=torch.float64)
 X = torch.tensor([POINT], dtype=torch.float64)
 LABEL = torch.tensor([1])
-
-
-def gaussian(examples: int, copies: int, seed: int) -> torch.Tensor:
-    shape = (examples, copies, 2)
-    return SIGMA * torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def test_loss_of_one_copy_is_cross_entropy():
@@ -92,3 +110,154 @@ def test_gradients_from_noise_are_sums_in_full_precision_under_autocast(hard):
     assert torch.equal(gradient, stein_gradient(scores, noise, 0.25))
     coarse = stein_gradient(scores.bfloat16(), noise.bfloat16(), 0.25).float()
     assert (coarse - gradient).abs().max() > 1e-3 * gradient.abs().max(), "the test would notice it"
+
+
+def two_copies() -> torch.Tensor:
+    """Logits [1, 2, 2] of copies that give class 1 the probabilities 0.9 and 0.1."""
+    score = torch.tensor([math.log(9), -math.log(9)], dtype=torch.float64)
+    return torch.stack([torch.zeros_like(score), score], dim=1)[None].requires_grad_()
+
+
+def test_losses_of_two_copies():
+    for loss, value, gradient in [
+        (mean_cross_entropy, -(math.log(0.9) + math.log(0.1)) / 2, (-0.05, -0.45)),
+        (smoothed_loss, math.log(2), (-0.09, -0.09)),
+    ]:
+        logits = two_copies()
+        result = loss(logits, LABEL)
+        assert result.item() == pytest.approx(value, abs=1e-12)
+        (found,) = torch.autograd.grad(result.sum(), logits)
+        assert found[0, :, 1].tolist() == pytest.approx(gradient, abs=1e-12)
+    assert -(math.log(0.9) + math.log(0.1)) / 2 == pytest.approx(1.203973, abs=5e-7)
+
+
+@pytest.mark.parametrize("shape", [(6,), (1, 2, 3)], ids=str)
+@pytest.mark.parametrize("copies", [1, 2, 7])
+def test_it_is_the_mean_of_the_copies_own_gradients(shape, copies):
+    generator = torch.Generator().manual_seed(copies)
+    model, labels = smooth_network(6, 4, seed=0), torch.tensor([0, 3, 2])
+    x = torch.rand(3, *shape, dtype=torch.float64, generator=generator)
+    noise = torch.randn(3, copies, *shape, dtype=torch.float64, generator=generator)
+    estimate = expected_loss(model, x, labels, noise)
+    for estimator, slow in [(expected_loss, slow_expected_loss), (plug_in, slow_plug_in)]:
+        expected = torch.stack([slow(model, *each) for each in zip(x, labels.tolist(), noise)])
+        same = torch.allclose(estimate.gradient, expected, rtol=1e-10, atol=1e-12)
+        assert same == (estimator is expected_loss or copies == 1), "one copy has but one loss"
+    assert estimate.gradient.shape == x.shape and estimate.logits.shape == (3, copies, 4)
+    assert not estimate.gradient.requires_grad and not estimate.logits.requires_grad
+
+
+def mirrored_noise(seed: int) -> torch.Tensor:
+    """Six draws [1, 6, 2] and their mirror images beside the line along W: sums over them lie on that line."""
+    draws = SIGMA * torch.randn(6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    along = (draws @ W / 25)[:, None] * W
+    return torch.cat([draws, 2 * along - draws])[None]
+
+
+@pytest.mark.parametrize("steps", [1, 3, 10])
+@pytest.mark.parametrize(
+    "estimator",
+    [plug_in, expected_loss, Stein(SIGMA), Stein(SIGMA, True)],
+    ids=["plug_in", "expected_loss", "stein", "hard"],
+)
+def test_every_estimator_moves_straight_away_from_a_linear_classifier(estimator, steps):
+    """v = -epsilon w / |w|: also where gradients come from noise, if that is symmetric about w."""
+    model, x = linear_classifier(bias=-3.3), torch.full((1, 2), 0.5, dtype=torch.float64)
+    for seed in range(3):
+        attacked = PGD(0.25, steps, estimator=estimator)(model, x, LABEL, mirrored_noise(seed))
+        torch.testing.assert_close(attacked - x, -0.25 * W[None] / 5, rtol=0, atol=1e-12)
+
+
+def mills_expectation() -> mpmath.mpf:
+    """E[phi(s) / Phi(s)] for s ~ N(4, (5 sigma)^2), to 20 digits: minus the gradient's coefficient on w."""
+    with mpmath.workdps(25):
+        spread = mpmath.mpf(5) * SIGMA
+
+        def integrand(s):
+            return mpmath.npdf(s) / mpmath.ncdf(s) * mpmath.npdf(s, 4, spread)
+
+        return mpmath.quad(integrand, [-30, -20, -10, -5, 0, 5, 10, 20, 30])
+
+
+def test_expected_gradient_of_a_smoothed_probit():
+    """By a million points at the midpoints of equally probable parts: accurate to 1e-6 in every coordinate."""
+    positions = torch.from_numpy(norm.ppf((np.arange(1_000_000) + 0.5) / 1_000_000))
+    noise = (SIGMA * positions[:, None] * W / 5)[None]
+    coefficient = float(mills_expectation())
+    assert coefficient == pytest.approx(0.1351, abs=5e-5)
+    gradient = expected_loss(probit_classifier(), X, LABEL, noise).gradient
+    assert gradient[0].tolist() == pytest.approx([-3 * coefficient, -4 * coefficient], abs=1e-6)
+    # The loss of the expectation has less than half of that.
+    assert plug_in(probit_classifier(), X, LABEL, noise).gradient[0, 0].item() > -1.5 * coefficient
+
+
+LABELS, COPIES = torch.tensor([0, 3, 2]), 7
+GENERATOR = torch.Generator().manual_seed(5)
+POINTS = torch.rand(3, 6, dtype=torch.float64, generator=GENERATOR)
+NOISE = 0.5 * torch.randn(3, COPIES, 6, dtype=torch.float64, generator=GENERATOR)
+MODEL = smooth_network(6, 4, seed=0)
+
+
+@pytest.mark.parametrize("beta", [0.01, 0.5, 4.0, 16.0, 100.0])
+def test_direction_is_that_of_a_model_whose_logits_are_multiplied(beta):
+    slow = [slow_plug_in(lambda x: beta * MODEL(x), *each) for each in zip(POINTS, LABELS.tolist(), NOISE)]
+    assert (unit(plug_in(MODEL, POINTS, LABELS, NOISE).gradient) - unit(torch.stack(slow))).abs().max() > 1e-3
+    for estimator in (PlugIn(beta), InParts(PlugIn(beta), 3)):
+        estimate = estimator(MODEL, POINTS, LABELS, NOISE)
+        torch.testing.assert_close(unit(estimate.gradient), unit(torch.stack(slow)), rtol=0, atol=1e-9)
+        torch.testing.assert_close(estimate.logits.flatten(0, 1), MODEL((POINTS[:, None] + NOISE).flatten(0, 1)))
+
+
+def two_classes(x: torch.Tensor) -> torch.Tensor:
+    """Class 1 within the unit circle: the score 1 - |x|^2 has the gradient -2 x."""
+    return torch.stack([torch.zeros_like(x[:, 0]), 1 - x.square().sum(1)], dim=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("beta", [1e-300, 0.3, 3.0, 1e4, 1e30, 1e290])
+def test_gradient_of_two_classes_in_closed_form_at_any_size_of_beta(beta, dtype):
+    """The sum of 2 x_i s(beta z_i) s(-beta z_i), s the sigmoid: in the limit 2 x of the copy next to the boundary."""
+    copies = torch.tensor([[0.5, 0.25], [1.0, 0.5], [-0.5, -0.5], [0.25, -1.5]], dtype=torch.float64)
+    scores = 1 - copies.square().sum(1)  # 0.6875, -0.25, 0.5, -1.3125: exact in all dtypes
+    slopes = (scores.abs() * -beta - 2 * torch.log1p(torch.exp(scores.abs() * -beta))).clamp(min=-1e300).softmax(0)
+    zeros, label = torch.zeros(1, 2, dtype=dtype), torch.tensor([1])
+    for rows in (4, 1):
+        found = InParts(PlugIn(beta), rows)(two_classes, zeros, label, copies[None].to(dtype))
+        assert found.gradient.dtype == dtype
+        closest = copies[1] if beta > 100 else slopes @ copies
+        expected = closest / closest.norm()
+        assert (unit(found.gradient.double())[0] - expected).abs().max() < 4 * torch.finfo(dtype).eps
+
+
+def test_objective_tends_to_the_share_of_votes():
+    logits = 5 * torch.randn(3, 1000, 4, generator=torch.Generator().manual_seed(1))
+    votes = (logits.argmax(-1) == LABELS[:, None]).double().mean(1)
+    errors = []
+    for beta in (0.1, 1.0, 10.0, 100.0, 1e300):
+        errors.append((smoothed_loss(PlugIn(beta).sharpened(logits), LABELS).neg().exp() - votes).abs().max().item())
+    assert errors == sorted(errors, reverse=True) and errors[0] > 0.01 and errors[-1] < 1e-12
+
+
+@pytest.mark.parametrize("attack", [PGD, DDN])
+@pytest.mark.parametrize("target", [None, 1, "runner-up", "least-likely", "random", "every"])
+def test_all_attacks_and_targets_take_it_and_restarts_compete_by_its_objective(attack, target):
+    inputs = POINTS.reshape(3, 1, 2, 3)
+
+    def found(estimator, model=MODEL):
+        made = SmoothedAttack(attack(0.5, 4, estimator=estimator), 0.3, 6, restarts=4, target=target, batch=4)
+        return made(model, inputs, LABELS, targets=made.choose_targets(MODEL, inputs, LABELS))
+
+    sharp = found(PlugIn(8.0))
+    torch.testing.assert_close(sharp, found(plug_in, lambda x: 8 * MODEL(x)), rtol=0, atol=1e-9)
+    assert attack is DDN or not torch.equal(sharp, found(plug_in))
+    assert found(PlugIn(1e308)).isfinite().all()
+
+
+def test_manifests_tell_it_where_it_is_not_1_the_papers_attack():
+    assert settings_record(PGD(0.5, 4, estimator=PlugIn(4.0)))["estimator"] == {"name": "PlugIn", "beta": 4.0}
+
+
+@pytest.mark.parametrize("beta", [0.0, -1.0, math.inf, math.nan])
+def test_other_numbers_are_refused(beta):
+    with pytest.raises(ValueError, match="beta: found .*, expected a finite number above 0"):
+        PlugIn(beta)

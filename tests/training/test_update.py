@@ -1,4 +1,6 @@
-"""An update is the same in micro-batches, and counts what evaluating the model counts."""
+"""An update in micro-batches is that of one batch; what it counts, what it draws, and what the attack sees of it."""
+
+import copy
 
 import pytest
 import torch
@@ -16,16 +18,16 @@ from smoothadv.training.update import Address, Update
 from support.models import Recorder
 
 CPU = torch.device("cpu")
-SIGMA, EPSILON, STEPS = 0.25, 0.5, 3
+SIGMA, EPSILON = 0.25, 0.5
 RATE, MOMENTUM, DECAY = 0.1, 0.9, 1e-2
 ADDRESS = Address(seed=3, epoch=20, step=5)
 EVERYTHING = slice(0, 7)
 LOSS, CORRECT, EXAMPLES, UNATTACKED_CORRECT, UNATTACKED_EXAMPLES = range(5)
 
 
-def network(normalization: type[nn.Module] | None = None, seed: int = 0) -> nn.Module:
+def network(normalization: type[nn.Module] | None = None) -> nn.Module:
     """A small smooth network in float64: at the kinks of ReLU a rounding error could become a large difference."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     layers = [nn.Conv2d(3, 4, 3, bias=False), *([normalization(4)] if normalization else []), nn.Softplus()]
     layers += [nn.Conv2d(4, 4, 2, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)]
     return nn.Sequential(nn.Identity(), nn.Sequential(*layers)).double()
@@ -37,8 +39,9 @@ def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand(7, 3, 6, 6, dtype=torch.float64, generator=generator), torch.randint(3, (7,), generator=generator)
 
 
-def smoothadv(copies: int = 1, **settings) -> SmoothAdv:
-    return SmoothAdv(ATTACKS["PGD"](EPSILON, STEPS), SIGMA, copies, **{"warmup": 10, **settings})
+def smoothadv(copies: int = 1, steps: int = 3, attack: str = "PGD", **settings) -> SmoothAdv:
+    of_attack = {name: settings.pop(name) for name in ("random_start",) if name in settings}
+    return SmoothAdv(ATTACKS[attack](EPSILON, steps, **of_attack), SIGMA, copies, **{"warmup": 10, **settings})
 
 
 def updater(model: nn.Module, objective, micro_batch: int = 7) -> Update:
@@ -136,3 +139,179 @@ def test_a_model_that_was_looked_at_in_eval_mode_is_updated_in_train_mode():
         sums_of(updater(model, smoothadv(2)))
     assert torch.equal(state(looked_at), state(usual))
     assert usual[1][1].num_batches_tracked == looked_at[1][1].num_batches_tracked == 1
+
+
+# Not 0 or 1, and far from both: no attack is clipped there.
+IMAGES = 0.4 + 0.2 * torch.rand(7, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([0, 1, 2, 1, 0, 2, 2])
+
+
+def usual_network(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()]
+    layers += [nn.Flatten(), nn.Dropout(dropout), nn.Linear(16, 3)]
+    return nn.Sequential(nn.Identity(), nn.Sequential(*layers))
+
+
+class OneOfTwo(Processes):
+    """One of two processes that are not connected: it cannot exchange anything."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank, self.size = rank, 2
+
+    def average_gradients(self, model: nn.Module) -> None:
+        pass
+
+    def share_buffers(self, model: nn.Module) -> None:
+        pass
+
+
+class Watched:
+    """A network and its update, and all batches that the attack and the training saw."""
+
+    def __init__(self, objective, model: nn.Module | None = None, processes: Processes | None = None, micro=7):
+        self.model = usual_network() if model is None else model
+        optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        arguments = Execution(), processes or Processes(), CPU, IMAGES[:2], micro
+        self.update = Update(self.model, objective, optimizer, *arguments)
+        self.update.attacked = self.attack = Recorder(self.update.attacked)
+        self.update.forward = self.training = Recorder(self.update.forward)
+
+    def __call__(self, address: Address = ADDRESS, part: slice = slice(0, 7)) -> torch.Tensor:
+        """Update; the weights afterwards."""
+        self.update(IMAGES[part], LABELS[part], 7, part, address, 1.0)
+        return torch.cat([parameter.detach().flatten() for parameter in self.model.parameters()])
+
+    @property
+    def trained_on(self) -> torch.Tensor:
+        return torch.cat(self.training.batches)
+
+
+# ---- how often ----
+
+
+@pytest.mark.parametrize("steps", [1, 2, 10])
+@pytest.mark.parametrize(("micro", "sizes"), [(7, [7]), (3, [3, 3, 1])])
+@pytest.mark.parametrize("copies", [1, 2])
+def test_pgd_looks_once_per_step_and_micro_batch(steps, micro, sizes, copies):
+    watched = Watched(smoothadv(copies, steps), micro=micro)
+    watched()
+    assert [len(each) for each in watched.attack.batches] == [size * copies for size in sizes for _ in range(steps)]
+    assert [len(each) for each in watched.training.batches] == [size * copies for size in sizes]
+    assert not any(watched.attack.modes) and all(watched.training.modes)
+
+
+@pytest.mark.parametrize(
+    ("objective", "epoch"), [(Gaussian(SIGMA), 20), (smoothadv(), 0), (smoothadv(attack="DDN"), 0)]
+)
+def test_without_epsilon_nothing_is_attacked(objective, epoch):
+    watched = Watched(objective)
+    watched(Address(3, epoch, 0))
+    assert watched.attack.batches == [] and len(watched.training.batches) == 1
+    # Negative control: an epoch later there is an attack.
+    watched = Watched(smoothadv())
+    watched(Address(3, 1, 0))
+    assert len(watched.attack.batches) == 3
+
+
+def leaves(graph) -> list[torch.Tensor]:
+    """The tensors to which gradients of this graph would be added."""
+    found, todo, seen = [], [graph], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        found += [node.variable] if hasattr(node, "variable") else []
+        todo += [before for before, _ in node.next_functions]
+    return found
+
+
+class Differentiated(nn.Module):
+    """A model that records, for each pass, the tensors that its output can be differentiated by."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.towards = model, []
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits = self.model(images)
+        self.towards.append(leaves(logits.grad_fn))
+        return logits
+
+
+@pytest.mark.parametrize("attack", list(ATTACKS))
+def test_the_attack_computes_no_gradients_of_parameters(attack):
+    watched = Watched(smoothadv(attack=attack))
+    watched.update.attacked = attacked = Differentiated(watched.update.attacked)
+    watched.update.forward = trained = Differentiated(watched.update.forward)
+    watched()
+    of_attack = [tensor for towards in attacked.towards for tensor in towards]
+    assert of_attack and all(tensor.shape[1:] == IMAGES.shape[1:] for tensor in of_attack), "images alone"
+    (towards,) = trained.towards
+    assert {id(tensor) for tensor in towards} == {id(parameter) for parameter in watched.model.parameters()}
+    assert all(parameter.requires_grad for parameter in watched.model.parameters()), "as before"
+
+
+# ---- which random numbers ----
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [Gaussian(SIGMA), smoothadv(2), smoothadv(2, random_start=True)],
+    ids=["gaussian", "PGD", "random start"],
+)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_an_update_is_a_function_of_its_address(objective, dropout):
+    def after(address: Address, global_seed: int) -> torch.Tensor:
+        watched = Watched(objective, usual_network(dropout))
+        torch.manual_seed(global_seed)
+        torch.rand(global_seed)
+        return watched(address)
+
+    expected = after(ADDRESS, 1)
+    assert torch.equal(after(ADDRESS, 2), expected)
+    others = [Address(4, 20, 5), Address(3, 21, 5), Address(3, 20, 6), Address(3, 5, 20), Address(20, 3, 5)]
+    weights = [expected, *(after(address, 1) for address in others)]
+    assert len(torch.stack(weights).unique(dim=0)) == len(weights)
+
+
+def test_an_update_does_not_depend_on_those_before():
+    """Drawing at addresses, and not in turn, is what lets a run be resumed at any step."""
+    watched = Watched(smoothadv(2), usual_network(0.5))
+    watched(Address(3, 20, 4))
+    resumed = Watched(smoothadv(2), copy.deepcopy(watched.model))
+    torch.manual_seed(77)
+    assert torch.equal(resumed(), watched())
+
+
+def test_dropout_is_on_in_training_and_off_in_the_attack():
+    """In the same update with another seed for the layers alone the trained weights differ."""
+    one, other = Watched(smoothadv(), usual_network(0.5)), Watched(smoothadv(), usual_network(0.5), OneOfTwo(1))
+    one(), other()
+    assert torch.equal(one.attack.batches[-1], other.attack.batches[-1]), "the attack came to the same"
+    with torch.no_grad():
+        gradients = [
+            torch.cat([each.grad.flatten() for each in watched.model.parameters()]) for watched in (one, other)
+        ]
+    # Each process computes half of the mean: without dropout one gradient would be twice the other.
+    assert not torch.allclose(2 * gradients[0], gradients[1], rtol=1e-3)
+
+
+@pytest.mark.parametrize("copies", [1, 4])
+@pytest.mark.parametrize("micro", [7, 2])
+def test_the_noise_of_a_part_is_that_part_of_the_noise(copies, micro):
+    objective = smoothadv(copies, warmup=10**9)  # an attack with epsilon near 0
+    whole = Watched(objective)
+    whole()
+    noise = whole.trained_on.unflatten(0, (7, copies)) - IMAGES[:, None]
+    assert noise.std() == pytest.approx(SIGMA, rel=0.1)
+    assert len(noise.flatten(0, 1).flatten(1).unique(dim=0)) == 7 * copies, "each copy has its own"
+    for rank, part in enumerate([slice(0, 4), slice(4, 7)]):
+        watched = Watched(objective, processes=OneOfTwo(rank), micro=micro)
+        watched(part=part)
+        ours = watched.trained_on.unflatten(0, (-1, copies)) - IMAGES[part][:, None]
+        torch.testing.assert_close(ours, noise[part], rtol=0, atol=1e-6)
+    # Negative control: the second part has another noise than the first.
+    assert (noise[4:7] - noise[:3]).abs().max() > 0.1
