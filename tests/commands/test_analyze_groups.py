@@ -220,13 +220,6 @@ USAGE = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "text"), USAGE, ids=[" ".join(arguments) for arguments, _ in USAGE])
-def test_usage_error_is_one_line_and_writes_nothing(analyze, workplace, arguments, text):
-    before = snapshot(workplace)
-    assert text in refusal(analyze(*arguments), 2)
-    assert snapshot(workplace) == before
-
-
 FAILURES = [
     (["summary", "nowhere"], "nowhere is no file, no folder and matches nothing"),
     (["summary", "trained"], "trained: holds no certification log, but others: 1 training; for training plot_training"),
@@ -246,10 +239,14 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "text"), FAILURES, ids=[" ".join(arguments) for arguments, _ in FAILURES])
-def test_unsuitable_logs_are_answered_in_one_line(analyze, workplace, arguments, text):
+REFUSED = [*((2, *case) for case in USAGE), *((1, *case) for case in FAILURES)]
+
+
+@pytest.mark.parametrize(("code", "arguments", "text"), REFUSED, ids=[" ".join(case[1]) for case in REFUSED])
+def test_what_cannot_be_done_is_answered_in_one_line_and_writes_nothing(analyze, workplace, code, arguments, text):
+    """Usage errors and unsuitable logs."""
     before = snapshot(workplace)
-    assert text in refusal(analyze(*arguments), 1)
+    assert text in refusal(analyze(*arguments), code)
     assert snapshot(workplace) == before
 
 

@@ -102,15 +102,6 @@ def test_rule_picks_the_class_that_it_says_and_never_the_label(attack, classifie
     assert (after > probabilities.gather(1, wanted)).all()
 
 
-def test_seed_decides_random_targets(attack):
-    targets = [
-        archive(attack(name, "--target", "random", "--seed", s))["target"].tolist()
-        for name, s in [("a", 1), ("b", 1), ("c", 2)]
-    ]
-    assert targets[0] == targets[1] != targets[2]
-    assert len(set(targets[0])) > 3
-
-
 def test_every_class_in_turn_is_at_least_as_good_as_one_of_them(attack, classifier):
     """And the log has no column for a single target."""
     log, one = (attack(f"{target}", "--target", target, "--max", 4) for target in ("every", 6))

@@ -72,13 +72,6 @@ def test_skip_is_a_stride_and_max_counts_examples(certify, workplace, options, i
     assert [int(row["idx"]) for row in rows(workplace / "out.tsv")] == list(indices)
 
 
-def test_seed_alone_decides_the_log(certify, workplace):
-    for name, seed in [("one", 5), ("same", 5), ("other", 6)]:
-        certify(name, "--max", 12, "--seed", seed)
-    assert timeless(workplace / "one") == timeless(workplace / "same")
-    assert timeless(workplace / "one") != timeless(workplace / "other")
-
-
 def test_manifest_says_what_made_the_log(log, checkpoint):
     manifest = json.loads(log.with_name("digits.tsv.manifest.json").read_text())
     digest = hashlib.sha256(checkpoint.read_bytes()).hexdigest()
@@ -105,14 +98,6 @@ def test_log_never_takes_the_place_of_the_checkpoint(certify, workplace, checkpo
 def test_log_may_have_any_name(certify, workplace, name):
     assert certify(name, "--max", 1).code == 0
     assert header(workplace / name)[:6] == RELEASED_COLUMNS
-
-
-def test_overwrite_starts_anew(certify, workplace):
-    certify("out.tsv", "--max", 4)
-    certify("fresh.tsv", "--max", 2, "--seed", 9)
-    assert certify("out.tsv", "--max", 2, "--seed", 9, "--overwrite").code == 0
-    assert timeless(workplace / "out.tsv") == timeless(workplace / "fresh.tsv")
-    assert json.loads((workplace / "out.tsv.manifest.json").read_text())["settings"]["seed"] == 9
 
 
 def test_resuming_on_fewer_images_than_there_are_is_refused(certify, workplace):

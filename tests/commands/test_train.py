@@ -142,13 +142,6 @@ def test_finished_run_resumes_to_nothing(one_epoch, capsys):
     assert (read(one_epoch)["epoch"], timeless(one_epoch / "log.txt")) == before
 
 
-def test_overwrite_starts_anew(tmp_path, capsys):
-    train("gaussian", tmp_path, "--epochs", 2, "--seed", 3)
-    assert retrain(capsys, tmp_path, "--overwrite", "--seed", 4).code == 0
-    assert read(tmp_path)["epoch"] == 1 and len(rows(tmp_path / "log.txt")) == 1
-    assert json.loads((tmp_path / "args.json").read_text())["recipe"]["seed"] == 4
-
-
 def test_weights_that_the_last_update_broke_are_not_saved(tmp_path, capsys, monkeypatch):
     """Losses are computed before each update: the last update of an epoch shows only in the weights."""
     step = torch.optim.SGD.step
@@ -250,7 +243,7 @@ def test_testing_takes_no_more_memory_than_an_update(workplace, monkeypatch, mic
 
 def test_overwritten_run_keeps_its_arguments_until_it_has_a_successor(workplace, capsys):
     """Killed before the first checkpoint, the folder still holds one run, not halves of two."""
-    succeed("train", *DIGITS, "run", "--noise", 0.25, *SHORT)
+    succeed("train", *DIGITS, "run", "--noise", 0.25, *SHORT, "--epochs", 2)
     before = snapshot(workplace)
     again = [*DIGITS, "run", "--noise", 1, *SHORT, "--overwrite"]
     with pytest.MonkeyPatch.context() as patch:
@@ -260,6 +253,7 @@ def test_overwritten_run_keeps_its_arguments_until_it_has_a_successor(workplace,
     succeed("train", *again)
     recipe = json.loads((workplace / "run/args.json").read_text())["recipe"]
     assert recipe == read(workplace / "run")["recipe"] and recipe["objective"]["noise_sd"] == 1
+    assert read(workplace / "run")["epoch"] == len(rows(workplace / "run/log.txt")) == 1
 
 
 def interrupted(*arguments: object) -> None:

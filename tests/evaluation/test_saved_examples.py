@@ -130,13 +130,6 @@ def test_log_begun_anew_forgets_the_images_of_the_old_one(tmp_path, leave):
     assert_packs(path, [7, 8])
 
 
-def test_finished_log_takes_further_images(log):
-    pack(log, [log])
-    fill(log, [41, 42], done=set(INDICES))
-    assert_holds(read_examples(examples_path(log)), INDICES)
-    assert_packs(log, [*INDICES, 41, 42])
-
-
 def test_rows_whose_images_are_gone_are_refused_at_once(tmp_path):
     with pytest.raises(UserError, match="cannot resume .*log.tsv: its adversarial examples, .*log.npz, are missing"):
         Spool(tmp_path / "log.tsv", SHAPE, {3})
