@@ -20,16 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_n
 RUN = ["run", "--engine", "ray", "--device", "cpu"]
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory) -> Path:
-    return sweep_runs.undisturbed(tmp_path_factory.mktemp("reference"))
-
-
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    return sweep_runs.lay_out(tmp_path / "sweep")
-
-
 @pytest.fixture
 def cluster(tmp_path) -> Iterator[RayCluster]:
     """Two nodes that run two jobs each."""

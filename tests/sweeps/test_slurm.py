@@ -19,11 +19,6 @@ RUN = ["run", "--engine", "slurm", "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory) -> Path:
-    return sweep_runs.undisturbed(tmp_path_factory.mktemp("reference"))
-
-
-@pytest.fixture(scope="module")
 def shared(tmp_path_factory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("slurm")) as running:
         yield running
@@ -37,11 +32,6 @@ def cluster(shared) -> Iterator[Cluster]:
         shared.run("scancel", "--full", "--signal=KILL", number)
         shared.run("scancel", number)
     shared.wait_until(lambda: not queue(shared))
-
-
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    return sweep_runs.lay_out(tmp_path / "sweep")
 
 
 def queue(cluster: Cluster) -> list[str]:

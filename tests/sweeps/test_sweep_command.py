@@ -191,11 +191,6 @@ def test_report_on_nothing_is_refused(workplace, capsys):
     assert [path.name for path in workplace.iterdir()] == ["grid.toml"]
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory) -> Path:
-    return sweep_runs.undisturbed(tmp_path_factory.mktemp("reference"))
-
-
 def begun_certifying(folder: Path, name: str) -> bool:
     logs = [*(folder / "logs/tiny" / name).rglob("*.tsv")]
     return bool(logs) and len(rows(logs[0])) >= 5
