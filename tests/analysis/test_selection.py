@@ -136,9 +136,7 @@ def test_linf_radii_of_the_paper_are_these_l2_radii():
     assert AtRadii().l2_lengths(cifar, [0.5]).tolist() == [0.5]
 
 
-def test_linf_radii_need_the_number_of_pixels():
-    with pytest.raises(UserError, match="^lost does not say how many coordinates .* --dimension"):
-        AtRadii(norm="linf").accuracies(log("lost"), [0.1])
+def test_linf_radii_are_those_of_the_stated_number_of_pixels():
     stated = log("stated", dimension=100)
     assert AtRadii(norm="linf").certified_by(stated, [1.0, 0.0]).tolist() == [math.nextafter(0.1, 0), 0.0]
     assert AtRadii().certified_by(log("lost"), [1.0]).tolist() == [1.0]
