@@ -68,7 +68,7 @@ def state_after(objective, micro_batch: int, normalization: type[nn.Module] | No
 
 OBJECTIVES = {"gaussian": Gaussian(SIGMA), "one copy": smoothadv(1), "four copies": smoothadv(4)}
 OBJECTIVES |= {kind.__name__: kind(noise_sd=SIGMA) for kind in (Consistency, Macer, Stability)}
-OBJECTIVES["attacked"] = Consistency(noise_sd=SIGMA, attack=ATTACKS["PGD"](EPSILON, STEPS), regularization=2)
+OBJECTIVES["attacked"] = Consistency(noise_sd=SIGMA, attack=ATTACKS["PGD"](EPSILON, 3), regularization=2)
 every_objective = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES.keys())
 
 
