@@ -33,7 +33,7 @@ from unittest import mock
 
 import torch
 from certification_speed import DATASETS, SIGMA
-from counting import META, Counted
+from counting import META, Counted, page
 from integer_speed import quantized
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -355,24 +355,6 @@ def figures(case: Case, bandwidth: float, launch: float) -> dict[str, object]:
             if count or counted.bytes[name]
         },
     }
-
-
-def page(rows: list[dict], with_operators: bool) -> str:
-    """The figures as Markdown."""
-    lines = ["| case | images | kernels | launches | MB per image | waits | peak GiB | bytes, ms | launches, ms |"]
-    lines.append("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
-    for row in rows:
-        moved, waits = row["bytes"] / row["images"] / 1e6, sum(row["waits"].values())
-        lines.append(
-            f"| {row['case']} | {row['images']} | {row['kernels']:,} | {row['launches']:,} | {moved:,.2f} | {waits} "
-            f"| {row['peak'] / 2**30:.2f} | {row['bytes_ms']:.1f} | {row['launches_ms']:.1f} |"
-        )
-    for row in rows if with_operators else ():
-        lines += ["", f"{row['case']}; waits: {row['waits'] or 'none'}", "", "| operator | kernels | MB per image |"]
-        lines.append("|---|---:|---:|")
-        for name, found in row["operators"].items():
-            lines.append(f"| {name} | {found['kernels']:,} | {found['bytes'] / row['images'] / 1e6:,.3f} |")
-    return "\n".join(lines)
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:

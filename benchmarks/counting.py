@@ -309,3 +309,21 @@ def _in_memory(tensor: torch.Tensor) -> int:
     """The bytes of a tensor, without the repetitions of an expanded one."""
     sizes = [size for size, stride in zip(tensor.shape, tensor.stride()) if stride]
     return math.prod(sizes) * tensor.element_size() if tensor.numel() else 0
+
+
+def page(rows: list[dict], with_operators: bool) -> str:
+    """The figures as Markdown."""
+    lines = ["| case | images | kernels | launches | MB per image | waits | peak GiB | bytes, ms | launches, ms |"]
+    lines.append("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for row in rows:
+        moved, waits = row["bytes"] / row["images"] / 1e6, sum(row["waits"].values())
+        lines.append(
+            f"| {row['case']} | {row['images']} | {row['kernels']:,} | {row['launches']:,} | {moved:,.2f} | {waits} "
+            f"| {row['peak'] / 2**30:.2f} | {row['bytes_ms']:.1f} | {row['launches_ms']:.1f} |"
+        )
+    for row in rows if with_operators else ():
+        lines += ["", f"{row['case']}; waits: {row['waits'] or 'none'}", "", "| operator | kernels | MB per image |"]
+        lines.append("|---|---:|---:|")
+        for name, found in row["operators"].items():
+            lines.append(f"| {name} | {found['kernels']:,} | {found['bytes'] / row['images'] / 1e6:,.3f} |")
+    return "\n".join(lines)
