@@ -126,6 +126,7 @@ _FIELDS_OF_A_RUN = {
     "step": _COUNT,
     "seconds": _AMOUNT,
     "sums": _list_of(_NUMBER, 5, 50),
+    "image_weights": _WEIGHT,
 }
 
 

@@ -147,9 +147,15 @@ def test_losses_combine_with_attacks(name):
     noise = both.draw(images, torch.Generator().manual_seed(0))
     moved = attack(model, images, LABELS, noise)
     values = model((moved.unsqueeze(1) + noise).flatten(0, 1)).unflatten(0, (IMAGES, COPIES))
-    assert both.on_noise(model, images, LABELS, noise, 0).loss.item() == both.criterion(values, LABELS)[0].item()
+    assert (
+        both.on_batch(model, both.batch(images, LABELS, noise, 0)).loss.item()
+        == both.criterion(values, LABELS)[0].item()
+    )
     alone = OBJECTIVES[name](noise_sd=SIGMA, num_noise_vec=COPIES, regularization=2)
-    assert alone.on_noise(model, images, LABELS, noise, 0).loss < both.on_noise(model, images, LABELS, noise, 0).loss
+    assert (
+        alone.on_batch(model, alone.batch(images, LABELS, noise, 0)).loss
+        < both.on_batch(model, both.batch(images, LABELS, noise, 0)).loss
+    )
     assert alone.full_epsilon == 0 and both.full_epsilon == 0.5
 
 
@@ -171,6 +177,6 @@ def test_what_is_correct_is_counted_among_noisy_copies():
     model, images = random_linear_classifier(16, CLASSES, seed=1), torch.rand(IMAGES, 1, 4, 4)
     objective = Stability(noise_sd=SIGMA)
     noise = objective.draw(images, torch.Generator().manual_seed(0))
-    outcome = objective.on_noise(model, images, LABELS, noise, 0)
+    outcome = objective.on_batch(model, objective.batch(images, LABELS, noise, 0))
     assert outcome.examples == IMAGES
     assert outcome.correct == (model(images + noise[:, 0]).argmax(1) == LABELS).sum()

@@ -18,6 +18,7 @@ SIGMA = 0.25
 IMAGES = torch.rand(5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 2, 1, 0])
 SHIFT = 0.125
+TAUGHT = {"teacher": random_linear_classifier(16, 3, seed=2), "targets": torch.eye(3)[LABELS] * 0.7 + 0.1}
 
 
 def generator(seed: int = 3) -> torch.Generator:
@@ -146,7 +147,7 @@ every_objective = pytest.mark.parametrize("objective", [OBJECTIVES[name] for nam
 @pytest.mark.parametrize("epoch", [0, 1, 50])
 def test_every_objective_gives_a_finite_loss_with_a_gradient(objective, noise_sd, epoch):
     model = network_with_state().train()
-    outcome = build(objective, noise_sd)(model, IMAGES, LABELS, epoch, generator())
+    outcome = build(objective, noise_sd)(model, IMAGES, LABELS, epoch, generator(), **TAUGHT)
     assert outcome.loss.shape == () and outcome.loss.isfinite()
     assert 0 <= int(outcome.correct) <= outcome.examples and outcome.examples % len(IMAGES) == 0
     outcome.loss.backward()
@@ -163,14 +164,14 @@ def test_every_objective_draws_from_its_generator_alone(objective):
     losses = []
     for global_seed, seed in [(1, 3), (2, 3), (1, 4)]:
         torch.manual_seed(global_seed)
-        losses.append(built(model, IMAGES, LABELS, 50, generator(seed)).loss.item())
+        losses.append(built(model, IMAGES, LABELS, 50, generator(seed), **TAUGHT).loss.item())
     assert losses[0] == losses[1] != losses[2]
 
 
 @every_objective
 def test_every_objective_leaves_its_batch_alone(objective):
     images, labels = IMAGES.clone(), LABELS.clone()
-    build(objective, SIGMA)(random_linear_classifier(16, 3, seed=1), images, labels, 50, generator())
+    build(objective, SIGMA)(random_linear_classifier(16, 3, seed=1), images, labels, 50, generator(), **TAUGHT)
     assert torch.equal(images, IMAGES) and torch.equal(labels, LABELS)
 
 

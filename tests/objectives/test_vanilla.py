@@ -167,7 +167,7 @@ def test_warmup_from_the_first_epoch_is_an_epoch_ahead_and_never_zero(warmup, ex
     # The attack gets the same epsilon: on a linear classifier it moves exactly that far.
     recorder = Recorder(linear_classifier((1.0,) * 16, 1.0, torch.float32))
     images = torch.full((1, 1, 4, 4), 0.5)
-    ahead.on_noise(recorder, images, torch.tensor([1]), torch.zeros(1, 1, 1, 4, 4), 0)
+    ahead.on_batch(recorder, ahead.batch(images, torch.tensor([1]), torch.zeros(1, 1, 1, 4, 4), 0))
     assert (recorder.batches[-1] - images).norm().item() == pytest.approx(expected[0], rel=1e-5)
 
 
@@ -186,11 +186,11 @@ def test_a_batch_on_given_noise_is_what_a_call_that_draws_it_gives(attack, optio
     called = objective(model, IMAGES, LABELS, 2, generator())
     noise = objective.draw(IMAGES, generator())
     assert noise.shape == (5, 3, 1, 4, 4)
-    given = objective.on_noise(model, IMAGES, LABELS, noise, 2)
+    given = objective.on_batch(model, objective.batch(IMAGES, LABELS, noise, 2))
     assert torch.equal(called.loss, given.loss) and torch.equal(called.correct, given.correct)
     assert torch.equal(called.unattacked_correct, given.unattacked_correct)
     assert (called.examples, called.unattacked_examples) == (given.examples, given.unattacked_examples)
-    other = objective.on_noise(model, IMAGES, LABELS, noise + 0.3 * IMAGES[0], 2)
+    other = objective.on_batch(model, objective.batch(IMAGES, LABELS, noise + 0.3 * IMAGES[0], 2))
     assert not torch.equal(given.loss, other.loss)
 
 
@@ -201,7 +201,7 @@ def test_one_form_of_the_classifier_is_attacked_and_the_other_trained(attack, tr
     attacked, trained = Recorder(network(1)).train(training), Recorder(network(2)).train()
     noise = training_noise(IMAGES, 2, SIGMA, generator())
     objective = vanilla(attack, SIGMA, 2)
-    outcome = objective.on_noise(trained, IMAGES, LABELS, noise, 0, attacked=attacked)
+    outcome = objective.on_batch(trained, objective.batch(IMAGES, LABELS, noise, 0), attacked=attacked)
 
     assert len(trained.batches) == 1 and trained.modes == [True]
     assert len(attacked.batches) == STEPS and attacked.modes == [False] * STEPS

@@ -38,6 +38,7 @@ class Purpose(IntEnum):
     ATTACK_TARGETS = 9
     ATTACKED_VOTES = 10
     CALIBRATION = 11
+    TRAINING_VOTES = 12
 
 
 def derive_generator(device: torch.device | str, *key: int) -> torch.Generator:

@@ -3,20 +3,53 @@
 An objective is a frozen dataclass, derived from ``Objective`` and registered in ``OBJECTIVES``. Its fields made by
 ``settings.setting`` become options of the training commands; a field called ``attack`` receives the attack that
 the command line describes, if it has no default or one is described. The methods of ``Objective`` itself are Gaussian
-augmentation: one noisy copy of each image. ``draw``, ``adversarial`` and ``criterion`` can be replaced independently.
+augmentation: one noisy copy of each image. ``draw``, ``adversarial`` and ``criterion`` can be replaced independently;
+``attacked`` and ``outcome`` are for attacks of noise and for losses that need more of a batch.
 """
 
 from abc import ABC
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from smoothadv.noise import training_noise
+from smoothadv.objectives.shared.policy import DataPolicy as DataPolicy
 from smoothadv.registry import Registry, discover
+
+_NOTHING = torch.empty(0)
+Some = TypeVar("Some", bound="Batch")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a loss may use: ``images`` [B, C, H, W] in [0, 1], labels int64 [B] and ``noise`` [B, m, C, H, W].
+
+    ``epsilon`` is the size of the attack (0: none) and ``ramp`` a factor of the epoch: numbers, or tensors [] on the
+    device that the host must not read. ``uniforms`` [B, n] are drawn from [0, 1) where an objective asks for n of them.
+    ``earlier`` [B, C, H, W] is an earlier point of an attack that needs one. ``targets`` [B, K] are a teacher's shares
+    of votes, and ``teacher`` maps images to its logits. What there is not has no entries.
+    """
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    noise: torch.Tensor
+    epsilon: float | torch.Tensor = 0.0
+    ramp: float | torch.Tensor = 1.0
+    uniforms: torch.Tensor = field(default=_NOTHING, kw_only=True)
+    earlier: torch.Tensor = field(default=_NOTHING, kw_only=True)
+    targets: torch.Tensor = field(default=_NOTHING, kw_only=True)
+    teacher: Callable[[torch.Tensor], torch.Tensor] | None = field(default=None, kw_only=True)
+
+    def part(self: Some, chosen: slice) -> Some:
+        """The same of some of the images."""
+        parts: dict[str, Any] = {
+            name: value[chosen] for name, value in vars(self).items() if torch.is_tensor(value) and value.dim()
+        }
+        return replace(self, **parts)
 
 
 @dataclass(frozen=True)
@@ -44,6 +77,8 @@ class Objective(ABC):
     TERMS: ClassVar[tuple[str, ...]] = ()
     NOISY: ClassVar[slice] = slice(None)
     """The copies that have noise: what is correct is counted among them."""
+    TEACHER: ClassVar[str] = ""
+    """What a frozen teacher supplies: "logits", "votes" on the training images, or nothing."""
     noise_sd: float
 
     @property
@@ -55,6 +90,20 @@ class Objective(ABC):
     def copies(self) -> int:
         """m, the noise draws per image."""
         return 1
+
+    @property
+    def uniforms(self) -> int:
+        """How many uniform random numbers the loss needs for each image."""
+        return 0
+
+    @property
+    def policy(self) -> DataPolicy | None:
+        """How the objective chooses the training images unless asked otherwise; None: each once in an epoch."""
+        return None
+
+    def ramp(self, epoch: int) -> float:
+        """A factor of that epoch, counted from 0, for the loss: ``Batch.ramp``."""
+        return 1.0
 
     def epsilon(self, epoch: int) -> float:
         """The attack's l2 norm in that epoch, counted from 0; 0 without an attack."""
@@ -94,7 +143,9 @@ class Objective(ABC):
         hits = logits.detach()[:, self.NOISY].argmax(-1) == labels.unsqueeze(1)
         return Outcome(loss, hits.sum(), hits.numel(), terms=terms)
 
-    def logits(self, model: nn.Module, images: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    def logits(
+        self, model: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor, noise: torch.Tensor
+    ) -> torch.Tensor:
         """The logits [B, m, K] of all noisy copies of images [B, C, H, W], in one pass."""
         return model((images.unsqueeze(1) + noise).flatten(0, 1)).unflatten(0, noise.shape[:2])
 
@@ -102,37 +153,57 @@ class Objective(ABC):
         """The loss, a mean over images, and its TERMS, for the logits [B, m, K] of noisy copies; the cross-entropy."""
         return mean_cross_entropy(logits, labels), {}
 
-    def on_noise(
+    def attacked(
+        self, model: Callable[[torch.Tensor], torch.Tensor], batch: Batch, generator: torch.Generator | None = None
+    ) -> Batch:
+        """The batch with other images, or other noise, to train on: here with those of ``adversarial``."""
+        images = self.adversarial(model, batch.images, batch.labels, batch.noise, batch.epsilon, generator)
+        return replace(batch, images=images)
+
+    def outcome(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
+        """The loss, for a batch and what ``attacked`` made of it: here that of the method ``loss``."""
+        return self.loss(model, attacked.images, attacked.labels, attacked.noise)
+
+    def batch(self, images: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor, epoch: int) -> Batch:
+        """The batch of images [B, C, H, W] with labels int64 [B] and this noise in that epoch."""
+        return Batch(images, labels, noise, self.epsilon(epoch), self.ramp(epoch))
+
+    def on_batch(
         self,
         model: nn.Module,
-        images: torch.Tensor,
-        labels: torch.Tensor,
-        noise: torch.Tensor,
-        epoch: int,
+        batch: Batch,
         generator: torch.Generator | None = None,
         attacked: nn.Module | None = None,
-        epsilon: torch.Tensor | None = None,
     ) -> Outcome:
-        """Attack images [B, C, H, W] in [0, 1] with labels int64 [B] as in that epoch; returns the loss on the result.
+        """Attack the batch; returns the loss on the result.
 
-        ``attacked`` is the same classifier in a form that is faster to attack; None attacks ``model``. A tensor
-        ``epsilon`` [] replaces that of the epoch.
+        ``attacked`` is the same classifier in a form that is faster to attack; None attacks ``model``.
         """
         watched = FirstLogits(model if attacked is None else attacked)
-        size = self.epsilon(epoch) if epsilon is None else epsilon
-        adversarial = self.adversarial(watched, images, labels, noise, size, generator)
-        outcome = self.loss(model, adversarial, labels, noise)
+        outcome = self.outcome(model, batch, self.attacked(watched, batch, generator))
         if watched.logits is None:
             return outcome
-        targets = labels.repeat_interleave(len(watched.logits) // len(labels))
+        targets = batch.labels.repeat_interleave(len(watched.logits) // len(batch.labels))
         hits = (watched.logits.argmax(1) == targets).sum()
         return replace(outcome, unattacked_correct=hits, unattacked_examples=len(targets))
 
     def __call__(
-        self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor, epoch: int, generator: torch.Generator
+        self,
+        model: nn.Module,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        epoch: int,
+        generator: torch.Generator,
+        **further: Any,
     ) -> Outcome:
-        """As ``on_noise``, with fresh noise. All randomness comes from ``generator``, on the images' device."""
-        return self.on_noise(model, images, labels, self.draw(images, generator), epoch, generator)
+        """As ``on_batch`` in that epoch, with fresh noise, and with fields of the Batch like ``teacher``.
+
+        All randomness comes from ``generator``, on the images' device.
+        """
+        batch = self.batch(images, labels, self.draw(images, generator), epoch)
+        if self.uniforms:
+            further["uniforms"] = draw_uniforms(len(images), self.uniforms, generator)
+        return self.on_batch(model, replace(batch, **further), generator)
 
 
 class FirstLogits(nn.Module):
@@ -148,6 +219,11 @@ class FirstLogits(nn.Module):
         if self.logits is None:
             self.logits = logits.detach()
         return logits
+
+
+def draw_uniforms(images: int, each: int, generator: torch.Generator) -> torch.Tensor:
+    """Float32 [images, each] from [0, 1), on the device of the generator."""
+    return torch.rand(images, each, generator=generator, device=generator.device)
 
 
 def mean_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,7 @@ class Consistency(AttackedObjective):
     def __post_init__(self) -> None:
         if self.attack is not None and self.regularization is None:
             raise ValueError("with an attack, --lambda has no default: the authors took 1 and 2, far less than without")
-        resolve(self, _PAPER)
+        resolve(self, regularization=_PAPER)
         if self.num_noise_vec < 2:
             raise ValueError("consistency compares noisy copies: --num-noise-vec must be at least 2")
 

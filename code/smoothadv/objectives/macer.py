@@ -37,7 +37,7 @@ class Macer(AttackedObjective):
     )
 
     def __post_init__(self) -> None:
-        resolve(self, _PAPER)
+        resolve(self, regularization=_PAPER)
 
     def criterion(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -1,9 +1,9 @@
 """Stability training (Li et al., 2019): the prediction on a noisy copy shall be that on the image."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from smoothadv.noise import training_noise
@@ -31,7 +31,7 @@ class Stability(Objective):
     regularization: float = weight()
 
     def __post_init__(self) -> None:
-        resolve(self, _PAPER)
+        resolve(self, regularization=_PAPER)
 
     @property
     def copies(self) -> int:
@@ -41,7 +41,9 @@ class Stability(Objective):
         noise = training_noise(images, 1, self.noise_sd, generator)
         return torch.cat([noise, torch.zeros_like(noise)], dim=1)
 
-    def logits(self, model: nn.Module, images: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    def logits(
+        self, model: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor, noise: torch.Tensor
+    ) -> torch.Tensor:
         clean = model(images + noise[:, 1])
         return torch.stack([model(images + noise[:, 0]), clean], dim=1)
 

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.noise import Purpose
+from smoothadv.objectives import Batch
 from smoothadv.training.update import Address, Update
 
 COLUMNS = ("test_loss", "test_accuracy", "test_clean_accuracy", "test_adversarial_accuracy", "test_images")
@@ -54,8 +55,8 @@ def evaluate(
             noisy = model(images + noise[:, 0]).float()
             hits = [noisy, model(images)]
             if epsilon:
-                adversarial = objective.adversarial(attacked, images, labels, noise, epsilon, generator)
-                hits.append(model(adversarial + noise[:, 0]))
+                moved = objective.attacked(attacked, Batch(images, labels, noise, epsilon), generator)
+                hits.append(model(moved.images + moved.noise[:, 0]))
         sums[0] += F.cross_entropy(noisy, labels, reduction="sum")
         for position, logits in enumerate(hits, start=1):
             sums[position] += (logits.argmax(1) == labels).sum()

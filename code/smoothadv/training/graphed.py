@@ -16,12 +16,22 @@ import torch
 from torch import cuda
 
 from smoothadv.errors import first_line, warn
+from smoothadv.training.schedule import Schedule
 from smoothadv.training.update import Inputs, Update
 
 
 def are_offered_on(device: torch.device) -> bool:
     """Whether there are CUDA graphs."""
     return device.type == "cuda"
+
+
+def optimizer_of(schedule: Schedule, model: torch.nn.Module, device: torch.device) -> torch.optim.Optimizer:
+    """The optimizer that the schedule names, of a model on the device."""
+    if schedule.optimizer is None:
+        return sgd(model, device, schedule.learning_rate, schedule.momentum, schedule.weight_decay)
+    has_graphs = are_offered_on(device)
+    rate = torch.full((), schedule.learning_rate, device=device) if has_graphs else schedule.learning_rate
+    return torch.optim.AdamW(model.parameters(), rate, weight_decay=schedule.weight_decay, capturable=has_graphs)
 
 
 def sgd(model: torch.nn.Module, device: torch.device, rate: float, momentum: float, decay: float) -> torch.optim.SGD:
@@ -77,7 +87,7 @@ class GraphedUpdate:
     def _tried(self, kind: object, inputs: Inputs) -> torch.Tensor:
         """Compute both without a graph and by a new one, which is kept if it computes the same."""
         update, optimizer = self._update, self._update.optimizer
-        momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
+        momenta = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
         state = [value.detach() for value in (*update.model.parameters(), *update.model.buffers(), *momenta)]
         before = [value.clone() for value in state]
         try:
@@ -155,4 +165,4 @@ def _on_device(inputs: Inputs) -> Inputs:
     copies: dict[str, Any] = {name: value.clone() for name, value in vars(inputs).items() if torch.is_tensor(value)}
     number = partial(torch.full, (), dtype=torch.float64, device=inputs.images.device)
     epsilon = number(inputs.epsilon) if inputs.epsilon > 0 else 0.0
-    return replace(inputs, **copies, weight=number(inputs.weight), epsilon=epsilon)
+    return replace(inputs, **copies, weight=number(inputs.weight), epsilon=epsilon, ramp=number(inputs.ramp))

@@ -6,21 +6,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import Batches, ImageDataset
 from smoothadv.errors import NonFiniteError, Terminated, UserError
-from smoothadv.noise import Purpose, derive_generator
+from smoothadv.noise import GaussianNoise, Purpose, derive_generator
+from smoothadv.objectives import DataPolicy
 from smoothadv.training.evaluate import NOT_EVALUATED, evaluate
-from smoothadv.training.graphed import GraphedUpdate, are_offered_on, sgd
+from smoothadv.training.graphed import GraphedUpdate, are_offered_on, optimizer_of
 from smoothadv.training.interruption import Interruption
 from smoothadv.training.processes import Processes
 from smoothadv.training.progress import Board, TrainingProgress
 from smoothadv.training.request import TrainingRequest
 from smoothadv.training.run_folder import RunFolder
 from smoothadv.training.schedule import Schedule, Step, steps_of_epoch
+from smoothadv.training.teacher import Teacher
 from smoothadv.training.update import Address, Update, means, no_sums
+from smoothadv.training.votes import count_votes
 
 # Several processes agree on whether to go on only once in so many steps.
 _STEPS_BETWEEN_DECISIONS = 10
@@ -44,6 +48,7 @@ class Job:
     input_layer: str | None
     model: torch.nn.Module
     started_from: str | None
+    teacher: Teacher | None = None
 
 
 class TrainingRun:
@@ -62,7 +67,9 @@ class TrainingRun:
         self.execution, self.evaluation = request.execution, request.tests
         self.run, self.job, self.schedule, self.device, self.processes = run, job, schedule, job.device, processes
         self.model = self.execution.prepare(job.model, job.device)
-        self.optimizer = sgd(self.model, job.device, schedule.learning_rate, schedule.momentum, schedule.weight_decay)
+        self.optimizer = optimizer_of(schedule, self.model, job.device)
+        self.policy: DataPolicy | None = request.data_policy
+        self.weights: np.ndarray | None = None
         self.steps = len(self._plan(0))
         self.history: list[dict[str, float]] = []
         self.first_step, self.sums, self.seconds = 0, self._no_sums(), 0.0
@@ -72,7 +79,15 @@ class TrainingRun:
         share, _ = processes.share(torch.arange(schedule.batch))
         at_a_time = min(len(share), schedule.micro_batch or len(share))
         self.update = Update(
-            self.model, self.objective, self.optimizer, self.execution, processes, job.device, example, at_a_time
+            self.model,
+            self.objective,
+            self.optimizer,
+            self.execution,
+            processes,
+            job.device,
+            example,
+            at_a_time,
+            job.teacher,
         )
         if self.execution.tries_graphs and are_offered_on(job.device):
             self.update.compute = GraphedUpdate(self.update)
@@ -89,6 +104,7 @@ class TrainingRun:
             return
         self.run.restore(saved, self.model, self.optimizer)
         self.history = saved["history"]
+        self.weights = self.run.image_weights(saved, len(self.job.training), self.policy)
         self.first_step = saved.get("step", 0)
         if self.first_step > self.steps:
             raise UserError(
@@ -150,13 +166,16 @@ class TrainingRun:
         """One epoch of updates, and the evaluation after it: a row of the history."""
         start = time.monotonic()
         images_seen = 0
+        if self.policy is not None and not self.first_step:
+            self._choose_images(self.policy, epoch, interruption)
         plan = self._plan(epoch)
         for number, step, (images, labels) in self._batches(epoch, plan):
             self._set_learning_rate(epoch, number)
             _, part = self.processes.share(step.indices)
             weight = self.job.request.unlabelled_weight if step.source else 1.0
             address = Address(self.seed, epoch, number)
-            step_sums = self.update(images, labels, len(step.indices), part, address, weight)
+            indices = step.indices[part].to(self.device, non_blocking=True)
+            step_sums = self.update(images, labels, len(step.indices), part, address, weight, indices)
             # On the device, as the number of the first step whose loss was not finite.
             is_first_bad = (self.first_bad_step < 0) & ~step_sums[0].isfinite()
             self.first_bad_step = torch.where(is_first_bad, number, self.first_bad_step)
@@ -174,7 +193,45 @@ class TrainingRun:
     def _plan(self, epoch: int) -> list[Step]:
         """The steps of an epoch, without a last batch of fewer images than there are processes."""
         sizes = len(self.job.training), len(self.job.pseudo_labelled or ())
-        return steps_of_epoch(self.schedule, *sizes, self.seed, epoch, smallest=self.processes.size)
+        return steps_of_epoch(self.schedule, *sizes, self.seed, epoch, self.processes.size, self.weights)
+
+    def _choose_images(self, policy: DataPolicy, epoch: int, interruption: Interruption) -> None:
+        """Set the weights of the training images as the policy asks before this epoch."""
+        if policy.drops_before(epoch):
+            everything = np.arange(len(self.job.training))
+            self.weights = policy.kept(self._votes_for_labels(everything, policy.drop_draws, epoch, interruption))
+        elif epoch == policy.from_epoch:
+            self.weights = np.ones(len(self.job.training))
+        if self.weights is not None and policy.weighs_before(epoch):
+            kept = np.flatnonzero(self.weights)
+            votes = self._votes_for_labels(kept, policy.resample_draws, epoch, interruption)
+            self.weights[kept] = policy.weights(votes)
+
+    def _votes_for_labels(self, indices: np.ndarray, draws: int, epoch: int, interruption: Interruption) -> np.ndarray:
+        """How many of so many noisy copies of each training image [n] the present model classifies correctly: [n]."""
+        self.processes.share_buffers(self.model)
+        self.model.eval()
+        self.update.refresh_attacked()
+        seed = derive_generator("cpu", self.seed, epoch, draws, Purpose.TRAINING_VOTES).initial_seed()
+
+        def stop_if_asked() -> None:
+            if self.processes.size == 1:  # several would have to agree
+                self._stop_if(interruption.signal or _GO_ON)
+
+        with self.execution.autocast(self.device):
+            return count_votes(
+                self.update.attacked_uncompiled,
+                self.job.training,
+                indices,
+                draws,
+                GaussianNoise(self.objective.noise_sd, seed),
+                self.device,
+                self.schedule.micro_batch or self.schedule.batch,
+                self.processes,
+                f"looking at {len(indices)} training images before epoch {epoch + 1}",
+                for_labels=True,
+                check=stop_if_asked,
+            )[:, 0]
 
     def _batches(self, epoch: int, plan: list[Step]) -> Iterator[tuple[int, Step, tuple[torch.Tensor, torch.Tensor]]]:
         """The remaining steps, with their numbers and this process's images and labels."""
@@ -241,7 +298,7 @@ class TrainingRun:
         if self.processes.is_first:
             if isinstance(self.update.compute, GraphedUpdate) and self.update.compute.is_used:
                 self.run.runs[-1]["cuda_graph"] = True
-            self.run.save(self.model, self.optimizer, self.history, within_epoch)
+            self.run.save(self.model, self.optimizer, self.history, within_epoch, self.weights)
         self.last_save = time.monotonic()
 
     def _require_finite(self, epoch: int, with_weights: bool = True) -> None:

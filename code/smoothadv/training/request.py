@@ -14,7 +14,7 @@ from smoothadv.checkpoints import MODULE_PREFIX
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.errors import UsageError
-from smoothadv.objectives import Objective
+from smoothadv.objectives import DataPolicy, Objective
 from smoothadv.plugins import Plugin
 from smoothadv.settings import settings_record
 from smoothadv.training.evaluate import EvaluationSchedule
@@ -39,6 +39,7 @@ class ScheduleChoices:
     weight_decay: float | None = None
     micro_batch: int | None = None
     steps_per_epoch: int | None = None
+    optimizer: str | None = None
     split_updates: bool = False
 
     def schedule(self, description: DatasetDescription, copies: int) -> Schedule:
@@ -65,6 +66,9 @@ class TrainingRequest:
     - ``images``: the name of a dataset, whose files lie in ``data_dir``, or training images and test images.
       ``crop_padding`` and ``horizontal_flip`` augment them (None: as the dataset does). ``use_unlabelled`` is a file of
       pseudo-labelled images, whose loss counts ``unlabelled_weight`` (eta) times.
+    - ``policy`` chooses training images (None: as the objective does). ``teacher`` is a checkpoint of a frozen
+      classifier for objectives that have one; if these use its votes on the training images, ``teacher_draws`` (None:
+      10,000, as CAT-RS) noisy copies of each image are classified first.
     - ``seed`` of all randomness; ``device`` (None: the first GPU, else the CPU); ``existing`` says what to do with a
       run that is there: "refuse", "resume" or "overwrite". ``board`` writes curves for TensorBoard.
     - ``command`` and ``arguments`` are what the record of the run says of its origin.
@@ -85,12 +89,20 @@ class TrainingRequest:
     horizontal_flip: bool | None = None
     pretrained_model: Path | None = None
     finetune_quantized: bool = False
+    policy: DataPolicy | None = None
+    teacher: Path | None = None
+    teacher_draws: int | None = None
     use_unlabelled: Path | None = None
     unlabelled_weight: float = 1.0
     existing: str = "refuse"
     board: bool = False
     command: Sequence[str] | None = None
     arguments: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def data_policy(self) -> DataPolicy | None:
+        """The policy asked for, or the objective's own; None: each image once in an epoch."""
+        return self.objective.policy if self.policy is None else self.policy
 
     @property
     def arch(self) -> str:
@@ -126,5 +138,6 @@ class TrainingRequest:
             **schedule.record(),
             **self.execution.record(),
             "objective": settings_record(self.objective),
+            **({} if self.data_policy is None else {"data_policy": settings_record(self.data_policy)}),
             **plugins.digests(self.plugins),
         }

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from smoothadv.checkpoint_fields import require_resumable
 from smoothadv.checkpoints import is_module, misfit, network_keys, read_checkpoint, save_checkpoint
 from smoothadv.errors import UserError
 from smoothadv.files import lock, refuse_to_replace, write_json, write_text
+from smoothadv.objectives import DataPolicy
 from smoothadv.records import ARGUMENTS, CHECKPOINT, TRAINING_COLUMNS, TRAINING_LOG, differing_fields, tsv
 from smoothadv.training.integers import state_fields
 
@@ -115,16 +117,40 @@ class RunFolder:
         weights = saved.get("trained") or saved["state_dict"]
         weights = weights if is_module(saved) else network_keys(weights)
         present, state = model.state_dict(), saved["optimizer"]["state"]
-        momenta = {f"momentum {number}": one.get("momentum_buffer") for number, one in state.items()}
-        momenta = {name: buffer for name, buffer in momenta.items() if buffer is not None}
-        parameters = {f"momentum {number}": weight for number, weight in enumerate(model.parameters())}
-        needed = {name: weight for name, weight in parameters.items() if name in momenta}
+        is_adam = isinstance(optimizer, torch.optim.AdamW)
+        names = (
+            {"exp_avg": "average", "exp_avg_sq": "variance", "step": "step"}
+            if is_adam
+            else {"momentum_buffer": "momentum"}
+        )
+        parameters = dict(enumerate(model.parameters()))
+        buffers = {(number, name): one.get(name) for number, one in state.items() for name in names}
+        momenta = {f"{names[name]} {number}": one for (number, name), one in buffers.items() if one is not None}
+        needed = {
+            f"{names[name]} {number}": torch.zeros(()) if name == "step" else parameters[number]
+            for (number, name), one in buffers.items()
+            if number in parameters and (is_adam or one is not None)
+        }
         if reason := misfit({**weights, **momenta}, {**present, **needed}):
             raise UserError(f"cannot resume: the checkpoint is of another module ({self.checkpoint}: {reason})")
         present.update(weights)
         model.load_state_dict(present)
         # The settings of the optimizer are those of the recipe, which is the same.
         optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+    def image_weights(self, saved: dict[str, Any], images: int, policy: DataPolicy | None) -> np.ndarray | None:
+        """The weights [images] of a checkpoint's data policy; None where all images count alike.
+
+        UserError where they are missing or wrong.
+        """
+        begun = len(saved["history"]) + (saved.get("step", 0) > 0)
+        if policy is None or begun <= policy.from_epoch:
+            return None
+        weights = saved.get("image_weights")
+        given = np.zeros(0) if weights is None else weights.double().numpy()
+        if given.shape != (images,) or not np.isfinite(given).all() or (given < 0).any() or not given.any():
+            raise UserError(f"cannot resume: {self.checkpoint} lacks the weights of its {images} training images")
+        return given
 
     def take_saved(self) -> dict[str, Any] | None:
         """The checkpoint that the run is resumed from, None for a new run; only the first call returns it."""
@@ -145,6 +171,7 @@ class RunFolder:
         optimizer: torch.optim.Optimizer,
         history: list[dict[str, float]],
         within_epoch: dict[str, Any] | None = None,
+        image_weights: np.ndarray | None = None,
     ) -> None:
         """Write a checkpoint; ``within_epoch`` holds the ``step`` and the sums so far of an unfinished epoch.
 
@@ -160,6 +187,7 @@ class RunFolder:
                 "epoch": len(history),
                 "step": 0,
                 **(within_epoch or {}),
+                **({} if image_weights is None else {"image_weights": torch.from_numpy(image_weights)}),
                 **state_fields(model),
                 "optimizer": {**state, "param_groups": groups},
                 "history": history,

@@ -3,18 +3,21 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from smoothadv.datasets.description import TrainingDefaults
 from smoothadv.noise import Purpose, derive_generator
+from smoothadv.objectives import DataPolicy
 
 SHAPES = ("step", "one-cycle")
+OPTIMIZERS = ("sgd", "adamw")
 _RISE = 0.2
 
 
 @dataclass(frozen=True)
 class Schedule(TrainingDefaults):
-    """SGD with momentum, and the schedule of its learning rate.
+    """SGD with momentum, or the ``optimizer`` "adamw" without, and the schedule of its learning rate.
 
     ``batch`` is the number of images of an update in all processes together, each trained on with all of its noisy
     copies; ``micro_batch`` is the number of images whose gradients a process computes at a time (None: all of its
@@ -30,6 +33,7 @@ class Schedule(TrainingDefaults):
     learning_rate_shape: str = "step"
     micro_batch: int | None = None
     steps_per_epoch: int | None = None
+    optimizer: str | None = None
 
     def learning_rate_at(self, epoch: int, step: int, steps: int) -> float:
         """The learning rate of update ``step``, counted from 0, in an epoch of ``steps`` updates."""
@@ -55,15 +59,26 @@ class Step:
 
 
 def steps_of_epoch(
-    schedule: Schedule, labelled: int, pseudo_labelled: int, seed: int, epoch: int, smallest: int = 1
+    schedule: Schedule,
+    labelled: int,
+    pseudo_labelled: int,
+    seed: int,
+    epoch: int,
+    smallest: int = 1,
+    weights: np.ndarray | None = None,
 ) -> list[Step]:
     """The updates of an epoch: every labelled image once, in random order, in batches of at least ``smallest`` images.
 
-    With pseudo-labelled images, equally many batches of those, drawn without replacement, are mixed in. (This is
-    self-training: the paper draws the kind of each batch at random, its code takes one of each as here.)
+    With ``weights`` [labelled] as many images are drawn by these weights instead. With pseudo-labelled images, equally
+    many batches of those, drawn without replacement, are mixed in. (This is self-training: the paper draws the kind of
+    each batch at random, its code takes one of each as here.)
     """
     generator = derive_generator("cpu", seed, epoch, Purpose.DATA_ORDER)
-    steps = [Step(0, indices) for indices in torch.randperm(labelled, generator=generator).split(schedule.batch)]
+    if weights is None:
+        order = torch.randperm(labelled, generator=generator)
+    else:
+        order = DataPolicy.order(weights, generator)
+    steps = [Step(0, indices) for indices in order.split(schedule.batch)]
     if pseudo_labelled:
         wanted = len(steps) * schedule.batch
         rounds = [torch.randperm(pseudo_labelled, generator=generator) for _ in range(-(-wanted // pseudo_labelled))]

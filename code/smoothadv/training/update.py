@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from smoothadv.noise import Purpose, derive_generator
-from smoothadv.objectives import Objective, Outcome
+from smoothadv.objectives import Batch, Objective, Outcome, draw_uniforms
 from smoothadv.training.attacked import attacked_form
 from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution
 from smoothadv.training.processes import Processes
+from smoothadv.training.teacher import Teacher
 
 
 def no_sums(device: torch.device, terms: int = 0) -> torch.Tensor:
@@ -54,19 +55,15 @@ class Address:
         return derive_generator(device, self.seed, self.epoch, self.step, *more, purpose)
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """What an update reads beside the model: ``images`` [b, C, H, W] with labels int64 [b] and noise [b, m, C, H, W],
-    of a batch of ``whole`` images in all processes; the attack's ``epsilon`` (0: no attack), and what multiplies the
-    loss: numbers, or tensors [] on the device.
+@dataclass(frozen=True, kw_only=True)
+class Inputs(Batch):
+    """What an update reads beside the model: this process's part of a batch of ``whole`` images in all processes.
+
+    ``weight`` multiplies the loss: a number, or a tensor [] on the device.
     """
 
-    images: torch.Tensor
-    labels: torch.Tensor
-    noise: torch.Tensor
     whole: int
     address: Address
-    epsilon: float | torch.Tensor
     weight: float | torch.Tensor
 
 
@@ -86,6 +83,7 @@ class Update:
     device: torch.device
     example: InitVar[torch.Tensor]
     images_at_a_time: int
+    teacher: Teacher | None = None
 
     def __post_init__(self, example: torch.Tensor) -> None:
         # An attack may see one copy of each image, or all.
@@ -104,19 +102,30 @@ class Update:
             self._form.refresh()
 
     def __call__(
-        self, images: torch.Tensor, labels: torch.Tensor, whole: int, part: slice, address: Address, weight: float
+        self,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        whole: int,
+        part: slice,
+        address: Address,
+        weight: float,
+        indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Update on images [b, C, H, W], which are ``part`` of a batch of ``whole`` images in all processes.
 
-        ``weight`` multiplies the loss. Returns the sums over this process's noisy copies, as ``no_sums``.
+        ``weight`` multiplies the loss. ``indices`` int64 [b] of the images are for the votes of a teacher. Returns the
+        sums over this process's noisy copies, as ``no_sums``.
         """
         self.model.train()
         self.processes.share_buffers(self.model)
         # Drawn for the whole batch, so that the noise does not depend on the number of processes.
         generator = address.generator(self.device, Purpose.OBJECTIVE)
         noise = self.objective.draw(images[:1].expand(whole, *images.shape[1:]), generator)[part]
-        epsilon = self.objective.epsilon(address.epoch)
-        sums = self.compute(Inputs(images, labels, noise, whole, address, epsilon, weight))
+        batch = self.objective.batch(images, labels, noise, address.epoch)
+        further: dict[str, Any] = {} if self.teacher is None else self.teacher.supplies(indices)
+        if self.objective.uniforms:
+            further["uniforms"] = draw_uniforms(whole, self.objective.uniforms, generator)[part]
+        sums = self.compute(Inputs(**{**vars(batch), **further}, whole=whole, address=address, weight=weight))
         if self.processes.size > 1:
             self.processes.average_gradients(self.model)
             self.optimizer.step()
@@ -134,22 +143,17 @@ class Update:
         Nothing here looks at the values of a tensor. ``choices`` is the attack's generator, if it is seeded already.
         """
         choices = self.seeded(inputs) if choices is None else choices
-        of_tensor: dict[str, Any] = {"epsilon": inputs.epsilon} if isinstance(inputs.epsilon, torch.Tensor) else {}
-        if of_tensor or inputs.epsilon > 0:
+        if isinstance(inputs.epsilon, torch.Tensor) or inputs.epsilon > 0:
             self.refresh_attacked()
         sums: list[torch.Tensor] = []
         self.optimizer.zero_grad(set_to_none=True)
-        epoch, attacked = inputs.address.epoch, self.attacked
         starts = range(0, len(inputs.images), self.images_at_a_time)
         for start in starts:
-            chosen = slice(start, start + starts.step)
-            images, labels, noise = inputs.images[chosen], inputs.labels[chosen], inputs.noise[chosen]
+            batch = inputs.part(slice(start, start + starts.step))
             # Makes the loss a mean over all images of the batch: later the processes' gradients are averaged.
-            share = len(images) * self.processes.size / inputs.whole
+            share = len(batch.images) * self.processes.size / inputs.whole
             with self.execution.autocast(self.device):  # its copies of weights end with it, within a CUDA graph
-                outcome = self.objective.on_noise(
-                    self.forward, images, labels, noise, epoch, choices, attacked, **of_tensor
-                )
+                outcome = self.objective.on_batch(self.forward, batch, choices, self.attacked)
             outcome.loss.backward(torch.ones_like(outcome.loss).mul_(inputs.weight * share))
             sums.append(sums_of(outcome, self.objective.TERMS))
         if self.processes.size == 1:

@@ -13,13 +13,22 @@ from smoothadv.commands.options.components import add_components, add_options, c
 from smoothadv.commands.options.recipes import RELEASED, recipe_names, with_recipe
 from smoothadv.commands.options.shared import check_dataset
 from smoothadv.commands.runner import Parser
-from smoothadv.objectives import OBJECTIVES, Objective
-from smoothadv.settings import Setting, non_negative_float, non_negative_int, positive_float, positive_int, settings_of
+from smoothadv.objectives import OBJECTIVES, DataPolicy, Objective
+from smoothadv.settings import (
+    Setting,
+    non_negative_float,
+    non_negative_int,
+    number,
+    positive_float,
+    positive_int,
+    settings_of,
+)
 from smoothadv.training.evaluate import EvaluationSchedule
 from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution
 from smoothadv.training.request import ScheduleChoices, TrainingRequest
-from smoothadv.training.schedule import SHAPES
+from smoothadv.training.schedule import OPTIMIZERS, SHAPES
 
+_share = number(float, "a share from 0 to 1", lambda value: 0 <= value <= 1)
 _RECIPES = {
     "--recipe NAME": (str, f"take options from a recipe: {', '.join(recipe_names())}, or a file"),
     "--released-behaviour": (
@@ -45,7 +54,8 @@ _SCHEDULE = {
     "--lr-schedule": (SHAPES, "divide the learning rate in steps, or let it rise and fall once (default: step)"),
     "--lr-step-size --lr_step_size N": (positive_int, "epochs between two steps of the learning rate"),
     "--lr-factor --gamma F": (positive_float, "factor by which each step multiplies the learning rate (default: 0.1)"),
-    "--momentum": (non_negative_float, "default: 0.9"),
+    "--optimizer": (OPTIMIZERS, "stochastic gradient descent with momentum, or AdamW (default: sgd)"),
+    "--momentum": (non_negative_float, "of sgd (default: 0.9)"),
     "--weight-decay": (non_negative_float, "default: 1e-4"),
 }
 _DATA = {
@@ -62,6 +72,24 @@ _DATA = {
         None,
         "start from a --pretrained-model of integers, which quantize made, and train these: rounded in each pass, with "
         "the gradient of the identity",
+    ),
+    "--teacher CHECKPOINT": (Path, "the frozen classifier of the objectives distillation and cat-rs"),
+    "--teacher-draws N": (
+        positive_int,
+        "noisy copies of each training image on which the teacher of cat-rs votes first (default: 10000)",
+    ),
+    "--choose-from-epoch E": (
+        non_negative_int,
+        "choose training images from this epoch on, counted from 0: leave out those of --drop-below, draw the others "
+        "with replacement, by the weights of --resample-every (acr-weakness does so by itself)",
+    ),
+    "--drop-below P": (
+        _share,
+        "leave out images of which fewer than this share of 100 noisy copies is classified correctly",
+    ),
+    "--resample-every K": (
+        non_negative_int,
+        "every K epochs, weigh images by the radii certified by 16 noisy copies each; 0: equal weights",
     ),
     "--use-unlabelled FILE": (
         Path,
@@ -159,12 +187,14 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
         classifier=options.arch,
         images=options.dataset,
         objective=objective,
+        policy=_policy(parser, options, objective),
         schedule=ScheduleChoices(
             learning_rate=options.lr,
             learning_rate_step=options.lr_step_size,
             learning_rate_factor=options.lr_factor,
             learning_rate_shape=options.lr_schedule,
-            **fields_given(ScheduleChoices, options),
+            optimizer=None if options.optimizer == "sgd" else options.optimizer,
+            **fields_given(ScheduleChoices, options, without=("optimizer",)),
         ),
         execution=Execution(synchronized_norm=options.sync_bn, **fields_given(Execution, options)),
         tests=EvaluationSchedule(**fields_given(EvaluationSchedule, options, "evaluate_")),
@@ -173,6 +203,23 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
         arguments=vars(options),
         **fields_given(TrainingRequest, options, without=("objective",)),
     )
+
+
+def _policy(parser: Parser, options: argparse.Namespace, objective: Objective) -> DataPolicy | None:
+    """The data policy on the command line, completed by the objective's own; None where neither is given."""
+    flags = {
+        "from_epoch": options.choose_from_epoch,
+        "drop_below": options.drop_below,
+        "resample_every": options.resample_every,
+    }
+    given = {name: value for name, value in flags.items() if value is not None}
+    if not given:
+        return None
+    if objective.policy is not None:
+        return dataclasses.replace(objective.policy, **given)
+    if "from_epoch" not in given:
+        parser.error("--drop-below and --resample-every count from an epoch: add --choose-from-epoch E")
+    return DataPolicy(**given)
 
 
 def _objective(parser: Parser, options: argparse.Namespace) -> Objective:
@@ -197,6 +244,8 @@ def _objective(parser: Parser, options: argparse.Namespace) -> Objective:
 def _refuse_contradictions(parser: Parser, options: argparse.Namespace, objective: Objective) -> None:
     if options.unlabelled_weight is not None and options.use_unlabelled is None:
         parser.error("--unlabelled-weight weighs the images of --use-unlabelled: name their file, or leave it out")
+    if options.optimizer == "adamw" and options.momentum is not None:
+        parser.error("--momentum is of sgd, and --optimizer adamw has none: leave it out")
     if options.sync_bn and options.micro_batch is not None:
         parser.error("--sync-bn computes statistics of whole batches, --micro-batch of parts: leave one of them out")
     if options.sync_bn and options.cuda_graph:

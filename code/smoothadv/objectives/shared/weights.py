@@ -1,4 +1,4 @@
-"""The weight lambda of an objective's second term, for which papers have a value at each noise level."""
+"""Settings for which papers have a value at each noise level, like the weight lambda of a second term."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,8 +12,9 @@ def weight() -> Any:
     return setting(None, flag="--lambda", parse=non_negative_float, help=text)
 
 
-def resolve(objective: Any, paper: Mapping[float, float]) -> None:
-    """Give ``regularization`` the value of ``paper`` for the nearest noise level where it is None."""
-    if objective.regularization is None:
-        nearest = min(paper, key=lambda noise_sd: abs(noise_sd - objective.noise_sd))
-        object.__setattr__(objective, "regularization", paper[nearest])
+def resolve(objective: Any, **papers: Mapping[float, Any]) -> None:
+    """Give each of the fields that is None the paper's value for the nearest noise level."""
+    for field, values in papers.items():
+        if getattr(objective, field) is None:
+            nearest = min(values, key=lambda noise_sd: abs(noise_sd - objective.noise_sd))
+            object.__setattr__(objective, field, values[nearest])

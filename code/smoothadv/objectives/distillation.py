@@ -1,0 +1,48 @@
+"""Certified robustness transfer (Vaishnavi et al., 2022): a robust teacher's logits, learned on noisy images."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from smoothadv.objectives import OBJECTIVES, Batch, Objective, Outcome, mean_cross_entropy
+from smoothadv.settings import noise_level, number, positive_int, setting
+
+
+@OBJECTIVES.register("distillation")
+@dataclass(frozen=True)
+class Distillation(Objective):
+    """a mean_i || f(x + noise_i) - teacher(x + noise_i) ||_2 + (1 - a) mean_i CE(f(x + noise_i), y), with a = 1.
+
+    The teacher is the base classifier of a smoothed one, in eval mode; the norm is that of the logits, as in the
+    released code. The cost is m forward and backward passes and m forward passes of the teacher.
+    """
+
+    TERMS = ("distance", "cross_entropy")
+    TEACHER = "logits"
+    noise_sd: float = setting(
+        flag="--noise", parse=noise_level, help="standard deviation of the Gaussian noise on images in [0, 1]"
+    )
+    num_noise_vec: int = setting(1, parse=positive_int, help="m, the noise draws per image")
+    transfer: float = setting(
+        1.0,
+        parse=number(float, "a weight from 0 to 1", lambda value: 0 <= value <= 1),
+        help="a, the weight of the distance from the teacher; that of the cross-entropy is 1 - a",
+    )
+
+    @property
+    def copies(self) -> int:
+        return self.num_noise_vec
+
+    def outcome(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
+        """The loss of noisy copies, which the teacher sees, too."""
+        if batch.teacher is None:
+            raise ValueError("distillation needs a teacher: Batch.teacher")
+        with torch.no_grad():
+            taught = self.logits(batch.teacher, batch.images, batch.noise)
+        logits = self.logits(model, batch.images, batch.noise)
+        distance, cross_entropy = (logits - taught).norm(dim=-1).mean(), mean_cross_entropy(logits, batch.labels)
+        hits = logits.detach().argmax(-1) == batch.labels.unsqueeze(1)
+        loss = self.transfer * distance + (1 - self.transfer) * cross_entropy
+        terms = dict(zip(self.TERMS, (distance.detach(), cross_entropy.detach())))
+        return Outcome(loss, hits.sum(), hits.numel(), terms=terms)

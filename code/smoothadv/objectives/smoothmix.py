@@ -1,0 +1,107 @@
+"""SmoothMix (Jeong et al., 2021): less confidence on the way from an image to an adversarial one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from smoothadv.attacks.pgd import PGD
+from smoothadv.attacks.shared.geometry import per_example, project_ball
+from smoothadv.objectives import OBJECTIVES, Batch, Objective, Outcome, mean_cross_entropy
+from smoothadv.objectives.shared.weights import resolve
+from smoothadv.settings import noise_level, non_negative_float, positive_float, positive_int, setting
+
+_PAPER = {0.25: 0.5, 0.5: 1.0, 1.0: 2.0}
+
+
+@OBJECTIVES.register("smoothmix")
+@dataclass(frozen=True)
+class SmoothMix(Objective):
+    """mean_i CE(f_i(x), y) + eta r [p correct] mean_i KL((1 - t) p + t / K || softmax f_i((1 - t) x + t x')).
+
+    p is the mean softmax of m noisy copies of x, and x' the end of T steps of length ``mix_step_size`` along the
+    gradient of -log p_y, which stay in [0, 1] and in no ball. t is uniform in (0, 1/2], one for each image, and
+    r = min(1, (epoch + 1) / warmup). With ``one_step_adversary`` the first step, of at most r times its length, takes
+    the place of x. The formula is that of the released code, where the gradient also goes through the first p. The
+    cost is 2 m forward and backward passes and m T gradients of images.
+    """
+
+    TERMS = ("cross_entropy", "mixup")
+    noise_sd: float = setting(
+        flag="--noise", parse=noise_level, help="standard deviation of the Gaussian noise on images in [0, 1]"
+    )
+    num_noise_vec: int = setting(2, parse=positive_int, help="m, the noise draws per image")
+    mix_steps: int = setting(4, parse=positive_int, help="T, the steps of SmoothMix's attack")
+    mix_step_size: float = setting(
+        None, parse=positive_float, help="l2 length of a step of SmoothMix's attack (default: 2 sigma, as in the paper)"
+    )
+    eta: float = setting(5.0, parse=non_negative_float, help="weight of the loss on mixed images")
+    warmup: int = setting(10, parse=positive_int, help="epochs over which the loss on mixed images grows")
+    one_step_adversary: bool = setting(False, help="train SmoothMix on the first step of its attack, not on the image")
+
+    def __post_init__(self) -> None:
+        resolve(self, mix_step_size=_PAPER)
+
+    @property
+    def copies(self) -> int:
+        return self.num_noise_vec
+
+    @property
+    def uniforms(self) -> int:
+        return 1
+
+    @property
+    def full_epsilon(self) -> float:
+        return self.mix_steps * self.mix_step_size
+
+    def epsilon(self, epoch: int) -> float:
+        return self.full_epsilon
+
+    def ramp(self, epoch: int) -> float:
+        return min(1.0, (epoch + 1) / self.warmup)
+
+    def attacked(
+        self, model: Callable[[torch.Tensor], torch.Tensor], batch: Batch, generator: torch.Generator | None = None
+    ) -> Batch:
+        """The batch at the end of the attack, with its beginning as ``earlier``."""
+        images, start = batch.images, None
+        earlier = images
+        steps = self.mix_steps
+        if self.one_step_adversary:
+            first = PGD(self.mix_step_size, 1, step_size=self.mix_step_size)(model, images, batch.labels, batch.noise)
+            start, steps = first - images, steps - 1
+            earlier = (images + project_ball(start, batch.ramp * self.mix_step_size)).clamp(0, 1)
+        if steps:
+            attack = PGD(self.full_epsilon, steps, step_size=self.mix_step_size)
+            images = attack(model, images, batch.labels, batch.noise, start=start)
+        else:
+            images = first
+        return replace(batch, images=images, earlier=earlier)
+
+    def outcome(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
+        """The loss of the noisy copies of the image, and of those of the mixed one."""
+        images, share = attacked.earlier, (1 - batch.uniforms[:, 0]) / 2
+        logits = self.logits(model, images, batch.noise)
+        mixed = images + per_example(share, images) * (attacked.images - images)
+        loss, terms = self.combined(logits, self.logits(model, mixed, batch.noise), batch.labels, share, batch.ramp)
+        hits = logits.detach().argmax(-1) == batch.labels.unsqueeze(1)
+        return Outcome(loss, hits.sum(), hits.numel(), terms=terms)
+
+    def combined(
+        self,
+        logits: torch.Tensor,
+        mixed: torch.Tensor,
+        labels: torch.Tensor,
+        share: torch.Tensor,
+        ramp: float | torch.Tensor,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Loss and terms, for logits [B, m, K] of copies of images and of mixed ones with shares t [B]."""
+        mean = logits.softmax(-1).mean(1)
+        correct = (mean.argmax(1) == labels).to(mean.dtype)
+        targets = mean + share.unsqueeze(1) * (1 / mean.shape[1] - mean)
+        divergences = F.kl_div(mixed.log_softmax(-1), targets.unsqueeze(1).expand_as(mixed), reduction="none").sum(-1)
+        terms = mean_cross_entropy(logits, labels), (correct * divergences.mean(1)).mean()
+        loss = terms[0] + self.eta * ramp * terms[1]
+        return loss, {name: term.detach() for name, term in zip(self.TERMS, terms)}
