@@ -211,9 +211,9 @@ def differences(radii: dict[tuple[Method, float], np.ndarray], sigma: float, dra
     return lines
 
 
-def write_between(page: Path, text: str) -> None:
-    """Replace what is between the markers of a page."""
-    begin, end = "<!-- digits comparison: begin -->", "<!-- digits comparison: end -->"
+def write_between(page: Path, text: str, name: str = "digits comparison") -> None:
+    """Replace what is between the markers of that name on a page."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     content = page.read_text()
     if begin not in content or end not in content:
         raise SystemExit(f"{page} lacks the line {begin} or {end}")
