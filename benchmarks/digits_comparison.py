@@ -18,9 +18,11 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -112,10 +114,10 @@ def call(command: str, *arguments: str) -> None:
         raise SystemExit(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
 
 
-def run_all(jobs: list[Job], processes: int, what: str) -> None:
-    """Run the jobs, ``processes`` of them at a time."""
+def run_all(jobs: Sequence[Any], processes: int, what: str) -> None:
+    """Run the jobs, which have a method ``run``, ``processes`` of them at a time."""
     with ThreadPoolExecutor(processes) as pool:
-        for _ in tqdm(pool.map(Job.run, jobs), what, len(jobs), disable=None):
+        for _ in tqdm(pool.map(lambda job: job.run(), jobs), what, len(jobs), disable=None):
             pass
 
 
