@@ -27,7 +27,11 @@ class Consistency(AttackedObjective):
     attack: GradientAttack | None = field(default=None, kw_only=True)
     num_noise_vec: int = setting(2, parse=positive_int, help="m, the noise draws per image")
     regularization: float = weight()
-    eta: float = setting(0.5, parse=non_negative_float, help="weight of the entropy of the mean prediction")
+    eta: float = setting(
+        0.5,
+        parse=non_negative_float,
+        help="weight of consistency's entropy of the mean prediction, or of SmoothMix's mixed images",
+    )
 
     def __post_init__(self) -> None:
         if self.attack is not None and self.regularization is None:

@@ -35,9 +35,9 @@ class SmoothMix(Objective):
     num_noise_vec: int = setting(2, parse=positive_int, help="m, the noise draws per image")
     mix_steps: int = setting(4, parse=positive_int, help="T, the steps of SmoothMix's attack")
     mix_step_size: float = setting(
-        None, parse=positive_float, help="l2 length of a step of SmoothMix's attack (default: 2 sigma, as in the paper)"
+        None, parse=positive_float, help="l2 length of a step of SmoothMix's attack (default: by --noise)"
     )
-    eta: float = setting(5.0, parse=non_negative_float, help="weight of the loss on mixed images")
+    eta: float = setting(5.0, parse=non_negative_float, help="weight of SmoothMix's mixed images")
     warmup: int = setting(10, parse=positive_int, help="epochs over which the loss on mixed images grows")
     one_step_adversary: bool = setting(False, help="train SmoothMix on the first step of its attack, not on the image")
 

@@ -91,6 +91,7 @@ class TrainingRun:
         )
         if self.execution.tries_graphs and are_offered_on(job.device):
             self.update.compute = GraphedUpdate(self.update)
+        self.report: Callable[[str], None] = print
         self.first_bad_step = torch.full((), -1, device=job.device)
         self.last_save = time.monotonic()
 
@@ -131,6 +132,7 @@ class TrainingRun:
     def run_epochs(self, report: Callable[[str], None], board: bool) -> list[dict[str, float]]:
         """Train, as ``job.train``, with curves for TensorBoard if ``board``: one row of TRAINING_COLUMNS per epoch."""
         is_first, epochs = self.processes.is_first, self.schedule.epochs
+        self.report = report if is_first else lambda line: None
         done = len(self.history)
         if done >= epochs:
             if is_first:
@@ -200,6 +202,8 @@ class TrainingRun:
         if policy.drops_before(epoch):
             everything = np.arange(len(self.job.training))
             self.weights = policy.kept(self._votes_for_labels(everything, policy.drop_draws, epoch, interruption))
+            dropped = len(everything) - int(self.weights.sum())
+            self.report(f"from epoch {epoch + 1} on, {dropped} of {len(everything)} training images are left out")
         elif epoch == policy.from_epoch:
             self.weights = np.ones(len(self.job.training))
         if self.weights is not None and policy.weighs_before(epoch):

@@ -30,7 +30,9 @@ class AttackedObjective(Objective):
     num_noise_vec: int = setting(
         1, parse=positive_int, help="m, the noise draws per image in attack and update (paper: 1 to 8)"
     )
-    warmup: int = setting(10, parse=non_negative_int, help="epochs over which epsilon grows from 0 to its full value")
+    warmup: int = setting(
+        10, parse=non_negative_int, help="epochs over which epsilon (SmoothMix: its second loss) grows"
+    )
     warmup_from_first_epoch: bool = setting(
         False,
         help="reach the full epsilon an epoch earlier, with epsilon/WARMUP in the first, as the released code does",

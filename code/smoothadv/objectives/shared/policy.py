@@ -33,6 +33,12 @@ class DataPolicy:
     drop_draws: int = 100
     resample_draws: int = 16
 
+    def __post_init__(self) -> None:
+        if self.from_epoch < 0 or not 0 <= self.drop_below <= 1 or self.resample_every < 0:
+            raise ValueError(f"need from_epoch and resample_every >= 0 and drop_below in [0, 1], got {self}")
+        if min(self.drop_draws, self.resample_draws) < 1:
+            raise ValueError(f"drop_draws and resample_draws must be at least 1, got {self}")
+
     def drops_before(self, epoch: int) -> bool:
         """Whether images are left out for good before this epoch."""
         return epoch == self.from_epoch and self.drop_below > 0
