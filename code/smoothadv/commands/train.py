@@ -23,8 +23,9 @@ _EXAMPLES = """examples:
   python code/train.py digits digits_resnet8 models/digits_gaussian --noise 0.25
   python code/train.py cifar10 cifar_resnet110 models/cifar10/gaussian_0.25 --noise 0.25
   python code/train.py imagenet resnet50 models/imagenet/gaussian_0.50 --noise 0.5 --data-dir /datasets/imagenet
-  python code/train.py cifar10 cifar_resnet110 models/cifar10/acr_0.50 --noise 0.5 --objective acr-weakness --recipe paper-cifar10 --split-updates
-  python code/train.py digits digits_resnet8 models/digits_taught --noise 0.25 --objective distillation --teacher models/digits_gaussian/checkpoint.pth.tar
+  python code/train.py cifar10 cifar_resnet110 models/cifar10/consistency_0.50 --noise 0.5 --objective consistency
+  python code/train.py digits digits_resnet8 models/taught --noise 0.25 --objective distillation --teacher \\
+      models/digits_gaussian/checkpoint.pth.tar
   python code/train.py imagefolder:my_images cifar_resnet20 models/mine --noise 0.25 --epochs 30
 """
 
