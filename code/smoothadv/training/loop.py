@@ -176,7 +176,7 @@ class TrainingRun:
             _, part = self.processes.share(step.indices)
             weight = self.job.request.unlabelled_weight if step.source else 1.0
             address = Address(self.seed, epoch, number)
-            indices = step.indices[part].to(self.device, non_blocking=True)
+            indices = step.indices[part].to(self.device) if self.job.teacher else None
             step_sums = self.update(images, labels, len(step.indices), part, address, weight, indices)
             # On the device, as the number of the first step whose loss was not finite.
             is_first_bad = (self.first_bad_step < 0) & ~step_sums[0].isfinite()
