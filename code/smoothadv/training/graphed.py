@@ -139,6 +139,7 @@ class _Graph:
     """``update.computed`` of ``inputs`` as a graph: a function of others of the same shapes."""
 
     def __init__(self, update: Update, inputs: Inputs, stream: Any, pool: Any) -> None:
+        self._numbers: dict[str, float] = {}
         self._inputs, self._graph, choices = _on_device(inputs), cuda.CUDAGraph(), update.seeded(inputs)
         # Meanwhile other threads, which load images, may do what they like.
         with cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
@@ -149,7 +150,11 @@ class _Graph:
         for name, value in vars(self._inputs).items():
             if isinstance(value, torch.Tensor):
                 new = getattr(inputs, name)
-                value.copy_(new) if isinstance(new, torch.Tensor) else value.fill_(new)
+                if isinstance(new, torch.Tensor):
+                    value.copy_(new)
+                elif self._numbers.get(name) != new:
+                    value.fill_(new)
+                    self._numbers[name] = new
         self._graph.replay()
         for weight, gradient in self._gradients:
             weight.grad = gradient
