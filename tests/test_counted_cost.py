@@ -77,7 +77,7 @@ def test_every_case_has_a_ceiling(tool):
 
 
 def test_update_of_resnet110_is_launched_at_once(tool):
-    """Before its graph: noise, and copies of images, labels, noise and at first three numbers; after it, of its sums."""
+    """Before its graph: noise, and copies of images, labels, noise and, when they change, numbers; after it, sums."""
     (case,) = [each for each in tool.standard_cases() if each.name.endswith("T=2 m=1, as a graph")]
     counted = case.run()
     (inside,) = counted.graphs
