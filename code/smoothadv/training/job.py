@@ -34,8 +34,6 @@ from smoothadv.training.run_folder import RunFolder
 from smoothadv.training.schedule import Schedule
 from smoothadv.training.teacher import Teacher, load_teacher
 
-_TEACHER_DRAWS = 10_000
-
 
 @dataclass(frozen=True)
 class Trained:
@@ -104,9 +102,9 @@ def _teacher(
     """The frozen teacher of the request."""
     if request.teacher is None:
         return None
-    draws = (request.teacher_draws or _TEACHER_DRAWS) if request.objective.TEACHER == "votes" else 0
     batch = (schedule.micro_batch or schedule.batch) * request.objective.copies
-    return load_teacher(request.teacher, training, request.objective.noise_sd, draws, device, batch, processes)
+    noise_sd, draws = request.objective.noise_sd, request.votes_of_teacher
+    return load_teacher(request.teacher, training, noise_sd, draws, device, batch, processes)
 
 
 def _load(request: TrainingRequest) -> tuple[ImageDataset, ImageDataset, ImageDataset | None]:
@@ -187,8 +185,6 @@ def _recipe(job: Job) -> dict[str, Any]:
         recipe["pretrained_sha256"] = file_digest(request.pretrained_model)
     if request.teacher:
         recipe["teacher_sha256"] = file_digest(request.teacher)
-        if request.objective.TEACHER == "votes":
-            recipe["teacher_draws"] = request.teacher_draws or _TEACHER_DRAWS
     if pseudo_labelled is not None:
         recipe["pseudo_labelled_fingerprint"] = pseudo_labelled.fingerprint()
         recipe["pseudo_weight"] = request.unlabelled_weight

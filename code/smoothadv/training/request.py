@@ -21,6 +21,8 @@ from smoothadv.training.evaluate import EvaluationSchedule
 from smoothadv.training.execution import Execution
 from smoothadv.training.schedule import Schedule
 
+_TEACHER_DRAWS = 10_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleChoices:
@@ -105,6 +107,11 @@ class TrainingRequest:
         return self.objective.policy if self.policy is None else self.policy
 
     @property
+    def votes_of_teacher(self) -> int:
+        """How many noisy copies of each training image the teacher classifies first."""
+        return (self.teacher_draws or _TEACHER_DRAWS) if self.objective.TEACHER == "votes" else 0
+
+    @property
     def arch(self) -> str:
         """What a checkpoint calls the classifier: an architecture, or "module:" and the name of a module's class."""
         if isinstance(self.classifier, str):
@@ -139,5 +146,6 @@ class TrainingRequest:
             **self.execution.record(),
             "objective": settings_record(self.objective),
             **({} if self.data_policy is None else {"data_policy": settings_record(self.data_policy)}),
+            **({"teacher_draws": self.votes_of_teacher} if self.votes_of_teacher else {}),
             **plugins.digests(self.plugins),
         }
