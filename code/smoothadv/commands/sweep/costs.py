@@ -30,10 +30,10 @@ from smoothadv.training.teacher import Teacher
 from smoothadv.training.update import Address, Update
 
 _REPEATS = 5
-# When measuring has taken so long, on a slow machine, what remains is measured once.
+# When measuring has taken so long, on a slow machine, what remains is measured once, and on fewer images.
 _SECONDS_TO_MEASURE = 10.0
 # On a CPU passes are measured on fewer images than a batch has, but on at least this many images or pixel values.
-_FEWEST_IMAGES, _FEWEST_NUMBERS = 1, 2**15
+_FEWEST_IMAGES, _FEWEST_NUMBERS = 1, (2**15, 2**13)
 _STEPS_MEASURED = (1, 2)
 _OWN_STEPS = ("noise_steps", "mix_steps")
 """The fields in which objectives with an attack of their own have T."""
@@ -200,9 +200,9 @@ class _CostMeter:
         request, shape = training.request, training.description.image_shape
         count = self._images(-(-training.schedule.batch // self.processes), shape)
         # To build and check a large network takes longer than an update, so all objectives share it.
-        key = ("update", request.dataset, request.arch, request.execution, count)
+        key = ("update", request.dataset, request.arch, request.execution)
         update = self._once(key, lambda: self._new_update(training, count))
-        update.objective = objective
+        update.objective, update.images_at_a_time = objective, count
         images = torch.rand(count, *shape, device=self.device)
         labels = torch.zeros(count, dtype=torch.long, device=self.device)
         last = training.schedule.epochs - 1  # where the attack has its full size
@@ -245,7 +245,7 @@ class _CostMeter:
 
     def _images(self, batch: int, shape: Sequence[int]) -> int:
         """How many images to measure a pass on, of a batch."""
-        fewest = max(_FEWEST_IMAGES, _FEWEST_NUMBERS // math.prod(shape))
+        fewest = max(_FEWEST_IMAGES, _FEWEST_NUMBERS[time.monotonic() > self._end] // math.prod(shape))
         return batch if self.device.type == "cuda" else min(batch, fewest)
 
     def _seconds(self, work: Callable[[], None]) -> Any:
