@@ -3,8 +3,8 @@
 ``PGD_2steps/eps_0.251/cifar10/cifar_resnet110/noise_0.25``, ``PGD_2steps_multiNoiseSamples/8-multitrain/eps_0.25/...``
 for m = 8, ``PGD_2steps_baseAttackExp/without_noise/...`` for Vanilla PGD, ``finetune_cifar_from_imagenet32/...``,
 ``self_training/PGD_2steps/weight_0.5/...``. Other objectives have their own name in place of ``gaussian``, or before
-that of an attack: ``consistency/2-multitrain/...``. An epsilon has a decimal point here; the whole numbers in released names
-are in units of 1/256.
+that of an attack: ``consistency/2-multitrain/...``. An epsilon has a decimal point here; the whole numbers in released
+names are in units of 1/256.
 """
 
 import re
@@ -21,7 +21,8 @@ from smoothadv.errors import UserError
 class TrainingFacts:
     """What the name of a folder says about a training; ``attack`` is None for a training without an attack.
 
-    ``objective`` is the name in OBJECTIVES. ``is_vanilla`` says that the base classifier is attacked, without noise. ``weight`` is that of pseudo-labels.
+    ``objective`` is its name in OBJECTIVES. ``is_vanilla`` says that the base classifier is attacked, without noise.
+    ``weight`` is that of pseudo-labels.
     """
 
     dataset: str

@@ -159,12 +159,12 @@ class _CostMeter:
         return self._once(key, lambda: self._measure_pass(training, evaluation, False))
 
     def _looks(self, training: TrainingPlan, images: int) -> Any:
-        """Seconds of all votes on the training images: of a teacher, as if of the same architecture, and of a policy."""
+        """Seconds of all votes on the training images: of a teacher, as of this architecture, and of a policy."""
         draws, policy = training.request.votes_of_teacher, training.request.data_policy
-        for epoch in range(training.schedule.epochs if policy else 0):
-            draws += policy.drop_draws * policy.drops_before(epoch) + policy.resample_draws * policy.weighs_before(
-                epoch
-            )
+        if policy is not None:
+            for epoch in range(training.schedule.epochs):
+                draws += policy.drop_draws * policy.drops_before(epoch)
+                draws += policy.resample_draws * policy.weighs_before(epoch)
         return images * draws * self._vote(training) if draws else 0.0
 
     def _training(self, training: TrainingPlan, update: Any, step: Any) -> Any:
@@ -224,7 +224,7 @@ class _CostMeter:
         return Update(model, request.objective, optimizer, execution, Processes(), self.device, example, count, teacher)
 
     def _measure_pass(self, training: TrainingPlan, evaluation: EvaluationPlan | None, with_gradient: bool) -> Any:
-        """Seconds of a vote, of training without an evaluation, or of the gradient at one noisy copy, as attacks on a trained classifier compute it."""
+        """Seconds of a vote (of training: no ``evaluation``), or of the gradient that an attack needs at a copy."""
         shape = training.description.image_shape
         network = get_architecture(training.request.arch, training.description, "normalize").eval()
         voter = arrange(network, self.device, torch.rand(shape), evaluation.request.precision if evaluation else "fp32")

@@ -25,7 +25,8 @@ from smoothadv.training.schedule import Schedule
 class TrainingPlan:
     """What a training command will do.
 
-    ``objective`` and ``attack`` are the names of these, the latter None without one. ``recipe`` has the fields of args.json's recipe that are known before.
+    ``objective`` and ``attack`` are names, the latter None without one. ``recipe`` has the fields of args.json's
+    recipe that are known before.
     """
 
     request: TrainingRequest
