@@ -49,12 +49,8 @@ TABLE = [
     ({**PGD, "lr": [0.1], "warmup": [5]}, f"PGD_2steps/eps_0.25/lr_0.1/warmup_5/{HERE}"),
     ({"noise": 0.25, "objective": ["gaussian"]}, f"gaussian/{HERE}"),
     ({**PGD, "objective": ["smoothadv"]}, f"PGD_2steps/eps_0.25/{HERE}"),
-    ({"noise": 0.25, "objective": "stability"}, f"stability/2-multitrain/{HERE}"),
     ({"noise": 0.25, "objective": ["macer"], "lambda": [3]}, f"macer/16-multitrain/lambda_3/{HERE}"),
-    (
-        {**PGD, "objective": "consistency", "lambda": 1},
-        f"consistency/PGD_2steps_multiNoiseSamples/2-multitrain/eps_0.25/{HERE}",
-    ),
+    ({**PGD, "objective": "macer", "num-noise-vec": 1}, f"macer/PGD_2steps/eps_0.25/{HERE}"),
     ({**PGD, "noise": [0.25], "epsilon": [0.25]}, f"PGD_2steps/eps_0.25/{HERE}"),
 ]
 

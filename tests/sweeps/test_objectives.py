@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.commands.options.recipes import recipe_names
 from smoothadv.sweeps.jobs import StateKind, state_of
 from support.commands import call
-from support.sweeping import CERTIFY, finish, jobs_of, plans_of, write_grid
+from support.sweeping import CERTIFY, finish, jobs_of, write_grid
 
 pytestmark = pytest.mark.usefixtures("one_thread", "workplace")
 HERE = "digits/digits_resnet8/noise_0.25"
@@ -54,11 +53,3 @@ def test_job_waits_for_its_teacher_and_analyses_tell_objectives_apart(capsys):
     Path(TEACHER).write_bytes(b"another one")
     state = state_of(student)
     assert state.kind is StateKind.FAILED and "teacher_sha256" in state.detail, "made with another teacher"
-
-
-@pytest.mark.parametrize("recipe", [name for name in recipe_names() if name != "released-behaviour"])
-@pytest.mark.parametrize("objective", ["macer", "consistency", "smoothmix", "acr-weakness", "stability"])
-def test_recipe_gives_an_objective_without_attack_no_option_of_attacks(objective, recipe):
-    model = {"noise": 0.25, "objective": objective, "recipe": recipe, "dataset": "digits", "arch": "digits_resnet8"}
-    (plan,) = plans_of(write_grid(Path("grid.toml"), model, fixed={}))
-    assert plan.job.name.startswith(f"{objective}/")

@@ -31,17 +31,9 @@ FIELDS = {
     "epsilon": "epsilon",
     "num_steps": "T",
     "num_noise_vec": "m",
-    "lambda": "lambda",
-    "eta": "eta",
-    "step_size": "step size",
-    "attack_from_epoch": "attack from epoch",
-    "transfer": "transfer",
-    "choose_from_epoch": "choose from epoch",
-    "drop_below": "drop below",
-    "resample_every": "resample every",
-    "teacher": "teacher",
-    "teacher_draws": "teacher's draws",
-    "optimizer": "optimizer",
+    **{name: name.replace("_", " ") for name in ("lambda", "eta", "step_size", "attack_from_epoch", "transfer")},
+    **{name: name.replace("_", " ") for name in ("choose_from_epoch", "drop_below", "resample_every", "optimizer")},
+    **{"teacher": "teacher", "teacher_draws": "teacher draws"},
     "gradient": "gradient",
     "restarts": "restarts",
     "target": "target",
@@ -53,10 +45,8 @@ FIELDS = {
 """Name and title of every hyper-parameter. In a certification log attack, epsilon, num_steps and num_noise_vec are
 those of the training; in a prediction log, those of the attack on its images."""
 _OF_OBJECTIVES = {
-    "regularization": "lambda",
-    **dict.fromkeys(("mix_steps", "noise_steps"), "num_steps"),
+    **{"regularization": "lambda", "noise_epsilon": "epsilon", "mix_steps": "num_steps", "noise_steps": "num_steps"},
     **dict.fromkeys(("mix_step_size", "noise_step_size"), "step_size"),
-    "noise_epsilon": "epsilon",
     **{name: name for name in ("eta", "attack_from_epoch", "transfer")},
 }
 _OF_POLICIES = {"from_epoch": "choose_from_epoch", "drop_below": "drop_below", "resample_every": "resample_every"}
