@@ -14,15 +14,12 @@ HERE = "digits/digits_resnet8/noise_0.25"
 TEACHER = f"models/grid/gaussian/{HERE}/checkpoint.pth.tar"
 FEW = {"noise": 0.25, "num-noise-vec": 2}
 CAT_RS = {**FEW, "objective": "cat-rs", "teacher": TEACHER, "teacher-draws": 4, "noise-steps": 3}
-ACR = {
-    **FEW,
-    "objective": "acr-weakness",
-    "attack-from-epoch": 1,
-    "drop-below": 0.01,
-    "resample-every": 0,
-    "optimizer": "adamw",
-}
+ACR = {**FEW, "objective": "acr-weakness", "attack-from-epoch": 1, "drop-below": 0.01, "optimizer": "adamw"}
 ATTACKED = {**FEW, "objective": "consistency", "lambda": 1.5, "attack": "PGD", "num-steps": 1, "epsilon": 0.5}
+
+
+def rows(capsys, *words: object) -> list[dict]:
+    return json.loads(call(capsys, "analyze", words[0], "logs/grid", *words[1:], "--format", "json").out)
 
 
 def test_job_waits_for_its_teacher_and_analyses_tell_objectives_apart(capsys):
@@ -33,23 +30,17 @@ def test_job_waits_for_its_teacher_and_analyses_tell_objectives_apart(capsys):
         assert state_of(job).kind is StateKind.WAITING
         finish(job)
     assert {state_of(job).kind for job in jobs_of(grid)} == {StateKind.DONE}
-    table = json.loads(call(capsys, "analyze", "parameters", "logs/grid", "--format", "json").out)
-    known = {row["objective"]: row for row in table}
-    assert known.keys() == {"CatRS", "AcrWeakness", "Consistency", "Gaussian"}
-    names = (
-        "lambda num_steps epsilon eta drop_below attack_from_epoch choose_from_epoch teacher_draws optimizer".split()
-    )
+    known = {row["objective"]: row for row in rows(capsys, "parameters")}
+    names = "lambda num_steps epsilon eta drop_below attack_from_epoch choose_from_epoch teacher_draws optimizer"
+    names = names.split()
     assert [known["CatRS"][name] for name in names] == [0.5, 3, 1, None, None, None, None, 4, "sgd"]
     assert [known["AcrWeakness"][name] for name in names] == [None, 3, None, None, 0.01, 1, 1, None, "adamw"]
     assert [known["Consistency"][name] for name in names] == [1.5, 1, 0.5, 0.5, None, None, None, None, "sgd"]
     assert known["CatRS"]["teacher"] and not known["Gaussian"]["teacher"]
-    found = call(
-        capsys, "analyze", "envelope", "logs/grid", "--group-by", "objective", "--format", "json", "--radii", 0
-    )
-    assert [row["group"] for row in json.loads(found.out)] == [f"objective = {name}" for name in sorted(known)]
-    found = call(capsys, "analyze", "summary", "logs/grid", "--label-by", "training", "sigma", "--format", "json")
-    names = [(row["training"], row["sigma"]) for row in json.loads(found.out)]
-    assert names == [("AcrWeakness", 0.25), ("CatRS", 0.25), ("Consistency-PGD", 0.25), ("Gaussian", 0.25)]
+    groups = [row["group"] for row in rows(capsys, "envelope", "--group-by", "objective", "--radii", 0)]
+    assert groups == [f"objective = {name}" for name in ("AcrWeakness", "CatRS", "Consistency", "Gaussian")]
+    found = [(row["training"], row["sigma"]) for row in rows(capsys, "summary", "--label-by", "training", "sigma")]
+    assert found == [("AcrWeakness", 0.25), ("CatRS", 0.25), ("Consistency-PGD", 0.25), ("Gaussian", 0.25)]
     Path(TEACHER).write_bytes(b"another one")
     state = state_of(student)
     assert state.kind is StateKind.FAILED and "teacher_sha256" in state.detail, "made with another teacher"
