@@ -111,6 +111,19 @@ class TrainingRequest:
         """How many noisy copies of each training image the teacher classifies first."""
         return (self.teacher_draws or _TEACHER_DRAWS) if self.objective.TEACHER == "votes" else 0
 
+    def refuse_contradictions(self) -> None:
+        """UsageError where the objective, its teacher and the data policy do not fit together."""
+        objective, name = self.objective, type(self.objective).__name__
+        if bool(objective.TEACHER) != (self.teacher is not None):
+            advice = "needs a --teacher CHECKPOINT" if objective.TEACHER else "has no teacher: leave --teacher out"
+            raise UsageError(f"the objective {name} {advice}")
+        if self.teacher_draws is not None and objective.TEACHER != "votes":
+            raise UsageError(f"--teacher-draws is for votes of a teacher, which the objective {name} does not use")
+        if self.use_unlabelled is not None and objective.TEACHER == "votes":
+            raise UsageError(f"{name} uses votes on the training images, and those of --use-unlabelled have none")
+        if objective.noise_sd == 0 and (self.data_policy is not None or objective.TEACHER == "votes"):
+            raise UsageError("without noise there are no votes on noisy training images: give --noise above 0")
+
     @property
     def arch(self) -> str:
         """What a checkpoint calls the classifier: an architecture, or "module:" and the name of a module's class."""

@@ -94,6 +94,7 @@ class CommandReader:
         with parser.reading(source):
             chosen = with_recipes(parser, parser.parse_args(words))
             request = request_of(parser, chosen, [])
+            request.refuse_contradictions()
             description = request.augmented(self._described(request.dataset, request.data_dir))
             schedule = request.schedule.schedule(description, request.objective.copies)
         recipe = request.stated_recipe(description, schedule)
