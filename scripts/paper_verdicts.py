@@ -7,6 +7,18 @@ paper, are in scripts/paper_values/tableN.csv; docs/replication.md says where th
 models is printed, the column models says of how many released logs. notes.csv explains known differences.
 
 Writes verdicts.md and verdicts.csv to OUTDIR and prints how many cells have which verdict.
+
+    python scripts/paper_verdicts.py OUTDIR objectives_cifar10
+
+sets the models of scripts/grids/objectives-cifar10.toml beside the published rows of
+scripts/paper_values/objectives_cifar10.csv, which were recomputed from the logs of all 10,000 test images in the
+repositories that the column source names. OUTDIR holds objectives_cifar10.csv, which is made by
+
+    python code/analyze.py summary logs/objectives-cifar10 --label-by training sigma \\
+        --radii 0 0.25 0.5 0.75 1 1.25 1.5 1.75 2 2.25 2.5 -o OUTDIR/objectives_cifar10.csv
+
+Writes objectives_cifar10_beside.md and .csv. Models that are trained again differ by their random numbers, so there
+are differences and no verdicts: where two repositories have a row, these show how much to expect.
 """
 
 from __future__ import annotations
@@ -44,6 +56,7 @@ CLEAN_ACCURACY_OF = {14: 1, 15: 2}
 """Tables of the paper that repeat another one with the clean accuracies of its models."""
 NEAR = 0.005  # to the paper, the epsilons 127/256 and 255/256 are 0.5 and 1
 
+ACR = "average_certified_radius"
 Row = dict[str, str]
 
 
@@ -191,7 +204,46 @@ def describe(cell: Cell) -> str:
     return f"- Table {cell.table}, {cell.place}, {cell.quantity.replace('_', ' ')} at {cell.radius}: {cell.text}{note}"
 
 
+def beside(name: str, folder: Path) -> None:
+    """Set the rows of ``folder``/NAME.csv beside those of ``paper_values``/NAME.csv, as models of other trainings."""
+    published, ours = read(VALUES / f"{name}.csv"), read(folder / f"{name}.csv")
+    quantities = [ACR, *radii_of(published[0])]
+    lines = [["ours (published, difference)", "images", "average radius", *quantities[1:]]]
+    lines.append(["---", *["---:"] * (1 + len(quantities))])
+    rows: list[list[object]] = [
+        ["training", "sigma", "source", "images", "quantity", "published", "ours", "difference"]
+    ]
+    for row in published:
+        place = [row["training"], row["sigma"], row["source"]]
+        for mine in [mine for mine in ours if is_training(mine, row)] or [{}]:
+            cells = []
+            for quantity in quantities:
+                known, digits = float(row[quantity]), 3 if quantity == ACR else 1
+                if quantity not in mine:
+                    cells.append(f"– ({known:.{digits}f})")
+                    continue
+                value = float((1 if quantity == ACR else 100) * Fraction(mine[quantity]))
+                cells.append(f"{value:.{digits}f} ({known:.{digits}f}, {value - known:+.{digits}f})")
+                rows.append([*place, mine["examples"], quantity, known, round(value, 4), round(value - known, 4)])
+            lines.append([", ".join(place), mine.get("examples", "–"), *cells])
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    (folder / f"{name}_beside.md").write_text(text + "\n", encoding="utf-8")
+    with (folder / f"{name}_beside.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+    apart = [float(str(row[-1])) for row in rows if row[4] == ACR]
+    span = f", average radius {min(apart):+.3f} to {max(apart):+.3f} apart" if apart else ""
+    print(f"{len(published)} published rows, {len(apart)} comparisons with models of ours{span}")
+
+
+def is_training(ours: Row, published: Row) -> bool:
+    """Whether a log is of a published training at its noise."""
+    return ours["training"] == published["training"] and float(ours["sigma"]) == float(published["sigma"])
+
+
 def main(folder: Path, tables: Sequence[str]) -> None:
+    if "objectives_cifar10" in tables:
+        beside("objectives_cifar10", folder)
+        return
     paths = {int(match[1]): folder / f"{name}.csv" for name in tables if (match := re.match(r"table(\d+)_", name))}
     numbers = sorted(int(path.stem.removeprefix("table")) for path in VALUES.glob("table*.csv"))
     cells = [cell for number in numbers for cell in compared(number, paths.get(CLEAN_ACCURACY_OF.get(number, number)))]

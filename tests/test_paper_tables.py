@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.clones import make_clone, run_script
-from support.commands import CODE
+from support.commands import CODE, succeed
 
 HEADER = "idx\tlabel\tpredict\tradius\tcorrect\ttime\n"
 # Certified correctly at these radii, of four images; the fourth is an abstention.
@@ -113,6 +113,24 @@ def test_a_figure_that_fails_is_an_error_at_the_end_with_its_traceback(clone, tm
 def test_verdict_depends_on_the_digits_that_are_printed(printed, ours, verdict):
     place = VERDICTS["Place"]("Ours")
     assert VERDICTS["Cell"](2, "clean_accuracy", place, "0.25", printed, ours and Fraction(ours)).verdict == verdict
+
+
+def test_a_finished_grid_is_set_beside_the_published_rows(tmp_path, capsys):
+    """Images certified at 0.5, 1.1 and 1.7, and one not: 0.825 on average, where two groups have 0.7195 and 0.7157."""
+    log = tmp_path / "logs/consistency/2-multitrain/cifar10/cifar_resnet110/noise_0.50/test/sigma_0.50.tsv"
+    write_certification_log(log, OURS["0.50"])
+    options = ["--label-by", "training", "sigma", "--radii", 0, 0.25, 1.25, "-o", tmp_path / "objectives_cifar10.csv"]
+    succeed("analyze", "summary", tmp_path / "logs", *options)
+    VERDICTS["main"](tmp_path, ["objectives_cifar10"])
+    rows = records(tmp_path / "objectives_cifar10_beside.csv")
+    assert {(row["training"], row["sigma"], row["images"]) for row in rows} == {("Consistency", "0.5", "4")}
+    found = [tuple(float(row[name]) for name in ("published", "ours", "difference")) for row in rows]
+    assert found[:4] == [(0.7195, 0.825, 0.1055), (64.34, 75, 10.66), (57.49, 75, 17.51), (29.47, 25, -4.47)]
+    assert found[4] == (0.7157, 0.825, 0.1093)
+    page = (tmp_path / "objectives_cifar10_beside.md").read_text()
+    assert "| Consistency, 0.5, alinlab/smoothing-catrs | 4 | 0.825 (0.720, +0.105) | 75.0 (64.3, +10.7) |" in page
+    assert "| Gaussian, 0.25, eth-sri/acr-weakness | – | – (0.487) | – (80.4) |" in page
+    assert "41 published rows, 2 comparisons with models of ours, average radius +0.1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("models", "ours"), [(13, [Fraction("69.17"), Fraction(87)]), (12, [None, None])])

@@ -15,13 +15,14 @@ from support.refusals import refusal
 PUBLISHED = {"N": 100_000, "alpha": 0.001}
 CIFAR = "cifar10/resnet110/noise_0.25/test/sigma_0.25"
 OF_CIFAR = {"dataset": "cifar10", "arch": "resnet110", "noise": 0.25, "sigma": 0.25, "split": "test", **PUBLISHED}
-OF_CIFAR["training"] = "Gaussian"
+OF_CIFAR |= {"training": "Gaussian", "objective": "Gaussian"}
 
 
 def of_attack(attack: str, num_steps: int, num_noise_vec: int, epsilon: float, **more) -> dict:
     """What the path tells of a CIFAR-10 log, adversarially trained: by SmoothAdv, unless ``more`` says otherwise."""
     numbers = {"num_steps": num_steps, "num_noise_vec": num_noise_vec, "epsilon": epsilon}
-    return {**OF_CIFAR, "training": f"SmoothAdv-{attack}", "attack": attack, **numbers, **more}
+    names = {"training": f"SmoothAdv-{attack}", "objective": "SmoothAdv", "attack": attack}
+    return {**OF_CIFAR, **names, **numbers, **more}
 
 
 IMAGENET = {"dataset": "imagenet", "arch": "resnet50"}
@@ -49,7 +50,7 @@ CERTIFICATION_PATHS = {
     f"{BASE_ATTACK}/with_noise/eps_64/{CIFAR}": of_attack("PGD", 2, 1, 0.25),
     "sigma_0.12": {"sigma": 0.12, **PUBLISHED},
     "mine/cifar_resnet20/noise_0.5_seed_3/sigma_0.25.tsv": dict(
-        PUBLISHED, arch="cifar_resnet20", noise=0.5, sigma=0.25, training="Gaussian"
+        PUBLISHED, arch="cifar_resnet20", noise=0.5, sigma=0.25, training="Gaussian", objective="Gaussian"
     ),
     "cifar10_sigma_0.5_alpha_0.01": {"sigma": 0.5, "N": 100_000, "alpha": 0.01},
     "results/log.tsv": PUBLISHED,
@@ -123,7 +124,7 @@ def test_every_value_says_where_it_is_from():
     path = Path("cifar10/PGD_4steps/eps_127/noise_0.50/test/sigma_0.25")
     parts = {"sigma": "sigma_0.25", "split": "test", "noise": "noise_0.50", "epsilon": "eps_127", "dataset": "cifar10"}
     from_path = {name: f"path {part}" for name, part in parts.items()} | {"training": "path"}
-    from_path |= dict.fromkeys(["attack", "num_steps"], "path PGD_4steps")
+    from_path |= dict.fromkeys(["attack", "num_steps"], "path PGD_4steps") | {"objective": "path"}
     expected = {"alpha": "stated", **from_path, "num_noise_vec": "assumed", "N": "assumed"}
     assert parameters_of("certification", path, {"alpha": 0.01}).sources == expected
 
@@ -139,6 +140,7 @@ SETTINGS = {
 }
 SHARED = {name: SETTINGS[name] for name in ("dataset", "split", "arch", "sigma", "N", "alpha")}
 FROM_SETTINGS = {"training": "SmoothAdv-PGD", "noise": 0.25, "attack": "PGD", "epsilon": 0.5, "num_steps": 10}
+FROM_SETTINGS |= {"objective": "SmoothAdv", "optimizer": "sgd"}  # there was no other when the recipe did not say
 
 
 def with_manifest(folder: Path, content: object, name: str = CIFAR) -> Path:

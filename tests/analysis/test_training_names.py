@@ -19,7 +19,9 @@ from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.pgd import PGD
 from smoothadv.errors import UserError
+from smoothadv.objectives.consistency import Consistency
 from smoothadv.objectives.gaussian import Gaussian
+from smoothadv.objectives.macer import Macer
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.records import manifest_path
 from smoothadv.settings import settings_record
@@ -30,6 +32,7 @@ BY_PGD, BY_DDN = SmoothAdv(PGD_2, 0.25), SmoothAdv(DDN_4, 0.25)
 PRETRAINED = {"pretrained_sha256": "0" * 64}
 SELF_TRAINED = {"pseudo_labelled_fingerprint": "1" * 64, "pseudo_weight": 0.5}
 BOTH, ON_BASE = {**SELF_TRAINED, **PRETRAINED}, SmoothAdv(PGD_2, 0.0, base_attack=True)
+WITH_PGD = Consistency(0.25, regularization=2.0, attack=PGD_2)
 FINETUNED = "cifar10/finetune_cifar_from_imagenetPGD2steps"
 WITHOUT_NOISE = "cifar10/PGD_2steps_baseAttackExp/without_noise"
 END = "cifar10/resnet110/noise_{noise}/test/sigma_0.25"
@@ -48,6 +51,9 @@ TRAININGS = {
     "SmoothAdv-PGD + pre-training + self-training": (BY_PGD, BOTH, f"{FINETUNED}/self_training_PGD_2steps/{EPS}"),
     "Gaussian + pre-training": (Gaussian(0.25), PRETRAINED, f"{FINETUNED}/{END}"),
     "Gaussian + self-training": (Gaussian(0.25), SELF_TRAINED, f"self_training/{END}"),
+    "Consistency": (Consistency(0.25), {}, f"consistency/2-multitrain/{END}"),
+    "Consistency-PGD": (WITH_PGD, {}, f"consistency/PGD_2steps_multiNoiseSamples/2-multitrain/{EPS}"),
+    "Macer": (Macer(0.25), {}, f"macer/16-multitrain/{END}"),
     "vanilla PGD + pre-training": (ON_BASE, PRETRAINED, f"{FINETUNED}/PGD_2steps/without_noise/{EPS}"),
 }
 
@@ -77,7 +83,7 @@ def test_manifest_and_released_path_give_a_training_the_same_name(tmp_path, name
     assert of_path.get("training") == of_manifest.get("training") == name
     assert (of_path.sources["training"], of_manifest.sources["training"]) == ("path", "manifest")
     # So do the numbers that tell one training of that name from another.
-    for field in ("noise", "attack", "epsilon", "num_steps"):
+    for field in ("objective", "noise", "attack", "epsilon", "num_steps"):
         assert of_path.get(field) == of_manifest.get(field), field
 
 
@@ -138,7 +144,7 @@ def is_understood(kind: str, log: Path) -> bool:
     except UserError as error:
         assert str(log) in str(error) and "\n" not in str(error)
         return False
-    texts = {"dataset", "split", "arch", "training", "attack", "gradient"}
+    texts = {"dataset", "split", "arch", "training", "attack", "gradient", "objective", "teacher", "optimizer"}
     assert values.keys() <= FIELDS.keys()
     for name, value in values.items():
         if name in texts:

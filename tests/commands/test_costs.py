@@ -13,6 +13,7 @@ from smoothadv.datasets import get_dataset
 from smoothadv.sweeps.grid import read_grid
 
 UPDATE, STEP, VOTE, GRADIENT = 3.0, 0.5, 0.01, 0.03
+METER = costs._CostMeter  # the real one
 HEAD = '[fixed]\ndataset = "digits"\narch = "digits_resnet8"\nnoise = 0.25\n'
 
 
@@ -61,6 +62,24 @@ def obvious_training_seconds(plan) -> float:
 def test_training_costs_what_a_loop_over_its_updates_counts(known, text):
     (plan,) = plans(f'attack = "PGD"\nepsilon = 0.5\n{text}[[sweep]]\nseed = 0\n')
     assert known.cost(plan)["training"] == pytest.approx(obvious_training_seconds(plan))
+
+
+@pytest.mark.parametrize(
+    ("objective", "more", "m", "steps", "attacked", "looks"),
+    [  # acr-weakness attacks and chooses from epoch 2 on, and weighs before 2 and 5
+        ("acr-weakness", "attack-from-epoch = 2\nresample-every = 3\n", 4, 6, 5, 100 + 2 * 16),
+        ("cat-rs", 'teacher = "a"\nteacher-draws = 50\n', 4, 4, 7, 50),
+        ("smoothmix", "", 2, 4, 7, 0),
+        ("distillation", 'teacher = "a"\n', 1, 0, 7, 0),
+    ],
+)
+def test_attacks_of_noise_and_looks_at_training_images_are_counted(known, objective, more, m, steps, attacked, looks):
+    """With known times; and with real ones, an update of every objective can be measured."""
+    (plan,) = plans(f'epochs = 7\nbatch = 16\n[[sweep]]\nnoise = 0.5\nobjective = "{objective}"\n{more}')
+    updates, tests = 1438 * m * (7 * UPDATE + attacked * steps * STEP), 7 * 359 * m * (UPDATE + steps * STEP)
+    assert known.cost(plan)["training"] == pytest.approx(updates + tests + 1438 * looks * VOTE)
+    update, step = METER(torch.device("cpu"))._measure_update(plan.trainings[0])
+    assert np.all(update > 0) and np.all(np.asarray(step) >= 0)
 
 
 def test_certificates_and_attacks_cost_their_votes_and_gradients(known):

@@ -47,6 +47,10 @@ TABLE = [
     ({**PGD, "seed": 3, "epochs": 7}, f"PGD_2steps/eps_0.25/{HERE}"),
     ({**PGD, "seed": [3]}, f"PGD_2steps/eps_0.25/seed_3/{HERE}"),
     ({**PGD, "lr": [0.1], "warmup": [5]}, f"PGD_2steps/eps_0.25/lr_0.1/warmup_5/{HERE}"),
+    ({"noise": 0.25, "objective": ["gaussian"]}, f"gaussian/{HERE}"),
+    ({**PGD, "objective": ["smoothadv"]}, f"PGD_2steps/eps_0.25/{HERE}"),
+    ({"noise": 0.25, "objective": ["macer"], "lambda": [3]}, f"macer/16-multitrain/lambda_3/{HERE}"),
+    ({**PGD, "objective": "macer", "num-noise-vec": 1}, f"macer/PGD_2steps/eps_0.25/{HERE}"),
     ({**PGD, "noise": [0.25], "epsilon": [0.25]}, f"PGD_2steps/eps_0.25/{HERE}"),
 ]
 

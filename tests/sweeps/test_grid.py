@@ -234,6 +234,7 @@ def test_logs_tell_what_made_their_models(plans, name):
             assert found.get("arch") == plan.job.training.recipe["arch"]
             assert found.get("noise") == pytest.approx(objective["noise_sd"], rel=5e-4)
             assert found.get("sigma") == pytest.approx(stage.settings[0]["sigma"], rel=5e-4)
+            assert found.get("objective") == objective["name"]
             assert (found.get("attack"), found.get("num_steps")) == (attack.get("name"), attack.get("num_steps"))
             if attack:
                 assert found.get("epsilon") == pytest.approx(attack["epsilon"], rel=5e-4)

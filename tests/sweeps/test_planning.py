@@ -187,6 +187,7 @@ BAD = {
     "Gaussian noise is a word": (grid_text({"noise": "loud"}), "[[sweep]] 1", "--noise"),
     "no noise": (grid_text({"lr": 0.1}), "[[sweep]] 1", "--noise"),
     "no size": (grid_text(PGD, {"attack": "PGD", "num-steps": 1, "noise": 1}), "[[sweep]] 2", "--eps"),
+    "no teacher": (grid_text({"noise": 1, "objective": "cat-rs"}), "[[sweep]] 1", "--teacher"),
     "foreign option": (grid_text({**PGD, "gamma-DDN": 0.1}), "[[sweep]] 1", "--gamma-DDN"),
     "attack without attack": (grid_text({"noise": 0.25, "epsilon": 0.5}), "[[sweep]] 1", "--epsilon"),
     "unknown dataset": (grid_text({"noise": 1}, fixed={**FIXED, "dataset": "digit"}), "[[sweep]] 1", "digit"),

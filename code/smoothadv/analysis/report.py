@@ -188,10 +188,12 @@ class Report(Choosing, AtRadii, Analysis):
 
 
 def _differing(logs: Sequence[Log]) -> list[str]:
-    """The hyper-parameters that differ among the logs, without the noise of training where it is sigma in all."""
+    """The hyper-parameters that differ among the logs, without what others tell: the noise of training where it is
+    sigma in all, the objective where the name of the training has it."""
     differing = [name for name in FIELDS if len({log.parameters.get(name) for log in logs}) > 1]
     is_sigma = all(log.parameters.get("noise") == log.parameters.get("sigma") for log in logs)
-    return [name for name in differing if name != "noise" or not is_sigma]
+    told = {*["noise"] * is_sigma, *["objective"] * ("training" in differing)}
+    return [name for name in differing if name not in told]
 
 
 def _with_short_names(logs: list[Log]) -> list[Log]:

@@ -6,7 +6,7 @@ from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.log_statistics import abstention_rate, accuracy, average_certified_radius
 from smoothadv.analysis.shared.logs import Logs
 from smoothadv.analysis.shared.radii import AtRadii, radius_column
-from smoothadv.analysis.shared.selection import are_alike, with_facts
+from smoothadv.analysis.shared.selection import are_alike, labelling, labels_by, with_facts
 from smoothadv.analysis.shared.table_formats import Cell, Column, Table
 
 _ON_GRID = Column("average_certified_radius_on_the_grid", "average certified radius (l2) on the grid", "number")
@@ -17,7 +17,10 @@ _ON_GRID = Column("average_certified_radius_on_the_grid", "average certified rad
 class Summary(AtRadii, Analysis):
     """a row per log: examples, clean accuracy, average certified radius, abstention rate, certified accuracies"""
 
+    label_by: list[str] | None = labelling()
+
     def __call__(self, logs: Logs) -> Table:
+        labelled = labels_by(logs.certification, by := self.label_by or [])
         radii = self.chosen_radii(logs.certification)
         grids = any(log.is_on_grid for log in logs.certification)
         columns = [
@@ -31,7 +34,7 @@ class Summary(AtRadii, Analysis):
         ]
         rows: list[list[Cell]] = [
             [
-                log.label,
+                label,
                 len(log.table),
                 accuracy(log.table),
                 None if log.is_on_grid else average_certified_radius(log.table),
@@ -39,6 +42,6 @@ class Summary(AtRadii, Analysis):
                 abstention_rate(log.table),
                 *self.accuracies(log, radii).tolist(),
             ]
-            for log in logs.certification
+            for log, label in labelled
         ]
-        return with_facts(Table(columns, rows), logs.certification)
+        return with_facts(Table(columns, rows), [log for log, _ in labelled], by)

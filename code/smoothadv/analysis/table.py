@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.shared.logs import Logs
 from smoothadv.analysis.shared.radii import AtRadii, Bands, radius_column, radius_key, radius_text
-from smoothadv.analysis.shared.selection import are_alike, hyper_parameter, labels_by, with_facts
+from smoothadv.analysis.shared.selection import are_alike, labelling, labels_by, with_facts
 from smoothadv.analysis.shared.table_formats import Annotated, Column, Table
-from smoothadv.settings import setting
 
 
 @ANALYSES.register("table")
@@ -15,13 +14,7 @@ from smoothadv.settings import setting
 class CertifiedAccuracyTable(Bands, AtRadii, Analysis):
     """a row per log: certified accuracy at each radius, the best of a column in bold"""
 
-    label_by: list[str] | None = setting(
-        None,
-        many=True,
-        parse=hyper_parameter,
-        help="hyper-parameters that order the rows of each group and, for people, name them in place of paths, like "
-        "sigma epsilon; csv and json have columns of them",
-    )
+    label_by: list[str] | None = labelling()
 
     def __call__(self, logs: Logs) -> Table:
         radii = self.radii or [0.0, *self.chosen_radii(logs.certification)]

@@ -2,8 +2,9 @@
 
 ``PGD_2steps/eps_0.251/cifar10/cifar_resnet110/noise_0.25``, ``PGD_2steps_multiNoiseSamples/8-multitrain/eps_0.25/...``
 for m = 8, ``PGD_2steps_baseAttackExp/without_noise/...`` for Vanilla PGD, ``finetune_cifar_from_imagenet32/...``,
-``self_training/PGD_2steps/weight_0.5/...``. An epsilon has a decimal point here; the whole numbers in released names
-are in units of 1/256.
+``self_training/PGD_2steps/weight_0.5/...``. Other objectives have their own name in place of ``gaussian``, or before
+that of an attack: ``consistency/2-multitrain/...``. An epsilon has a decimal point here; the whole numbers in released
+names are in units of 1/256.
 """
 
 import re
@@ -20,11 +21,13 @@ from smoothadv.errors import UserError
 class TrainingFacts:
     """What the name of a folder says about a training; ``attack`` is None for a training without an attack.
 
-    ``is_vanilla`` says that the base classifier is attacked, without noise. ``weight`` is that of pseudo-labels.
+    ``objective`` is its name in OBJECTIVES. ``is_vanilla`` says that the base classifier is attacked, without noise.
+    ``weight`` is that of pseudo-labels.
     """
 
     dataset: str
     arch: str
+    objective: str
     noise: float
     copies: int = 1
     attack: str | None = None
@@ -36,7 +39,7 @@ class TrainingFacts:
 
 
 NAMED_OPTIONS = {"dataset", "arch", "noise", "attack", "epsilon", "num-steps", "num-noise-vec", "base-attack"}
-NAMED_OPTIONS |= {"unlabelled-weight"}
+NAMED_OPTIONS |= {"unlabelled-weight", "objective"}
 """The options whose values ``TrainingFacts`` holds."""
 
 
@@ -93,12 +96,12 @@ def model_folder(trained: TrainingFacts, others: Iterable[tuple[str, Any]] = ())
     if trained.weight is not None:
         parts.append("self_training")
     several = trained.copies > 1
+    if trained.objective != "smoothadv":
+        parts.append(format_value(trained.objective))
     if trained.attack:
         name = f"{trained.attack}_{trained.num_steps}step{'' if trained.num_steps == 1 else 's'}"
         kind = "_baseAttackExp" if trained.is_vanilla else "_multiNoiseSamples" if several else ""
         parts += [name + kind, *["without_noise"] * trained.is_vanilla]
-    else:
-        parts.append("gaussian")
     parts += [f"{trained.copies}-multitrain"] * several
     if trained.weight is not None:
         weight = format_value(trained.weight)

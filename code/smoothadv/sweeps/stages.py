@@ -7,7 +7,7 @@ a row for every selected image. Files that were made with other settings than th
 import hashlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,7 @@ class TrainingStage:
 
     ``words`` are those of the command after ``smoothadv``, ``title`` is for people. The files that the stage ``needs``
     must exist before it can start; other jobs or people make them. ``recipe`` has those fields of the training's
-    recorded recipe that are known before it starts. ``started_from`` is the checkpoint of the weights to start from,
-    None for new weights.
+    recorded recipe that are known before it starts, ``digests`` the files of whose contents further fields tell.
     """
 
     words: tuple[str, ...]
@@ -49,7 +48,7 @@ class TrainingStage:
     epochs: int
     recipe: Mapping[str, Any]
     needs: tuple[Path, ...] = ()
-    started_from: Path | None = None
+    digests: Mapping[str, Path] = field(default_factory=dict)
     title: str = "train"
 
     @property
@@ -62,9 +61,8 @@ class TrainingStage:
             return nothing
         try:
             recorded = read_json(self.folder / records.ARGUMENTS)["recipe"]
-            wanted = dict(self.recipe)
-            if self.started_from is not None and self.started_from.exists():  # else it cannot be compared
-                wanted["pretrained_sha256"] = digest(self.started_from)
+            there = {name: digest(path) for name, path in self.digests.items() if path.exists()}  # else not comparable
+            wanted = {**self.recipe, **there}
             difference = _difference(recorded, wanted)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             # The command itself decides whether it can continue this run.

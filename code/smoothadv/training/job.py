@@ -34,8 +34,6 @@ from smoothadv.training.run_folder import RunFolder
 from smoothadv.training.schedule import Schedule
 from smoothadv.training.teacher import Teacher, load_teacher
 
-_TEACHER_DRAWS = 10_000
-
 
 @dataclass(frozen=True)
 class Trained:
@@ -74,23 +72,14 @@ def train(request: TrainingRequest, report: Callable[[str], None] = print) -> Tr
             description = training.description
             schedule = request.schedule.schedule(description, request.objective.copies)
             model = _model(request, description)
-            _refuse_contradictions(request, schedule)
+            request.refuse_contradictions()
+            _warn_of_policy(request, schedule)
         teacher = _teacher(request, training, schedule, processes, device)
         return _run(Job(request, training, test, pseudo_labelled, schedule, processes, device, *model, teacher), report)
 
 
-def _refuse_contradictions(request: TrainingRequest, schedule: Schedule) -> None:
-    """UsageError where the objective, its teacher and the data policy do not fit together."""
-    objective, name = request.objective, type(request.objective).__name__
-    if bool(objective.TEACHER) != (request.teacher is not None):
-        advice = "needs a --teacher CHECKPOINT" if objective.TEACHER else "has no teacher: leave --teacher out"
-        raise UsageError(f"the objective {name} {advice}")
-    if request.teacher_draws is not None and objective.TEACHER != "votes":
-        raise UsageError(f"--teacher-draws is for votes of a teacher, which the objective {name} does not use")
-    if request.use_unlabelled is not None and objective.TEACHER == "votes":
-        raise UsageError(f"{name} uses votes on the training images, and those of --use-unlabelled have none")
-    if objective.noise_sd == 0 and (request.data_policy is not None or objective.TEACHER == "votes"):
-        raise UsageError("without noise there are no votes on noisy training images: give --noise above 0")
+def _warn_of_policy(request: TrainingRequest, schedule: Schedule) -> None:
+    """Warn if the data policy will not begin."""
     if request.data_policy is not None and request.data_policy.from_epoch >= schedule.epochs:
         warn(
             f"training images are chosen from epoch {request.data_policy.from_epoch + 1} on, and there are only "
@@ -104,9 +93,9 @@ def _teacher(
     """The frozen teacher of the request."""
     if request.teacher is None:
         return None
-    draws = (request.teacher_draws or _TEACHER_DRAWS) if request.objective.TEACHER == "votes" else 0
     batch = (schedule.micro_batch or schedule.batch) * request.objective.copies
-    return load_teacher(request.teacher, training, request.objective.noise_sd, draws, device, batch, processes)
+    noise_sd, draws = request.objective.noise_sd, request.votes_of_teacher
+    return load_teacher(request.teacher, training, noise_sd, draws, device, batch, processes)
 
 
 def _load(request: TrainingRequest) -> tuple[ImageDataset, ImageDataset, ImageDataset | None]:
@@ -187,8 +176,6 @@ def _recipe(job: Job) -> dict[str, Any]:
         recipe["pretrained_sha256"] = file_digest(request.pretrained_model)
     if request.teacher:
         recipe["teacher_sha256"] = file_digest(request.teacher)
-        if request.objective.TEACHER == "votes":
-            recipe["teacher_draws"] = request.teacher_draws or _TEACHER_DRAWS
     if pseudo_labelled is not None:
         recipe["pseudo_labelled_fingerprint"] = pseudo_labelled.fingerprint()
         recipe["pseudo_weight"] = request.unlabelled_weight

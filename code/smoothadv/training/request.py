@@ -21,6 +21,8 @@ from smoothadv.training.evaluate import EvaluationSchedule
 from smoothadv.training.execution import Execution
 from smoothadv.training.schedule import Schedule
 
+_TEACHER_DRAWS = 10_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleChoices:
@@ -105,6 +107,24 @@ class TrainingRequest:
         return self.objective.policy if self.policy is None else self.policy
 
     @property
+    def votes_of_teacher(self) -> int:
+        """How many noisy copies of each training image the teacher classifies first."""
+        return (self.teacher_draws or _TEACHER_DRAWS) if self.objective.TEACHER == "votes" else 0
+
+    def refuse_contradictions(self) -> None:
+        """UsageError where the objective, its teacher and the data policy do not fit together."""
+        objective, name = self.objective, type(self.objective).__name__
+        if bool(objective.TEACHER) != (self.teacher is not None):
+            advice = "needs a --teacher CHECKPOINT" if objective.TEACHER else "has no teacher: leave --teacher out"
+            raise UsageError(f"the objective {name} {advice}")
+        if self.teacher_draws is not None and objective.TEACHER != "votes":
+            raise UsageError(f"--teacher-draws is for votes of a teacher, which the objective {name} does not use")
+        if self.use_unlabelled is not None and objective.TEACHER == "votes":
+            raise UsageError(f"{name} uses votes on the training images, and those of --use-unlabelled have none")
+        if objective.noise_sd == 0 and (self.data_policy is not None or objective.TEACHER == "votes"):
+            raise UsageError("without noise there are no votes on noisy training images: give --noise above 0")
+
+    @property
     def arch(self) -> str:
         """What a checkpoint calls the classifier: an architecture, or "module:" and the name of a module's class."""
         if isinstance(self.classifier, str):
@@ -139,5 +159,6 @@ class TrainingRequest:
             **self.execution.record(),
             "objective": settings_record(self.objective),
             **({} if self.data_policy is None else {"data_policy": settings_record(self.data_policy)}),
+            **({"teacher_draws": self.votes_of_teacher} if self.votes_of_teacher else {}),
             **plugins.digests(self.plugins),
         }

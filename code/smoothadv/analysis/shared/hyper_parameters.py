@@ -25,11 +25,15 @@ FIELDS = {
     "split": "split",
     "arch": "architecture",
     "training": "training",
+    "objective": "objective",
     "noise": "training noise",
     "attack": "attack",
     "epsilon": "epsilon",
     "num_steps": "T",
     "num_noise_vec": "m",
+    **{name: name.replace("_", " ") for name in ("lambda", "eta", "step_size", "attack_from_epoch", "transfer")},
+    **{name: name.replace("_", " ") for name in ("choose_from_epoch", "drop_below", "resample_every", "optimizer")},
+    **{"teacher": "teacher", "teacher_draws": "teacher draws"},
     "gradient": "gradient",
     "restarts": "restarts",
     "target": "target",
@@ -40,6 +44,15 @@ FIELDS = {
 }
 """Name and title of every hyper-parameter. In a certification log attack, epsilon, num_steps and num_noise_vec are
 those of the training; in a prediction log, those of the attack on its images."""
+_OF_OBJECTIVES = {
+    **{"regularization": "lambda", "noise_epsilon": "epsilon", "mix_steps": "num_steps", "noise_steps": "num_steps"},
+    **dict.fromkeys(("mix_step_size", "noise_step_size"), "step_size"),
+    **{name: name for name in ("eta", "attack_from_epoch", "transfer")},
+}
+_OF_POLICIES = {"from_epoch": "choose_from_epoch", "drop_below": "drop_below", "resample_every": "resample_every"}
+# What sweeps call the folders of objectives, beside "gaussian" and those of SmoothAdv.
+_FOLDERS = {"stability": "Stability", "macer": "Macer", "consistency": "Consistency", "smoothmix": "SmoothMix"}
+_FOLDERS |= {"cat-rs": "CatRS", "acr-weakness": "AcrWeakness", "distillation": "Distillation"}
 
 _SENSIBLE: dict[str, Callable[[Any], bool]] = {
     "sigma": lambda value: 0 < value < 1e6,
@@ -48,6 +61,7 @@ _SENSIBLE: dict[str, Callable[[Any], bool]] = {
 }
 """What certificates depend on: a manifest must state these."""
 _NUMBERS = {"sigma", "N", "alpha", "noise", "epsilon", "num_steps", "num_noise_vec", "restarts", "dimension"}
+_NUMBERS |= {"teacher_draws", *_OF_OBJECTIVES.values(), *_OF_POLICIES.values()}
 _GRADIENTS = {"plug_in": "plug-in", "PlugIn": "plug-in", "expected_loss": "expected loss", "Stein": "gradient-free"}
 _PUBLISHED = {"N": 100_000, "alpha": 0.001}
 _NOMINAL: dict[ParameterValue, ParameterValue] = {127 / 256: 0.5, 255 / 256: 1.0}
@@ -144,6 +158,8 @@ def parameters_of(kind: str, path: Path, stated: Mapping[str, ParameterValue]) -
     if is_certification:
         enter({"num_noise_vec": 1} if "attack" in values else {}, "assumed")
         enter({"training": _training(path, values)}, "path")
+        told = "SmoothAdv" if values.get("attack") else "Gaussian"
+        enter({"objective": told} if "training" in values else {}, "path")
         enter(_PUBLISHED, "assumed")
     return Parameters(values, sources)
 
@@ -178,18 +194,25 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
 def _from_certification_manifest(settings: dict[str, Any]) -> dict[str, ParameterValue]:
     recipes = settings.get("training")  # one, or of an ensemble those of all members
     members = [_from_recipe(_mapping(one)) for one in (recipes if recipes and isinstance(recipes, list) else [recipes])]
-    common = {name: value for name, value in members[0].items() if all(other[name] == value for other in members)}
+    common = {name: value for name, value in members[0].items() if all(other.get(name) == value for other in members)}
     return {**_shared_settings(settings), **common}
 
 
 def _from_recipe(recipe: dict[str, Any]) -> dict[str, ParameterValue]:
     objective = _mapping(recipe.get("objective"))
-    attack = _mapping(objective.get("attack"))
+    attack, policy = _mapping(objective.get("attack")), _mapping(recipe.get("data_policy"))
+    teacher = recipe.get("teacher_sha256")
     return {
         "training": _training_of_recipe(recipe, objective, attack),
+        "objective": objective.get("name"),
+        "teacher": teacher[:12] if isinstance(teacher, str) else None,
+        "teacher_draws": recipe.get("teacher_draws"),
+        "optimizer": (recipe.get("optimizer") or "sgd") if objective else None,
         "noise": objective.get("noise_sd"),
         **_of_attack(attack),
         "num_noise_vec": objective.get("num_noise_vec"),
+        **{name: objective[field] for field, name in _OF_OBJECTIVES.items() if field in objective},
+        **{name: policy.get(field) for field, name in _OF_POLICIES.items()},
     }
 
 
@@ -264,6 +287,7 @@ _CERTIFICATION_PARTS = [
     (r"(?:^|_)eps_(\d+(?:\.\d+)?)", _one("epsilon", released_epsilon)),
     (r"(?:^|_)(PGD|DDN)_(\d+)steps?", lambda m: {"attack": m[1], "num_steps": int(m[2])}),
     (r"^(\d+)-multitrain$", _one("num_noise_vec", int)),
+    (f"^({'|'.join(_FOLDERS)})$", _one("objective", _FOLDERS.__getitem__)),
 ]
 _PARTS, _DRAWS = r"(\d+(?:\.\d+)?)", r"_noise_[\d.]+_mtest_(\d+)"
 _PREDICTION_PARTS = [
@@ -294,9 +318,9 @@ def _training(path: Path, values: dict[str, ParameterValue]) -> str | None:
     if "without_noise" in path.parts:
         training = f"vanilla {values.get('attack', 'PGD')}" + (" + noise" if values.get("noise") else "")
     elif values.get("attack") and "noise" in values:
-        training = f"SmoothAdv-{values['attack']}"
+        training = f"{values.get('objective', 'SmoothAdv')}-{values['attack']}"
     elif values.get("noise"):
-        training = "Gaussian"
+        training = str(values.get("objective", "Gaussian"))
     else:
         return None
     extras = {"finetune_cifar_from_imagenet": "pre-training", "self_training": "self-training"}

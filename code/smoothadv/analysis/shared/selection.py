@@ -34,6 +34,15 @@ def grouping(what: str) -> Any:
     return setting(None, many=True, parse=hyper_parameter, help=f"hyper-parameters whose values separate {what}")
 
 
+def labelling() -> Any:
+    """The setting of the hyper-parameters that name rows."""
+    text = (
+        "hyper-parameters that order the rows of each group and, for people, name them in place of paths, like sigma "
+        "epsilon; csv and json have columns of them"
+    )
+    return setting(None, many=True, parse=hyper_parameter, help=text)
+
+
 def matches(value: ParameterValue, wanted: str) -> bool:
     """Whether a hyper-parameter has the value written: numbers to the digits written, so that 0.5 finds 127/256."""
     if value is None:

@@ -165,7 +165,8 @@ def _readable(options: argparse.Namespace) -> set[str]:
     chosen: list[type] = [objective]
     if _makes_attack(objective) and options.attack:
         chosen.append(ATTACKS[options.attack])
-    return {setting.flag for component in chosen for setting in settings_of(component)}
+    unread = _OF_ATTACKS if _makes_attack(objective) and not (options.attack or _needs_attack(objective)) else ()
+    return {setting.flag for component in chosen for setting in settings_of(component)} - {*unread}
 
 
 def _makes_attack(objective: type) -> bool:

@@ -258,10 +258,9 @@ def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_detached:
     if len(failed) > _MOST_WARNINGS:
         warn(f"and {len(failed) - _MOST_WARNINGS} more that failed or need files")
     if is_detached and StateKind.FAILED not in counted:
-        if any(plan.pending or not plan.job.training for sweep in sweeps for plan in sweep.plans):
-            print(
-                f"ensembles and the best models wait for these jobs: then, run python code/sweep.py run {grids} again"
-            )
+        is_pending = any(plan.pending or not plan.job.training for sweep in sweeps for plan in sweep.plans)
+        if is_pending or StateKind.BLOCKED in counted:
+            print(f"others wait for these jobs: then, run python code/sweep.py run {grids} again")
         return
     advice = f"see python code/sweep.py status {grids}"
     if counted.keys() & {StateKind.WAITING, StateKind.STOPPED}:

@@ -26,14 +26,17 @@ from smoothadv.objectives import Objective
 from smoothadv.smoothing.classifier import arrange, default_batch
 from smoothadv.sweeps.grid import Grid
 from smoothadv.training.processes import Processes
+from smoothadv.training.teacher import Teacher
 from smoothadv.training.update import Address, Update
 
 _REPEATS = 5
-# When measuring has taken so long, on a slow machine, what remains is measured once.
+# When measuring has taken so long, on a slow machine, what remains is measured once, and on fewer images.
 _SECONDS_TO_MEASURE = 10.0
 # On a CPU passes are measured on fewer images than a batch has, but on at least this many images or pixel values.
-_FEWEST_IMAGES, _FEWEST_NUMBERS = 1, 2**15
+_FEWEST_IMAGES, _FEWEST_NUMBERS = 1, (2**15, 2**13)
 _STEPS_MEASURED = (1, 2)
+_OWN_STEPS = ("noise_steps", "mix_steps")
+"""The fields in which objectives with an attack of their own have T."""
 _UNITS = ((86_400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
@@ -138,7 +141,7 @@ class _CostMeter:
         size = _size(str(request.images), request.split, request.data_dir)
         examples = len(select_examples(size, request.skip, request.maximum))
         key = (training.request.dataset, training.request.arch, request.precision)
-        vote = self._once(("vote", key), lambda: self._measure_pass(training, evaluation, False))
+        vote = self._vote(training, evaluation)
         if not evaluation.attacks:
             return Seconds({_CERTIFYING: examples * evaluation.draws * vote})
         seconds: Any = 0.0
@@ -149,6 +152,20 @@ class _CostMeter:
                 one = self._once(("gradient", key), lambda: self._measure_pass(training, evaluation, True))
             seconds += examples * (evaluation.draws * vote + passes * one)
         return Seconds({_ATTACKING: seconds})
+
+    def _vote(self, training: TrainingPlan, evaluation: EvaluationPlan | None = None) -> Any:
+        precision = evaluation.request.precision if evaluation else "fp32"
+        key = ("vote", training.request.dataset, training.request.arch, precision)
+        return self._once(key, lambda: self._measure_pass(training, evaluation, False))
+
+    def _looks(self, training: TrainingPlan, images: int) -> Any:
+        """Seconds of all votes on the training images: of a teacher, as of this architecture, and of a policy."""
+        draws, policy = training.request.votes_of_teacher, training.request.data_policy
+        if policy is not None:
+            for epoch in range(training.schedule.epochs):
+                draws += policy.drop_draws * policy.drops_before(epoch)
+                draws += policy.resample_draws * policy.weighs_before(epoch)
+        return images * draws * self._vote(training) if draws else 0.0
 
     def _training(self, training: TrainingPlan, update: Any, step: Any) -> Any:
         """Seconds of all epochs; the first epoch of a warm-up may have no attack."""
@@ -164,7 +181,8 @@ class _CostMeter:
         attacked = sum(objective.epsilon(epoch) > 0 for epoch in range(schedule.epochs))
         tests = -(-schedule.epochs // request.tests.every)
         tested = len(request.tests.chosen(_size(request.dataset, "test", request.data_dir))) * objective.copies
-        return copies * (schedule.epochs * update + attacked * attack) + tests * tested * (update + attack)
+        updates = copies * (schedule.epochs * update + attacked * attack)
+        return updates + tests * tested * (update + attack) + self._looks(training, images)
 
     def _measure_update(self, training: TrainingPlan) -> tuple[Any, Any]:
         """Seconds of an update per noisy copy: without an attack, and in addition for each step of the attack."""
@@ -182,15 +200,15 @@ class _CostMeter:
         request, shape = training.request, training.description.image_shape
         count = self._images(-(-training.schedule.batch // self.processes), shape)
         # To build and check a large network takes longer than an update, so all objectives share it.
-        key = ("update", request.dataset, request.arch, request.execution, count)
+        key = ("update", request.dataset, request.arch, request.execution)
         update = self._once(key, lambda: self._new_update(training, count))
-        update.objective = objective
+        update.objective, update.images_at_a_time = objective, count
         images = torch.rand(count, *shape, device=self.device)
         labels = torch.zeros(count, dtype=torch.long, device=self.device)
         last = training.schedule.epochs - 1  # where the attack has its full size
 
         def once() -> None:
-            update(images, labels, count, slice(0, count), Address(0, last, 0), 1.0)
+            update(images, labels, count, slice(0, count), Address(0, last, 0), 1.0, labels)
 
         return self._seconds(once) / (count * objective.copies)
 
@@ -201,14 +219,16 @@ class _CostMeter:
         optimizer = torch.optim.SGD(model.parameters(), 1e-4, momentum=training.schedule.momentum)
         execution = dataclasses.replace(request.execution, compile=False)  # compiling takes minutes
         example = torch.rand(2, *training.description.image_shape)
-        return Update(model, request.objective, optimizer, execution, Processes(), self.device, example, count)
+        classes = training.description.num_classes
+        teacher = Teacher(model, torch.full((1, classes), 1 / classes, device=self.device))
+        return Update(model, request.objective, optimizer, execution, Processes(), self.device, example, count, teacher)
 
-    def _measure_pass(self, training: TrainingPlan, evaluation: EvaluationPlan, with_gradient: bool) -> Any:
-        """Seconds of a vote, or of the gradient at one noisy copy, as attacks on a trained classifier compute it."""
+    def _measure_pass(self, training: TrainingPlan, evaluation: EvaluationPlan | None, with_gradient: bool) -> Any:
+        """Seconds of a vote (of training: no ``evaluation``), or of the gradient that an attack needs at a copy."""
         shape = training.description.image_shape
         network = get_architecture(training.request.arch, training.description, "normalize").eval()
-        voter = arrange(network, self.device, torch.rand(shape), evaluation.request.precision)
-        stated = evaluation.attack_batch if with_gradient else evaluation.request.batch
+        voter = arrange(network, self.device, torch.rand(shape), evaluation.request.precision if evaluation else "fp32")
+        stated = evaluation and (evaluation.attack_batch if with_gradient else evaluation.request.batch)
         batch = stated or default_batch(voter, shape, self.device, with_gradient=with_gradient)
         batch = self._images(batch, shape)
         image = torch.rand(1, *shape, device=self.device)
@@ -225,7 +245,7 @@ class _CostMeter:
 
     def _images(self, batch: int, shape: Sequence[int]) -> int:
         """How many images to measure a pass on, of a batch."""
-        fewest = max(_FEWEST_IMAGES, _FEWEST_NUMBERS // math.prod(shape))
+        fewest = max(_FEWEST_IMAGES, _FEWEST_NUMBERS[time.monotonic() > self._end] // math.prod(shape))
         return batch if self.device.type == "cuda" else min(batch, fewest)
 
     def _seconds(self, work: Callable[[], None]) -> Any:
@@ -253,14 +273,16 @@ def _attack(objective: Objective) -> Any:
 
 def _steps(objective: Objective) -> int:
     """T, the steps of the objective's attack; 0 without an attack."""
-    return getattr(_attack(objective), "num_steps", 0)
+    return max(getattr(_attack(objective), "num_steps", 0), *(getattr(objective, name, 0) for name in _OWN_STEPS))
 
 
 def _with_steps(objective: Objective, steps: int) -> Objective:
     """The objective with an attack of ``steps`` steps, on two copies of each image at most."""
     assert dataclasses.is_dataclass(objective) and not isinstance(objective, type), "as every objective is"
-    attack = dataclasses.replace(_attack(objective), num_steps=steps)
-    return dataclasses.replace(objective, attack=attack, num_noise_vec=min(2, objective.copies))
+    changed: dict[str, Any] = {name: steps for name in _OWN_STEPS if hasattr(objective, name)}
+    if _attack(objective) is not None:
+        changed["attack"] = dataclasses.replace(_attack(objective), num_steps=steps)
+    return dataclasses.replace(objective, **changed, num_noise_vec=min(2, objective.copies))
 
 
 def _passes(attack: AttackPlan, classes: int) -> int:

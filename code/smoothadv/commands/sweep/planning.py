@@ -83,6 +83,7 @@ def _training_facts(plan: TrainingPlan) -> TrainingFacts:
     return TrainingFacts(
         dataset=request.dataset,
         arch=request.arch,
+        objective=plan.objective,
         noise=objective.noise_sd,
         copies=objective.copies,
         attack=attack and plan.attack,
@@ -120,13 +121,15 @@ class _Planner:
     def plan(self, model: Model) -> Plan:
         words, plan, name = self._training(model)
         request = plan.request
+        checkpoints = {"pretrained_sha256": request.pretrained_model, "teacher_sha256": request.teacher}
+        starts = {name: self.cwd / path for name, path in checkpoints.items() if path}
         training = TrainingStage(
             words=tuple(words),
             folder=self.cwd / self.grid.models / name,
             epochs=plan.schedule.epochs,
             recipe=plan.recipe,
-            started_from=request.pretrained_model and self.cwd / request.pretrained_model,
-            needs=tuple(self.cwd / path for path in (request.pretrained_model, request.use_unlabelled) if path),
+            digests=starts,
+            needs=(*starts.values(), *([self.cwd / request.use_unlabelled] if request.use_unlabelled else [])),
         )
         self._trainings[training.checkpoint] = training
         return self._plan(model, name, Members(training.checkpoint, (training.checkpoint,)), (plan,), training)

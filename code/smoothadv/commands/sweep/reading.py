@@ -25,10 +25,12 @@ from smoothadv.training.schedule import Schedule
 class TrainingPlan:
     """What a training command will do.
 
-    ``attack`` is the name of its attack, if any. ``recipe`` has the fields of args.json's recipe that are known before.
+    ``objective`` and ``attack`` are names, the latter None without one. ``recipe`` has the fields of args.json's
+    recipe that are known before.
     """
 
     request: TrainingRequest
+    objective: str
     attack: str | None
     description: DatasetDescription
     schedule: Schedule
@@ -92,13 +94,14 @@ class CommandReader:
         with parser.reading(source):
             chosen = with_recipes(parser, parser.parse_args(words))
             request = request_of(parser, chosen, [])
+            request.refuse_contradictions()
             description = request.augmented(self._described(request.dataset, request.data_dir))
             schedule = request.schedule.schedule(description, request.objective.copies)
         recipe = request.stated_recipe(description, schedule)
         # Without the option, a training that starts from other weights takes their input layer.
         if request.input_layer is not None or request.pretrained_model is None:
             recipe["input_layer"] = request.input_layer or "normalize"
-        return TrainingPlan(request, chosen.attack, description, schedule, recipe)
+        return TrainingPlan(request, chosen.objective, chosen.attack, description, schedule, recipe)
 
     def read_evaluation(self, command: str, words: Sequence[str], archs: Sequence[str], source: str) -> EvaluationPlan:
         """The plan of an evaluation from the words of certify or attack; ``archs`` are those of all members."""
