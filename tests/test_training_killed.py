@@ -26,10 +26,13 @@ STEPS = 12
 SMALL = ["--device", "cpu", "--batch", 32, "--steps-per-epoch", STEPS, "--evaluate-images", 40]
 PGD = ["--noise", 0.25, "--attack", "PGD", "--epsilon", 0.5, "--num-steps", 1, "--num-noise-vec", 2]
 DDN = ["--noise", 0.25, "--attack", "DDN", "--epsilon", "64/255", "--num-steps", 2, "--num-noise-vec", 1]
+ACR_WEAKNESS = ["--objective", "acr-weakness", "--noise", 0.25, "--attack-from-epoch", 1, "--resample-every", 1]
+ACR_WEAKNESS += ["--drop-below", 0]
 # Epsilon and the learning rate depend on the epoch, and the attack draws random numbers of its own.
 KILLED = {
     "PGD": [*PGD, "--random-start", "--warmup", 3, "--lr-step-size", 2],
     "DDN": [*DDN, "--warmup", 3, "--lr-step-size", 2],
+    "acr-weakness": [*ACR_WEAKNESS, "--num-noise-vec", 1],
 }
 
 
@@ -73,8 +76,12 @@ def kill_at_random(process, folder: Path, earliest: int, startup: float, moments
 
 @pytest.mark.parametrize(
     ("attack", "start", "startup", "seed"),
-    [("PGD", "warm", 0.3, 1), pytest.param("DDN", "cold", 5.0, 2, marks=pytest.mark.slow)],
-    ids=["PGD warm", "DDN cold"],
+    [
+        ("PGD", "warm", 0.3, 1),
+        ("acr-weakness", "warm", 0.3, 3),
+        pytest.param("DDN", "cold", 5.0, 2, marks=pytest.mark.slow),
+    ],
+    ids=["PGD warm", "acr-weakness warm", "DDN cold"],
 )
 def test_training_killed_six_times_is_finished_by_resuming(warm, tmp_path, attack, start, startup, seed):
     """The slow one, of processes that load torch first, takes a minute and a half."""
@@ -129,6 +136,11 @@ WAYS = {
     "released behaviour": ("train_pgd", [*DDN[:4], "--epsilon", 64, *DDN[6:], "--released-behaviour", "--warmup", 1]),
     "crops and mirror images": ("train", ["--noise", 0.25, "--crop-padding", 1, "--horizontal-flip"]),
     "bf16": ("train_pgd", [*PGD, "--warmup", 0, "--precision", "bf16"]),
+    "acr-weakness": ("train", [*ACR_WEAKNESS, "--num-noise-vec", 1]),
+    "smoothmix": ("train", ["--objective", "smoothmix", "--noise", 0.25, "--warmup", 3, "--one-step-adversary"]),
+    "cat-rs": ("train", ["--objective", "cat-rs", "--noise", 0.25, "--noise-steps", 1, "--teacher-draws", 5]),
+    "distillation": ("train", ["--objective", "distillation", "--noise", 0.25, "--transfer", 0.5]),
+    "AdamW": ("train", ["--noise", 0.25, "--optimizer", "adamw", "--lr", 0.003]),
 }
 
 
@@ -136,11 +148,13 @@ SLOW = {"micro-batches", "one-cycle", "released behaviour", "crops and mirror im
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow) if way in SLOW else way for way in WAYS])
-def test_stops_within_epochs_leave_no_trace(way, tmp_path, capsys):
+def test_stops_within_epochs_leave_no_trace(way, tmp_path, capsys, two_epochs):
     """Stopped after the updates 5, 12 (the last of its epoch, before its test) and 18."""
     command, options = WAYS[way]
     if way == "self-training":
         options = [*options, "--use-unlabelled", pseudo_labelled(tmp_path)]
+    if way in ("cat-rs", "distillation"):
+        options = [*options, "--teacher", two_epochs[0] / "checkpoint.pth.tar"]
     options = [*SMALL, "--epochs", 2, *options]
     succeed(command, *TRAINING, tmp_path / "whole", *options)
     done, stopped = 0, tmp_path / "stopped"

@@ -12,16 +12,20 @@ AT_ONCE = ["--checkpoint-minutes", 0.0001]
 
 def after_update(monkeypatch, number: int, act: Callable[[], None]) -> None:
     """Let ``act`` happen within the ``number``-th update from now on, counted from 1, when its weights are there."""
-    step, count = torch.optim.SGD.step, 0
+    count = 0
 
-    def stepping(optimizer, *arguments):
-        nonlocal count
-        step(optimizer, *arguments)
-        count += 1
-        if count == number:
-            act()
+    def patched(step):
+        def stepping(optimizer, *arguments):
+            nonlocal count
+            step(optimizer, *arguments)
+            count += 1
+            if count == number:
+                act()
 
-    monkeypatch.setattr(torch.optim.SGD, "step", stepping)
+        return stepping
+
+    for kind in (torch.optim.SGD, torch.optim.AdamW):
+        monkeypatch.setattr(kind, "step", patched(kind.step))
 
 
 def send(number: signal.Signals = signal.SIGTERM) -> None:
