@@ -84,7 +84,7 @@ def test_signal_saves_within_the_epoch_and_says_how_to_go_on(number, whole, tmp_
     assert_resumes(capsys, tmp_path / "run", whole)
 
 
-@pytest.mark.parametrize("objective", ["consistency", "macer", "stability"])
+@pytest.mark.parametrize("objective", ["consistency", "macer", "stability", "smoothmix"])
 def test_terms_of_a_loss_are_logged_and_go_on_within_an_epoch(objective, tmp_path, capsys):
     options = ["--objective", objective, *(["--num-noise-vec", 4] if objective == "macer" else [])]
     assert train(capsys, tmp_path / "whole", *options).code == 0

@@ -135,16 +135,13 @@ def evaluated(processes: Processes) -> dict[str, float]:
 
 
 def votes(processes: Processes, seed: int = 4) -> list[list[list[int]]]:
-    """Of all classes on five images, in an order of their own, and of the labels of one."""
+    """Of all classes on five images, in an order of their own, and of the label of one of them."""
     pixels = torch.randint(256, (21, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    images = InMemoryImages(pixels, torch.arange(21) % 10, describe_dataset("digits"))
-    torch.manual_seed(0)
-    model, noise = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False), GaussianNoise(1.0, seed)
-    found = []
-    for indices, is_for_labels in (([20, 3, 7, 0, 9], False), ([3], True)):
-        arguments = model, images, np.array(indices), 40, noise, CPU, 16, processes, "votes", is_for_labels
-        found.append(count_votes(*arguments).tolist())
-    return found
+    images = InMemoryImages(pixels, torch.arange(21) % 3, describe_dataset("digits"))
+    model = nn.Sequential(network(), nn.ZeroPad1d((0, 7))).requires_grad_(False)
+    more = 40, GaussianNoise(1.0, seed), CPU, 16, processes, "votes"
+    asked = (([20, 3, 7, 0, 9], False), ([20], True))
+    return [count_votes(model, images, np.array(which), *more, for_label).tolist() for which, for_label in asked]
 
 
 def statistics(processes: Processes) -> dict[str, Any]:
@@ -223,10 +220,9 @@ def test_two_processes_evaluate_as_one(found):
 
 def test_two_processes_count_the_votes_of_one(found):
     """Each image's noise is a function of its index, wherever it is; another seed is a negative control."""
-    everything, of_labels = votes(Processes())
-    assert found[0]["votes"] == found[1]["votes"] == [everything, of_labels]
-    assert [sum(row) for row in everything] == [40] * 5 and everything != votes(Processes(), 5)[0]
-    assert of_labels == [[everything[1][3]]]
+    of_classes, of_labels = votes(Processes())
+    assert found[0]["votes"] == found[1]["votes"] == [of_classes, of_labels] != votes(Processes(), 5)
+    assert [sum(row) for row in of_classes] == [40] * 5 and of_labels == [[of_classes[0][2]]]
 
 
 def test_all_take_over_the_statistics_of_the_first(found):
