@@ -190,10 +190,10 @@ def test_what_is_correct_is_counted_among_noisy_copies():
 SHARES = torch.tensor([0.5, 0.25, 0.01, 0.4, 0.3, 0.1], dtype=torch.float64)
 COUNTED = torch.tensor([1, 2, 3, 4, 4, 1])
 TARGETS = torch.tensor([[0.9, 0.1, 0], [0, 1, 0], [0.2, 0.3, 0.5], [0, 0.7, 0.3], [1, 0, 0], [0.4, 0.1, 0.5]]).double()
+COUNTED_AND_TARGETS = [*zip(COUNTED.tolist(), TARGETS.tolist())]
 
 
 def divergence(shares: list[float], row: list[float]) -> float:
-    """KL(shares || softmax of the row)."""
     return math.fsum(p * math.log(p / q) for p, q in zip(shares, softmax(row)) if p)
 
 
@@ -213,12 +213,7 @@ def slow_cat_rs(first, second, label, of_image, weight) -> float:
 
 PAIRS = {
     "smoothmix": (lambda w: SmoothMix(SIGMA, eta=w / 2), slow_smoothmix, SHARES.tolist(), (SHARES, 2.0)),
-    "cat-rs": (
-        lambda w: CatRS(SIGMA, regularization=w),
-        slow_cat_rs,
-        [*zip(COUNTED.tolist(), TARGETS.tolist())],
-        (TARGETS, COUNTED),
-    ),
+    "cat-rs": (lambda w: CatRS(SIGMA, regularization=w), slow_cat_rs, COUNTED_AND_TARGETS, (TARGETS, COUNTED)),
 }
 every_pair = pytest.mark.parametrize(("build", "slow", "of_images", "given"), PAIRS.values(), ids=PAIRS)
 
@@ -310,8 +305,7 @@ def test_cat_rs_counts_as_many_copies_as_uniforms_are_below_the_confidence(monke
 @pytest.mark.parametrize(
     ("name", "field", "expected"),
     [
-        ("smoothmix", "mix_step_size", [0.5, 1, 2]),
-        ("cat-rs", "regularization", [0.5, 1, 2]),
+        *(("smoothmix", "mix_step_size", [0.5, 1, 2]), ("cat-rs", "regularization", [0.5, 1, 2])),
         ("acr-weakness", "noise_steps", [3, 6, 4]),
         ("acr-weakness", "noise_step_size", [0.25, 0.25, 0.5]),
         ("acr-weakness", "policy", [DataPolicy(60, 0.5, 10), DataPolicy(70, 0.4, 10), DataPolicy(60, 0.4, 10)]),
