@@ -26,13 +26,13 @@ STEPS = 12
 SMALL = ["--device", "cpu", "--batch", 32, "--steps-per-epoch", STEPS, "--evaluate-images", 40]
 PGD = ["--noise", 0.25, "--attack", "PGD", "--epsilon", 0.5, "--num-steps", 1, "--num-noise-vec", 2]
 DDN = ["--noise", 0.25, "--attack", "DDN", "--epsilon", "64/255", "--num-steps", 2, "--num-noise-vec", 1]
-ACR_WEAKNESS = ["--objective", "acr-weakness", "--noise", 0.25, "--attack-from-epoch", 1, "--resample-every", 1]
-ACR_WEAKNESS += ["--drop-below", 0]
+ACR_WEAKNESS = ["--noise", 0.25, "--objective", "acr-weakness", "--num-noise-vec", 1, "--attack-from-epoch", 1]
+ACR_WEAKNESS += ["--drop-below", 0, "--resample-every", 1]
 # Epsilon and the learning rate depend on the epoch, and the attack draws random numbers of its own.
 KILLED = {
     "PGD": [*PGD, "--random-start", "--warmup", 3, "--lr-step-size", 2],
     "DDN": [*DDN, "--warmup", 3, "--lr-step-size", 2],
-    "acr-weakness": [*ACR_WEAKNESS, "--num-noise-vec", 1],
+    "acr-weakness": ACR_WEAKNESS,
 }
 
 
@@ -76,12 +76,12 @@ def kill_at_random(process, folder: Path, earliest: int, startup: float, moments
 
 @pytest.mark.parametrize(
     ("attack", "start", "startup", "seed"),
-    [
-        ("PGD", "warm", 0.3, 1),
-        ("acr-weakness", "warm", 0.3, 3),
-        pytest.param("DDN", "cold", 5.0, 2, marks=pytest.mark.slow),
+    [("PGD", "warm", 0.3, 1)]
+    + [
+        pytest.param(*slow, marks=pytest.mark.slow)
+        for slow in (("DDN", "cold", 5.0, 2), ("acr-weakness", "warm", 0.3, 3))
     ],
-    ids=["PGD warm", "acr-weakness warm", "DDN cold"],
+    ids=["PGD warm", "DDN cold", "acr-weakness warm"],
 )
 def test_training_killed_six_times_is_finished_by_resuming(warm, tmp_path, attack, start, startup, seed):
     """The slow one, of processes that load torch first, takes a minute and a half."""
@@ -136,7 +136,7 @@ WAYS = {
     "released behaviour": ("train_pgd", [*DDN[:4], "--epsilon", 64, *DDN[6:], "--released-behaviour", "--warmup", 1]),
     "crops and mirror images": ("train", ["--noise", 0.25, "--crop-padding", 1, "--horizontal-flip"]),
     "bf16": ("train_pgd", [*PGD, "--warmup", 0, "--precision", "bf16"]),
-    "acr-weakness": ("train", [*ACR_WEAKNESS, "--num-noise-vec", 1]),
+    "acr-weakness": ("train", ACR_WEAKNESS),
     "smoothmix": ("train", ["--objective", "smoothmix", "--noise", 0.25, "--warmup", 3, "--one-step-adversary"]),
     "cat-rs": ("train", ["--objective", "cat-rs", "--noise", 0.25, "--noise-steps", 1, "--teacher-draws", 5]),
     "distillation": ("train", ["--objective", "distillation", "--noise", 0.25, "--transfer", 0.5]),

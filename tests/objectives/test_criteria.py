@@ -244,13 +244,6 @@ def test_losses_of_unanimous_copies_and_certain_targets_are_finite(build, slow, 
         assert loss.isfinite() and all(each.grad.isfinite().all() for each in both) and loss.dtype == dtype
 
 
-def test_without_weights_and_with_all_copies_the_cross_entropy_remains():
-    values, everything = logits(), torch.full((IMAGES,), COPIES)
-    losses = [CatRS(SIGMA, regularization=0).combined(values, values, LABELS, TARGETS, everything)[0].item()]
-    losses.append(SmoothMix(SIGMA, eta=3).combined(values, values, LABELS, SHARES, 0.0)[0].item())
-    assert losses == pytest.approx([mean_cross_entropy(values, LABELS).item()] * 2, rel=1e-12)
-
-
 def batch_of(objective, **fields) -> Batch:
     images = torch.rand(IMAGES, 1, 4, 4, generator=torch.Generator().manual_seed(1))
     noise = objective.draw(images, torch.Generator().manual_seed(0))

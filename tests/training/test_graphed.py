@@ -12,10 +12,7 @@ from torch import nn
 
 from smoothadv.attacks import ATTACKS
 from smoothadv.errors import DoubtfulWarning
-from smoothadv.objectives.acr_weakness import AcrWeakness
-from smoothadv.objectives.cat_rs import CatRS
-from smoothadv.objectives.consistency import Consistency
-from smoothadv.objectives.distillation import Distillation
+from smoothadv.objectives import OBJECTIVES
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training import graphed
@@ -64,8 +61,8 @@ class Both:
         for _ in range(2):
             model = execution.prepare(copy.deepcopy(network), CPU)
             optimizer = make(model, CPU, 0.1, momentum, 1e-2)
-            arguments = model, objective, optimizer, execution, processes(), CPU, example, micro, teacher
-            self.updates.append(Update(*arguments))
+            more = execution, processes(), CPU, example, micro, teacher
+            self.updates.append(Update(model, objective, optimizer, *more))
         self.updates[1].compute = self.graphed = GraphedUpdate(self.updates[1])
 
     def found(self, sums: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
@@ -98,7 +95,7 @@ def smoothadv(attack: str = "PGD", copies: int = 1, **of_attack) -> SmoothAdv:
     return SmoothAdv(ATTACKS[attack](0.5, 3, **of_attack), SIGMA, copies, warmup=4)
 
 
-def adamw(model: nn.Module, device: torch.device, rate: float, momentum: float, decay: float) -> torch.optim.Optimizer:
+def adamw(model, device, rate, momentum, decay) -> torch.optim.Optimizer:
     return optimizer_of(Schedule(1, 6, rate, 1, weight_decay=decay, optimizer="adamw"), model, device)
 
 
@@ -111,19 +108,18 @@ def adamw(model: nn.Module, device: torch.device, rate: float, momentum: float, 
         (smoothadv("DDN"), {"micro": 4, "precision": "bf16"}, 5),
         (smoothadv("PGD", 2), {"processes": Two}, 5),
         (Gaussian(SIGMA), {}, 6),
-        (AcrWeakness(SIGMA, 2, attack_from_epoch=2), {}, 5),
-        (CatRS(SIGMA, 2), {}, 6),
-        (Distillation(SIGMA, 2, 0.3), {}, 6),
-        (Consistency(SIGMA), {"make": adamw}, 6),
+        (OBJECTIVES["acr-weakness"](noise_sd=SIGMA, attack_from_epoch=2), {}, 5),
+        (OBJECTIVES["cat-rs"](noise_sd=SIGMA), {"micro": 4}, 6),
+        (OBJECTIVES["distillation"](noise_sd=SIGMA, transfer=0.3), {}, 6),
+        (OBJECTIVES["consistency"](noise_sd=SIGMA), {"make": adamw}, 6),
     ],
-    ids=["PGD", "DDN m=2", "micro-batches", "bf16", "processes", "Gaussian", "acr-weakness", "CAT-RS"]
-    + ["distillation", "AdamW"],
+    ids="PGD,DDN m=2,micro-batches,bf16,processes,Gaussian,acr-weakness,cat-rs,distillation,AdamW".split(","),
 )
 def test_graphs_make_the_same_updates(objective, how, replays, recorded_graphs, monkeypatch):
     """Images, noise, epsilon, learning rate and weight change; a first update of each shape has no graph."""
     for name in ("torch.optim.adam", "torch.optim.adamw"):  # a CPU may do what GPUs can
-        devices = "_get_capturable_supported_devices"
-        monkeypatch.setattr(sys.modules[name], devices, lambda *_, **__: ["cpu"], raising=False)
+        patch = sys.modules[name], "_get_capturable_supported_devices", lambda *_, **__: ["cpu"]
+        monkeypatch.setattr(*patch, raising=False)
     both = Both(objective, **how)
     assert both.differences() == [] and both.graphed.is_used
     (graph,) = recorded_graphs.graphs

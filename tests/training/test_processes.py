@@ -19,15 +19,9 @@ from smoothadv.attacks import ATTACKS
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.images import InMemoryImages
 from smoothadv.noise import GaussianNoise
-from smoothadv.objectives.acr_weakness import AcrWeakness
-from smoothadv.objectives.cat_rs import CatRS
-from smoothadv.objectives.consistency import Consistency
-from smoothadv.objectives.distillation import Distillation
+from smoothadv.objectives import OBJECTIVES as KINDS
 from smoothadv.objectives.gaussian import Gaussian
-from smoothadv.objectives.macer import Macer
 from smoothadv.objectives.smoothadv import SmoothAdv
-from smoothadv.objectives.smoothmix import SmoothMix
-from smoothadv.objectives.stability import Stability
 from smoothadv.training import processes
 from smoothadv.training.evaluate import evaluate
 from smoothadv.training.execution import Execution
@@ -39,8 +33,8 @@ from smoothadv.training.votes import count_votes
 CPU = torch.device("cpu")
 ATTACK = ATTACKS["PGD"](0.5, 3)
 OBJECTIVES = {"gaussian": Gaussian(0.25), "smoothadv": SmoothAdv(ATTACK, 0.25, 2, warmup=0)}
-OBJECTIVES |= {kind.__name__: kind(noise_sd=0.25) for kind in (Consistency, Macer, Stability, SmoothMix, CatRS)}
-OBJECTIVES |= {"Distillation": Distillation(0.25, 2, 0.5), "acr": AcrWeakness(0.25, attack_from_epoch=0)}
+OBJECTIVES |= {name: KINDS[name](noise_sd=0.25) for name in KINDS if name not in OBJECTIVES}
+OBJECTIVES["acr-weakness"] = KINDS["acr-weakness"](noise_sd=0.25, attack_from_epoch=0)
 # (images in the batch of all processes, weight of the loss) of each update.
 UPDATES = [(7, 1.0), (2, 1.0), (7, 0.5), (5, 1.0), (8, 1.0)]
 
@@ -92,8 +86,8 @@ RUNS: dict[str, tuple[str, int, Callable[[], nn.Module]]] = {
 def updater(model: nn.Module, objective: str, micro_batch: int, processes: Processes) -> Update:
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-2)
     shares = torch.eye(3, dtype=torch.float64)[torch.arange(8) % 3] * 0.7 + 0.1
-    arguments = Execution(), processes, CPU, torch.zeros(2, 1, 8, 8), micro_batch, Teacher(network().double(), shares)
-    return Update(model, OBJECTIVES[objective], optimizer, *arguments)
+    teacher, example = Teacher(nn.Sequential(network(), nn.Linear(3, 3)).double(), shares), torch.zeros(2, 1, 8, 8)
+    return Update(model, OBJECTIVES[objective], optimizer, Execution(), processes, CPU, example, micro_batch, teacher)
 
 
 def do_update(update: Update, processes: Processes, step: int) -> torch.Tensor:
