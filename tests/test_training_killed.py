@@ -3,6 +3,7 @@
 A run continues from a checkpoint within an epoch, whatever the objective, the schedule and the data are.
 """
 
+import functools
 import itertools
 import json
 import math
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from support.commands import call, rows, script, start_process, succeed, timeless, wait_until
 from support.stopping import AT_ONCE, after_update, send
@@ -23,6 +25,7 @@ from support.weights import read, same_state
 pytestmark = pytest.mark.usefixtures("one_thread")
 TRAINING = ["digits", "digits_resnet8"]
 STEPS = 12
+SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
 SMALL = ["--device", "cpu", "--batch", 32, "--steps-per-epoch", STEPS, "--evaluate-images", 40]
 PGD = ["--noise", 0.25, "--attack", "PGD", "--epsilon", 0.5, "--num-steps", 1, "--num-noise-vec", 2]
 DDN = ["--noise", 0.25, "--attack", "DDN", "--epsilon", "64/255", "--num-steps", 2, "--num-noise-vec", 1]
@@ -76,12 +79,8 @@ def kill_at_random(process, folder: Path, earliest: int, startup: float, moments
 
 @pytest.mark.parametrize(
     ("attack", "start", "startup", "seed"),
-    [("PGD", "warm", 0.3, 1)]
-    + [
-        pytest.param(*slow, marks=pytest.mark.slow)
-        for slow in (("DDN", "cold", 5.0, 2), ("acr-weakness", "warm", 0.3, 3))
-    ],
-    ids=["PGD warm", "DDN cold", "acr-weakness warm"],
+    [("PGD", "warm", 0.3, 1), SLOW("acr-weakness", "warm", 0.3, 3), SLOW("DDN", "cold", 5.0, 2)],
+    ids=["PGD warm", "acr-weakness warm", "DDN cold"],
 )
 def test_training_killed_six_times_is_finished_by_resuming(warm, tmp_path, attack, start, startup, seed):
     """The slow one, of processes that load torch first, takes a minute and a half."""
@@ -144,10 +143,10 @@ WAYS = {
 }
 
 
-SLOW = {"micro-batches", "one-cycle", "released behaviour", "crops and mirror images", "bf16"}
+RARE = {"micro-batches", "one-cycle", "released behaviour", "crops and mirror images", "bf16"}
 
 
-@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow) if way in SLOW else way for way in WAYS])
+@pytest.mark.parametrize("way", [SLOW(way) if way in RARE else way for way in WAYS])
 def test_stops_within_epochs_leave_no_trace(way, tmp_path, capsys, two_epochs):
     """Stopped after the updates 5, 12 (the last of its epoch, before its test) and 18."""
     command, options = WAYS[way]
@@ -160,7 +159,7 @@ def test_stops_within_epochs_leave_no_trace(way, tmp_path, capsys, two_epochs):
     done, stopped = 0, tmp_path / "stopped"
     for last, saved in [(5, (0, 5)), (12, (0, 12)), (18, (1, 6))]:
         with pytest.MonkeyPatch.context() as patch:
-            after_update(patch, last - done, lambda: send(signal.SIGTERM))
+            after_update(patch, last - done, send, getattr(torch.optim, "AdamW" if way == "AdamW" else "SGD"))
             outcome = call(capsys, command, *TRAINING, stopped, *options, "--resume")
         assert outcome.code == 143
         content = read(stopped)

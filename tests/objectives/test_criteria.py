@@ -8,6 +8,7 @@ from scipy.stats import norm
 
 from smoothadv.attacks import ATTACKS
 from smoothadv.objectives import OBJECTIVES, Batch, DataPolicy, mean_cross_entropy
+from smoothadv.objectives.acr_weakness import AcrWeakness
 from smoothadv.objectives.cat_rs import CatRS
 from smoothadv.objectives.consistency import Consistency
 from smoothadv.objectives.distillation import Distillation
@@ -276,8 +277,8 @@ def test_smoothmix_trains_on_the_image_and_on_the_way_to_the_end_of_its_attack(i
     model, batch = random_linear_classifier(16, CLASSES, seed=1), batch_of(objective, ramp=objective.ramp(1))
     recorder = Recorder(model)
     objective.on_batch(recorder, batch, attacked=model)
-    attacks = (ATTACKS["PGD"](99.0, steps, step_size=0.4) for steps in (3, 1))
-    end, first = (each(model, batch.images, LABELS, batch.noise) for each in attacks)
+    given = model, batch.images, LABELS, batch.noise
+    end, first = (ATTACKS["PGD"](99.0, steps, step_size=0.4)(*given) for steps in (3, 1))
     step = first - batch.images  # of at most half the length in the second of four epochs
     half = step * (0.2 / step.flatten(1).norm(dim=1)).clamp(max=1).reshape(-1, 1, 1, 1)
     start, share = batch.images + half * is_first, ((1 - batch.uniforms[:, 0]) / 2).reshape(-1, 1, 1, 1)
@@ -295,14 +296,12 @@ def test_cat_rs_counts_as_many_copies_as_uniforms_are_below_the_confidence(monke
     assert seen == [[max(1, sum(u < shares[label] for u in row)) for row, shares, label in rows]]
 
 
-@pytest.mark.parametrize(
-    ("name", "field", "expected"),
-    [
-        *(("smoothmix", "mix_step_size", [0.5, 1, 2]), ("cat-rs", "regularization", [0.5, 1, 2])),
-        ("acr-weakness", "noise_steps", [3, 6, 4]),
-        ("acr-weakness", "noise_step_size", [0.25, 0.25, 0.5]),
-        ("acr-weakness", "policy", [DataPolicy(60, 0.5, 10), DataPolicy(70, 0.4, 10), DataPolicy(60, 0.4, 10)]),
-    ],
-)
-def test_settings_are_the_papers(name, field, expected):
-    assert [getattr(OBJECTIVES[name](noise_sd=sigma), field) for sigma in (0.25, 0.5, 1.0)] == expected
+def test_settings_are_the_papers_for_the_noise():
+    for noise_sd, length, steps, step, policy in [
+        (0.25, 0.5, 3, 0.25, DataPolicy(60, 0.5, 10)),
+        (0.5, 1.0, 6, 0.25, DataPolicy(70, 0.4, 10)),
+        (1.0, 2.0, 4, 0.5, DataPolicy(60, 0.4, 10)),
+    ]:
+        assert SmoothMix(noise_sd).mix_step_size == CatRS(noise_sd).regularization == length
+        ours = AcrWeakness(noise_sd)
+        assert (ours.noise_steps, ours.noise_step_size, ours.policy) == (steps, step, policy)

@@ -10,22 +10,18 @@ AT_ONCE = ["--checkpoint-minutes", 0.0001]
 """A checkpoint after every step that takes 6 ms: nearly every one."""
 
 
-def after_update(monkeypatch, number: int, act: Callable[[], None]) -> None:
+def after_update(monkeypatch, number: int, act: Callable[[], None], kind=torch.optim.SGD) -> None:
     """Let ``act`` happen within the ``number``-th update from now on, counted from 1, when its weights are there."""
-    count = 0
+    step, count = kind.step, 0
 
-    def patched(step):
-        def stepping(optimizer, *arguments):
-            nonlocal count
-            step(optimizer, *arguments)
-            count += 1
-            if count == number:
-                act()
+    def stepping(optimizer, *arguments):
+        nonlocal count
+        step(optimizer, *arguments)
+        count += 1
+        if count == number:
+            act()
 
-        return stepping
-
-    for kind in (torch.optim.SGD, torch.optim.AdamW):
-        monkeypatch.setattr(kind, "step", patched(kind.step))
+    monkeypatch.setattr(kind, "step", stepping)
 
 
 def send(number: signal.Signals = signal.SIGTERM) -> None:
