@@ -7,8 +7,7 @@ import torch
 from scipy.stats import norm
 
 from smoothadv.attacks import ATTACKS
-from smoothadv.objectives import OBJECTIVES, Batch, DataPolicy, mean_cross_entropy
-from smoothadv.objectives.acr_weakness import AcrWeakness
+from smoothadv.objectives import OBJECTIVES, Batch, mean_cross_entropy
 from smoothadv.objectives.cat_rs import CatRS
 from smoothadv.objectives.consistency import Consistency
 from smoothadv.objectives.distillation import Distillation
@@ -129,7 +128,7 @@ def test_loss_is_finite_where_votes_are_equal_or_unanimous(kind, size):
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [(Consistency, [20, 20, 10, 10]), (Stability, [2, 2, 2, 1]), (Macer, [12, 12, 6, 12])],
+    [(Consistency, [20, 20, 10, 10]), (Stability, [2, 2, 2, 1]), (Macer, [12, 12, 6, 12]), (CatRS, [0.5, 0.5, 1, 2])],
 )
 def test_lambda_is_the_papers_for_the_nearest_noise(kind, expected):
     assert [kind(noise_sd=sigma).regularization for sigma in (0.12, 0.25, 0.5, 1.0)] == expected
@@ -294,14 +293,3 @@ def test_cat_rs_counts_as_many_copies_as_uniforms_are_below_the_confidence(monke
     objective.on_batch(random_linear_classifier(16, CLASSES, seed=1), batch)
     rows = zip(batch.uniforms.tolist(), batch.targets.tolist(), LABELS.tolist())
     assert seen == [[max(1, sum(u < shares[label] for u in row)) for row, shares, label in rows]]
-
-
-def test_settings_are_the_papers_for_the_noise():
-    for noise_sd, length, steps, step, policy in [
-        (0.25, 0.5, 3, 0.25, DataPolicy(60, 0.5, 10)),
-        (0.5, 1.0, 6, 0.25, DataPolicy(70, 0.4, 10)),
-        (1.0, 2.0, 4, 0.5, DataPolicy(60, 0.4, 10)),
-    ]:
-        assert SmoothMix(noise_sd).mix_step_size == CatRS(noise_sd).regularization == length
-        ours = AcrWeakness(noise_sd)
-        assert (ours.noise_steps, ours.noise_step_size, ours.policy) == (steps, step, policy)

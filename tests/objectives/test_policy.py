@@ -1,5 +1,8 @@
 """Which training images a data policy keeps, how it weighs and draws them, and before which epochs."""
 
+import contextlib
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,7 @@ from scipy import stats
 from statsmodels.stats.proportion import proportion_confint
 
 from smoothadv.errors import UserError
-from smoothadv.objectives import DataPolicy
+from smoothadv.objectives import OBJECTIVES, DataPolicy
 
 FALSE_ALARM = 1e-6
 
@@ -32,6 +35,11 @@ def test_weights_are_quantiles_of_confidence_bounds_of_at_least_three_quarters_o
         )
         np.testing.assert_allclose(weights, ours, rtol=1e-9)
         assert weights.min() > 0 and abs(weights / wrong - 1).max() > 0.05
+
+
+def test_policy_of_acr_weakness_is_the_papers():
+    policies = [OBJECTIVES["acr-weakness"](noise_sd=noise_sd).policy for noise_sd in (0.25, 0.5, 1.0)]
+    assert policies == [DataPolicy(60, 0.5, 10), DataPolicy(70, 0.4, 10), DataPolicy(60, 0.4, 10)]
 
 
 @pytest.mark.parametrize(("every", "looks"), [(0, []), (1, [2, 3, 4, 5, 6, 7, 8]), (3, [2, 5, 8])])
@@ -57,14 +65,14 @@ def test_images_are_drawn_independently_in_proportion_to_their_weights():
     assert len(set(drawn([1.0] * 1000).tolist())) < 800, "with replacement"
 
 
-@given(weights=st.lists(st.sampled_from([0.0, 1e-300, 1e-9, 0.3, 1.0, 1e9]), min_size=1, max_size=30).filter(any))
-def test_weights_of_zero_are_never_drawn(weights):
-    order = drawn(weights)
+@given(
+    weights=st.lists(st.sampled_from([0.0, 1e-300, 1e-9, 0.3, 1.0, 1e9]), min_size=1, max_size=30).filter(any),
+    number=st.sampled_from([None, 0.0, 1 - 2**-53]),
+)
+def test_weights_of_zero_are_never_drawn(weights, number):
+    """Nor at the ends of the interval of random numbers, where the first and the last image with a weight are."""
+    fixed = mock.Mock(return_value=torch.full((len(weights),), number or 0.0, dtype=torch.float64))
+    with contextlib.nullcontext() if number is None else mock.patch.object(torch, "rand", fixed):
+        order = drawn(weights)
     assert order.dtype == np.int64 and len(order) == len(weights) and all(weights[index] > 0 for index in order)
-
-
-@pytest.mark.parametrize(("number", "place"), [(0.0, 0), (1 - 2**-53, -1)])
-def test_ends_of_the_unit_interval_draw_the_first_and_the_last_image_with_a_weight(number, place, monkeypatch):
-    monkeypatch.setattr(torch, "rand", lambda size, **_: torch.full((size,), number, dtype=torch.float64))
-    for weights in ([0, 0, 0.1, 0.7, 0], [0, 3, 1e-20, 0.1, 0]):
-        assert set(drawn(weights)) == {np.flatnonzero(weights)[place]}
+    assert number != 0 or order[0] == np.flatnonzero(weights)[0]
