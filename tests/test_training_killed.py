@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from smoothadv.objectives import OBJECTIVES
 from support.commands import call, rows, script, start_process, succeed, timeless, wait_until
 from support.stopping import AT_ONCE, after_update, send
 from support.weights import read, same_state
@@ -139,6 +140,9 @@ WAYS = {
     "smoothmix": ("train", ["--objective", "smoothmix", "--noise", 0.25, "--warmup", 3, "--one-step-adversary"]),
     "cat-rs": ("train", ["--objective", "cat-rs", "--noise", 0.25, "--noise-steps", 1, "--teacher-draws", 5]),
     "distillation": ("train", ["--objective", "distillation", "--noise", 0.25, "--transfer", 0.5]),
+    "consistency": ("train", ["--objective", "consistency", "--noise", 0.25]),
+    "macer": ("train", ["--objective", "macer", "--noise", 0.25, "--num-noise-vec", 4]),
+    "stability": ("train", ["--objective", "stability", "--noise", 0.25]),
     "AdamW": ("train", ["--noise", 0.25, "--optimizer", "adamw", "--lr", 0.003]),
 }
 
@@ -148,8 +152,9 @@ RARE = {"micro-batches", "one-cycle", "released behaviour", "crops and mirror im
 
 @pytest.mark.parametrize("way", [SLOW(way) if way in RARE else way for way in WAYS])
 def test_stops_within_epochs_leave_no_trace(way, tmp_path, capsys, two_epochs):
-    """Stopped after the updates 5, 12 (the last of its epoch, before its test) and 18."""
+    """Stopped after the updates 5, 12 (the last of its epoch, before its test) and 18; terms of the loss go on, too."""
     command, options = WAYS[way]
+    terms = OBJECTIVES[way].TERMS if way in OBJECTIVES else ()
     if way == "self-training":
         options = [*options, "--use-unlabelled", pseudo_labelled(tmp_path)]
     if way in ("cat-rs", "distillation"):
@@ -163,13 +168,14 @@ def test_stops_within_epochs_leave_no_trace(way, tmp_path, capsys, two_epochs):
             outcome = call(capsys, command, *TRAINING, stopped, *options, "--resume")
         assert outcome.code == 143
         content = read(stopped)
-        assert (content["epoch"], content["step"]) == saved
+        assert (content["epoch"], content["step"], len(content["sums"])) == (*saved, 5 + len(terms))
         assert len(rows(stopped / "log.txt")) == content["epoch"]
         assert (f"step {done} of {STEPS}" in outcome.out) == (done > 0)
         done = content["epoch"] * STEPS + content["step"]
     succeed(command, *TRAINING, stopped, *options, "--resume")
     assert same_state(stopped, tmp_path / "whole")
-    assert timeless(stopped / "log.txt") == timeless(tmp_path / "whole/log.txt")
+    log = timeless(stopped / "log.txt")
+    assert log == timeless(tmp_path / "whole/log.txt") and all(float(log[1][f"train_{name}"]) > 0 for name in terms)
     assert read(stopped)["step"] == 0, "the last checkpoint is that of a whole epoch"
 
 

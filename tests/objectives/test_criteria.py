@@ -236,7 +236,7 @@ def test_loss_of_two_sets_of_copies_is_that_of_the_formula(build, slow, of_image
 @pytest.mark.parametrize("size", [0.0, 104.0, 1e4, -1e4])
 def test_losses_of_unanimous_copies_and_certain_targets_are_finite(build, slow, of_images, given, size):
     for dtype in (torch.float32, torch.float64):
-        row = torch.eye(CLASSES)[LABELS].unsqueeze(1).repeat(1, COPIES, 1).to(dtype)
+        row = torch.eye(CLASSES, dtype=dtype)[LABELS].unsqueeze(1).repeat(1, COPIES, 1)
         both = [(abs(size) * row).requires_grad_(), (size * row).requires_grad_()]
         numbers = [each.to(dtype) if torch.is_tensor(each) and each.is_floating_point() else each for each in given]
         loss, _ = build(2.0).combined(*both, LABELS, *numbers)
