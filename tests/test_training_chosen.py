@@ -52,7 +52,7 @@ def test_images_are_chosen_by_looks_that_end_in_the_checkpoint(capsys):
             torch.save({**content, "image_weights": changed}, f"{name}/checkpoint.pth.tar")
             assert train(capsys, name, *CHOSEN, "--resume").code == 0
         assert len(looks) == 2 and not same_state(Path("run"), Path("other")), "a control"
-    for wrong in (None, weights[1:], weights[None], weights * torch.nan, weights - 0.5, 0 * weights):
+    for wrong in (None, weights[1:], weights[None], weights * torch.nan, weights - 0.5, 0 * weights, weights + 1e308):
         torch.save({**content, "image_weights": wrong}, "stopped/checkpoint.pth.tar")
         assert refused(train(capsys, "stopped", *CHOSEN, "--resume"), "stopped/checkpoint.pth.tar", "1438")
     for number in (1, 2):
@@ -70,6 +70,8 @@ def test_teacher_votes_once_for_each_noise_and_number_of_draws(own_cache, capsys
         options = [*CAT_RS, "--overwrite", "--teacher", f"{changes[0]}/checkpoint.pth.tar", *changes[1:]]
         assert train(capsys, "run", *options).code == train(capsys, "run", *options, "--seed", 1).code == 0
         assert len(looks) == count and looks[-1][0] == 1438
+    taken = train(capsys, "t", *CAT_RS, "--teacher", CHECKPOINT, "--teacher-draws", 4)
+    assert refused(taken, "t already holds a trained model") and len(looks) == 4, "before anything is counted"
     for file in (own_cache / "teacher_votes").iterdir():
         file.write_bytes(file.read_bytes()[:-1])
     assert train(capsys, "run", *options, "--seed", 2).code == 0

@@ -17,7 +17,7 @@ from smoothadv.objectives import OBJECTIVES, DataPolicy
 FALSE_ALARM = 1e-6
 
 
-@pytest.mark.parametrize("percent", [1, 40, 50, 75, 99, 100])
+@pytest.mark.parametrize("percent", range(1, 101))
 def test_images_with_fewer_votes_than_the_share_are_left_out(percent):
     votes = np.arange(101)
     assert DataPolicy(0, percent / 100).kept(votes).tolist() == [float(count >= percent) for count in votes]
@@ -40,6 +40,13 @@ def test_weights_are_quantiles_of_confidence_bounds_of_at_least_three_quarters_o
 def test_policy_of_acr_weakness_is_the_papers():
     policies = [OBJECTIVES["acr-weakness"](noise_sd=noise_sd).policy for noise_sd in (0.25, 0.5, 1.0)]
     assert policies == [DataPolicy(60, 0.5, 10), DataPolicy(70, 0.4, 10), DataPolicy(60, 0.4, 10)]
+
+
+@pytest.mark.parametrize("wrong", [{"from_epoch": -1}, {"resample_draws": 3}, {"drop_draws": 0}, {"drop_below": 2}])
+def test_policy_that_makes_no_sense_is_refused(wrong):
+    """With 3 draws a bound of 2 votes is below a half, and its quantile is no weight."""
+    with pytest.raises(ValueError):
+        DataPolicy(**{"from_epoch": 0, **wrong})
 
 
 @pytest.mark.parametrize(("every", "looks"), [(0, []), (1, [2, 3, 4, 5, 6, 7, 8]), (3, [2, 5, 8])])

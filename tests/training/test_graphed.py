@@ -110,10 +110,14 @@ def adamw(model, device, rate, momentum, decay) -> torch.optim.Optimizer:
         (Gaussian(SIGMA), {}, 6),
         (OBJECTIVES["acr-weakness"](noise_sd=SIGMA, attack_from_epoch=2), {}, 5),
         (OBJECTIVES["cat-rs"](noise_sd=SIGMA), {"micro": 4}, 6),
+        (OBJECTIVES["cat-rs"](noise_sd=SIGMA, noise_epsilon=0.7), {}, 6),
+        (OBJECTIVES["smoothmix"](noise_sd=SIGMA, warmup=6), {"micro": 4}, 6),
+        (OBJECTIVES["smoothmix"](noise_sd=SIGMA, warmup=6, one_step_adversary=True), {}, 6),
         (OBJECTIVES["distillation"](noise_sd=SIGMA, transfer=0.3), {}, 6),
         (OBJECTIVES["consistency"](noise_sd=SIGMA), {"make": adamw}, 6),
     ],
-    ids="PGD,DDN m=2,micro-batches,bf16,processes,Gaussian,acr-weakness,cat-rs,distillation,AdamW".split(","),
+    ids="PGD,DDN m=2,micro-batches,bf16,processes,Gaussian,acr-weakness,cat-rs,cat-rs .7,smoothmix,"
+    "first step,distillation,AdamW".split(","),
 )
 def test_graphs_make_the_same_updates(objective, how, replays, recorded_graphs, monkeypatch):
     """Images, noise, epsilon, learning rate and weight change; a first update of each shape has no graph."""
