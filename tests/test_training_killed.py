@@ -3,6 +3,7 @@
 A run continues from a checkpoint within an epoch, whatever the objective, the schedule and the data are.
 """
 
+import functools
 import itertools
 import json
 import math
@@ -15,7 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from smoothadv.objectives import OBJECTIVES
 from support.commands import call, rows, script, start_process, succeed, timeless, wait_until
 from support.stopping import AT_ONCE, after_update, send
 from support.weights import read, same_state
@@ -23,13 +26,17 @@ from support.weights import read, same_state
 pytestmark = pytest.mark.usefixtures("one_thread")
 TRAINING = ["digits", "digits_resnet8"]
 STEPS = 12
+SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
 SMALL = ["--device", "cpu", "--batch", 32, "--steps-per-epoch", STEPS, "--evaluate-images", 40]
 PGD = ["--noise", 0.25, "--attack", "PGD", "--epsilon", 0.5, "--num-steps", 1, "--num-noise-vec", 2]
 DDN = ["--noise", 0.25, "--attack", "DDN", "--epsilon", "64/255", "--num-steps", 2, "--num-noise-vec", 1]
+ACR_WEAKNESS = ["--noise", 0.25, "--objective", "acr-weakness", "--num-noise-vec", 1, "--attack-from-epoch", 1]
+ACR_WEAKNESS += ["--drop-below", 0, "--resample-every", 1]
 # Epsilon and the learning rate depend on the epoch, and the attack draws random numbers of its own.
 KILLED = {
     "PGD": [*PGD, "--random-start", "--warmup", 3, "--lr-step-size", 2],
     "DDN": [*DDN, "--warmup", 3, "--lr-step-size", 2],
+    "acr-weakness": ACR_WEAKNESS,
 }
 
 
@@ -73,8 +80,8 @@ def kill_at_random(process, folder: Path, earliest: int, startup: float, moments
 
 @pytest.mark.parametrize(
     ("attack", "start", "startup", "seed"),
-    [("PGD", "warm", 0.3, 1), pytest.param("DDN", "cold", 5.0, 2, marks=pytest.mark.slow)],
-    ids=["PGD warm", "DDN cold"],
+    [("PGD", "warm", 0.3, 1), SLOW("acr-weakness", "warm", 0.3, 3), SLOW("DDN", "cold", 5.0, 2)],
+    ids=["PGD warm", "acr-weakness warm", "DDN cold"],
 )
 def test_training_killed_six_times_is_finished_by_resuming(warm, tmp_path, attack, start, startup, seed):
     """The slow one, of processes that load torch first, takes a minute and a half."""
@@ -129,34 +136,46 @@ WAYS = {
     "released behaviour": ("train_pgd", [*DDN[:4], "--epsilon", 64, *DDN[6:], "--released-behaviour", "--warmup", 1]),
     "crops and mirror images": ("train", ["--noise", 0.25, "--crop-padding", 1, "--horizontal-flip"]),
     "bf16": ("train_pgd", [*PGD, "--warmup", 0, "--precision", "bf16"]),
+    "acr-weakness": ("train", ACR_WEAKNESS),
+    "smoothmix": ("train", ["--objective", "smoothmix", "--noise", 0.25, "--warmup", 3, "--one-step-adversary"]),
+    "cat-rs": ("train", ["--objective", "cat-rs", "--noise", 0.25, "--noise-steps", 1, "--teacher-draws", 5]),
+    "distillation": ("train", ["--objective", "distillation", "--noise", 0.25, "--transfer", 0.5]),
+    "consistency": ("train", ["--objective", "consistency", "--noise", 0.25]),
+    "macer": ("train", ["--objective", "macer", "--noise", 0.25, "--num-noise-vec", 4]),
+    "stability": ("train", ["--objective", "stability", "--noise", 0.25]),
+    "AdamW": ("train", ["--noise", 0.25, "--optimizer", "adamw", "--lr", 0.003]),
 }
 
 
-SLOW = {"micro-batches", "one-cycle", "released behaviour", "crops and mirror images", "bf16"}
+RARE = {"micro-batches", "one-cycle", "released behaviour", "crops and mirror images", "bf16"}
 
 
-@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow) if way in SLOW else way for way in WAYS])
-def test_stops_within_epochs_leave_no_trace(way, tmp_path, capsys):
-    """Stopped after the updates 5, 12 (the last of its epoch, before its test) and 18."""
+@pytest.mark.parametrize("way", [SLOW(way) if way in RARE else way for way in WAYS])
+def test_stops_within_epochs_leave_no_trace(way, tmp_path, capsys, two_epochs):
+    """Stopped after the updates 5, 12 (the last of its epoch, before its test) and 18; terms of the loss go on, too."""
     command, options = WAYS[way]
+    terms = OBJECTIVES[way].TERMS if way in OBJECTIVES else ()
     if way == "self-training":
         options = [*options, "--use-unlabelled", pseudo_labelled(tmp_path)]
+    if way in ("cat-rs", "distillation"):
+        options = [*options, "--teacher", two_epochs[0] / "checkpoint.pth.tar"]
     options = [*SMALL, "--epochs", 2, *options]
     succeed(command, *TRAINING, tmp_path / "whole", *options)
     done, stopped = 0, tmp_path / "stopped"
     for last, saved in [(5, (0, 5)), (12, (0, 12)), (18, (1, 6))]:
         with pytest.MonkeyPatch.context() as patch:
-            after_update(patch, last - done, lambda: send(signal.SIGTERM))
+            after_update(patch, last - done, send, getattr(torch.optim, "AdamW" if way == "AdamW" else "SGD"))
             outcome = call(capsys, command, *TRAINING, stopped, *options, "--resume")
         assert outcome.code == 143
         content = read(stopped)
-        assert (content["epoch"], content["step"]) == saved
+        assert (content["epoch"], content["step"], len(content["sums"])) == (*saved, 5 + len(terms))
         assert len(rows(stopped / "log.txt")) == content["epoch"]
         assert (f"step {done} of {STEPS}" in outcome.out) == (done > 0)
         done = content["epoch"] * STEPS + content["step"]
     succeed(command, *TRAINING, stopped, *options, "--resume")
     assert same_state(stopped, tmp_path / "whole")
-    assert timeless(stopped / "log.txt") == timeless(tmp_path / "whole/log.txt")
+    log = timeless(stopped / "log.txt")
+    assert log == timeless(tmp_path / "whole/log.txt") and all(float(log[1][f"train_{name}"]) > 0 for name in terms)
     assert read(stopped)["step"] == 0, "the last checkpoint is that of a whole epoch"
 
 

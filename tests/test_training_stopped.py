@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from smoothadv.objectives import OBJECTIVES
 from support.commands import call, rows, run_process, script, snapshot, succeed, timeless, wait_until
 from support.stopping import AT_ONCE, after_update, send
 from support.weights import read, same_state
@@ -82,20 +81,6 @@ def test_signal_saves_within_the_epoch_and_says_how_to_go_on(number, whole, tmp_
     assert len(rows(tmp_path / "run/log.txt")) == 1, "the epoch that is through is in the log"
     assert "saved" not in outcome.out, "it does not claim to be finished"
     assert_resumes(capsys, tmp_path / "run", whole)
-
-
-@pytest.mark.parametrize("objective", ["consistency", "macer", "stability"])
-def test_terms_of_a_loss_are_logged_and_go_on_within_an_epoch(objective, tmp_path, capsys):
-    options = ["--objective", objective, *(["--num-noise-vec", 4] if objective == "macer" else [])]
-    assert train(capsys, tmp_path / "whole", *options).code == 0
-    assert train_acting(capsys, tmp_path / "run", 17, lambda: send(signal.SIGTERM), *options).code == 143
-    assert len(read(tmp_path / "run")["sums"]) == 5 + len(OBJECTIVES[objective].TERMS)
-    assert train(capsys, tmp_path / "run", *options, "--resume").code == 0
-    assert same_state(tmp_path / "run", tmp_path / "whole")
-    log = timeless(tmp_path / "run/log.txt")
-    assert log == timeless(tmp_path / "whole/log.txt")
-    columns = [f"train_{name}" for name in OBJECTIVES[objective].TERMS]
-    assert list(log[0])[-len(columns) :] == columns and all(float(log[1][name]) > 0 for name in columns)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=str)

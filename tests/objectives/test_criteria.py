@@ -7,12 +7,15 @@ import torch
 from scipy.stats import norm
 
 from smoothadv.attacks import ATTACKS
-from smoothadv.objectives import OBJECTIVES, mean_cross_entropy
+from smoothadv.objectives import OBJECTIVES, Batch, mean_cross_entropy
+from smoothadv.objectives.cat_rs import CatRS
 from smoothadv.objectives.consistency import Consistency
+from smoothadv.objectives.distillation import Distillation
 from smoothadv.objectives.macer import Macer
+from smoothadv.objectives.smoothmix import SmoothMix
 from smoothadv.objectives.stability import Stability
 from support.commands import call, refused
-from support.models import random_linear_classifier
+from support.models import Recorder, random_linear_classifier
 
 SIGMA = 0.5
 IMAGES, COPIES, CLASSES = 6, 4, 3
@@ -125,7 +128,7 @@ def test_loss_is_finite_where_votes_are_equal_or_unanimous(kind, size):
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [(Consistency, [20, 20, 10, 10]), (Stability, [2, 2, 2, 1]), (Macer, [12, 12, 6, 12])],
+    [(Consistency, [20, 20, 10, 10]), (Stability, [2, 2, 2, 1]), (Macer, [12, 12, 6, 12]), (CatRS, [0.5, 0.5, 1, 2])],
 )
 def test_lambda_is_the_papers_for_the_nearest_noise(kind, expected):
     assert [kind(noise_sd=sigma).regularization for sigma in (0.12, 0.25, 0.5, 1.0)] == expected
@@ -180,3 +183,113 @@ def test_what_is_correct_is_counted_among_noisy_copies():
     outcome = objective.on_batch(model, objective.batch(images, LABELS, noise, 0))
     assert outcome.examples == IMAGES
     assert outcome.correct == (model(images + noise[:, 0]).argmax(1) == LABELS).sum()
+
+
+# ---- losses of two sets of copies, and of what an attack made ----
+
+SHARES = torch.tensor([0.5, 0.25, 0.01, 0.4, 0.3, 0.1], dtype=torch.float64)
+COUNTED = torch.tensor([1, 2, 3, 4, 4, 1])
+TARGETS = torch.tensor([[0.9, 0.1, 0], [0, 1, 0], [0.2, 0.3, 0.5], [0, 0.7, 0.3], [1, 0, 0], [0.4, 0.1, 0.5]]).double()
+COUNTED_AND_TARGETS = [*zip(COUNTED.tolist(), TARGETS.tolist())]
+
+
+def divergence(shares: list[float], row: list[float]) -> float:
+    return math.fsum(p * math.log(p / q) for p, q in zip(shares, softmax(row)) if p)
+
+
+def slow_smoothmix(first, second, label, share, weight) -> float:
+    mean = averaged(first)
+    total = -math.fsum(math.log(softmax(row)[label]) for row in first) / len(first)
+    targets = [(1 - share) * p + share / CLASSES for p in mean]
+    is_correct = mean[label] == max(mean)
+    return total + weight * is_correct * math.fsum(divergence(targets, row) for row in second) / len(second)
+
+
+def slow_cat_rs(first, second, label, of_image, weight) -> float:
+    counted, targets = of_image
+    total = math.fsum(sorted(-math.log(softmax(row)[label]) for row in first)[:counted]) / len(first)
+    return total + weight * (counted == len(first)) * max(divergence(targets, row) for row in second)
+
+
+PAIRS = {
+    "smoothmix": (lambda w: SmoothMix(SIGMA, eta=w / 2), slow_smoothmix, SHARES.tolist(), (SHARES, 2.0)),
+    "cat-rs": (lambda w: CatRS(SIGMA, regularization=w), slow_cat_rs, COUNTED_AND_TARGETS, (TARGETS, COUNTED)),
+}
+every_pair = pytest.mark.parametrize(("build", "slow", "of_images", "given"), PAIRS.values(), ids=PAIRS)
+
+
+@every_pair
+@pytest.mark.parametrize("weight", [0.0, 0.7, 5.0])
+def test_loss_of_two_sets_of_copies_is_that_of_the_formula(build, slow, of_images, given, weight):
+    """Its gradient is that of finite differences, also through the first mean, as in SmoothMix's released code."""
+    objective, values = build(weight), [logits(seed, size=0.7).requires_grad_() for seed in (1, 10)]
+    loss, terms = objective.combined(*values, LABELS, *given)
+    cases = [*zip(values[0].tolist(), values[1].tolist(), LABELS.tolist(), of_images)]
+    expected, wrong = (math.fsum(slow(*case, w) for case in cases) / IMAGES for w in (weight, weight + 0.1))
+    assert loss.item() == pytest.approx(expected, rel=1e-12)
+    assert loss.item() != pytest.approx(wrong, rel=1e-6), "a control"
+    assert tuple(terms) == objective.TERMS and not any(term.requires_grad for term in terms.values())
+    assert torch.autograd.gradcheck(lambda *both: objective.combined(*both, LABELS, *given)[0], values)
+
+
+@every_pair
+@pytest.mark.parametrize("size", [0.0, 104.0, 1e4, -1e4])
+def test_losses_of_unanimous_copies_and_certain_targets_are_finite(build, slow, of_images, given, size):
+    for dtype in (torch.float32, torch.float64):
+        row = torch.eye(CLASSES, dtype=dtype)[LABELS].unsqueeze(1).repeat(1, COPIES, 1)
+        both = [(abs(size) * row).requires_grad_(), (size * row).requires_grad_()]
+        numbers = [each.to(dtype) if torch.is_tensor(each) and each.is_floating_point() else each for each in given]
+        loss, _ = build(2.0).combined(*both, LABELS, *numbers)
+        loss.backward()
+        assert loss.isfinite() and all(each.grad.isfinite().all() for each in both) and loss.dtype == dtype
+
+
+def batch_of(objective, **fields) -> Batch:
+    images = torch.rand(IMAGES, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+    noise = objective.draw(images, torch.Generator().manual_seed(0))
+    uniforms = torch.linspace(0, 0.99, IMAGES * objective.uniforms).reshape(IMAGES, objective.uniforms)
+    return Batch(images, LABELS, noise, objective.epsilon(99), uniforms=uniforms, targets=TARGETS.float(), **fields)
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+@pytest.mark.parametrize("transfer", [0.0, 0.25, 1.0])
+def test_distillation_is_the_distance_of_logits_and_the_cross_entropy(copies, transfer):
+    objective = Distillation(SIGMA, copies, transfer)
+    model, teacher = (random_linear_classifier(16, CLASSES, seed) for seed in (1, 2))
+    batch = batch_of(objective, teacher=teacher)
+    ours, theirs = (objective.logits(each, batch.images, batch.noise) for each in (model, teacher))
+    pairs = zip(ours.flatten(0, 1).tolist(), theirs.flatten(0, 1).tolist())
+    distance = math.fsum(math.dist(*pair) for pair in pairs) / (IMAGES * copies)
+    outcome = objective.on_batch(model, batch)
+    expected = transfer * distance + (1 - transfer) * mean_cross_entropy(ours, LABELS).item()
+    assert outcome.loss.item() == pytest.approx(expected, rel=1e-5) and distance > 0.1
+    outcome.loss.backward()
+    assert all(each.grad is None for each in teacher.parameters()), "it is frozen"
+    objective.on_batch(model, batch_of(objective, teacher=model)).loss.backward()
+    assert all(each.grad.isfinite().all() for each in model.parameters()), "also at a distance of 0"
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_smoothmix_trains_on_the_image_and_on_the_way_to_the_end_of_its_attack(is_first):
+    """x' = PGD of T steps in no ball; the mixed image is at (1 - t) x + t x', with t = (1 - u) / 2."""
+    objective = SmoothMix(SIGMA, mix_steps=3, mix_step_size=0.4, one_step_adversary=is_first, warmup=4)
+    model, batch = random_linear_classifier(16, CLASSES, seed=1), batch_of(objective, ramp=objective.ramp(1))
+    recorder = Recorder(model)
+    objective.on_batch(recorder, batch, attacked=model)
+    given = model, batch.images, LABELS, batch.noise
+    end, first = (ATTACKS["PGD"](99.0, steps, step_size=0.4)(*given) for steps in (3, 1))
+    step = first - batch.images  # of at most half the length in the second of four epochs
+    half = step * (0.2 / step.flatten(1).norm(dim=1)).clamp(max=1).reshape(-1, 1, 1, 1)
+    start, share = batch.images + half * is_first, ((1 - batch.uniforms[:, 0]) / 2).reshape(-1, 1, 1, 1)
+    for seen, expected in zip(recorder.batches, (start, start + share * (end - start)), strict=True):
+        torch.testing.assert_close(seen, (expected[:, None] + batch.noise).flatten(0, 1), rtol=0, atol=2e-6)
+    assert [objective.ramp(epoch) for epoch in (0, 1, 3, 9)] == [0.25, 0.5, 1, 1]
+
+
+def test_cat_rs_counts_as_many_copies_as_uniforms_are_below_the_confidence(monkeypatch):
+    objective, combined, seen = CatRS(SIGMA), CatRS.combined, []
+    monkeypatch.setattr(CatRS, "combined", lambda *given: seen.append(given[-1].tolist()) or combined(*given))
+    batch = batch_of(objective)
+    objective.on_batch(random_linear_classifier(16, CLASSES, seed=1), batch)
+    rows = zip(batch.uniforms.tolist(), batch.targets.tolist(), LABELS.tolist())
+    assert seen == [[max(1, sum(u < shares[label] for u in row)) for row, shares, label in rows]]

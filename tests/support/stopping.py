@@ -10,9 +10,9 @@ AT_ONCE = ["--checkpoint-minutes", 0.0001]
 """A checkpoint after every step that takes 6 ms: nearly every one."""
 
 
-def after_update(monkeypatch, number: int, act: Callable[[], None]) -> None:
+def after_update(monkeypatch, number: int, act: Callable[[], None], kind=torch.optim.SGD) -> None:
     """Let ``act`` happen within the ``number``-th update from now on, counted from 1, when its weights are there."""
-    step, count = torch.optim.SGD.step, 0
+    step, count = kind.step, 0
 
     def stepping(optimizer, *arguments):
         nonlocal count
@@ -21,7 +21,7 @@ def after_update(monkeypatch, number: int, act: Callable[[], None]) -> None:
         if count == number:
             act()
 
-    monkeypatch.setattr(torch.optim.SGD, "step", stepping)
+    monkeypatch.setattr(kind, "step", stepping)
 
 
 def send(number: signal.Signals = signal.SIGTERM) -> None:

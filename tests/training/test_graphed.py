@@ -2,6 +2,7 @@
 
 import copy
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +12,15 @@ from torch import nn
 
 from smoothadv.attacks import ATTACKS
 from smoothadv.errors import DoubtfulWarning
+from smoothadv.objectives import OBJECTIVES
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training import graphed
 from smoothadv.training.execution import Execution
-from smoothadv.training.graphed import GraphedUpdate, sgd
+from smoothadv.training.graphed import GraphedUpdate, optimizer_of, sgd
 from smoothadv.training.processes import Processes
+from smoothadv.training.schedule import Schedule
+from smoothadv.training.teacher import Teacher
 from smoothadv.training.update import Address, Update
 from support.commands import succeed
 from support.recorded_graphs import recorded_graphs as recorded_graphs
@@ -44,17 +48,21 @@ class Two(Processes):
 class Both:
     """The same network, updated with graphs and without."""
 
-    def __init__(self, objective, micro=6, precision="fp32", momentum=0.9, processes=Processes, layer=nn.Identity):
+    def __init__(
+        self, objective, micro=6, precision="fp32", momentum=0.9, processes=Processes, layer=nn.Identity, make=sgd
+    ):
         torch.manual_seed(0)
         layers = [nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, bias=False)]
         layers += [nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), layer(), nn.Linear(64, 10)]
         network = nn.Sequential(nn.Identity(), nn.Sequential(*layers))
-        execution, example = Execution(precision), torch.rand(2, 1, 8, 8)
+        execution, example, teacher = Execution(precision), torch.rand(2, 1, 8, 8), copy.deepcopy(network).eval()
+        teacher = Teacher(teacher.requires_grad_(False), torch.rand(9, 10).softmax(1))
         self.updates = []
         for _ in range(2):
             model = execution.prepare(copy.deepcopy(network), CPU)
-            optimizer = sgd(model, CPU, 0.1, momentum, 1e-2)
-            self.updates.append(Update(model, objective, optimizer, execution, processes(), CPU, example, micro))
+            optimizer = make(model, CPU, 0.1, momentum, 1e-2)
+            more = execution, processes(), CPU, example, micro, teacher
+            self.updates.append(Update(model, objective, optimizer, *more))
         self.updates[1].compute = self.graphed = GraphedUpdate(self.updates[1])
 
     def found(self, sums: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
@@ -75,7 +83,8 @@ class Both:
                 (group,) = update.optimizer.param_groups
                 group["lr"] = group["lr"].fill_(rate) if torch.is_tensor(group["lr"]) else rate
                 whole = count * self.updates[0].processes.size
-                sums.append(update(images, labels, whole, slice(0, count), Address(7, epoch, number), weight))
+                indices = torch.arange(count) + number % 4
+                sums.append(update(images, labels, whole, slice(0, count), Address(7, epoch, number), weight, indices))
             ours, theirs = self.found(sums)
             if len(ours) != len(theirs) or not all(map(torch.equal, ours, theirs)):
                 different.append(number)
@@ -84,6 +93,10 @@ class Both:
 
 def smoothadv(attack: str = "PGD", copies: int = 1, **of_attack) -> SmoothAdv:
     return SmoothAdv(ATTACKS[attack](0.5, 3, **of_attack), SIGMA, copies, warmup=4)
+
+
+def adamw(model, device, rate, momentum, decay) -> torch.optim.Optimizer:
+    return optimizer_of(Schedule(1, 6, rate, 1, weight_decay=decay, optimizer="adamw"), model, device)
 
 
 @pytest.mark.parametrize(
@@ -95,11 +108,22 @@ def smoothadv(attack: str = "PGD", copies: int = 1, **of_attack) -> SmoothAdv:
         (smoothadv("DDN"), {"micro": 4, "precision": "bf16"}, 5),
         (smoothadv("PGD", 2), {"processes": Two}, 5),
         (Gaussian(SIGMA), {}, 6),
+        (OBJECTIVES["acr-weakness"](noise_sd=SIGMA, attack_from_epoch=2), {}, 5),
+        (OBJECTIVES["cat-rs"](noise_sd=SIGMA), {"micro": 4}, 6),
+        (OBJECTIVES["cat-rs"](noise_sd=SIGMA, noise_epsilon=0.7), {}, 6),
+        (OBJECTIVES["smoothmix"](noise_sd=SIGMA, warmup=6), {"micro": 4}, 6),
+        (OBJECTIVES["smoothmix"](noise_sd=SIGMA, warmup=6, one_step_adversary=True), {}, 6),
+        (OBJECTIVES["distillation"](noise_sd=SIGMA, transfer=0.3), {}, 6),
+        (OBJECTIVES["consistency"](noise_sd=SIGMA), {"make": adamw}, 6),
     ],
-    ids=["PGD", "DDN m=2", "micro-batches", "bf16", "processes", "Gaussian"],
+    ids="PGD,DDN m=2,micro-batches,bf16,processes,Gaussian,acr-weakness,cat-rs,cat-rs .7,smoothmix,"
+    "first step,distillation,AdamW".split(","),
 )
-def test_graphs_make_the_same_updates(objective, how, replays, recorded_graphs):
+def test_graphs_make_the_same_updates(objective, how, replays, recorded_graphs, monkeypatch):
     """Images, noise, epsilon, learning rate and weight change; a first update of each shape has no graph."""
+    for name in ("torch.optim.adam", "torch.optim.adamw"):  # a CPU may do what GPUs can
+        patch = sys.modules[name], "_get_capturable_supported_devices", lambda *_, **__: ["cpu"]
+        monkeypatch.setattr(*patch, raising=False)
     both = Both(objective, **how)
     assert both.differences() == [] and both.graphed.is_used
     (graph,) = recorded_graphs.graphs

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,21 +18,23 @@ from torch import nn
 from smoothadv.attacks import ATTACKS
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.images import InMemoryImages
-from smoothadv.objectives.consistency import Consistency
+from smoothadv.noise import GaussianNoise
+from smoothadv.objectives import OBJECTIVES as KINDS
 from smoothadv.objectives.gaussian import Gaussian
-from smoothadv.objectives.macer import Macer
 from smoothadv.objectives.smoothadv import SmoothAdv
-from smoothadv.objectives.stability import Stability
 from smoothadv.training import processes
 from smoothadv.training.evaluate import evaluate
 from smoothadv.training.execution import Execution
 from smoothadv.training.processes import Processes, join_processes
+from smoothadv.training.teacher import Teacher
 from smoothadv.training.update import Address, Update
+from smoothadv.training.votes import count_votes
 
 CPU = torch.device("cpu")
 ATTACK = ATTACKS["PGD"](0.5, 3)
 OBJECTIVES = {"gaussian": Gaussian(0.25), "smoothadv": SmoothAdv(ATTACK, 0.25, 2, warmup=0)}
-OBJECTIVES |= {kind.__name__: kind(noise_sd=0.25) for kind in (Consistency, Macer, Stability)}
+OBJECTIVES |= {name: KINDS[name](noise_sd=0.25) for name in KINDS if name not in OBJECTIVES}
+OBJECTIVES["acr-weakness"] = KINDS["acr-weakness"](noise_sd=0.25, attack_from_epoch=0)
 # (images in the batch of all processes, weight of the loss) of each update.
 UPDATES = [(7, 1.0), (2, 1.0), (7, 0.5), (5, 1.0), (8, 1.0)]
 
@@ -82,8 +85,9 @@ RUNS: dict[str, tuple[str, int, Callable[[], nn.Module]]] = {
 
 def updater(model: nn.Module, objective: str, micro_batch: int, processes: Processes) -> Update:
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-2)
-    example = torch.zeros(2, 1, 8, 8)
-    return Update(model, OBJECTIVES[objective], optimizer, Execution(), processes, CPU, example, micro_batch)
+    shares = torch.eye(3, dtype=torch.float64)[torch.arange(8) % 3] * 0.7 + 0.1
+    teacher, example = Teacher(nn.Sequential(network(), nn.Linear(3, 3)).double(), shares), torch.zeros(2, 1, 8, 8)
+    return Update(model, OBJECTIVES[objective], optimizer, Execution(), processes, CPU, example, micro_batch, teacher)
 
 
 def do_update(update: Update, processes: Processes, step: int) -> torch.Tensor:
@@ -94,7 +98,7 @@ def do_update(update: Update, processes: Processes, step: int) -> torch.Tensor:
     images = torch.rand(size, 1, 8, 8, generator=generator, dtype=dtype)
     labels = torch.randint(3, (size,), generator=generator)
     indices, part = processes.share(torch.arange(size))
-    seen = update(images[indices], labels[indices], size, part, Address(3, 0, step), weight)
+    seen = update(images[indices], labels[indices], size, part, Address(3, 0, step), weight, indices)
     return processes.total(seen)
 
 
@@ -124,6 +128,17 @@ def evaluated(processes: Processes) -> dict[str, float]:
     return evaluate(update, images, torch.arange(21), 4, Address(0, 0, 0))
 
 
+def votes(processes: Processes, seed: int = 4) -> list[list[list[int]]]:
+    """Of all classes on five images, in an order of their own, and of the label of one of them."""
+    pixels = torch.randint(256, (21, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = InMemoryImages(pixels, torch.arange(21) % 3, describe_dataset("digits"))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)
+    more = 40, GaussianNoise(1.0, seed), CPU, 16, processes, "votes"
+    asked = (([20, 3, 7, 0, 9], False), ([20], True))
+    return [count_votes(model, images, np.array(which), *more, for_label).tolist() for which, for_label in asked]
+
+
 def statistics(processes: Processes) -> dict[str, Any]:
     """Batch normalization statistics after two updates, before and after sharing, and those that the attack uses."""
     model = network(normalized=True)
@@ -141,6 +156,7 @@ def everything(processes: Processes, folder: Path) -> dict[str, Any]:
     """All results of one of the processes."""
     found: dict[str, Any] = {name: trained(processes, *run) for name, run in RUNS.items()}
     found["evaluated"], found["statistics"] = evaluated(processes), statistics(processes)
+    found["votes"] = votes(processes)
     for control in (SameHalf, NotAveraged):
         found[control.__name__] = trained(control(launched=True), *RUNS["smoothadv"])
     found["decision"] = processes.received(5 + processes.rank)
@@ -195,6 +211,13 @@ def test_two_processes_evaluate_as_one(found):
     expected = evaluated(Processes())
     assert found[0]["evaluated"] == found[1]["evaluated"] == pytest.approx(expected, abs=2e-6)
     assert 0 < expected["test_adversarial_accuracy"] < expected["test_accuracy"] < 1
+
+
+def test_two_processes_count_the_votes_of_one(found):
+    """Each image's noise is a function of its index, wherever it is; another seed is a negative control."""
+    of_classes, of_labels = votes(Processes())
+    assert found[0]["votes"] == found[1]["votes"] == [of_classes, of_labels] != votes(Processes(), 5)
+    assert [sum(row) for row in of_classes] == [40] * 5 and of_labels == [[of_classes[0][2]]]
 
 
 def test_all_take_over_the_statistics_of_the_first(found):

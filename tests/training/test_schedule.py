@@ -6,7 +6,9 @@ import math
 import pytest
 import torch
 
-from smoothadv.training.schedule import SHAPES, Schedule, Step, steps_of_epoch
+from smoothadv.errors import UserError
+from smoothadv.training.graphed import optimizer_of
+from smoothadv.training.schedule import OPTIMIZERS, SHAPES, Schedule, Step, steps_of_epoch
 
 STEP = Schedule(epochs=150, batch=256, learning_rate=0.1, learning_rate_step=50)
 ONE_CYCLE = dataclasses.replace(STEP, epochs=10, learning_rate_shape="one-cycle")
@@ -66,6 +68,17 @@ def test_the_record_has_the_number_of_epochs_only_where_rates_depend_on_it(shape
 def test_the_record_changes_with_every_other_setting(field):
     value = "one-cycle" if field == "learning_rate_shape" else 0.123
     assert dataclasses.replace(STEP, **{field: value}).record() != STEP.record()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer_is_the_one_that_is_named(name):
+    optimizer = optimizer_of(dataclasses.replace(STEP, optimizer=name), torch.nn.Linear(1, 1), torch.device("cpu"))
+    assert type(optimizer).__name__.lower() == name
+
+
+def test_unknown_optimizer_is_refused():
+    with pytest.raises((UserError, ValueError)):
+        optimizer_of(dataclasses.replace(STEP, optimizer="adam"), torch.nn.Linear(1, 1), torch.device("cpu"))
 
 
 # ---- the order of images ----

@@ -7,13 +7,12 @@ import torch
 from torch import nn
 
 from smoothadv.attacks import ATTACKS
-from smoothadv.objectives.consistency import Consistency
+from smoothadv.objectives import OBJECTIVES as KINDS
 from smoothadv.objectives.gaussian import Gaussian
-from smoothadv.objectives.macer import Macer
 from smoothadv.objectives.smoothadv import SmoothAdv
-from smoothadv.objectives.stability import Stability
 from smoothadv.training.execution import Execution
 from smoothadv.training.processes import Processes
+from smoothadv.training.teacher import Teacher
 from smoothadv.training.update import Address, Update
 from support.models import Recorder
 
@@ -46,11 +45,13 @@ def smoothadv(copies: int = 1, steps: int = 3, attack: str = "PGD", **settings) 
 
 def updater(model: nn.Module, objective, micro_batch: int = 7) -> Update:
     optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=MOMENTUM, weight_decay=DECAY)
-    return Update(model, objective, optimizer, Execution(), Processes(), CPU, batch(99)[0][:2], micro_batch)
+    shares = torch.eye(3, dtype=torch.float64)[[2, 0, *batch()[1].tolist(), 1]] * 0.7 + 0.1
+    teacher = Teacher(nn.Sequential(network(), nn.Linear(3, 3).double()), shares)
+    return Update(model, objective, optimizer, Execution(), Processes(), CPU, batch(99)[0][:2], micro_batch, teacher)
 
 
 def sums_of(update: Update, address: Address = ADDRESS, weight: float = 1.0, seed: int = 0) -> list[float]:
-    return update(*batch(seed), 7, EVERYTHING, address, weight).tolist()
+    return update(*batch(seed), 7, EVERYTHING, address, weight, torch.arange(2, 9)).tolist()
 
 
 def state(model: nn.Module) -> torch.Tensor:
@@ -67,8 +68,10 @@ def state_after(objective, micro_batch: int, normalization: type[nn.Module] | No
 
 
 OBJECTIVES = {"gaussian": Gaussian(SIGMA), "one copy": smoothadv(1), "four copies": smoothadv(4)}
-OBJECTIVES |= {kind.__name__: kind(noise_sd=SIGMA) for kind in (Consistency, Macer, Stability)}
-OBJECTIVES["attacked"] = Consistency(noise_sd=SIGMA, attack=ATTACKS["PGD"](EPSILON, 3), regularization=2)
+OBJECTIVES |= {name: KINDS[name](noise_sd=SIGMA) for name in KINDS if name not in ("gaussian", "smoothadv")}
+OBJECTIVES["acr-weakness"] = KINDS["acr-weakness"](noise_sd=SIGMA, attack_from_epoch=0)
+OBJECTIVES["first step"] = KINDS["smoothmix"](noise_sd=SIGMA, one_step_adversary=True, warmup=50)
+OBJECTIVES["attacked"] = KINDS["consistency"](noise_sd=SIGMA, attack=ATTACKS["PGD"](EPSILON, 3), regularization=2)
 every_objective = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES.keys())
 
 

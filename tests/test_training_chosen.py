@@ -1,0 +1,106 @@
+"""Training on chosen images and with a teacher: what is looked at, kept, resumed, cached, logged and refused."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from smoothadv.training import loop, teacher
+from support.commands import Outcome, call, header, refused
+from support.stopping import after_update, send
+from support.weights import read, same_state
+
+pytestmark = pytest.mark.usefixtures("one_thread", "workplace")
+SMALL = ["--noise", 0.25, "--device", "cpu", "--batch", 256, "--evaluate-images", 20, "--epochs", 1]
+CHOSEN = ["--objective", "acr-weakness", "--num-noise-vec", 1, "--attack-from-epoch", 1, "--drop-below", 0.1]
+CHOSEN += ["--epochs", 2, "--steps-per-epoch", 3]
+CAT_RS = ["--objective", "cat-rs", "--teacher-draws", 2, "--num-noise-vec", 1, "--steps-per-epoch", 1]
+CHECKPOINT = "t/checkpoint.pth.tar"
+DISTILLED = ["--objective", "distillation", "--teacher", CHECKPOINT, "--steps-per-epoch", 1]
+
+
+def train(capsys, folder: str, *options: object) -> Outcome:
+    return call(capsys, "train", "digits", "digits_resnet8", folder, *SMALL, *options)
+
+
+def watch(patch: pytest.MonkeyPatch, module, signalled: int = 0) -> list[tuple[int, int]]:
+    """The images and draws of each count of votes from now on; during one of them, from 1, comes a signal."""
+    looks, count = [], module.count_votes
+
+    def counting(classifier, images, indices, draws, *more, **options):
+        looks.append((len(indices), draws))
+        if len(looks) == signalled:
+            send()
+        return count(classifier, images, indices, draws, *more, **options)
+
+    patch.setattr(module, "count_votes", counting)
+    return looks
+
+
+def test_images_are_chosen_by_looks_that_end_in_the_checkpoint(capsys):
+    """A run that goes on within the epoch does not look again; one that is stopped during a look does."""
+    with pytest.MonkeyPatch.context() as patch:
+        looks = watch(patch, loop)
+        after_update(patch, 4, send)
+        assert train(capsys, "stopped", *CHOSEN).code == 143
+        content = read(Path("stopped"))
+        weights = content["image_weights"]
+        assert looks == [(1438, 100), (int((weights > 0).sum()), 16)] and 0 < looks[1][0] < 1438 == len(weights)
+        for name, changed in (("run", weights), ("other", weights.flip(0))):
+            shutil.copytree("stopped", name)
+            torch.save({**content, "image_weights": changed}, f"{name}/checkpoint.pth.tar")
+            assert train(capsys, name, *CHOSEN, "--resume").code == 0
+        assert len(looks) == 2 and not same_state(Path("run"), Path("other")), "a control"
+    for wrong in (None, weights[1:], weights[None], weights * torch.nan, weights - 0.5, 0 * weights, weights + 1e308):
+        torch.save({**content, "image_weights": wrong}, "stopped/checkpoint.pth.tar")
+        assert refused(train(capsys, "stopped", *CHOSEN, "--resume"), "stopped/checkpoint.pth.tar", "1438")
+    for number in (1, 2):
+        with pytest.MonkeyPatch.context() as patch:
+            looks = watch(patch, loop, signalled=number)
+            assert train(capsys, "again", *CHOSEN, "--resume").code == 143 and len(looks) == number
+        assert (read(Path("again"))["epoch"], read(Path("again")).get("image_weights")) == (1, None)
+    assert train(capsys, "again", *CHOSEN, "--resume").code == 0 and same_state(Path("again"), Path("run"))
+
+
+def test_teacher_votes_once_for_each_noise_and_number_of_draws(own_cache, capsys, monkeypatch):
+    assert train(capsys, "t").code == train(capsys, "u", "--seed", 1).code == 0
+    looks = watch(monkeypatch, teacher)
+    for count, changes in enumerate([["t"], ["t", "--teacher-draws", 3], ["t", "--noise", 0.5], ["u"]], 1):
+        options = [*CAT_RS, "--overwrite", "--teacher", f"{changes[0]}/checkpoint.pth.tar", *changes[1:]]
+        assert train(capsys, "run", *options).code == train(capsys, "run", *options, "--seed", 1).code == 0
+        assert len(looks) == count and looks[-1][0] == 1438
+    taken = train(capsys, "t", *CAT_RS, "--teacher", CHECKPOINT, "--teacher-draws", 4)
+    assert refused(taken, "t already holds a trained model") and len(looks) == 4, "before anything is counted"
+    for file in (own_cache / "teacher_votes").iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
+    assert train(capsys, "run", *options, "--seed", 2).code == 0
+    assert len(looks) == 5, "what is damaged in the cache is counted again"
+    assert header(Path("run/log.txt"))[-2:] == ["train_cross_entropy", "train_divergence"]
+    assert train(capsys, "distilled", *DISTILLED).code == 0 and len(looks) == 5
+    assert header(Path("distilled/log.txt"))[-2:] == ["train_distance", "train_cross_entropy"]
+
+
+REFUSED = {
+    "--teacher": (CAT_RS, ["--objective", "distillation"], DISTILLED[2:]),
+    "--teacher-draws": ([*DISTILLED, "--teacher-draws", 3],),
+    "--choose-from-epoch": (["--drop-below", 0.5], ["--resample-every", 2]),
+    "--drop-below": (["--drop-below", 1.5, "--choose-from-epoch", 1], ["--drop-below", 1, "--choose-from-epoch", 0]),
+    "--momentum": (["--optimizer", "adamw", "--momentum", 0.5],),
+    "--noise": (["--choose-from-epoch", 0, "--noise", 0],),
+    "--transfer": ([*DISTILLED, "--transfer", 1.5],),
+    CHECKPOINT: (DISTILLED,),
+}
+
+
+@pytest.mark.parametrize("word", REFUSED)
+def test_what_contradicts_itself_is_refused_in_one_line(word, capsys):
+    """Also a teacher of other classes; and a share that leaves no images."""
+    assert train(capsys, "t", "--steps-per-epoch", 1).code == 0
+    content = read(Path("t"))
+    last = {name: value[:2].clone() for name, value in content["state_dict"].items() if value.shape[:1] == (10,)}
+    torch.save({**content, "classes": ["a", "b"], "state_dict": content["state_dict"] | last}, CHECKPOINT)
+    for options in REFUSED[word]:
+        outcome = train(capsys, "run", *options)
+        assert refused(outcome, word, code=1 if word == CHECKPOINT or options[1] == 1 else 2), outcome
+        assert not Path("run/checkpoint.pth.tar").exists()
