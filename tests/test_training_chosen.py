@@ -70,7 +70,7 @@ def test_teacher_votes_once_for_each_noise_and_number_of_draws(own_cache, capsys
         options = [*CAT_RS, "--overwrite", "--teacher", f"{changes[0]}/checkpoint.pth.tar", *changes[1:]]
         assert train(capsys, "run", *options).code == train(capsys, "run", *options, "--seed", 1).code == 0
         assert len(looks) == count and looks[-1][0] == 1438
-    taken = train(capsys, "t", *CAT_RS, "--teacher", CHECKPOINT, "--teacher-draws", 4)
+    taken = train(capsys, "t", *CAT_RS, "--teacher", "u/checkpoint.pth.tar", "--teacher-draws", 4)
     assert refused(taken, "t already holds a trained model") and len(looks) == 4, "before anything is counted"
     for file in (own_cache / "teacher_votes").iterdir():
         file.write_bytes(file.read_bytes()[:-1])

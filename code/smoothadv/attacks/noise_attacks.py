@@ -46,11 +46,12 @@ def from_targets(
     steps: int,
     size: float | torch.Tensor,
 ) -> torch.Tensor:
-    """Noise [B, m, ...] at most ``size`` [] away that increases KL(targets || softmax f), for targets [B, K].
+    """Noise [B, m, ...] about ``size`` [] away that increases KL(targets || softmax f), for targets [B, K].
 
-    Each of ``steps`` steps of length 2 size / steps is projected to that ball; then the noise gets the mean and the
-    variance of its pixels back (CAT-RS). The released code divides by the root mean square in place of the standard
-    deviation, and the norm drifts by about one part in the number of pixels.
+    Each of ``steps`` steps of length 2 size / steps is projected to the ball of radius ``size``; then the noise gets
+    the mean and the variance of its pixels back (CAT-RS), which may lead a little out of the ball. The released code
+    divides by the root mean square in place of the standard deviation, and the norm drifts by about one part in the
+    number of pixels.
     """
     probabilities = targets.repeat_interleave(noise.shape[1], 0)
 

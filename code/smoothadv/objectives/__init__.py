@@ -81,6 +81,11 @@ class Objective(ABC):
     """What a frozen teacher supplies: "logits", "votes" on the training images, or nothing."""
     noise_sd: float
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "on_noise" in vars(cls):
+            raise TypeError(f"{cls.__name__}.on_noise would not be called: replace on_batch, which takes a Batch")
+
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of a training log for TERMS."""

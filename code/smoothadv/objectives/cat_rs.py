@@ -69,6 +69,8 @@ class CatRS(Objective):
 
     def outcome(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
         """The loss of the noisy copies, and of those with attacked noise."""
+        if not len(batch.targets):
+            raise ValueError("CAT-RS needs a teacher's shares of votes: Batch.targets")
         logits = self.logits(model, batch.images, batch.noise)
         confidence = batch.targets.gather(1, batch.labels.unsqueeze(1))
         counted = (batch.uniforms < confidence).sum(1).clamp(min=1)

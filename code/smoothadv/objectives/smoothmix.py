@@ -103,5 +103,8 @@ class SmoothMix(Objective):
         targets = mean + share.unsqueeze(1) * (1 / mean.shape[1] - mean)
         divergences = F.kl_div(mixed.log_softmax(-1), targets.unsqueeze(1).expand_as(mixed), reduction="none").sum(-1)
         terms = mean_cross_entropy(logits, labels), (correct * divergences.mean(1)).mean()
-        loss = terms[0] + self.eta * ramp * terms[1]
+        weight = self.eta * ramp
+        if isinstance(weight, torch.Tensor):  # float64, which would make the loss so
+            weight = weight.to(terms[1].dtype)
+        loss = terms[0] + weight * terms[1]
         return loss, {name: term.detach() for name, term in zip(self.TERMS, terms)}

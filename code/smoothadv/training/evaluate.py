@@ -1,14 +1,14 @@
 """Evaluates the base classifier on test images during training: for the log, not for model selection."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional as F
 
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.noise import Purpose
-from smoothadv.objectives import Batch
+from smoothadv.objectives import draw_uniforms
 from smoothadv.training.update import Address, Update
 
 COLUMNS = ("test_loss", "test_accuracy", "test_clean_accuracy", "test_adversarial_accuracy", "test_images")
@@ -55,7 +55,10 @@ def evaluate(
             noisy = model(images + noise[:, 0]).float()
             hits = [noisy, model(images)]
             if epsilon:
-                moved = objective.attacked(attacked, Batch(images, labels, noise, epsilon), generator)
+                seen = replace(objective.batch(images, labels, noise, address.epoch), epsilon=epsilon)
+                if objective.uniforms:
+                    seen = replace(seen, uniforms=draw_uniforms(whole, objective.uniforms, generator)[part])
+                moved = objective.attacked(attacked, seen, generator)
                 hits.append(model(moved.images + moved.noise[:, 0]))
         sums[0] += F.cross_entropy(noisy, labels, reduction="sum")
         for position, logits in enumerate(hits, start=1):

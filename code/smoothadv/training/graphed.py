@@ -27,8 +27,10 @@ def are_offered_on(device: torch.device) -> bool:
 
 def optimizer_of(schedule: Schedule, model: torch.nn.Module, device: torch.device) -> torch.optim.Optimizer:
     """The optimizer that the schedule names, of a model on the device."""
-    if schedule.optimizer is None:
+    if schedule.optimizer in (None, "sgd"):
         return sgd(model, device, schedule.learning_rate, schedule.momentum, schedule.weight_decay)
+    if schedule.optimizer != "adamw":
+        raise ValueError(f"the optimizer is {schedule.optimizer!r}, expected 'sgd' or 'adamw'")
     has_graphs = are_offered_on(device)
     rate = torch.full((), schedule.learning_rate, device=device) if has_graphs else schedule.learning_rate
     return torch.optim.AdamW(model.parameters(), rate, weight_decay=schedule.weight_decay, capturable=has_graphs)
@@ -61,7 +63,7 @@ class SGD(torch.optim.SGD):
 
 
 class GraphedUpdate:
-    """An ``Update.compute`` by CUDA graphs, one for each shape of a batch; the update's optimizer is one of ``sgd``.
+    """An ``Update.compute`` by CUDA graphs, one for each shape of a batch, with an optimizer of ``optimizer_of``.
 
     The first time it is computed without a graph, the second time in both ways. ``is_used`` says whether there is a
     graph; what speaks against one is told once, as a warning.

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,11 +28,11 @@ from smoothadv.provenance import provenance
 from smoothadv.settings import describe
 from smoothadv.training.integers import trained_integers
 from smoothadv.training.loop import Job, TrainingRun
-from smoothadv.training.processes import Processes, join_processes
+from smoothadv.training.processes import join_processes
 from smoothadv.training.request import TrainingRequest
 from smoothadv.training.run_folder import RunFolder
 from smoothadv.training.schedule import Schedule
-from smoothadv.training.teacher import Teacher, load_teacher
+from smoothadv.training.teacher import load_teacher
 
 
 @dataclass(frozen=True)
@@ -74,28 +74,28 @@ def train(request: TrainingRequest, report: Callable[[str], None] = print) -> Tr
             model = _model(request, description)
             request.refuse_contradictions()
             _warn_of_policy(request, schedule)
-        teacher = _teacher(request, training, schedule, processes, device)
+            teacher = None if request.teacher is None else load_teacher(request.teacher, description, device)
         return _run(Job(request, training, test, pseudo_labelled, schedule, processes, device, *model, teacher), report)
 
 
 def _warn_of_policy(request: TrainingRequest, schedule: Schedule) -> None:
     """Warn if the data policy will not begin."""
     if request.data_policy is not None and request.data_policy.from_epoch >= schedule.epochs:
+        flag = "--attack-from-epoch" if request.policy is None else "--choose-from-epoch"
         warn(
             f"training images are chosen from epoch {request.data_policy.from_epoch + 1} on, and there are only "
-            f"{schedule.epochs}: a smaller --choose-from-epoch would let that begin"
+            f"{schedule.epochs}: a smaller {flag} would let that begin"
         )
 
 
-def _teacher(
-    request: TrainingRequest, training: ImageDataset, schedule: Schedule, processes: Processes, device: torch.device
-) -> Teacher | None:
-    """The frozen teacher of the request."""
-    if request.teacher is None:
-        return None
-    batch = (schedule.micro_batch or schedule.batch) * request.objective.copies
-    noise_sd, draws = request.objective.noise_sd, request.votes_of_teacher
-    return load_teacher(request.teacher, training, noise_sd, draws, device, batch, processes)
+def _with_votes(job: Job) -> Job:
+    """The job with the votes of its teacher, if the objective uses them."""
+    draws, schedule = job.request.votes_of_teacher, job.schedule
+    if job.teacher is None or not draws:
+        return job
+    batch = (schedule.micro_batch or schedule.batch) * job.request.objective.copies
+    noise_sd = job.request.objective.noise_sd
+    return replace(job, teacher=job.teacher.voting(job.training, noise_sd, draws, job.device, batch, job.processes))
 
 
 def _load(request: TrainingRequest) -> tuple[ImageDataset, ImageDataset, ImageDataset | None]:
@@ -160,7 +160,7 @@ def _run(job: Job, report: Callable[[str], None]) -> Trained:
                     raise UserError(f"--batch is {job.schedule.batch} images for {processes.size} processes: take more")
                 stack.enter_context(folder)
                 _announce(job, folder, report)
-        history = TrainingRun(job, folder).run_epochs(report, board=request.board)
+        history = TrainingRun(_with_votes(job), folder).run_epochs(report, board=request.board)
     return Trained(job.model, history, processes.is_first)
 
 
@@ -174,8 +174,8 @@ def _recipe(job: Job) -> dict[str, Any]:
     }
     if request.pretrained_model:
         recipe["pretrained_sha256"] = file_digest(request.pretrained_model)
-    if request.teacher:
-        recipe["teacher_sha256"] = file_digest(request.teacher)
+    if job.teacher is not None:
+        recipe["teacher_sha256"] = job.teacher.sha256
     if pseudo_labelled is not None:
         recipe["pseudo_labelled_fingerprint"] = pseudo_labelled.fingerprint()
         recipe["pseudo_weight"] = request.unlabelled_weight
@@ -218,7 +218,7 @@ def _announce(job: Job, folder: RunFolder, report: Callable[[str], None]) -> Non
             "batch, and the weights will not be those of a run that was not interrupted"
         )
     reached = objective.epsilon(job.schedule.epochs - 1)
-    if reached < objective.full_epsilon:
+    if reached < objective.full_epsilon and hasattr(objective, "warmup"):
         warn(
             f"epsilon reaches {reached:.3g} of {objective.full_epsilon:.3g} in {job.schedule.epochs} epochs: "
             "a smaller --warmup or more --epochs would let it grow to the end"

@@ -170,7 +170,7 @@ class TrainingRun:
         images_seen = 0
         if self.policy is not None and not self.first_step:
             self._choose_images(self.policy, epoch, interruption)
-        plan = self._plan(epoch)
+        plan, began = self._plan(epoch), time.monotonic()
         for number, step, (images, labels) in self._batches(epoch, plan):
             self._set_learning_rate(epoch, number)
             _, part = self.processes.share(step.indices)
@@ -190,7 +190,7 @@ class TrainingRun:
             self._save_within_epoch(epoch, number + 1, time.monotonic() - start, interruption)
         self._require_finite(epoch)
         seconds = time.monotonic() - start
-        return self._row(epoch, self.seconds + seconds, images_seen / max(seconds, 1e-9))
+        return self._row(epoch, self.seconds + seconds, images_seen / max(time.monotonic() - began, 1e-9))
 
     def _plan(self, epoch: int) -> list[Step]:
         """The steps of an epoch, without a last batch of fewer images than there are processes."""
@@ -230,7 +230,7 @@ class TrainingRun:
                 draws,
                 GaussianNoise(self.objective.noise_sd, seed),
                 self.device,
-                self.schedule.micro_batch or self.schedule.batch,
+                (self.schedule.micro_batch or self.schedule.batch) * self.objective.copies,
                 self.processes,
                 f"looking at {len(indices)} training images before epoch {epoch + 1}",
                 for_labels=True,

@@ -16,10 +16,11 @@ from smoothadv.datasets.images import ImageDataset
 from smoothadv.errors import UsageError
 from smoothadv.objectives import DataPolicy, Objective
 from smoothadv.plugins import Plugin
+from smoothadv.records import CHECKPOINT
 from smoothadv.settings import settings_record
 from smoothadv.training.evaluate import EvaluationSchedule
 from smoothadv.training.execution import Execution
-from smoothadv.training.schedule import Schedule
+from smoothadv.training.schedule import OPTIMIZERS, Schedule
 
 _TEACHER_DRAWS = 10_000
 
@@ -48,6 +49,12 @@ class ScheduleChoices:
         """The schedule on a dataset, for ``copies`` (m) of each image; UsageError where the batch is too small."""
         fields = dataclasses.asdict(description.defaults)
         fields |= {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        if self.optimizer not in (None, *OPTIMIZERS):
+            raise UsageError(f"the optimizer is '{self.optimizer}', expected {' or '.join(OPTIMIZERS)}")
+        if self.optimizer == "sgd":
+            del fields["optimizer"]  # as where none is named
+        elif self.optimizer is not None and self.learning_rate is None:
+            raise UsageError("--optimizer adamw needs --lr, like 0.001: the default is for sgd")
         if fields.pop("split_updates"):
             if fields["batch"] < copies:
                 raise UsageError(
@@ -114,6 +121,14 @@ class TrainingRequest:
     def refuse_contradictions(self) -> None:
         """UsageError where the objective, its teacher and the data policy do not fit together."""
         objective, name = self.objective, type(self.objective).__name__
+        if self.policy is not None and not isinstance(self.policy, DataPolicy):
+            raise UsageError(f"policy is a {type(self.policy).__name__}: give a smoothadv.objectives.DataPolicy")
+        if self.teacher is not None and not isinstance(self.teacher, (str, Path)):
+            raise UsageError(f"teacher is a {type(self.teacher).__name__}: give the path of a checkpoint")
+        if self.teacher is not None and Path(self.teacher).resolve() == (self.outdir / CHECKPOINT).resolve():
+            raise UsageError(f"--teacher {self.teacher} is what this training writes: name another folder")
+        if self.teacher_draws is not None and not (isinstance(self.teacher_draws, int) and self.teacher_draws >= 1):
+            raise UsageError(f"teacher_draws is {self.teacher_draws!r}, expected a whole number of at least 1")
         if bool(objective.TEACHER) != (self.teacher is not None):
             advice = "needs a --teacher CHECKPOINT" if objective.TEACHER else "has no teacher: leave --teacher out"
             raise UsageError(f"the objective {name} {advice}")

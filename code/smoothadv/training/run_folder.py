@@ -133,6 +133,8 @@ class RunFolder:
         }
         if reason := misfit({**weights, **momenta}, {**present, **needed}):
             raise UserError(f"cannot resume: the checkpoint is of another module ({self.checkpoint}: {reason})")
+        if is_adam and not (buffers and all(one["step"] >= 1 for one in state.values())):
+            raise UserError(f"cannot resume: {self.checkpoint} lacks the state of AdamW, or its steps are below 1")
         present.update(weights)
         model.load_state_dict(present)
         # The settings of the optimizer are those of the recipe, which is the same.
@@ -147,8 +149,10 @@ class RunFolder:
         if policy is None or begun <= policy.from_epoch:
             return None
         weights = saved.get("image_weights")
-        given = np.zeros(0) if weights is None else weights.double().numpy()
-        if given.shape != (images,) or not np.isfinite(given).all() or (given < 0).any() or not given.any():
+        given = (
+            weights.detach().double().numpy() if weights is not None and weights.is_floating_point() else np.zeros(0)
+        )
+        if given.shape != (images,) or not 0 < given.sum() < math.inf or (given < 0).any():
             raise UserError(f"cannot resume: {self.checkpoint} lacks the weights of its {images} training images")
         return given
 

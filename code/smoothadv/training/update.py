@@ -96,6 +96,13 @@ class Update:
         # May be replaced by something that does the same, like a GraphedUpdate.
         self.compute: Callable[[Inputs], torch.Tensor] = self.computed
 
+    @property
+    def _always_attacks(self) -> bool:
+        """Whether the objective may attack where its epsilon, which it does not define, is 0."""
+        kind = type(self.objective)
+        is_own = kind.attacked is not Objective.attacked or kind.adversarial is not Objective.adversarial
+        return is_own and kind.epsilon is Objective.epsilon
+
     def refresh_attacked(self) -> None:
         """Copy the model's present weights to the form that is attacked."""
         if self._form is not None:
@@ -143,7 +150,7 @@ class Update:
         Nothing here looks at the values of a tensor. ``choices`` is the attack's generator, if it is seeded already.
         """
         choices = self.seeded(inputs) if choices is None else choices
-        if isinstance(inputs.epsilon, torch.Tensor) or inputs.epsilon > 0:
+        if isinstance(inputs.epsilon, torch.Tensor) or inputs.epsilon > 0 or self._always_attacks:
             self.refresh_attacked()
         sums: list[torch.Tensor] = []
         self.optimizer.zero_grad(set_to_none=True)

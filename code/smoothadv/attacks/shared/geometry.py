@@ -37,6 +37,8 @@ def project_box(x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 def project_ball(v: torch.Tensor, epsilon: float | torch.Tensor) -> torch.Tensor:
     """v * min(1, epsilon / ||v||) per example, for one ``epsilon`` or one per example [B]."""
+    if not isinstance(epsilon, torch.Tensor):  # divided alike, to the last bit
+        epsilon = torch.full((), epsilon, dtype=torch.float64, device=v.device)
     norm = l2_norm(v)
     return v * per_example(torch.where(norm > epsilon, epsilon / norm.clamp_min(1e-38), 1.0).to(v.dtype), v)
 

@@ -152,6 +152,10 @@ def with_recipes(parser: Parser, options: argparse.Namespace) -> argparse.Namesp
     """The options with those of the recipes added; --recipe overrides --released-behaviour, the command line both."""
     if options.lr_schedule == "one-cycle" and (options.lr_step_size or options.lr_factor):
         parser.error("--lr-schedule one-cycle has no steps: leave out --lr-step-size and --lr-factor")
+    if options.optimizer == "adamw" and options.momentum is not None:
+        parser.error("--momentum is of sgd, and --optimizer adamw has none: leave it out")
+    if options.optimizer == "adamw" and options.lr is None:
+        parser.error("--optimizer adamw needs --lr, like 0.001: the rates of recipes and datasets are for sgd")
     if options.recipe == RELEASED:
         parser.error(f"--recipe {RELEASED}: write --{RELEASED}, which also counts --epsilon in 1/256")
     for name in [options.recipe] * (options.recipe is not None) + [RELEASED] * options.released_behaviour:
@@ -194,8 +198,7 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
             learning_rate_step=options.lr_step_size,
             learning_rate_factor=options.lr_factor,
             learning_rate_shape=options.lr_schedule,
-            optimizer=None if options.optimizer == "sgd" else options.optimizer,
-            **fields_given(ScheduleChoices, options, without=("optimizer",)),
+            **fields_given(ScheduleChoices, options),
         ),
         execution=Execution(synchronized_norm=options.sync_bn, **fields_given(Execution, options)),
         tests=EvaluationSchedule(**fields_given(EvaluationSchedule, options, "evaluate_")),
@@ -245,8 +248,6 @@ def _objective(parser: Parser, options: argparse.Namespace) -> Objective:
 def _refuse_contradictions(parser: Parser, options: argparse.Namespace, objective: Objective) -> None:
     if options.unlabelled_weight is not None and options.use_unlabelled is None:
         parser.error("--unlabelled-weight weighs the images of --use-unlabelled: name their file, or leave it out")
-    if options.optimizer == "adamw" and options.momentum is not None:
-        parser.error("--momentum is of sgd, and --optimizer adamw has none: leave it out")
     if options.sync_bn and options.micro_batch is not None:
         parser.error("--sync-bn computes statistics of whole batches, --micro-batch of parts: leave one of them out")
     if options.sync_bn and options.cuda_graph:

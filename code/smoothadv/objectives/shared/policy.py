@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,8 +37,8 @@ class DataPolicy:
     def __post_init__(self) -> None:
         if self.from_epoch < 0 or not 0 <= self.drop_below <= 1 or self.resample_every < 0:
             raise ValueError(f"need from_epoch and resample_every >= 0 and drop_below in [0, 1], got {self}")
-        if min(self.drop_draws, self.resample_draws) < 1:
-            raise ValueError(f"drop_draws and resample_draws must be at least 1, got {self}")
+        if self.drop_draws < 1 or self.resample_draws < 1 or self.weights(np.zeros(1, int)).min() <= 0:
+            raise ValueError(f"{self} has too few drop_draws or resample_draws: 100 and 16 are usual")
 
     def drops_before(self, epoch: int) -> bool:
         """Whether images are left out for good before this epoch."""
@@ -56,7 +57,7 @@ class DataPolicy:
 
         UserError where no image is left.
         """
-        kept = (votes >= self.drop_below * self.drop_draws).astype(np.float64)
+        kept = (votes / self.drop_draws >= self.drop_below).astype(np.float64)
         if not kept.any():
             raise UserError(
                 f"--drop-below {self.drop_below:g} leaves none of {len(votes)} training images: the best is classified "
@@ -66,7 +67,7 @@ class DataPolicy:
 
     def weights(self, votes: np.ndarray) -> np.ndarray:
         """The weights float64 [N], above 0, by how many of ``resample_draws`` votes int64 [N] were for the label."""
-        least = int(_LEAST_SHARE * self.resample_draws)
+        least = math.ceil(_LEAST_SHARE * self.resample_draws)
         bounds = [
             lower_confidence_bound(count, self.resample_draws, _ALPHA) for count in range(self.resample_draws + 1)
         ]
