@@ -4,7 +4,8 @@
 
 Each objective is trained twice for noise of 0.25 and 0.5: for as many epochs as all others, at the papers' settings,
 and for as many as cost what SmoothMix costs then. Cost is counted in passes per training image: 1 forward, 2 backward,
-2 for the gradient of an image or its noise, 1 for each noisy copy of a look at the training set. One setting of each
+2 for the gradient of an image or its noise, 1 for each noisy copy of a look at the training set. What a teacher costs
+comes on top and is stated beside it. One setting of each
 objective is chosen on training images alone: a fifth of them is held out, a model is trained on the rest with a quarter
 of the paper's value, that value and four times that value, and the largest average certified radius on the held-out
 images wins. Then models of three seeds are trained on all training images and certified on all test images.
@@ -124,6 +125,18 @@ class Job:
         return f"{self.method.name}{value}_sigma_{self.sigma}_epochs_{self.epochs}_seed_{self.seed}"
 
     @property
+    def passes(self) -> float:
+        """Of the training per image, without its teacher's."""
+        return self.epochs * self.method.passes(self.sigma, self.epochs)
+
+    @property
+    def passes_of_teacher(self) -> float:
+        """Of the teacher's training per image, and of its votes."""
+        teacher = self.teacher()
+        votes = TEACHER_DRAWS if "--teacher-draws" in self.method.options(self.epochs, self.sigma) else 0
+        return 0 if teacher is None else teacher.passes + votes
+
+    @property
     def log(self) -> Path:
         return self.folder / "logs" / f"{self.name}.tsv"
 
@@ -214,9 +227,9 @@ def table(radii: dict[tuple[str, float, str], np.ndarray], jobs: dict[tuple[str,
             means = found.clip(min=0).mean(0)
             gain = means - radii["gaussian", sigma, mode].clip(min=0).mean(0)
             low, high = digits.interval(gain, draws)
-            passes = job.epochs * method.passes(sigma, job.epochs)
             cells = [f"`{method.name}`", f"`{method.flag} {job.value:g}`" if method.flag else "", str(job.epochs)]
-            cells += [f"{passes:.0f}", digits.cell(means, draws, 1, 3)]
+            cells += [f"{job.passes:.0f}" + (f" + {job.passes_of_teacher:.0f}" if method.teacher else "")]
+            cells += [digits.cell(means, draws, 1, 3)]
             cells += ["" if method.name == "gaussian" else f"{gain.mean():+.3f} ({low:+.3f} to {high:+.3f})"]
             cells += [", ".join(f"{digits.average_radius(seed):.3f}" for seed in found)]
             cells += [f"{100 * (found >= radius).mean():.1f}" for radius in RADII]
@@ -232,8 +245,7 @@ def draw(radii: dict[tuple[str, float, str], np.ndarray], jobs: dict[tuple[str, 
             color = f"C{number}"
             keys = [(method.name, sigma, mode) for mode in MODES if (method.name, sigma, mode) in radii]
             points = sorted(
-                (jobs[key][0].epochs * method.passes(sigma, jobs[key][0].epochs), radii[key].clip(min=0).mean(1))
-                for key in keys
+                (jobs[key][0].passes + jobs[key][0].passes_of_teacher, radii[key].clip(min=0).mean(1)) for key in keys
             )
             axes.plot([cost for cost, _ in points], [each.mean() for _, each in points], color=color)
             axes.plot([], [], color=color, marker=marker, markersize=4, label=method.name)
@@ -267,7 +279,7 @@ def main() -> None:
         group = [job for (_, _, of_mode), group in jobs.items() if of_mode == mode for job in group]
         run_all(list(dict.fromkeys(group)), options.processes, f"training and certifying {MODES[mode]}")
         radii = {key: np.stack([digits.certified_radii(job) for job in group]) for key, group in jobs.items()}
-        text = table(radii, jobs)
+        text = "![average certified radius against cost](objectives.png)\n" + table(radii, jobs)
         digits.write_between(options.page, text, "objectives comparison")
         draw(radii, jobs).savefig(options.page.parent / "objectives.png", dpi=150)
         print(text)
