@@ -145,6 +145,12 @@ class Objective(ABC):
         """
         logits = self.logits(model, adversarial, noise)
         loss, terms = self.criterion(logits, labels)
+        return self.counted(loss, terms, logits, labels)
+
+    def counted(
+        self, loss: torch.Tensor, terms: Mapping[str, torch.Tensor], logits: torch.Tensor, labels: torch.Tensor
+    ) -> Outcome:
+        """The outcome with this loss and these terms, of the logits [B, m, K] of copies with labels int64 [B]."""
         hits = logits.detach()[:, self.NOISY].argmax(-1) == labels.unsqueeze(1)
         return Outcome(loss, hits.sum(), hits.numel(), terms=terms)
 

@@ -76,8 +76,7 @@ class CatRS(Objective):
         counted = (batch.uniforms < confidence).sum(1).clamp(min=1)
         others = self.logits(model, batch.images, attacked.noise)
         loss, terms = self.combined(logits, others, batch.labels, batch.targets, counted)
-        hits = logits.detach().argmax(-1) == batch.labels.unsqueeze(1)
-        return Outcome(loss, hits.sum(), hits.numel(), terms=terms)
+        return self.counted(loss, terms, logits, batch.labels)
 
     def combined(
         self,

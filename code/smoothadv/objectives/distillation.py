@@ -42,7 +42,6 @@ class Distillation(Objective):
             taught = self.logits(batch.teacher, batch.images, batch.noise)
         logits = self.logits(model, batch.images, batch.noise)
         distance, cross_entropy = (logits - taught).norm(dim=-1).mean(), mean_cross_entropy(logits, batch.labels)
-        hits = logits.detach().argmax(-1) == batch.labels.unsqueeze(1)
         loss = self.transfer * distance + (1 - self.transfer) * cross_entropy
         terms = dict(zip(self.TERMS, (distance.detach(), cross_entropy.detach())))
-        return Outcome(loss, hits.sum(), hits.numel(), terms=terms)
+        return self.counted(loss, terms, logits, batch.labels)

@@ -86,8 +86,7 @@ class SmoothMix(Objective):
         logits = self.logits(model, images, batch.noise)
         mixed = images + per_example(share, images) * (attacked.images - images)
         loss, terms = self.combined(logits, self.logits(model, mixed, batch.noise), batch.labels, share, batch.ramp)
-        hits = logits.detach().argmax(-1) == batch.labels.unsqueeze(1)
-        return Outcome(loss, hits.sum(), hits.numel(), terms=terms)
+        return self.counted(loss, terms, logits, batch.labels)
 
     def combined(
         self,
