@@ -14,7 +14,14 @@ HERE = "digits/digits_resnet8/noise_0.25"
 TEACHER = f"models/grid/gaussian/{HERE}/checkpoint.pth.tar"
 FEW = {"noise": 0.25, "num-noise-vec": 2}
 CAT_RS = {**FEW, "objective": "cat-rs", "teacher": TEACHER, "teacher-draws": 4, "noise-steps": 3}
-ACR = {**FEW, "objective": "acr-weakness", "attack-from-epoch": 1, "drop-below": 0.01, "optimizer": "adamw"}
+ACR = {
+    **FEW,
+    "objective": "acr-weakness",
+    "attack-from-epoch": 1,
+    "drop-below": 0.01,
+    "optimizer": "adamw",
+    "lr": 0.001,
+}
 ATTACKED = {**FEW, "objective": "consistency", "lambda": 1.5, "attack": "PGD", "num-steps": 1, "epsilon": 0.5}
 
 
