@@ -251,7 +251,7 @@ def draw(radii: dict[tuple[str, float, str], np.ndarray], jobs: dict[tuple[str, 
             axes.plot([], [], color=color, marker=marker, markersize=4, label=method.name)
             for cost, each in points:
                 axes.plot([cost] * len(each), each, marker, color=color, markersize=4, linestyle="none")
-        axes.set(xscale="log", xlabel="passes per training image", title=f"sigma = {sigma}")
+        axes.set(xscale="log", xlabel="passes per training image, with its teacher's", title=f"sigma = {sigma}")
     figure.axes[0].set_ylabel("average certified radius")
     figure.axes[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     return figure
