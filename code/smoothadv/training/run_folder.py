@@ -20,6 +20,9 @@ from smoothadv.objectives import DataPolicy
 from smoothadv.records import ARGUMENTS, CHECKPOINT, TRAINING_COLUMNS, TRAINING_LOG, differing_fields, tsv
 from smoothadv.training.integers import state_fields
 
+_LARGEST_WEIGHT = 1e6
+"""Of a training image: a normal quantile is never near this."""
+
 
 class RunFolder:
     """The folder of a training run: its checkpoint, which holds the history, and the log made from it.
@@ -152,7 +155,7 @@ class RunFolder:
         given = (
             weights.detach().double().numpy() if weights is not None and weights.is_floating_point() else np.zeros(0)
         )
-        if given.shape != (images,) or not 0 < given.sum() < math.inf or (given < 0).any():
+        if given.shape != (images,) or not 0 < given.max() < _LARGEST_WEIGHT or not (given >= 0).all():
             raise UserError(f"cannot resume: {self.checkpoint} lacks the weights of its {images} training images")
         return given
 
