@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from smoothadv.attacks.noise_attacks import until_misclassified
-from smoothadv.objectives import OBJECTIVES, Batch, Objective
+from smoothadv.objectives import OBJECTIVES, Batch
+from smoothadv.objectives.shared.copies import CopiesObjective
 from smoothadv.objectives.shared.policy import DataPolicy
-from smoothadv.objectives.shared.weights import resolve
-from smoothadv.settings import noise_level, non_negative_int, positive_float, positive_int, setting
+from smoothadv.objectives.shared.weights import nearest, resolve
+from smoothadv.settings import non_negative_int, positive_float, positive_int, setting
 
 _STEPS = {0.25: 3, 0.5: 6, 1.0: 4}
 _STEP_SIZE = {0.25: 0.25, 0.5: 0.25, 1.0: 0.5}
@@ -20,7 +21,7 @@ _RESAMPLE_EVERY = 10
 
 @OBJECTIVES.register("acr-weakness")
 @dataclass(frozen=True)
-class AcrWeakness(Objective):
+class AcrWeakness(CopiesObjective):
     """Cross-entropy on m noisy copies; from the epoch ``attack_from_epoch`` on the noise of each is attacked.
 
     The attack moves noise along the sphere of its norm until the copy is misclassified
@@ -30,9 +31,6 @@ class AcrWeakness(Objective):
     epochs.
     """
 
-    noise_sd: float = setting(
-        flag="--noise", parse=noise_level, help="standard deviation of the Gaussian noise on images in [0, 1]"
-    )
     num_noise_vec: int = setting(4, parse=positive_int, help="m, the noise draws per image")
     noise_steps: int = setting(None, parse=positive_int, help="T, the steps of an attack of noise")
     noise_step_size: float = setting(
@@ -48,13 +46,8 @@ class AcrWeakness(Objective):
         resolve(self, noise_steps=_STEPS, noise_step_size=_STEP_SIZE, attack_from_epoch=_BEGIN)
 
     @property
-    def copies(self) -> int:
-        return self.num_noise_vec
-
-    @property
     def policy(self) -> DataPolicy:
-        nearest = min(_DROP_BELOW, key=lambda noise_sd: abs(noise_sd - self.noise_sd))
-        return DataPolicy(self.attack_from_epoch, _DROP_BELOW[nearest], _RESAMPLE_EVERY)
+        return DataPolicy(self.attack_from_epoch, nearest(_DROP_BELOW, self.noise_sd), _RESAMPLE_EVERY)
 
     @property
     def full_epsilon(self) -> float:

@@ -8,16 +8,17 @@ from torch import nn
 from torch.nn import functional as F
 
 from smoothadv.attacks.noise_attacks import from_targets
-from smoothadv.objectives import OBJECTIVES, Batch, Objective, Outcome
+from smoothadv.objectives import OBJECTIVES, Batch, Outcome
+from smoothadv.objectives.shared.copies import CopiesObjective
 from smoothadv.objectives.shared.weights import resolve, weight
-from smoothadv.settings import noise_level, perturbation_size, positive_int, setting
+from smoothadv.settings import perturbation_size, positive_int, setting
 
 _PAPER = {0.25: 0.5, 0.5: 1.0, 1.0: 2.0}
 
 
 @OBJECTIVES.register("cat-rs")
 @dataclass(frozen=True)
-class CatRS(Objective):
+class CatRS(CopiesObjective):
     """1/m times the sum of the K smallest CE(f_i, y) + lambda [K = m] max_i KL(q || softmax f(x + noise*_i)).
 
     K is binomial of m trials with probability q_y, but at least 1, and q are a Gaussian-trained teacher's shares of the
@@ -30,9 +31,6 @@ class CatRS(Objective):
 
     TERMS = ("cross_entropy", "divergence")
     TEACHER = "votes"
-    noise_sd: float = setting(
-        flag="--noise", parse=noise_level, help="standard deviation of the Gaussian noise on images in [0, 1]"
-    )
     num_noise_vec: int = setting(4, parse=positive_int, help="m, the noise draws per image")
     regularization: float = weight()
     noise_steps: int = setting(4, parse=positive_int, help="T, the steps of an attack of noise")
@@ -40,10 +38,6 @@ class CatRS(Objective):
 
     def __post_init__(self) -> None:
         resolve(self, regularization=_PAPER)
-
-    @property
-    def copies(self) -> int:
-        return self.num_noise_vec
 
     @property
     def uniforms(self) -> int:

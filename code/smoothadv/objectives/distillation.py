@@ -5,13 +5,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from smoothadv.objectives import OBJECTIVES, Batch, Objective, Outcome, mean_cross_entropy
-from smoothadv.settings import noise_level, number, positive_int, setting
+from smoothadv.objectives import OBJECTIVES, Batch, Outcome, mean_cross_entropy
+from smoothadv.objectives.shared.copies import CopiesObjective
+from smoothadv.settings import number, setting
 
 
 @OBJECTIVES.register("distillation")
 @dataclass(frozen=True)
-class Distillation(Objective):
+class Distillation(CopiesObjective):
     """a mean_i || f(x + noise_i) - teacher(x + noise_i) ||_2 + (1 - a) mean_i CE(f(x + noise_i), y), with a = 1.
 
     The teacher is the base classifier of a smoothed one, in eval mode; the norm is that of the logits, as in the
@@ -20,19 +21,11 @@ class Distillation(Objective):
 
     TERMS = ("distance", "cross_entropy")
     TEACHER = "logits"
-    noise_sd: float = setting(
-        flag="--noise", parse=noise_level, help="standard deviation of the Gaussian noise on images in [0, 1]"
-    )
-    num_noise_vec: int = setting(1, parse=positive_int, help="m, the noise draws per image")
     transfer: float = setting(
         1.0,
         parse=number(float, "a weight from 0 to 1", lambda value: 0 <= value <= 1),
         help="a, the weight of the distance from the teacher; that of the cross-entropy is 1 - a",
     )
-
-    @property
-    def copies(self) -> int:
-        return self.num_noise_vec
 
     def outcome(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
         """The loss of noisy copies, which the teacher sees, too."""

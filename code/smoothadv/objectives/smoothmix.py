@@ -9,16 +9,17 @@ from torch.nn import functional as F
 
 from smoothadv.attacks.pgd import PGD
 from smoothadv.attacks.shared.geometry import per_example, project_ball
-from smoothadv.objectives import OBJECTIVES, Batch, Objective, Outcome, mean_cross_entropy
+from smoothadv.objectives import OBJECTIVES, Batch, Outcome, mean_cross_entropy
+from smoothadv.objectives.shared.copies import CopiesObjective
 from smoothadv.objectives.shared.weights import resolve
-from smoothadv.settings import noise_level, non_negative_float, positive_float, positive_int, setting
+from smoothadv.settings import non_negative_float, positive_float, positive_int, setting
 
 _PAPER = {0.25: 0.5, 0.5: 1.0, 1.0: 2.0}
 
 
 @OBJECTIVES.register("smoothmix")
 @dataclass(frozen=True)
-class SmoothMix(Objective):
+class SmoothMix(CopiesObjective):
     """mean_i CE(f_i(x), y) + eta r [p correct] mean_i KL((1 - t) p + t / K || softmax f_i((1 - t) x + t x')).
 
     p is the mean softmax of m noisy copies of x, and x' the end of T steps of length ``mix_step_size`` along the
@@ -29,9 +30,6 @@ class SmoothMix(Objective):
     """
 
     TERMS = ("cross_entropy", "mixup")
-    noise_sd: float = setting(
-        flag="--noise", parse=noise_level, help="standard deviation of the Gaussian noise on images in [0, 1]"
-    )
     num_noise_vec: int = setting(2, parse=positive_int, help="m, the noise draws per image")
     mix_steps: int = setting(4, parse=positive_int, help="T, the steps of SmoothMix's attack")
     mix_step_size: float = setting(
@@ -43,10 +41,6 @@ class SmoothMix(Objective):
 
     def __post_init__(self) -> None:
         resolve(self, mix_step_size=_PAPER)
-
-    @property
-    def copies(self) -> int:
-        return self.num_noise_vec
 
     @property
     def uniforms(self) -> int:

@@ -141,7 +141,7 @@ class _Graph:
     """``update.computed`` of ``inputs`` as a graph: a function of others of the same shapes."""
 
     def __init__(self, update: Update, inputs: Inputs, stream: Any, pool: Any) -> None:
-        self._numbers: dict[str, float] = {}
+        self._numbers = {name: value for name, value in vars(inputs).items() if isinstance(value, float)}
         self._inputs, self._graph, choices = _on_device(inputs), cuda.CUDAGraph(), update.seeded(inputs)
         # Meanwhile other threads, which load images, may do what they like.
         with cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):

@@ -12,9 +12,13 @@ def weight() -> Any:
     return setting(None, flag="--lambda", parse=non_negative_float, help=text)
 
 
+def nearest(values: Mapping[float, Any], noise_sd: float) -> Any:
+    """The value for the noise level that is nearest to ``noise_sd``."""
+    return values[min(values, key=lambda level: abs(level - noise_sd))]
+
+
 def resolve(objective: Any, **papers: Mapping[float, Any]) -> None:
     """Give each of the fields that is None the paper's value for the nearest noise level."""
     for field, values in papers.items():
         if getattr(objective, field) is None:
-            nearest = min(values, key=lambda noise_sd: abs(noise_sd - objective.noise_sd))
-            object.__setattr__(objective, field, values[nearest])
+            object.__setattr__(objective, field, nearest(values, objective.noise_sd))
