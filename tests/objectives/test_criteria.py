@@ -222,7 +222,10 @@ every_pair = pytest.mark.parametrize(("build", "slow", "of_images", "given"), PA
 @pytest.mark.parametrize("weight", [0.0, 0.7, 5.0])
 def test_loss_of_two_sets_of_copies_is_that_of_the_formula(build, slow, of_images, given, weight):
     """Its gradient is that of finite differences, also through the first mean, as in SmoothMix's released code."""
-    objective, values = build(weight), [logits(seed, size=0.7).requires_grad_() for seed in (1, 10)]
+    objective, values = build(weight), [logits(seed, size=0.7) for seed in (1, 10)]
+    values[0][:2] *= -1  # the mean of their predictions is wrong
+    assert (values[0].softmax(-1).mean(1).argmax(1) == LABELS).tolist() == [False] * 2 + [True] * 4
+    values = [each.requires_grad_() for each in values]
     loss, terms = objective.combined(*values, LABELS, *given)
     cases = [*zip(values[0].tolist(), values[1].tolist(), LABELS.tolist(), of_images)]
     expected, wrong = (math.fsum(slow(*case, w) for case in cases) / IMAGES for w in (weight, weight + 0.1))

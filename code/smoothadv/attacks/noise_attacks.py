@@ -27,11 +27,12 @@ def until_misclassified(
         return F.cross_entropy(logits, labels.repeat_interleave(noise.shape[1]), reduction="sum")
 
     moved = start = noise.flatten(0, 1)
-    norm, found = l2_norm(start), torch.zeros(len(start), dtype=torch.bool, device=noise.device)
+    norm = l2_norm(start)
     with frozen(model):
         for _ in range(steps):
             gradient, logits = _ascent(model, images, moved, cross_entropy)
-            found = found | (logits.argmax(1) != labels.repeat_interleave(noise.shape[1]))
+            # What is found stays where it is, and is found again.
+            found = logits.argmax(1) != labels.repeat_interleave(noise.shape[1])
             further = moved + size * unit(gradient)
             further = unit(further) * per_example(norm, further)
             moved = torch.where(per_example(found, moved), moved, further)
