@@ -6,8 +6,7 @@ import hashlib
 import io
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -23,6 +22,8 @@ Image: TypeAlias = "PIL.Image.Image"
 """For annotations: only functions that open image files load Pillow."""
 MOST_PIXELS = 89_478_485
 """A quarter of a GiB of RGB, above which Pillow would warn. The environment variable names another bound."""
+IMAGES_FOR_CONSTANTS = 10_000
+"""So many training images decide mean and standard deviation, at most."""
 _VARIABLE = "SMOOTHADV_MAX_PIXELS"
 _OPENING = threading.Lock()
 _GREY_MODES = ("1", "L")
@@ -57,52 +58,51 @@ def open_image(path: Path | io.BytesIO, name: str = "") -> Image:
     return image
 
 
-@contextmanager
-def _reading(name: str) -> Iterator[None]:
-    """Within this context, whatever Pillow raises is a UserError that calls the file ``name``."""
+def read_image(
+    file: Path | io.BytesIO,
+    make: Callable[[Image], Made],
+    name: str,
+    turned: bool = False,
+    size: tuple[int, int] | None = None,
+) -> Made:
+    """What ``make`` makes of an image of 8 bits; UserError, which calls it ``name``, if it is damaged or too large.
+
+    If ``turned``, it is upright as its EXIF data say; if ``size`` is given, width and height must be so.
+    """
+    import PIL.ImageOps
+
     try:
-        yield
+        with open_image(file, name) as image:
+            if size not in (None, image.size):  # before it is decoded
+                raise UserError(
+                    f"{name} is {image.width}x{image.height} pixels where the first image is {size[0]}x{size[1]}; "
+                    "images must have one size, or be resized: --image-size 224, or @224 behind the dataset's name"
+                )
+            if turned:
+                PIL.ImageOps.exif_transpose(image, in_place=True)
+            return make(_eight_bit(image))
     except UserError:
         raise
     except Exception as error:  # for a damaged file Pillow raises nearly any exception
-        reason = " ".join(str(error).split())
-        if type(error).__name__ == "UnidentifiedImageError":
-            reason = "it has no format that Pillow knows"
+        unknown = type(error).__name__ == "UnidentifiedImageError"
+        reason = "it has no format that Pillow knows" if unknown else " ".join(str(error).split())
         raise UserError(f"{name} cannot be read as an image: {reason}") from error
 
 
 def read_pixels(file: Path | io.BytesIO, name: str, shape: tuple[int, int, int] | None = None) -> np.ndarray:
-    """An image as it is stored, uint8 [C, H, W]; UserError if it is damaged, too large or not of the given ``shape``.
+    """An image as it is stored, uint8 [C, H, W]; UserError as above, and if it is not of the given ``shape``.
 
-    Messages call it ``name``. Among RGB images grey becomes RGB; colour never becomes grey.
+    Among RGB images grey becomes RGB; colour never becomes grey.
     """
-    with _reading(name), open_image(file, name) as image:
-        if shape is not None and image.size != (shape[2], shape[1]):  # before it is decoded
-            raise UserError(
-                f"{name} is {image.width}x{image.height} pixels where the first image is {shape[2]}x{shape[1]}; "
-                "images must have one size, or be resized: --image-size 224, or @224 behind the dataset's name"
-            )
-        made = eight_bit(image)
-        if shape is not None and shape[0] == 1 and made.mode != "L":
-            raise UserError(f"{name} is a colour image where the first image is grey; make them all one or the other")
-        array = np.asarray(made.convert("RGB") if shape is not None and shape[0] == 3 else made)
-    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+    size = None if shape is None else (shape[2], shape[1])
+    array = read_image(file, np.array, name, size=size)
+    array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+    if shape is not None and len(array) > shape[0]:
+        raise UserError(f"{name} is a colour image where the first image is grey; make them all one or the other")
+    return array if shape is None else np.broadcast_to(array, shape)
 
 
-def read_photograph(
-    file: str | Path | io.BytesIO, make: Callable[[Image], Made], name: str = "", turned: bool = False
-) -> Made:
-    """What ``make`` makes of an image in RGB, ``turned`` upright as its EXIF data say; errors as above."""
-    import PIL.ImageOps
-
-    source = Path(file) if isinstance(file, str) else file
-    with _reading(name or str(file)), open_image(source, name) as image:
-        if turned:
-            PIL.ImageOps.exif_transpose(image, in_place=True)
-        return make(eight_bit(image).convert("RGB"))
-
-
-def eight_bit(image: Image) -> Image:
+def _eight_bit(image: Image) -> Image:
     """The image in mode L or RGB. Of 16 bits per channel the upper 8 remain, as Pillow reads colours of 16 bits.
 
     Transparency is left out, not blended with a background, as in torchvision and timm. ValueError for whole numbers of

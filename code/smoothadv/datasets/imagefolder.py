@@ -14,13 +14,20 @@ from tqdm import tqdm
 
 from smoothadv.datasets import DATASETS, SPLITS, ImageDataset, Source
 from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription, constants, photographs
-from smoothadv.datasets.image_files import Image, Made, read_photograph, read_pixels, remembered, stamp
-from smoothadv.datasets.preparation import prepared_fingerprint, split_location
+from smoothadv.datasets.image_files import (
+    IMAGES_FOR_CONSTANTS,
+    Image,
+    Made,
+    read_image,
+    read_pixels,
+    remembered,
+    stamp,
+)
+from smoothadv.datasets.preparation import split_location
 from smoothadv.errors import UserError
 from smoothadv.files import read_regular
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
-_IMAGES_FOR_CONSTANTS = 10_000
 
 
 def _folder(root: Path, split: str) -> Path:
@@ -105,7 +112,7 @@ def _describe_folder(root: Path) -> DatasetDescription:
     mean = std = None
     if split == "train":
         # Evenly spaced images, so that every class contributes, and enough of them for 4 decimals.
-        some = files[:: -(-len(files) // _IMAGES_FOR_CONSTANTS)]
+        some = files[:: -(-len(files) // IMAGES_FOR_CONSTANTS)]
         text = remembered("constants", some, lambda: json.dumps(constants(_read_all(some, shape))))
         mean, std = map(tuple, json.loads(text))
     return DatasetDescription(f"imagefolder:{root}", tuple(classes), shape, mean, std, CIFAR_TRAINING)
@@ -118,11 +125,8 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     files = _files(Path(root).expanduser(), split, preparation is not None)
     stamped, labels = [(path, stamp(path)) for path, _ in files], [label for _, label in files]
     if preparation is not None:
-
-        def fingerprint() -> str:
-            return prepared_fingerprint(remembered("bytes", files, lambda: _digest(files)), preparation)
-
-        return StreamedImages(list(zip(stamped, labels)), preparation, description, _read_prepared, fingerprint)
+        content = partial(remembered, "bytes", files, partial(_digest, files))
+        return StreamedImages(list(zip(stamped, labels)), preparation, description, _read_prepared, content)
 
     def read(index: int) -> np.ndarray:
         return _read(_unchanged(*stamped[index]), description.image_shape)
@@ -138,7 +142,7 @@ def _unchanged(path: Path, before: str) -> Path:
 
 
 def _read_prepared(file: tuple[Path, str], make: Callable[[Image], Made]) -> Made:
-    return read_photograph(_unchanged(*file), make, f"imagefolder: {file[0]}", turned=True)
+    return read_image(_unchanged(*file), make, f"imagefolder: {file[0]}", turned=True)
 
 
 def _digest(files: list[tuple[Path, int]]) -> str:

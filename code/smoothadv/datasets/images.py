@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from smoothadv.datasets.augmentation import augmented, draw_augmentation, pixels_of
 from smoothadv.datasets.description import DatasetDescription
-from smoothadv.datasets.image_files import Image, read_photograph
+from smoothadv.datasets.image_files import Image, read_image
 from smoothadv.datasets.preparation import Preparation
 from smoothadv.errors import UserError
 from smoothadv.noise import Purpose, derive_generator
@@ -139,6 +140,10 @@ class ImagesOnDemand(InMemoryImages):
         return self._remembered(super().fingerprint)
 
 
+def _read_file(path: str, make: Transform) -> torch.Tensor:
+    return read_image(Path(path), make, path)
+
+
 class _Files(Dataset[Item | UserError]):
     """Photographs, read and passed through one transform. One that cannot be read gives a UserError as a value.
 
@@ -159,12 +164,15 @@ class _Files(Dataset[Item | UserError]):
         file, label = self.files[index]
         try:
             if self.epoch_seed is None:
-                return self.read(file, self.transform), label
+                return self.read(file, self._made), label
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(derive_generator("cpu", self.epoch_seed, index, Purpose.AUGMENTATION).initial_seed())
-                return self.read(file, self.transform), label
+                return self.read(file, self._made), label
         except UserError as error:
             return error
+
+    def _made(self, image: Image) -> torch.Tensor:
+        return self.transform(image.convert("RGB"))
 
 
 def _collate(items: list[Item | UserError]) -> list[torch.Tensor] | UserError:
@@ -182,7 +190,7 @@ class StreamedImages(Dataset[Item]):
     """Photographs read by worker processes, for datasets that do not fit in memory, as a ``preparation`` makes them.
 
     ``files`` are (path, label) pairs, or have what ``read`` takes in place of paths: it returns what a transform makes
-    of the image, or raises UserError. ``fingerprint`` is that of the dataset; by default, of names, sizes and labels.
+    of the image, or raises UserError. ``content`` returns a hash of files and labels.
     """
 
     def __init__(
@@ -190,10 +198,10 @@ class StreamedImages(Dataset[Item]):
         files: Sequence[tuple[Any, int]],
         preparation: Preparation,
         description: DatasetDescription,
-        read: Read = read_photograph,
-        fingerprint: Callable[[], str] | None = None,
+        read: Read = _read_file,
+        content: Callable[[], str] | None = None,
     ) -> None:
-        self.description, self._preparation, self._fingerprint = description, preparation, fingerprint
+        self.description, self._preparation, self._content = description, preparation, content
         self._evaluation = _Files(files, read, preparation.evaluation)
 
     def __len__(self) -> int:
@@ -232,9 +240,12 @@ class StreamedImages(Dataset[Item]):
             yield pixels.float().div_(255), labels
 
     def fingerprint(self) -> str:
-        """As given, or a hash of relative names, sizes, labels: reading all of ImageNet to start would take hours."""
-        if self._fingerprint is not None:
-            return self._fingerprint()
+        """Of content and preparation; else of relative names, sizes and labels: to read all of ImageNet takes hours."""
+        if self._content is not None:
+            import PIL
+
+            made = f"{self._content()}\n{self._preparation}\nPillow {PIL.__version__}"  # whose versions differ
+            return hashlib.sha256(made.encode()).hexdigest()
         digest = hashlib.sha256()
         for path, label in self._evaluation.files:
             name = "/".join(path.replace(os.sep, "/").split("/")[-2:])

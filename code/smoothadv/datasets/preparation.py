@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Callable
@@ -104,10 +103,3 @@ def split_location(location: str) -> tuple[str, Preparation | None]:
 def prepared_name(dataset: str, preparation: Preparation) -> str:
     """The name of a dataset whose images are prepared in this way."""
     return f"{dataset}@{preparation}"
-
-
-def prepared_fingerprint(content: str, preparation: Preparation) -> str:
-    """A hash of what images are made of, given as a hash of the files' ``content``, and of how they are made of it."""
-    import PIL
-
-    return hashlib.sha256(f"{content}\n{preparation}\nPillow {PIL.__version__}".encode()).hexdigest()
