@@ -114,11 +114,12 @@ def test_grey_image_among_colour_images_becomes_colour_but_no_colour_is_lost(tmp
     assert "ant/b.png is a colour image" in message and "is grey" in message
 
 
-def test_more_than_8_bits_per_channel_are_refused(tmp_path):
+def test_numbers_of_unknown_range_are_refused(tmp_path):
     (tmp_path / "train" / "ant").mkdir(parents=True)
-    Image.fromarray(np.full((4, 5), 40_000, dtype=np.uint16)).save(tmp_path / "train" / "ant" / "deep.png")
-    message = refusal(tmp_path)
-    assert "ant/deep.png" in message and "8 bits" in message
+    for kind in (np.int32, np.float32):
+        Image.fromarray(np.full((4, 5), 40_000, dtype=kind)).save(tmp_path / "train" / "ant" / "deep.tif")
+        message = refusal(tmp_path)
+        assert "ant/deep.tif" in message and "16 bits" in message
 
 
 def png_with_broken_chunk(whole: bytes) -> bytes:

@@ -5,11 +5,11 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from torchvision.transforms import PILToTensor
 
 from smoothadv.datasets.augmentation import augmented, pixels_of
 from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
 from smoothadv.datasets.images import InMemoryImages, StreamedImages
+from smoothadv.datasets.preparation import Preparation
 from support.image_files import random_image, save_image
 
 CPU = torch.device("cpu")
@@ -147,7 +147,7 @@ def streamed(tmp_path):
         paths = [save_image(tmp_path / root / f"class{label}" / "a.png", random_image(label)) for label in (0, 1)]
         files = [(str(path), label) for label, path in enumerate(paths)]
         description = DatasetDescription("made up", ("0", "1"), (3, 4, 5), (0.5,) * 3, (0.5,) * 3, CIFAR_TRAINING)
-        return StreamedImages(edit(files), PILToTensor(), PILToTensor(), description)
+        return StreamedImages(edit(files), Preparation(4), description)
 
     return make
 

@@ -52,7 +52,7 @@ def make_parser() -> Parser:
 
 
 def _quantize(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
-    check_dataset(options.dataset, options.checkpoint)
+    check_dataset(options, options.checkpoint)
     from smoothadv.quantization.request import QuantizeRequest, quantize  # imports torch
 
     request = QuantizeRequest(**fields_given(QuantizeRequest, options), command=tuple(command))

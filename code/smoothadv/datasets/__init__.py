@@ -30,33 +30,31 @@ class Source:
     ``describe(location, data_dir)`` returns its DatasetDescription without reading all images;
     ``load(split, location, data_dir)`` reads a split ("train" or "test"). ``location`` is the text after the
     colon of the name, "" if there is none; a source with ``takes_location`` requires one.
+    With ``takes_preparation`` it may end in "@" and a ``Preparation``, which --image-size appends.
     ``data_dir`` is None where the user named none: the source then uses its default.
     """
 
     describe: Callable[[str, Path | None], DatasetDescription]
     load: Callable[[str, str, Path | None], ImageDataset]
     takes_location: bool = False
+    takes_preparation: bool = False
 
 
 DATASETS: Registry[Source] = Registry("dataset")
 DEFAULT_DATA_DIR = Path("data")
 
 
-def _source(name: str) -> tuple[Source, str]:
+def source_of(name: str) -> tuple[Source, str]:
+    """The source that the name of a dataset names, and the location; UserError where it names none."""
     kind, colon, location = name.partition(":")
     source = DATASETS[kind]
     if source.takes_location and not location:
-        raise UserError(f"dataset '{name}' needs a folder: write {kind}:PATH")
+        raise UserError(f"dataset '{name}' needs a file or folder: write {kind}:PATH")
     if colon and not source.takes_location:
         raise UserError(
             f"dataset '{name}': '{kind}' takes nothing after its name; for your own images write imagefolder:PATH"
         )
     return source, location
-
-
-def check_dataset_name(name: str) -> None:
-    """UserError unless ``name`` names a registered dataset, with a location if the dataset takes one."""
-    _source(name)
 
 
 def describe_dataset(name: str, data_dir: str | Path | None = None) -> DatasetDescription:
@@ -65,7 +63,7 @@ def describe_dataset(name: str, data_dir: str | Path | None = None) -> DatasetDe
     ``data_dir`` is the folder of the files, also of downloaded ones (default: ``data`` in the working folder; for
     imagenet the IMAGENET_DIR variable). UserError on an unknown name or missing files.
     """
-    source, location = _source(name)
+    source, location = source_of(name)
     return source.describe(location, Path(data_dir) if data_dir else None)
 
 
@@ -76,7 +74,7 @@ def get_dataset(name: str, split: str, data_dir: str | Path | None = None) -> Im
     """
     if split not in SPLITS:
         raise UserError(f"unknown split '{split}'; known: {', '.join(SPLITS)}")
-    source, location = _source(name)
+    source, location = source_of(name)
     return source.load(split, location, Path(data_dir) if data_dir else None)
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import numpy as np
 
 from smoothadv.errors import UserError
-from smoothadv.files import check_regular
+from smoothadv.files import cached, check_regular
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -17,12 +22,16 @@ Image: TypeAlias = "PIL.Image.Image"
 """For annotations: only functions that open image files load Pillow."""
 MOST_PIXELS = 89_478_485
 """A quarter of a GiB of RGB, above which Pillow would warn. The environment variable names another bound."""
+IMAGES_FOR_CONSTANTS = 10_000
+"""So many training images decide mean and standard deviation, at most."""
 _VARIABLE = "SMOOTHADV_MAX_PIXELS"
 _OPENING = threading.Lock()
+_GREY_MODES = ("1", "L")
+Made = TypeVar("Made")
 
 
-def open_image(path: Path) -> Image:
-    """The image in a file, of which only the header has been read.
+def open_image(path: Path | io.BytesIO, name: str = "") -> Image:
+    """The image in a file, of which only the header has been read; ``name`` is that of a file in memory.
 
     UserError if it has more than ``MOST_PIXELS``, or than SMOOTHADV_MAX_PIXELS where that is set: a file of 400 kB may
     take many GB. OSError if it is no regular file or no image; for a damaged one Pillow raises nearly any exception.
@@ -32,7 +41,8 @@ def open_image(path: Path) -> Image:
     stated = os.environ.get(_VARIABLE) or str(MOST_PIXELS)
     if not stated.isdecimal() or len(stated) > 18:
         raise UserError(f"{_VARIABLE} is '{stated}': set it to a number of pixels, like {MOST_PIXELS}")
-    check_regular(path)
+    if isinstance(path, Path):
+        check_regular(path)
     with _OPENING:  # Pillow's own bound, of the whole process, is twice as large and cannot be raised by a user
         bound, PIL.Image.MAX_IMAGE_PIXELS = PIL.Image.MAX_IMAGE_PIXELS, None
         try:
@@ -42,7 +52,82 @@ def open_image(path: Path) -> Image:
     if image.width * image.height > int(stated):
         image.close()
         raise UserError(
-            f"{path} has {image.width}x{image.height} pixels, more than {int(stated):,}: the variable {_VARIABLE} "
-            "raises this bound"
+            f"{name or path} has {image.width}x{image.height} pixels, more than {int(stated):,}: the variable "
+            f"{_VARIABLE} raises this bound"
         )
     return image
+
+
+def read_image(
+    file: Path | io.BytesIO,
+    make: Callable[[Image], Made],
+    name: str,
+    turned: bool = False,
+    size: tuple[int, int] | None = None,
+) -> Made:
+    """What ``make`` makes of an image of 8 bits; UserError, which calls it ``name``, if it is damaged or too large.
+
+    If ``turned``, it is upright as its EXIF data say; if ``size`` is given, width and height must be so.
+    """
+    import PIL.ImageOps
+
+    try:
+        with open_image(file, name) as image:
+            if size not in (None, image.size):  # before it is decoded
+                raise UserError(
+                    f"{name} is {image.width}x{image.height} pixels where the first image is {size[0]}x{size[1]}; "
+                    "images must have one size, or be resized: --image-size 224, or @224 behind the dataset's name"
+                )
+            if turned:
+                PIL.ImageOps.exif_transpose(image, in_place=True)
+            return make(_eight_bit(image))
+    except UserError:
+        raise
+    except Exception as error:  # for a damaged file Pillow raises nearly any exception
+        unknown = type(error).__name__ == "UnidentifiedImageError"
+        reason = "it has no format that Pillow knows" if unknown else " ".join(str(error).split())
+        raise UserError(f"{name} cannot be read as an image: {reason}") from error
+
+
+def read_pixels(file: Path | io.BytesIO, name: str, shape: tuple[int, int, int] | None = None) -> np.ndarray:
+    """An image as it is stored, uint8 [C, H, W]; UserError as above, and if it is not of the given ``shape``.
+
+    Among RGB images grey becomes RGB; colour never becomes grey.
+    """
+    size = None if shape is None else (shape[2], shape[1])
+    array = read_image(file, np.array, name, size=size)
+    array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+    if shape is not None and len(array) > shape[0]:
+        raise UserError(f"{name} is a colour image where the first image is grey; make them all one or the other")
+    return array if shape is None else np.broadcast_to(array, shape)
+
+
+def _eight_bit(image: Image) -> Image:
+    """The image in mode L or RGB. Of 16 bits per channel the upper 8 remain, as Pillow reads colours of 16 bits.
+
+    Transparency is left out, not blended with a background, as in torchvision and timm. ValueError for whole numbers of
+    32 bits and floating-point numbers, whose range is not known.
+    """
+    import PIL.Image
+
+    if image.mode.startswith("I;16"):
+        return PIL.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(f"it has more than 16 bits per channel (mode {image.mode}); convert it to 8 bits")
+    image.info.pop("transparency", None)  # of which Pillow would warn
+    return image.convert("L" if image.mode in _GREY_MODES else "RGB")
+
+
+def stamp(path: Path) -> str:
+    """What changes whenever a file is written or replaced."""
+    status = path.stat()
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
+
+
+def remembered(what: str, files: list[tuple[Path, int]], compute: Callable[[], str]) -> str:
+    """What ``compute`` returns, or returned to an earlier process when these files were the same, from the cache."""
+    import PIL
+
+    key = [what, PIL.__version__, *(f"{os.path.abspath(path)} {label} {stamp(path)}" for path, label in files)]
+    name = f"imagefolder-{hashlib.sha256(repr(key).encode()).hexdigest()}"
+    return cached(name, lambda: compute().encode()).decode()

@@ -1,4 +1,4 @@
-"""The user's images: PATH/train/CLASS/* and PATH/test/CLASS/*, all of one size."""
+"""The user's images: PATH/train/CLASS/* and PATH/test/CLASS/*, or PATH/CLASS/* to test on; of one size or prepared."""
 
 import hashlib
 import json
@@ -13,18 +13,31 @@ import numpy as np
 from tqdm import tqdm
 
 from smoothadv.datasets import DATASETS, SPLITS, ImageDataset, Source
-from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
-from smoothadv.datasets.image_files import Image, open_image
+from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription, constants, photographs
+from smoothadv.datasets.image_files import (
+    IMAGES_FOR_CONSTANTS,
+    Image,
+    Made,
+    read_image,
+    read_pixels,
+    remembered,
+    stamp,
+)
+from smoothadv.datasets.preparation import split_location
 from smoothadv.errors import UserError
-from smoothadv.files import cached
+from smoothadv.files import read_regular
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
-_IMAGES_FOR_CONSTANTS = 10_000
-_GREY_MODES = ("1", "L")
+
+
+def _folder(root: Path, split: str) -> Path:
+    """Where the class folders of a split are: without train/ and test/, those of the test split are in ``root``."""
+    is_whole = split == "test" and not any((root / name).is_dir() for name in SPLITS)
+    return root if is_whole else root / split
 
 
 def _class_folders(root: Path, split: str) -> list[str]:
-    folder = root / split
+    folder = _folder(root, split)
     if not folder.is_dir():
         return []
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
@@ -34,60 +47,42 @@ def _classes(root: Path) -> list[str]:
     """The class names, which must be the same in train/ and test/ where both exist."""
     found = {split: _class_folders(root, split) for split in SPLITS}
     if not any(found.values()):
-        raise UserError(f"imagefolder: {root} holds neither train/CLASS/ nor test/CLASS/ folders")
+        for folder in (root, root / "train", root / "test"):
+            flat = next((file for file in folder.glob("*.*") if file.suffix.lower() in _SUFFIXES), None)
+            if flat is not None:
+                raise UserError(
+                    f"imagefolder: {flat} is in no class: put images into a folder per class, {folder}/CLASS/"
+                )
+        raise UserError(f"imagefolder: {root} holds neither train/CLASS/ and test/CLASS/ folders nor CLASS/ folders")
     if all(found.values()) and found["train"] != found["test"]:
         odd = sorted(set(found["train"]) ^ set(found["test"]))
         raise UserError(f"imagefolder: the classes of {root}/train and {root}/test differ in {', '.join(odd[:5])}")
     return found["train"] or found["test"]
 
 
-def _files(root: Path, split: str) -> list[tuple[Path, int]]:
-    """(path, label) of the images of a split, sorted by class and name."""
+def _files(root: Path, split: str, prepared: bool = False) -> list[tuple[Path, int]]:
+    """(path, label) of the images of a split, sorted by class and name; if ``prepared``, GIF too, no hidden ones."""
+    classes, folder = _classes(root), _folder(root, split)
     files = [
         (path, label)
-        for label, name in enumerate(_classes(root))
-        if (root / split / name).is_dir()
-        for path in sorted((root / split / name).iterdir())
-        if path.suffix.lower() in _SUFFIXES
+        for label, name in enumerate(classes)
+        if (folder / name).is_dir()
+        for path in sorted((folder / name).iterdir())
+        if path.suffix.lower() in _SUFFIXES or (prepared and path.suffix.lower() == ".gif")
+        if not (prepared and path.name.startswith("."))
     ]
     if not files:
-        raise UserError(
-            f"imagefolder: no images under {root / split}; expected {root / split}/CLASS/ with files that "
-            f"end in {', '.join(_SUFFIXES)}"
-        )
+        if _folder(root, "test") == root:
+            expected = f"{root} has no train/CLASS/ beside a test/CLASS/, so its CLASS/ folders are for testing alone"
+        else:
+            expected = f"expected {folder}/CLASS/ with files that end in {', '.join(_SUFFIXES)}"
+        raise UserError(f"imagefolder: no images under {folder}; {expected}")
     return files
 
 
 def _read(path: Path, shape: tuple[int, int, int] | None = None) -> np.ndarray:
     """An image file as uint8 [C, H, W]; UserError if it is damaged, too large or not of the given ``shape``."""
-    try:
-        with open_image(path) as image:
-            if shape is not None and image.size != (shape[2], shape[1]):  # before it is decoded
-                raise UserError(
-                    f"imagefolder: {path} is {image.width}x{image.height} pixels where the first image is "
-                    f"{shape[2]}x{shape[1]}; all images must have one size"
-                )
-            array = np.asarray(_eight_bit(image, path, None if shape is None else shape[0]))
-    except UserError:
-        raise
-    except Exception as error:  # for a damaged file Pillow raises nearly any exception
-        reason = " ".join(str(error).split())
-        raise UserError(f"imagefolder: {path} cannot be read as an image: {reason}") from error
-    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
-
-
-def _eight_bit(image: Image, path: Path, channels: int | None) -> Image:
-    """The image with 8 bits per channel. Among RGB images grey becomes RGB; colour never becomes grey."""
-    if image.mode.startswith(("I", "F")):
-        raise UserError(
-            f"imagefolder: {path} has more than 8 bits per channel (mode {image.mode}); convert it to 8 bits"
-        )
-    is_grey = image.mode in _GREY_MODES
-    if channels == 1 and not is_grey:
-        raise UserError(
-            f"imagefolder: {path} is a colour image where the first image is grey; make them all one or the other"
-        )
-    return image.convert("L" if is_grey and channels in (None, 1) else "RGB")
+    return read_pixels(path, f"imagefolder: {path}", shape)
 
 
 def _read_all(files: list[tuple[Path, int]], shape: tuple[int, int, int]) -> np.ndarray:
@@ -100,22 +95,12 @@ def _read_all(files: list[tuple[Path, int]], shape: tuple[int, int, int]) -> np.
     return images
 
 
-def _constants(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Per-channel mean and standard deviation of images uint8 [N, C, H, W], on the [0, 1] scale, to 4 decimals."""
-    levels = np.arange(256) / 255
-    means, deviations = [], []
-    for channel in images.swapaxes(0, 1):
-        # Computed from counts of the 256 levels: as float64 the images would need eight times their memory.
-        weights = sum(np.bincount(image.ravel(), minlength=256) for image in channel) / channel.size
-        mean = weights @ levels
-        means.append(round(float(mean), 4))
-        # A constant channel has deviation 0, which cannot be divided by.
-        deviations.append(round(float(np.sqrt(weights @ (levels - mean) ** 2)), 4) or 1.0)
-    return tuple(means), tuple(deviations)
-
-
 def _describe(location: str, data_dir: Path | None) -> DatasetDescription:
-    return replace(_describe_folder(Path(location).expanduser().resolve()), name=f"imagefolder:{location}")
+    path, preparation = split_location(location)
+    root, name = Path(path).expanduser().resolve(), f"imagefolder:{location}"
+    if preparation is not None:
+        return photographs(name, tuple(_classes(root)), preparation.size)
+    return replace(_describe_folder(root), name=name)
 
 
 @cache
@@ -127,42 +112,47 @@ def _describe_folder(root: Path) -> DatasetDescription:
     mean = std = None
     if split == "train":
         # Evenly spaced images, so that every class contributes, and enough of them for 4 decimals.
-        some = files[:: -(-len(files) // _IMAGES_FOR_CONSTANTS)]
-        text = _remembered("constants", some, lambda: json.dumps(_constants(_read_all(some, shape))))
+        some = files[:: -(-len(files) // IMAGES_FOR_CONSTANTS)]
+        text = remembered("constants", some, lambda: json.dumps(constants(_read_all(some, shape))))
         mean, std = map(tuple, json.loads(text))
     return DatasetDescription(f"imagefolder:{root}", tuple(classes), shape, mean, std, CIFAR_TRAINING)
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
-    from smoothadv.datasets.images import ImagesOnDemand
+    from smoothadv.datasets.images import ImagesOnDemand, StreamedImages
 
-    description = _describe(location, data_dir)
-    files = _files(Path(location).expanduser(), split)
-    stamps = [_stamp(path) for path, _ in files]
+    description, (root, preparation) = _describe(location, data_dir), split_location(location)
+    files = _files(Path(root).expanduser(), split, preparation is not None)
+    stamped, labels = [(path, stamp(path)) for path, _ in files], [label for _, label in files]
+    if preparation is not None:
+        content = partial(remembered, "bytes", files, partial(_digest, files))
+        return StreamedImages(list(zip(stamped, labels)), preparation, description, _read_prepared, content)
 
     def read(index: int) -> np.ndarray:
-        path, _ = files[index]
-        if _stamp(path) != stamps[index]:
-            raise UserError(f"imagefolder: {path} was changed while it was in use")
-        return _read(path, description.image_shape)
+        return _read(_unchanged(*stamped[index]), description.image_shape)
 
-    labels, remembered = [label for _, label in files], partial(_remembered, "fingerprint", files)
-    return ImagesOnDemand(labels, read, lambda: _read_all(files, description.image_shape), remembered, description)
+    known = partial(remembered, "fingerprint", files)
+    return ImagesOnDemand(labels, read, lambda: _read_all(files, description.image_shape), known, description)
 
 
-def _stamp(path: Path) -> str:
-    """What changes whenever a file is written or replaced."""
-    status = path.stat()
-    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
+def _unchanged(path: Path, before: str) -> Path:
+    if stamp(path) != before:
+        raise UserError(f"imagefolder: {path} was changed while it was in use")
+    return path
 
 
-def _remembered(what: str, files: list[tuple[Path, int]], compute: Callable[[], str]) -> str:
-    """What ``compute`` returns, or returned to an earlier process when these files were the same, from the cache."""
-    import PIL
-
-    key = [what, PIL.__version__, *(f"{os.path.abspath(path)} {label} {_stamp(path)}" for path, label in files)]
-    name = f"imagefolder-{hashlib.sha256(repr(key).encode()).hexdigest()}"
-    return cached(name, lambda: compute().encode()).decode()
+def _read_prepared(file: tuple[Path, str], make: Callable[[Image], Made]) -> Made:
+    return read_image(_unchanged(*file), make, f"imagefolder: {file[0]}", turned=True)
 
 
-DATASETS.register("imagefolder")(Source(describe=_describe, load=_load, takes_location=True))
+def _digest(files: list[tuple[Path, int]]) -> str:
+    """A hash of the content, the relative names and the labels of all files."""
+    digest = hashlib.sha256()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing releases the interpreter lock
+        hashed = pool.map(lambda file: hashlib.sha256(read_regular(file[0])).hexdigest(), files)
+        for (path, label), content in zip(files, tqdm(hashed, "hashing images", len(files), delay=2, disable=None)):
+            digest.update(f"{path.parent.name}/{path.name}\t{label}\t{content}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+DATASETS.register("imagefolder")(Source(_describe, _load, takes_location=True, takes_preparation=True))

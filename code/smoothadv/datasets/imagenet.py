@@ -5,22 +5,14 @@ from functools import cache
 from pathlib import Path
 
 from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, ImageDataset, Source
-from smoothadv.datasets.description import IMAGENET_RADII, DatasetDescription, TrainingDefaults
+from smoothadv.datasets.description import photographs
+from smoothadv.datasets.preparation import Preparation
 from smoothadv.errors import UserError
 
 _CLASSES = 1000
 _FOLDERS = {"train": "train", "test": "val"}
-_CROP, _RESIZE = 224, 256
-_DESCRIPTION = DatasetDescription(
-    name="imagenet",
-    class_names=tuple(f"class {label}" for label in range(_CLASSES)),
-    image_shape=(3, _CROP, _CROP),
-    mean=(0.485, 0.456, 0.406),
-    std=(0.229, 0.224, 0.225),
-    # SmoothAdv, appendix D: ImageNet.
-    defaults=TrainingDefaults(batch=400, epochs=90, learning_rate=0.1, learning_rate_step=30),
-    radii=IMAGENET_RADII,
-)
+_SIZE = 224
+_DESCRIPTION = photographs("imagenet", tuple(f"class {label}" for label in range(_CLASSES)), _SIZE)
 
 
 @cache
@@ -44,14 +36,10 @@ def _files(folder: Path) -> list[tuple[str, int]]:
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
-    from torchvision.transforms import v2
-
     from smoothadv.datasets.images import StreamedImages
 
     root = data_dir or Path(os.environ.get("IMAGENET_DIR") or DEFAULT_DATA_DIR / "imagenet")
-    training = v2.Compose([v2.RandomResizedCrop(_CROP), v2.RandomHorizontalFlip(), v2.PILToTensor()])
-    evaluation = v2.Compose([v2.Resize(_RESIZE), v2.CenterCrop(_CROP), v2.PILToTensor()])
-    return StreamedImages(_files((root / _FOLDERS[split]).resolve()), training, evaluation, _DESCRIPTION)
+    return StreamedImages(_files((root / _FOLDERS[split]).resolve()), Preparation(_SIZE), _DESCRIPTION)
 
 
 DATASETS.register("imagenet")(Source(describe=lambda location, data_dir: _DESCRIPTION, load=_load))

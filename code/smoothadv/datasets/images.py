@@ -3,9 +3,9 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,13 +13,15 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from smoothadv.datasets.augmentation import augmented, draw_augmentation, pixels_of
 from smoothadv.datasets.description import DatasetDescription
-from smoothadv.datasets.image_files import Image, open_image
+from smoothadv.datasets.image_files import Image, read_image
+from smoothadv.datasets.preparation import Preparation
 from smoothadv.errors import UserError
 from smoothadv.noise import Purpose, derive_generator
 
 Item = tuple[torch.Tensor, int]
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 Transform = Callable[[Image], torch.Tensor]
+Read = Callable[[Any, Transform], torch.Tensor]
 Indices = Sequence[torch.Tensor]
 """Of the images of each batch: int64 [B], on the CPU."""
 
@@ -138,32 +140,39 @@ class ImagesOnDemand(InMemoryImages):
         return self._remembered(super().fingerprint)
 
 
+def _read_file(path: str, make: Transform) -> torch.Tensor:
+    return read_image(Path(path), make, path)
+
+
 class _Files(Dataset[Item | UserError]):
-    """Image files in colour, passed through one transform. One that cannot be read gives a UserError as a value.
+    """Photographs, read and passed through one transform. One that cannot be read gives a UserError as a value.
 
     If the error was raised, a DataLoader would hide it in a worker's traceback. With ``epoch_seed`` each image has a
     seed for a transform that draws from torch's global generator; with a seed for each worker the images would depend
     on how many workers this machine has.
     """
 
-    def __init__(self, files: list[tuple[str, int]], transform: Transform, epoch_seed: int | None = None) -> None:
-        self.files, self.transform, self.epoch_seed = files, transform, epoch_seed
+    def __init__(
+        self, files: Sequence[tuple[Any, int]], read: Read, transform: Transform, epoch_seed: int | None = None
+    ) -> None:
+        self.files, self.read, self.transform, self.epoch_seed = files, read, transform, epoch_seed
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> Item | UserError:
-        path, label = self.files[index]
+        file, label = self.files[index]
         try:
-            with open_image(Path(path)) as opened:
-                image = opened.convert("RGB")
-        except Exception as error:  # for a damaged file Pillow raises nearly any exception
-            return UserError(f"{path} cannot be read as an image: {' '.join(str(error).split())}")
-        if self.epoch_seed is None:
-            return self.transform(image), label
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_generator("cpu", self.epoch_seed, index, Purpose.AUGMENTATION).initial_seed())
-            return self.transform(image), label
+            if self.epoch_seed is None:
+                return self.read(file, self._made), label
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(derive_generator("cpu", self.epoch_seed, index, Purpose.AUGMENTATION).initial_seed())
+                return self.read(file, self._made), label
+        except UserError as error:
+            return error
+
+    def _made(self, image: Image) -> torch.Tensor:
+        return self.transform(image.convert("RGB"))
 
 
 def _collate(items: list[Item | UserError]) -> list[torch.Tensor] | UserError:
@@ -178,16 +187,22 @@ def _workers() -> int:
 
 
 class StreamedImages(Dataset[Item]):
-    """Images read from files by worker processes, for datasets that do not fit in memory.
+    """Photographs read by worker processes, for datasets that do not fit in memory, as a ``preparation`` makes them.
 
-    ``files`` are (path, label) pairs; ``training`` and ``evaluation`` make uint8 [3, H, W] of a PIL image.
+    ``files`` are (path, label) pairs, or have what ``read`` takes in place of paths: it returns what a transform makes
+    of the image, or raises UserError. ``content`` returns a hash of files and labels.
     """
 
     def __init__(
-        self, files: list[tuple[str, int]], training: Transform, evaluation: Transform, description: DatasetDescription
+        self,
+        files: Sequence[tuple[Any, int]],
+        preparation: Preparation,
+        description: DatasetDescription,
+        read: Read = _read_file,
+        content: Callable[[], str] | None = None,
     ) -> None:
-        self.description = description
-        self._evaluation, self._training = _Files(files, evaluation), partial(_Files, files, training)
+        self.description, self._preparation, self._content = description, preparation, content
+        self._evaluation = _Files(files, read, preparation.evaluation)
 
     def __len__(self) -> int:
         return len(self._evaluation)
@@ -200,7 +215,9 @@ class StreamedImages(Dataset[Item]):
 
     def training_batches(self, batches: Indices, device: torch.device, generator: torch.Generator) -> Batches:
         epoch_seed = int(torch.randint(2**62, (), generator=generator))
-        return self._batches(self._training(epoch_seed), batches, device)
+        transform = self._preparation.training(self.description.horizontal_flip)
+        images = _Files(self._evaluation.files, self._evaluation.read, transform, epoch_seed)
+        return self._batches(images, batches, device)
 
     def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
         return self._batches(self._evaluation, batches, device)
@@ -223,7 +240,12 @@ class StreamedImages(Dataset[Item]):
             yield pixels.float().div_(255), labels
 
     def fingerprint(self) -> str:
-        """A hash of relative names, sizes and labels: reading all of ImageNet to start a job would take hours."""
+        """Of content and preparation; else of relative names, sizes and labels: to read all of ImageNet takes hours."""
+        if self._content is not None:
+            import PIL
+
+            made = f"{self._content()}\n{self._preparation}\nPillow {PIL.__version__}"  # whose versions differ
+            return hashlib.sha256(made.encode()).hexdigest()
         digest = hashlib.sha256()
         for path, label in self._evaluation.files:
             name = "/".join(path.replace(os.sep, "/").split("/")[-2:])

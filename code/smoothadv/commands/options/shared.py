@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
+import os
+import sys
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smoothadv.commands.options.components import add_options
 from smoothadv.commands.runner import Parser
-from smoothadv.datasets import DATASETS, check_dataset_name
+from smoothadv.datasets import DATASETS, source_of
+from smoothadv.datasets.preparation import parsed, prepared_name, split_location
 from smoothadv.errors import UsageError, UserError
 from smoothadv.settings import non_negative_int
 
@@ -16,21 +21,38 @@ if TYPE_CHECKING:
 
 
 def add_dataset(parser: Parser) -> None:
-    """The positional DATASET, whose name ``check_dataset`` checks once all options are known."""
+    """The positional DATASET, whose name ``check_dataset`` checks once all options are known, and --image-size."""
     names = ", ".join(f"{name}:PATH" if DATASETS[name].takes_location else name for name in DATASETS)
-    add_options(parser, {"dataset DATASET": (str, f"one of {names}")})
+    size = "resize images to S x S first, cropped around the centre: the same as DATASET@S (docs/photographs.md)"
+    add_options(parser, {"dataset DATASET": (str, f"one of {names}"), "--image-size S": (parsed, size)})
 
 
-def check_dataset(name: str, checkpoint: Path | None = None) -> None:
-    """A usage error if the dataset is unknown; a ``checkpoint`` may say which plug-in is missing."""
+def check_dataset(options: argparse.Namespace, checkpoint: Path | None = None) -> None:
+    """A usage error if the dataset is unknown; a ``checkpoint`` may say which plug-in is missing.
+
+    --image-size, if it is given, goes behind the dataset's name in ``options``.
+    """
     try:
-        check_dataset_name(name)
+        source, location = source_of(options.dataset)
+        if options.image_size is not None:
+            if not source.takes_preparation or split_location(location)[1] is not None:
+                raise UserError(f"--image-size: images of '{options.dataset}' have a size already: leave it out")
+            options.dataset, options.image_size = prepared_name(options.dataset, options.image_size), None
     except UserError as error:
         from smoothadv.checkpoints import missing_dataset_plugin  # imports torch
 
-        reason = checkpoint and missing_dataset_plugin(checkpoint, name)
+        reason = checkpoint and missing_dataset_plugin(checkpoint, options.dataset)
         reason = f"checkpoint {checkpoint}: {reason}" if reason else str(error)
         raise UsageError(f"argument DATASET: {reason}") from error
+    if source.takes_preparation and split_location(source_of(options.dataset)[1])[1] is not None:
+        _say_what_is_certified(options.dataset)
+
+
+@cache
+def _say_what_is_certified(dataset: str) -> None:
+    """Once for each dataset, whatever many commands of a sweep or processes of torchrun are about."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"{dataset}: noise, perturbations and radii are those of the resized images", file=sys.stderr)
 
 
 def add_running(parser: Parser, existing: str = "refuse") -> None:

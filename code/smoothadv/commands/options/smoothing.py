@@ -83,6 +83,6 @@ def request_fields(
     request: type[EvaluationRequest], options: argparse.Namespace, command: Sequence[str]
 ) -> dict[str, Any]:
     """The fields of a request that options set, which have the same names; ``command`` is the command line."""
-    check_dataset(options.dataset, options.checkpoint)
+    check_dataset(options, options.checkpoint)
     renamed = {"classifier": options.checkpoint, "images": options.dataset, "draws": options.N, "maximum": options.max}
     return {**renamed, "command": tuple(command), **fields_given(request, options)}

@@ -185,7 +185,7 @@ def _needs_attack(objective: type) -> bool:
 
 def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> TrainingRequest:
     """The request that the options, with recipes added, describe; a usage error where they contradict each other."""
-    check_dataset(options.dataset)
+    check_dataset(options)
     objective = _objective(parser, options)
     _refuse_contradictions(parser, options, objective)
     return TrainingRequest(

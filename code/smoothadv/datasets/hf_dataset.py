@@ -1,0 +1,109 @@
+"""Images of the package datasets: hf-dataset:FOLDER that it has saved, or hf-dataset:NAME of its hub."""
+
+import hashlib
+import importlib
+import io
+import os
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smoothadv.datasets import DATASETS, ImageDataset, Source
+from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription, constants, photographs
+from smoothadv.datasets.image_files import IMAGES_FOR_CONSTANTS, Image, Made, read_image, read_pixels
+from smoothadv.datasets.preparation import split_location
+from smoothadv.errors import UserError, first_line
+
+_SPLITS = {"train": ("train",), "test": ("test", "validation")}
+
+
+class _Rows:
+    """A split: labels, and the bytes of image files, which are read from the disk one by one."""
+
+    def __init__(self, name: str, table: Any, datasets: Any) -> None:
+        self.name, kinds = name, table.features.items()
+        images = [column for column, kind in kinds if isinstance(kind, datasets.Image)]
+        labels = [column for column, kind in kinds if isinstance(kind, datasets.ClassLabel)]
+        labels = ["label"] if "label" in labels else labels
+        if len(images) != 1 or len(labels) != 1 or not len(table):
+            held = f"{len(table)} rows of {', '.join(f'{column}: {type(kind).__name__}' for column, kind in kinds)}"
+            raise UserError(f"{name} has {held}; expected a column of Image and a ClassLabel, called label if several")
+        self.classes, self.labels = tuple(table.features[labels[0]].names), list(table[labels[0]])
+        if unknown := [row for row, label in enumerate(self.labels) if label not in range(len(self.classes))]:
+            raise UserError(f"{name}, row {unknown[0]} has no label: take images that have one")
+        self._files = table.select_columns(images).cast_column(images[0], datasets.Image(decode=False))
+        self._column = images[0]
+
+    def file(self, row: int) -> io.BytesIO | Path:
+        stored = self._files[row][self._column] or {"bytes": b""}
+        return Path(stored["path"]) if stored["bytes"] is None else io.BytesIO(stored["bytes"])
+
+    def pixels(self, row: int, shape: tuple[int, int, int] | None = None) -> np.ndarray:
+        return read_pixels(self.file(row), f"{self.name}, row {row}", shape)
+
+    def photograph(self, row: int, make: Callable[[Image], Made]) -> Made:
+        return read_image(self.file(row), make, f"{self.name}, row {row}", turned=True)
+
+    def digest(self) -> str:
+        digest = hashlib.sha256()
+        for row, label in enumerate(self.labels):
+            file = self.file(row)
+            content = file.read_bytes() if isinstance(file, Path) else file.getvalue()
+            digest.update(f"{hashlib.sha256(content).hexdigest()}\t{label}\n".encode())
+        return digest.hexdigest()
+
+
+@cache
+def _rows(path: str) -> dict[str, _Rows]:
+    """The splits "train" and "test"; what has no splits is for testing."""
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError as error:
+        raise UserError(f"hf-dataset:{path} needs the package datasets: pip install 'smoothadv[datasets]'") from error
+    folder = os.path.expanduser(path)
+    try:
+        found = datasets.load_from_disk(folder) if os.path.isdir(folder) else datasets.load_dataset(path)
+    except Exception as error:  # the package has no exception of its own for what it cannot read
+        reason = f"neither a folder that save_to_disk has written nor found on the hub ({first_line(error)[:300]})"
+        raise UserError(f"hf-dataset:{path} is {reason}") from error
+    tables = found if isinstance(found, dict) else {"test": found}
+    pairs = ((split, name) for split, names in _SPLITS.items() for name in reversed(names) if name in tables)
+    rows = {split: _Rows(f"hf-dataset:{path}, split {name}", tables[name], datasets) for split, name in pairs}
+    if len({each.classes for each in rows.values()}) != 1:
+        raise UserError(f"hf-dataset:{path} has {', '.join(tables)}; expected train and test of the same classes")
+    return rows
+
+
+@cache
+def _describe(location: str, data_dir: Path | None) -> DatasetDescription:
+    path, preparation = split_location(location)
+    name, rows = f"hf-dataset:{location}", _rows(path)
+    first = next(iter(rows.values()))
+    if preparation is not None:
+        return photographs(name, first.classes, preparation.size)
+    some = range(0, len(first.labels), -(-len(first.labels) // IMAGES_FOR_CONSTANTS) if "train" in rows else 10**9)
+    images = np.stack([first.pixels(row, first.pixels(0).shape) for row in some])
+    mean, std = constants(images) if "train" in rows else (None, None)
+    return DatasetDescription(name, first.classes, images.shape[1:], mean, std, CIFAR_TRAINING)
+
+
+def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
+    from smoothadv.datasets.images import ImagesOnDemand, StreamedImages
+
+    description, (path, preparation) = _describe(location, data_dir), split_location(location)
+    if (rows := _rows(path).get(split)) is None:
+        raise UserError(f"hf-dataset:{path} has no {split} images, expected the split {' or '.join(_SPLITS[split])}")
+    if preparation is not None:
+        return StreamedImages(list(enumerate(rows.labels)), preparation, description, rows.photograph, rows.digest)
+    read = partial(rows.pixels, shape=description.image_shape)
+
+    def read_all() -> np.ndarray:
+        return np.stack([read(row) for row in range(len(rows.labels))])
+
+    return ImagesOnDemand(rows.labels, read, read_all, lambda compute: rows.digest(), description)
+
+
+DATASETS.register("hf-dataset")(Source(_describe, _load, takes_location=True, takes_preparation=True))

@@ -1,0 +1,106 @@
+"""Arrays of images and labels in a NumPy file, as of MedMNIST or Keras: npz:FILE."""
+
+import zipfile
+from collections.abc import Callable
+from functools import lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+
+from smoothadv.datasets import DATASETS, ImageDataset, Source
+from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription, constants, photographs
+from smoothadv.datasets.image_files import Image, Made
+from smoothadv.datasets.preparation import split_location
+from smoothadv.errors import UserError
+from smoothadv.files import check_regular, read_array_header, refuse_to_inflate
+
+_NAMES = {
+    "train": (("x_train", "y_train"), ("train_images", "train_labels")),
+    "test": (("x_test", "y_test"), ("test_images", "test_labels"), ("images", "labels")),
+}
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """By split: images, uint8 or float32 [N, C, H, W], and labels, int64 [N]. Arrays of objects are not read."""
+    refuse_to_inflate(path)
+    found = {}
+    try:
+        check_regular(path)
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                with archive.open(name) as member:
+                    read_array_header(archive, member, name)
+        with np.load(path, allow_pickle=False) as content:
+            for split, names in ((split, names) for split, pairs in _NAMES.items() for names in pairs):
+                if split not in found and {*names} <= {*content}:
+                    found[split] = _checked(*(content[name] for name in names), *names)
+            if len({(images.dtype, images.shape[1:]) for images, _ in found.values()}) != 1:
+                expected = " or ".join(" and ".join(names) for pairs in _NAMES.values() for names in pairs)
+                raise ValueError(f"it holds {', '.join(content)[:200]}; expected {expected}, of one shape and type")
+    except Exception as error:  # a damaged file can raise nearly anything
+        raise UserError(f"npz: {path} cannot be read: {' '.join(str(error).split())[:500]}") from error
+    return found
+
+
+def _checked(images: np.ndarray, labels: np.ndarray, *names: str) -> tuple[np.ndarray, np.ndarray]:
+    """Both in the form above; ValueError where they cannot be meant. Labels may be a column, as those of MedMNIST."""
+    shape, kind = list(images.shape), images.dtype
+    images = images[:, None] if images.ndim == 3 else images
+    if images.ndim == 4 and images.shape[3] in (1, 3):
+        images = images.transpose(0, 3, 1, 2)
+    is_level = kind == np.uint8 or (kind == np.float32 and images.size and images.min() >= 0 and images.max() <= 1)
+    if not (is_level and images.size and images.ndim == 4 and images.shape[1] in (1, 3)):
+        expected = "[N, H, W, C] or [N, C, H, W] of 1 or 3 channels, uint8 or float32 in [0, 1]"
+        raise ValueError(f"{names[0]} is {kind} {shape}, expected {expected}")
+    if labels.shape not in ((len(images),), (len(images), 1)) or labels.dtype.kind not in "iu" or labels.min() < 0:
+        raise ValueError(f"{names[1]} is {labels.dtype} {list(labels.shape)}, expected {len(images)} numbers from 0")
+    return np.ascontiguousarray(images), labels.reshape(-1).astype(np.int64)
+
+
+def _arrays(location: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    return _read(Path(split_location(location)[0]).expanduser().resolve())
+
+
+def _levels(images: np.ndarray) -> np.ndarray:
+    """Images as uint8: those of float32 rounded to 256 levels."""
+    return images if images.dtype == np.uint8 else np.rint(images * 255).astype(np.uint8)
+
+
+def _describe(location: str, data_dir: Path | None) -> DatasetDescription:
+    found, (_, preparation) = _arrays(location), split_location(location)
+    name, number = f"npz:{location}", 1 + max(int(labels.max()) for _, labels in found.values())
+    classes, shape = tuple(map(str, range(number))), next(iter(found.values()))[0].shape[1:]
+    if preparation is not None:
+        return photographs(name, classes, preparation.size)
+    mean, std = constants(_levels(found["train"][0])) if "train" in found else (None, None)
+    # Nothing says what the images show, so they are neither shifted nor mirrored unless that is asked for.
+    return DatasetDescription(name, classes, shape, mean, std, CIFAR_TRAINING, crop_padding=0, horizontal_flip=False)
+
+
+def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
+    import torch
+
+    from smoothadv.datasets.given import Arrays, GivenImages
+    from smoothadv.datasets.images import InMemoryImages, StreamedImages, fingerprint_of
+
+    description, (path, preparation) = _describe(location, data_dir), split_location(location)
+    if split not in (found := _arrays(location)):
+        raise UserError(f"npz: {path} has no {split} images, which are called {_NAMES[split][0][0]}")
+    images, labels = map(torch.from_numpy, found[split])
+    if preparation is not None:
+        read, content = partial(_picture, found[split][0]), partial(fingerprint_of, images, labels)
+        return StreamedImages(list(enumerate(labels.tolist())), preparation, description, read, content)
+    if images.dtype == torch.uint8:
+        return InMemoryImages(images, labels, description)
+    return GivenImages(Arrays(images, labels), description)
+
+
+def _picture(images: np.ndarray, index: int, make: Callable[[Image], Made]) -> Made:
+    import PIL.Image
+
+    pixels = np.broadcast_to(_levels(images[index]).transpose(1, 2, 0), (*images.shape[2:], 3))
+    return make(PIL.Image.fromarray(np.ascontiguousarray(pixels)))
+
+
+DATASETS.register("npz")(Source(_describe, _load, takes_location=True, takes_preparation=True))

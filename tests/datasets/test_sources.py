@@ -1,0 +1,124 @@
+"""npz:FILE and hf-dataset:PATH: the images and labels that were stored, of one size or prepared, or what is wrong."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from smoothadv.datasets import get_dataset
+from smoothadv.datasets.hf_dataset import _rows
+from smoothadv.datasets.preparation import Preparation
+from support.refusals import refusal
+
+COLOURS = np.random.default_rng(1).integers(0, 256, (6, 12, 10, 3), dtype=np.uint8)
+LABELS = np.array([0, 2, 1, 2, 0, 1])
+FORMS = {
+    "channels last": (COLOURS, LABELS),
+    "channels first, as floats": ((COLOURS / 255).astype(np.float32).transpose(0, 3, 1, 2), LABELS),
+    "grey, a column of labels": (COLOURS[..., 0], LABELS[:, None].astype(np.uint8)),
+}
+
+
+@pytest.mark.parametrize("images, labels", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("names", ["x_{}:y_{}", "{}_images:{}_labels"])
+def test_npz_has_the_images_and_labels_that_were_stored(tmp_path, images, labels, names):
+    arrays = {}
+    for split in ("train", "test"):
+        of_images, of_labels = names.replace("{}", split).split(":")
+        arrays |= {of_images: images, of_labels: labels}
+    np.savez_compressed(tmp_path / "a.npz", **arrays)
+    expected = COLOURS[..., :1] if images.ndim == 3 else COLOURS
+    for split in ("train", "test"):
+        dataset = get_dataset(f"npz:{tmp_path}/a.npz", split)
+        found = torch.stack([image for image, _ in (dataset[index] for index in range(6))])
+        assert torch.allclose(found, torch.tensor(expected.transpose(0, 3, 1, 2) / 255).float())
+        assert [dataset[index][1] for index in range(6)] == LABELS.tolist()
+        assert dataset.description.mean == pytest.approx((expected / 255).mean((0, 1, 2)), abs=1e-4)
+        assert dataset.description.class_names == ("0", "1", "2")
+    prepared = get_dataset(f"npz:{tmp_path}/a.npz@8", "test")
+    pixels = np.broadcast_to(expected[3], (12, 10, 3))
+    assert torch.equal(prepared[3][0] * 255, Preparation(8).evaluation(Image.fromarray(pixels.copy())).float())
+    assert prepared.fingerprint() != dataset.fingerprint()
+
+
+UNFIT = {
+    "no such names": ({"pixels": COLOURS}, "pixels"),
+    "no labels": ({"images": COLOURS}, "labels"),
+    "labels of other images": ({"images": COLOURS, "labels": LABELS[:5]}, "expected 6"),
+    "labels below 0": ({"images": COLOURS, "labels": LABELS - 1}, "from 0"),
+    "levels as floats": ({"images": COLOURS.astype(np.float32), "labels": LABELS}, "in [0, 1]"),
+    "five channels": ({"images": np.zeros((6, 5, 8, 8), np.uint8), "labels": LABELS}, "[6, 5, 8, 8]"),
+    "objects": ({"images": np.array([{}] * 6), "labels": LABELS}, "objects"),
+}
+
+
+@pytest.mark.parametrize("arrays, names", UNFIT.values(), ids=UNFIT)
+def test_npz_that_does_not_fit_is_refused(tmp_path, arrays, names):
+    np.savez(tmp_path / "a.npz", **arrays)
+    assert names in refusal(get_dataset, f"npz:{tmp_path}/a.npz", "test", names=tmp_path / "a.npz")
+
+
+def test_npz_that_is_none_has_no_training_images_or_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "text.npz").write_text("no archive")
+    for name in ("text.npz", "missing.npz", "."):
+        refusal(get_dataset, f"npz:{tmp_path / name}", "test", names=tmp_path / name)
+    np.savez_compressed(tmp_path / "a.npz", images=np.zeros((90, 99, 99), np.uint8), labels=np.zeros(90, int))
+    assert len(get_dataset(f"npz:{tmp_path}/a.npz", "test")) == 90
+    assert "x_train" in refusal(get_dataset, f"npz:{tmp_path}/a.npz", "train")
+    monkeypatch.setenv("SMOOTHADV_MAX_UNPACKED_GIB", "0.0001")
+    (tmp_path / "a.npz").rename(tmp_path / "b.npz")
+    assert "unpacks to" in refusal(get_dataset, f"npz:{tmp_path}/b.npz", "test")
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Saves images and labels as the package datasets does, in splits of these names; returns the dataset's name."""
+    datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
+    datasets.disable_progress_bars()
+
+    def save(*splits: str, images=COLOURS, label=None, image=None) -> str:
+        columns = {"picture": image or datasets.Image(), "label": label or datasets.ClassLabel(names=["x", "y", "z"])}
+        rows = {"picture": [Image.fromarray(each) for each in images], "label": LABELS.tolist()}
+        table = datasets.Dataset.from_dict(rows, features=datasets.Features(columns))
+        (datasets.DatasetDict(dict.fromkeys(splits, table)) if splits else table).save_to_disk(tmp_path / "saved")
+        return f"hf-dataset:{tmp_path / 'saved'}"
+
+    yield save
+    _rows.cache_clear()
+
+
+def test_hf_dataset_has_the_images_that_were_saved(saved):
+    name = saved("train", "validation")
+    for split in ("train", "test"):
+        dataset = get_dataset(name, split)
+        assert all(torch.equal(dataset[row][0] * 255, torch.tensor(COLOURS[row]).permute(2, 0, 1)) for row in range(6))
+        (whole, labels), *_ = dataset.evaluation_batches([torch.arange(6)], torch.device("cpu"))
+        assert torch.equal(whole[5], dataset[5][0]) and labels.tolist() == LABELS.tolist()
+    description = dataset.description
+    assert description.class_names == ("x", "y", "z") and description.image_shape == (3, 12, 10)
+    assert description.mean == pytest.approx((COLOURS / 255).mean((0, 1, 2)), abs=1e-4)
+    prepared = get_dataset(f"{name}@8", "test")
+    assert torch.equal(prepared[3][0] * 255, Preparation(8).evaluation(Image.fromarray(COLOURS[3])).float())
+    assert prepared.fingerprint() == get_dataset(f"{name}@8", "train").fingerprint() != dataset.fingerprint()
+
+
+def test_hf_dataset_of_several_sizes_is_prepared_and_one_table_is_for_testing(saved):
+    name = saved(images=[COLOURS[0], *COLOURS[1:, :9]])
+    images = get_dataset(f"{name}@8", "test")
+    assert images[1][0].shape == (3, 8, 8) and len(images) == 6
+    assert "--image-size" in refusal(get_dataset(name, "test").__getitem__, 1, names="row 1")
+    assert "no train images" in refusal(get_dataset, name, "train")
+
+
+def test_hf_dataset_that_does_not_fit_is_refused(saved, tmp_path, monkeypatch):
+    import datasets
+
+    name = saved("test", label=datasets.Value("int64"))
+    assert "label: Value" in refusal(get_dataset, name, "test", names=name)
+    (tmp_path / "saved" / "dataset_dict.json").write_text("{}")
+    _rows.cache_clear()
+    refusal(get_dataset, name, "test", names=name)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert "pip install 'smoothadv[datasets]'" in refusal(get_dataset, "hf-dataset:other", "test")
