@@ -55,7 +55,7 @@ ALLOWED = {
     "objectives": FOUNDATION | {"attacks", "noise"},
     "graphs": FOUNDATION,
     "smoothing": FOUNDATION | {"architectures", "certification", "devices", "graphs", "memory", "noise"},
-    "core": FOUNDATION | {"certification", "noise", "smoothing"},
+    "core": FOUNDATION | {"architectures", "certification", "noise", "smoothing"},
     "checkpoint_fields": FOUNDATION,
     "ensembles": FOUNDATION,
     "checkpoints": FOUNDATION | {"architectures", "checkpoint_fields", "datasets", "ensembles"},
@@ -63,8 +63,8 @@ ALLOWED = {
     "scripts": {"commands"},
     "__main__": {"commands"},
 }
-ALLOWED["evaluation"] = FOUNDATION | {"analysis", "attacks", "certification", "checkpoints", "datasets", "devices"}
-ALLOWED["evaluation"] |= {"ensembles", "noise", "smoothing"}
+ALLOWED["evaluation"] = FOUNDATION | {"analysis", "architectures", "attacks", "certification", "checkpoints"}
+ALLOWED["evaluation"] |= {"datasets", "devices", "ensembles", "noise", "smoothing"}
 ALLOWED["training"] = FOUNDATION | {"architectures", "attacks", "checkpoints", "datasets", "devices", "graphs", "noise"}
 ALLOWED["training"] |= {"certification", "checkpoint_fields", "ensembles", "objectives", "smoothing"}
 ALLOWED["quantization"] = FOUNDATION | {"architectures", "checkpoints", "datasets", "graphs", "noise", "smoothing"}
