@@ -28,17 +28,19 @@ from smoothadv.errors import UserError, warn
 class BaseClassifier:
     """A base classifier: maps images [B, C, H, W] in [0, 1] to logits [B, K]; in eval mode, on the CPU.
 
-    ``settings`` identify it in a log's manifest; ``source`` has the checkpoints that it is from (None: a module).
+    ``settings`` identify it in a log's manifest; ``source`` has the checkpoints that it is from (None: a module, which
+    is a network by name if it is ``named``).
     """
 
     module: torch.nn.Module
     settings: dict[str, Any]
     source: Members | None = None
+    named: str | None = None
 
     @property
     def name(self) -> str | None:
-        """The checkpoint's path, or how an ensemble was named; None of a module."""
-        return None if self.source is None else str(self.source.name)
+        """The checkpoint's path, or how an ensemble or a network was named; None of a module."""
+        return self.named if self.source is None else str(self.source.name)
 
     @property
     def architectures(self) -> list[str]:
@@ -60,7 +62,7 @@ def base_classifier(
 ) -> BaseClassifier:
     """The classifier in checkpoints, or a copy of a module; UserError where it does not fit the images."""
     if isinstance(source, torch.nn.Module):
-        return _from_module(source, description)
+        return from_module(source, description)
     module = classifier_from_members(source, description, input_layer)
     facts = [
         {
@@ -81,7 +83,8 @@ def _of_ensemble(facts: list[dict[str, Any]], mean: str) -> dict[str, Any]:
     return {**together, "arch": arch, "checkpoint_sha256": digests}
 
 
-def _from_module(module: torch.nn.Module, description: DatasetDescription) -> BaseClassifier:
+def from_module(module: torch.nn.Module, description: DatasetDescription) -> BaseClassifier:
+    """The classifier that a copy of a module is."""
     name = f"{type(module).__module__}.{type(module).__qualname__}"
     settings = {"module_sha256": module_digest(module), "arch": name, "input_layer": None, "training": None}
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):

@@ -54,8 +54,8 @@ def _constants(processor: dict[str, Any], field: str) -> tuple[float, ...] | Non
 
 def _preparation(processor: dict[str, Any]) -> Preparation | None:
     """The transform of preprocessor_config.json; None where it is another one than a Preparation can be."""
-    sizes = [processor.get("size") or {}, processor.get("crop_size") or {}]
-    size, crop = ({"height": one, "width": one} if isinstance(one, int) else one for one in sizes)
+    sizes: list[Any] = [processor.get("size") or {}, processor.get("crop_size") or {}]
+    size, crop = (dict[str, Any](height=one, width=one) if isinstance(one, int) else one for one in sizes)
     edge, side, resample = size.get("shortest_edge"), crop.get("height"), processor.get("resample", 2)
     if not processor.get("do_resize", True) or not 0 <= resample < len(_FILTERS):
         return None

@@ -17,7 +17,7 @@ def timm_network(location: str, pretrained: bool, images: DatasetDescription | N
     import timm
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
-    name, options = f"timm:{location}", {}
+    name, options = f"timm:{location}", dict[str, Any]()
     require_known(name, timm.list_models(), timm.is_model(location) or ":" in location)
     if images is not None:
         options = {"num_classes": images.num_classes, "in_chans": images.image_shape[0]}
