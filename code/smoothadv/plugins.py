@@ -239,7 +239,7 @@ def _found(name: str) -> tuple[ModuleSpec, str, str]:
     try:
         return _file_spec(module, str(path)), name, f"{path.name}{function}"
     except OSError as error:
-        raise UsageError(f"--plugin: {name} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{'' if named else '--plugin: '}{name} cannot be read: {error.strerror}") from error
 
 
 def _digest(spec: ModuleSpec, name: str) -> str:

@@ -18,7 +18,7 @@ from smoothadv.architectures.libraries import LIBRARIES, library_network
 from smoothadv.architectures.logits import try_on
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.description import DatasetDescription
-from smoothadv.errors import UserError
+from smoothadv.errors import UserError, first_line
 from smoothadv.registry import Registry, discover
 
 ARCHITECTURES: Registry[Callable[[DatasetDescription], nn.Module]] = Registry("architecture")
@@ -33,6 +33,8 @@ def names_network(name: str) -> bool:
 def require_architecture(name: str) -> str:
     """``name`` if it is that of an architecture, without loading code of the user's; UnknownNameError otherwise."""
     is_known = name in plugins.FUNCTIONS or (names_network(name) and not plugins.names_function(name))
+    if not is_known and ":" in name and name not in ARCHITECTURES:
+        LIBRARIES.require(name.partition(":")[0])
     return name if is_known else ARCHITECTURES.require(name)
 
 
@@ -84,7 +86,12 @@ def pretrained_architecture(
 
 def user_network(name: str, description: DatasetDescription) -> nn.Module:
     """What the function FILE.py:FUNCTION, which is loaded, returns for a description; UserError unless a module."""
-    network = plugins.FUNCTIONS[name](description)
+    try:
+        network = plugins.FUNCTIONS[name](description)
+    except Exception as error:  # of the user's code
+        raise UserError(
+            f"{name} fails for '{description.name}': {type(error).__name__}: {first_line(error)}"
+        ) from error
     if not isinstance(network, nn.Module):
         raise UserError(f"{name} returns a {type(network).__name__}, expected a torch.nn.Module")
     return network
@@ -92,7 +99,7 @@ def user_network(name: str, description: DatasetDescription) -> nn.Module:
 
 def _fitting(network: nn.Module, name: str, description: DatasetDescription) -> nn.Module:
     """The network as a module that returns logits; UserError where it does not fit the images."""
-    fitting, classes = try_on(network.eval(), torch.full(description.image_shape, 0.5))
+    fitting, classes = try_on(network.eval(), torch.full(description.image_shape, 0.5), name)
     if classes != description.num_classes:
         raise UserError(f"{name} has {classes} classes, '{description.name}' has {description.num_classes}")
     return fitting

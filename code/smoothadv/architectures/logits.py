@@ -34,13 +34,16 @@ class LogitsOf(torch.nn.Module):
 
 
 @torch.inference_mode()
-def try_on(network: torch.nn.Module, image: torch.Tensor) -> tuple[torch.nn.Module, int]:
-    """The network as a module that returns logits, and how many it returns for an image [C, H, W]."""
-    name, shape = type(network).__name__, list(image.shape)
+def try_on(network: torch.nn.Module, image: torch.Tensor, called: str = "") -> tuple[torch.nn.Module, int]:
+    """The network as a module that returns logits, and how many it returns for an image [C, H, W].
+
+    UserError, which has the name that the network is ``called`` by, unless it returns logits.
+    """
+    name, shape = called or type(network).__name__, list(image.shape)
     weight = next((value for value in network.parameters() if value.is_floating_point()), image)
     try:
         output = network(image.unsqueeze(0).to(weight.device))
-    except (RuntimeError, ValueError, TypeError) as error:
+    except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
         message = f"{name} cannot be applied to images of shape {shape}, float32 in [0, 1]: {first_line(error)}"
         raise UserError(message) from error
     logits = logits_in(output)

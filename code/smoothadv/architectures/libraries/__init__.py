@@ -63,16 +63,17 @@ def library_network(name: str, pretrained: bool, images: DatasetDescription | No
         raise UserError(f"{name} cannot be made{fitted}: {first_line(error)}") from error
 
 
-def with_weights(name: str, fetch: Callable[[], T], images: DatasetDescription | None) -> T:
-    """What ``fetch`` returns, a network with the pretrained weights of ``name``; UserError where they cannot be had."""
+def fetched(name: str, fetch: Callable[[], T], images: DatasetDescription | None, what: str = "weights") -> T:
+    """What ``fetch`` returns, the weights of ``name`` or ``what`` else belongs to it; UserError if it cannot be had."""
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of each attempt
     try:
         return fetch()
     except ModuleNotFoundError:
         raise
     except Exception as error:  # of a network connection, a file system or a library
-        instead = "without --pretrained it starts from random ones" if images else "--no-pretrained takes random ones"
-        raise UserError(f"the pretrained weights of {name} cannot be had ({first_line(error)}); {instead}") from error
+        instead = "leave --pretrained out for random ones" if images else "--no-pretrained takes random ones"
+        advice = instead if what == "weights" else "check the name and the connection"
+        raise UserError(f"the {what} of {name} cannot be had ({first_line(error)}): {advice}") from error
 
 
 def require_known(name: str, known: list[str], is_known: bool | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, with_weights
+from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, fetched
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.preparation import SQUASH, Preparation
 
@@ -20,14 +20,14 @@ def hf_network(location: str, pretrained: bool, images: DatasetDescription | Non
     name = f"hf:{location}"
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # of a new last layer
-    config = with_weights(name, lambda: AutoConfig.from_pretrained(location), images)
+    config = fetched(name, lambda: AutoConfig.from_pretrained(location), images, "configuration")
     names = [text for _, text in sorted(config.id2label.items())]
     if images is not None:
         config.num_labels = images.num_classes
     if pretrained:
         fit = {"config": config, "ignore_mismatched_sizes": images is not None}
         load = AutoModelForImageClassification.from_pretrained
-        module = with_weights(name, lambda: load(location, **fit), images).float()
+        module = fetched(name, lambda: load(location, **fit), images).float()
     else:
         for field, value in zip(("num_channels", "image_size"), images.image_shape if images else ()):
             if hasattr(config, field):
@@ -56,7 +56,7 @@ def _preparation(processor: dict[str, Any]) -> Preparation | None:
     """The transform of preprocessor_config.json; None where it is another one than a Preparation can be."""
     sizes: list[Any] = [processor.get("size") or {}, processor.get("crop_size") or {}]
     size, crop = (dict[str, Any](height=one, width=one) if isinstance(one, int) else one for one in sizes)
-    edge, side, resample = size.get("shortest_edge"), crop.get("height"), processor.get("resample", 2)
+    edge, side, resample = size.get("shortest_edge"), crop.get("height", 0), processor.get("resample", 2)
     if not processor.get("do_resize", True) or not 0 <= resample < len(_FILTERS):
         return None
     if edge and processor.get("crop_pct"):  # ConvNeXt's
@@ -64,7 +64,7 @@ def _preparation(processor: dict[str, Any]) -> Preparation | None:
             edge, int(edge / processor["crop_pct"]) if edge < _WITHOUT_CROP else SQUASH, _FILTERS[resample]
         )
     if processor.get("do_center_crop"):
-        fits = edge and side and side == crop.get("width") and edge >= side
+        fits = side and edge and side == crop.get("width") and edge >= side
         return Preparation(side, edge, _FILTERS[resample]) if fits else None
     side = size.get("height")
     return Preparation(side, SQUASH, _FILTERS[resample]) if side and side == size.get("width") else None

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, require_known, with_weights
+from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, fetched, require_known
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.preparation import INTERPOLATIONS, SQUASH, Preparation
 
@@ -24,7 +24,7 @@ def timm_network(location: str, pretrained: bool, images: DatasetDescription | N
         if getattr(timm.models.get_pretrained_cfg(location), "fixed_input_size", False):
             options["img_size"] = images.image_shape[1:]
     if pretrained:
-        module = with_weights(name, lambda: timm.create_model(location, pretrained=True, **options), images)
+        module = fetched(name, lambda: timm.create_model(location, pretrained=True, **options), images)
     else:
         module = timm.create_model(location, **options)
     subset = infer_imagenet_subset(module) if images is None else None

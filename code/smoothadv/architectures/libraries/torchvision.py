@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, require_known, with_weights
+from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, fetched, require_known
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.preparation import Preparation
 
@@ -19,7 +19,7 @@ def torchvision_network(location: str, pretrained: bool, images: DatasetDescript
     names, transform = weights.meta["categories"], weights.transforms()
     classes = len(names) if images is None else images.num_classes
     if pretrained:
-        module = with_weights(name, lambda: models.get_model(location, weights=weights), images)
+        module = fetched(name, lambda: models.get_model(location, weights=weights), images)
         if classes != len(names):
             _replace_last_layer(module, classes)
     else:
