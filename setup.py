@@ -10,6 +10,10 @@ OPTIONAL = {
     "slurm": ["submitit>=1.5"],
     "ray": ["ray>=2.40"],
     "onnx": ["onnx>=1.16", "onnxruntime>=1.17"],
+    "timm": ["timm>=1.0"],
+    "transformers": ["transformers>=4.45"],
+    "diffusers": ["diffusers>=0.30"],
+    "datasets": ["datasets>=2.20"],
 }
 
 

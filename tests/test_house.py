@@ -55,7 +55,7 @@ ALLOWED = {
     "objectives": FOUNDATION | {"attacks", "noise"},
     "graphs": FOUNDATION,
     "smoothing": FOUNDATION | {"architectures", "certification", "devices", "graphs", "memory", "noise"},
-    "core": FOUNDATION | {"certification", "noise", "smoothing"},
+    "core": FOUNDATION | {"architectures", "certification", "noise", "smoothing"},
     "checkpoint_fields": FOUNDATION,
     "ensembles": FOUNDATION,
     "checkpoints": FOUNDATION | {"architectures", "checkpoint_fields", "datasets", "ensembles"},
@@ -63,8 +63,8 @@ ALLOWED = {
     "scripts": {"commands"},
     "__main__": {"commands"},
 }
-ALLOWED["evaluation"] = FOUNDATION | {"analysis", "attacks", "certification", "checkpoints", "datasets", "devices"}
-ALLOWED["evaluation"] |= {"ensembles", "noise", "smoothing"}
+ALLOWED["evaluation"] = FOUNDATION | {"analysis", "architectures", "attacks", "certification", "checkpoints"}
+ALLOWED["evaluation"] |= {"datasets", "devices", "ensembles", "noise", "smoothing"}
 ALLOWED["training"] = FOUNDATION | {"architectures", "attacks", "checkpoints", "datasets", "devices", "graphs", "noise"}
 ALLOWED["training"] |= {"certification", "checkpoint_fields", "ensembles", "objectives", "smoothing"}
 ALLOWED["quantization"] = FOUNDATION | {"architectures", "checkpoints", "datasets", "graphs", "noise", "smoothing"}
@@ -305,7 +305,7 @@ def test_requirements_list_what_the_code_imports(built):
     distributions = {"sklearn": "scikit-learn", "PIL": "pillow", "typing_extensions": "typing-extensions"}
     distributions["triton"] = "torch"  # which requires it where there can be a GPU; without it torch draws the noise
     listed = set(re.findall(r"^[\w-]+", (REPOSITORY / "requirements.txt").read_text().lower(), re.MULTILINE))
-    optional = {"submitit", "ray", "onnx", "onnxruntime"}
+    optional = {"submitit", "ray", "onnx", "onnxruntime", "timm", "transformers"}
     extras = metadata.Distribution.at(built).metadata.get_all("Provides-Extra")
     assert optional <= {re.match(r"\w+", line)[0] for line in metadata.Distribution.at(built).requires or []}
     assert {"slurm", "ray", "onnx"} <= set(extras or [])

@@ -11,14 +11,15 @@ import io
 import re
 import warnings
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from smoothadv import plugins
-from smoothadv.architectures import ARCHITECTURES, INPUT_LAYERS, get_architecture
+from smoothadv.architectures import INPUT_LAYERS, get_architecture, require_architecture
 from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.architectures.integer_network import IntegerNetwork
 from smoothadv.checkpoint_fields import checked
@@ -35,6 +36,8 @@ MODULE_PREFIX = "module:"
 """Begins the ``arch`` of a checkpoint whose network is no registered architecture; the name of its class follows."""
 INTEGER = "integer"
 """The field of a checkpoint of integers that describes its network; its ``arch`` begins with this and a colon."""
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""Where an object lies in memory, as Python prints it: another place in every process."""
 _PICKLES_OF_AN_OLD_FILE = 5
 _KINDS = (
     (torch.float32, torch.float64, torch.float16, torch.bfloat16),
@@ -59,7 +62,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     content = _content(Path(path))
     try:
         if not is_module(content) and INTEGER not in content:
-            ARCHITECTURES.require(content["arch"])
+            require_architecture(content["arch"])
     except UnknownNameError as error:
         reason = plugins.missing("architecture", str(content["arch"]), content.get("plugins")) or str(error)
         raise UserError(f"checkpoint {path}: {reason}") from error
@@ -158,6 +161,31 @@ def file_digest(path: str | Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def digest_of(value: Any) -> str:
+    """A SHA-256 of tensors, arrays, text and numbers, also in dicts and lists."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        value = torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(value, torch.Tensor):
+        digest = hashlib.sha256(f"tensor {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(bytes_of(value))
+    elif isinstance(value, (Mapping, list, tuple)):
+        pairs = sorted(value.items()) if isinstance(value, Mapping) else enumerate(value)
+        parts = " ".join(f"{name!r} {digest_of(part)}" for name, part in pairs)
+        digest = hashlib.sha256(f"parts {parts}".encode())
+    else:
+        digest = hashlib.sha256(f"{type(value).__name__} {ADDRESS.sub('', repr(value))}".encode())
+    return digest.hexdigest()
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The values of a tensor; UserError if it has none in memory, or not one after the other."""
+    try:
+        return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    except (RuntimeError, TypeError, ValueError) as error:  # NotImplementedError is a RuntimeError
+        kind = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
+        raise UserError(f"the classifier has a tensor of {kind}, whose values cannot be read: make it dense") from error
 
 
 def load_classifier(

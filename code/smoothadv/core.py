@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from smoothadv.architectures.logits import logits_in
 from smoothadv.bounds import check_alpha
 from smoothadv.certification import ABSTAIN, PROCEDURES, Certificate, Draws, Procedure, Smoothing
 from smoothadv.certification.prediction import predict
 from smoothadv.noise import GaussianNoise, NoiseStream
-from smoothadv.smoothing.classifier import logits_in
 from smoothadv.smoothing.voting import Poll, VoteCounter
 
 Outcome = TypeVar("Outcome")

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.abc import MetaPathFinder
@@ -24,10 +24,13 @@ from typing import Any
 
 from smoothadv.errors import UsageError, UserError, warn
 from smoothadv.files import read_regular
-from smoothadv.registry import REGISTRATIONS, Registration
+from smoothadv.registry import REGISTRATIONS, Registration, Registry
 
 GROUP = "smoothadv.plugins"
 """The entry-point group in which a distribution names its plug-in modules."""
+FUNCTIONS: Registry[Callable[..., Any]] = Registry("architecture")
+"""The functions that plug-ins called FILE.py:FUNCTION are, by these names, in which FILE is without folders."""
+_FUNCTION = re.compile(r"(.+\.py):([^\W\d]\w*)")
 # File by module name, as JSON: processes that this one spawns import from there what they unpickle.
 _FILES = "SMOOTHADV_PLUGIN_FILES"
 # Python imports the modules of plug-in files as submodules of this one, and so loads this one first.
@@ -63,6 +66,8 @@ _entry_points: list[str] = []
 
 def load(name: str | Path, is_installed: bool = False) -> Plugin:
     """Import a plug-in, a file or a module by its dotted name, and so register what it defines.
+
+    FILE.py:FUNCTION is a plug-in, too, which registers this function as the architecture of this name.
 
     A plug-in that is loaded already is not imported again unless its code has changed. UsageError if there is no such
     file or module; UserError, and nothing stays registered, if it raises an exception, registers nothing or takes a
@@ -114,7 +119,7 @@ def used(names: Mapping[str, str | None], components: Iterable[Any] = ()) -> lis
 
     def takes_part(one: Registration) -> bool:
         name = names.get(one.registry.kind) or ""
-        return name.partition(":")[0] == one.name or any(part is one.component for part in objects)
+        return one.name in (name, name.partition(":")[0]) or any(part is one.component for part in objects)
 
     return [plugin for plugin in _loaded.values() if any(map(takes_part, plugin.provides))]
 
@@ -133,7 +138,7 @@ def words() -> list[str]:
 def missing(kind: str, name: str, recorded: Any) -> str:
     """Which plug-in of a checkpoint's record provides ``name`` and is not loaded, as a sentence; "" if none."""
     for record in _providers(kind, name, recorded):
-        place = f"PATH/{record['name']}" if record["name"].endswith(".py") else record["name"]
+        place = f"PATH/{record['name']}" if is_file_name(record["name"]) else record["name"]
         plugin = f"the plug-in {record['name']} (sha256 {record['sha256'][:12]})"
         return f"{kind} '{name}' is from {plugin}, which is not loaded: add --plugin {place}"
     return ""
@@ -152,7 +157,12 @@ def changed_provider(kind: str, name: str, recorded: Any) -> list[Plugin]:
 
 def is_file_name(name: str) -> bool:
     """Whether ``--plugin NAME`` means a file, not a module."""
-    return name.endswith(".py") or "/" in name or os.sep in name or os.path.isfile(name)
+    return name.endswith(".py") or "/" in name or os.sep in name or os.path.isfile(name) or names_function(name)
+
+
+def names_function(name: str) -> bool:
+    """Whether ``name`` is FILE.py:FUNCTION."""
+    return _FUNCTION.fullmatch(name) is not None
 
 
 def _providers(kind: str, name: str, recorded: Any) -> Iterator[dict[str, Any]]:
@@ -220,15 +230,16 @@ def _found(name: str) -> tuple[ModuleSpec, str, str]:
             hint = f"; for the file write {name}.py" if os.path.isfile(f"{name}.py") else ""
             raise UsageError(f"--plugin: there is no module '{name}' on Python's path{hint}")
         return spec, name, name
-    path = Path(name).resolve()
+    named = _FUNCTION.fullmatch(name)
+    path, function = Path(named[1] if named else name).resolve(), f":{named[2]}" if named else ""
     if os.path.isdir(path):  # unlike Path's, no OSError for a name that is too long
         raise UsageError(f"--plugin: {name} is a folder: name a file in it, or a module")
     stem = re.sub(r"\W", "_", path.stem)
-    module = f"{__name__}.{stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
+    module = f"{__name__}.{stem}_{hashlib.sha256(os.fsencode(str(path) + function)).hexdigest()[:8]}"
     try:
-        return _file_spec(module, str(path)), name, path.name
+        return _file_spec(module, str(path)), name, f"{path.name}{function}"
     except OSError as error:
-        raise UsageError(f"--plugin: {name} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{'' if named else '--plugin: '}{name} cannot be read: {error.strerror}") from error
 
 
 def _digest(spec: ModuleSpec, name: str) -> str:
@@ -258,6 +269,11 @@ def _imported(spec: ModuleSpec, name: str) -> tuple[tuple[Registration, ...], fr
             module = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = module  # where dataclasses and pickle look for it
             spec.loader.exec_module(module)
+            if names_function(name):
+                function = getattr(module, name.rpartition(":")[2], None)
+                if not callable(function):
+                    raise UserError(f"plug-in {name} cannot be loaded: the file defines no such function")
+                FUNCTIONS.register(name)(function)
         else:
             importlib.import_module(spec.name)
         if not any(map(_is_foreign, REGISTRATIONS[registered:])):
@@ -274,7 +290,7 @@ def _imported(spec: ModuleSpec, name: str) -> tuple[tuple[Registration, ...], fr
 def _is_foreign(one: Registration) -> bool:
     """Whether a plug-in registered it, not a part of this package that the plug-in was the first to import."""
     package = __name__.partition(".")[0]
-    return one.module.startswith(f"{__name__}.") or one.module.partition(".")[0] != package
+    return one.registry is FUNCTIONS or one.module.startswith(f"{__name__}.") or one.module.partition(".")[0] != package
 
 
 def _of_package(package: str, before: set[str]) -> frozenset[str]:
@@ -295,7 +311,8 @@ def _failure(name: str, error: BaseException) -> UserError:
     """What went wrong while a plug-in was imported, in one line."""
     if isinstance(error, UserError) and str(error).startswith(f"plug-in {name} "):
         return error
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).name == name]
+    file, trace = name.partition(":")[0], traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in trace if Path(frame.filename).name == file]
     line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
     text = next(iter(str(error.msg if isinstance(error, SyntaxError) else error).splitlines()), "")
     where = f", line {line}" if line is not None else ""

@@ -1,9 +1,10 @@
 """The Python face of the package: certify, predict, attack, falsify and train, as functions.
 
-Each takes a ``model``: the path of a checkpoint, or a ``torch.nn.Module`` that maps images [B, C, H, W], float32 in
-[0, 1], to logits [B, K], or to an object or dict with ``logits``; normalization belongs inside it. And ``images``: the
-name of a dataset; a tensor or NumPy array [N, C, H, W] with ``labels`` [N]; a torch Dataset of (image, label) pairs; or
-a DataLoader, whose images are kept in memory. What the arguments mean is what the options of the commands mean.
+Each takes a ``model``: the path of a checkpoint, a network by name like "timm:resnet18", or a ``torch.nn.Module`` that
+maps images [B, C, H, W], float32 in [0, 1], to logits [B, K], or to an object or dict with ``logits``; normalization
+belongs inside it. And ``images``: the name of a dataset; a tensor or NumPy array [N, C, H, W] with ``labels`` [N]; a
+torch Dataset of (image, label) pairs; or a DataLoader, whose images are kept in memory. What the arguments mean is what
+the options of the commands mean.
 
 All functions that evaluate return the rows of a log as a DataFrame, sorted by ``idx``. Given a path, they write that
 log as the commands do, row by row and with a manifest: the same call again continues it after any interruption, and
@@ -23,6 +24,7 @@ import torch
 
 from smoothadv.api import arguments
 from smoothadv.api.arguments import CommonOptions, FilePath, Model, torch_settings_kept
+from smoothadv.architectures import chosen_architecture
 from smoothadv.attacks import GradientAttack
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.given import GivenImages
@@ -264,7 +266,7 @@ def train(
         tested = training if test is None else arguments.dataset_of(model, test, test_labels, num_classes, "images")
         sources, description = (training, tested), training.description
     request = TrainingRequest(
-        classifier=model,
+        classifier=chosen_architecture(model) if isinstance(model, str) else model,
         images=sources,
         outdir=Path(outdir),
         objective=objective,

@@ -18,6 +18,7 @@ from smoothadv.datasets.images import ImageDataset
 from smoothadv.devices import usable_device
 from smoothadv.errors import UserError
 from smoothadv.evaluation.classifiers import count_classes
+from smoothadv.evaluation.named_networks import class_names_of, is_named
 from smoothadv.evaluation.requests import AttackPlan
 
 Model = str | os.PathLike[str] | torch.nn.Module
@@ -41,6 +42,8 @@ class CommonOptions(TypedDict, total=False):
     """What a log calls images that are no named dataset ("images")."""
     input_layer: str | None
     """ "normalize" or "center", where a checkpoint does not record it."""
+    pretrained: bool
+    """A network by name has its own weights, else random ones (True)."""
     num_classes: int | None
     """Where neither the module nor the checkpoint tells it."""
     batch: int | None
@@ -118,7 +121,10 @@ def dataset_of(
 
 
 def _class_names(model: str | Path | torch.nn.Module, image: torch.Tensor, num_classes: int | None) -> Sequence[str]:
-    if isinstance(model, Path):
+    if isinstance(model, Path) and is_named(model):
+        if names := class_names_of(str(model), image):
+            return names
+    elif isinstance(model, Path):
         recorded = [content["classes"] for content in read_members(model).contents if content.get("classes")]
         if recorded:
             return [str(name) for name in recorded[0]]

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from smoothadv import plugins
-from smoothadv.architectures import ARCHITECTURES
+from smoothadv.architectures import ARCHITECTURES, LIBRARIES, chosen_architecture
 from smoothadv.commands.options.attack import in_256ths, unchanged
 from smoothadv.commands.options.components import add_options
 from smoothadv.commands.options.shared import add_dataset, add_running
@@ -27,6 +27,8 @@ _EXAMPLES = """examples:
   python code/train.py digits digits_resnet8 models/taught --noise 0.25 --objective distillation --teacher \\
       models/digits_gaussian/checkpoint.pth.tar
   python code/train.py imagefolder:my_images cifar_resnet20 models/mine --noise 0.25 --epochs 30
+  python code/train.py imagefolder:my_images timm:resnet18 models/tuned --noise 0.25 --pretrained \\
+      --recipe finetune-noise
 """
 
 
@@ -40,7 +42,9 @@ def training_parser(name: str, description: str, examples: str, objective: str, 
     """The parser of train or train_pgd, which differ in their default objective."""
     parser = Parser(prog=name, description=description, epilog=examples)
     add_dataset(parser)
-    arch = ARCHITECTURES.require, f"one of {', '.join(ARCHITECTURES)}"
+    libraries = ", ".join(f"{kind}:NAME" for kind in LIBRARIES if kind != "onnx")
+    text = f"one of {', '.join(ARCHITECTURES)}; of a library: {libraries}; or FILE.py:FUNCTION (docs/networks.md)"
+    arch = chosen_architecture, text
     outdir = Path, "folder for the checkpoint, the log and the arguments"
     add_options(parser, {"arch ARCH": arch, "outdir OUTDIR": outdir})
     add_training(parser, objective, in_256ths if "--released-behaviour" in arguments else unchanged)

@@ -79,4 +79,4 @@ def get_dataset(name: str, split: str, data_dir: str | Path | None = None) -> Im
 
 
 # These import torch, which nobody needs to know the names of datasets.
-discover(__name__, __path__, without=("augmentation", "given", "images", "preparation", "unlabelled"))
+discover(__name__, __path__, without=("augmentation", "given", "images", "preparation", "relabelled", "unlabelled"))

@@ -2,41 +2,45 @@
 
 import copy
 import hashlib
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
+from smoothadv.architectures.logits import logits_in, try_on
 from smoothadv.attacks.estimators import frozen
-from smoothadv.checkpoints import classifier_from_members, file_digest, recorded_input_layer
+from smoothadv.checkpoints import (
+    ADDRESS,
+    bytes_of,
+    classifier_from_members,
+    digest_of,
+    file_digest,
+    recorded_input_layer,
+)
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.ensembles import Members
-from smoothadv.errors import UserError, first_line, warn
-from smoothadv.smoothing.classifier import logits_in
-
-# Where an object lies in memory, as Python prints it: another place in every process.
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+from smoothadv.errors import UserError, warn
 
 
 @dataclass(frozen=True)
 class BaseClassifier:
     """A base classifier: maps images [B, C, H, W] in [0, 1] to logits [B, K]; in eval mode, on the CPU.
 
-    ``settings`` identify it in a log's manifest; ``source`` has the checkpoints that it is from (None: a module).
+    ``settings`` identify it in a log's manifest; ``source`` has the checkpoints that it is from (None: a module, which
+    is a network by name if it is ``named``).
     """
 
     module: torch.nn.Module
     settings: dict[str, Any]
     source: Members | None = None
+    named: str | None = None
 
     @property
     def name(self) -> str | None:
-        """The checkpoint's path, or how an ensemble was named; None of a module."""
-        return None if self.source is None else str(self.source.name)
+        """The checkpoint's path, or how an ensemble or a network was named; None of a module."""
+        return self.named if self.source is None else str(self.source.name)
 
     @property
     def architectures(self) -> list[str]:
@@ -58,7 +62,7 @@ def base_classifier(
 ) -> BaseClassifier:
     """The classifier in checkpoints, or a copy of a module; UserError where it does not fit the images."""
     if isinstance(source, torch.nn.Module):
-        return _from_module(source, description)
+        return from_module(source, description)
     module = classifier_from_members(source, description, input_layer)
     facts = [
         {
@@ -79,7 +83,8 @@ def _of_ensemble(facts: list[dict[str, Any]], mean: str) -> dict[str, Any]:
     return {**together, "arch": arch, "checkpoint_sha256": digests}
 
 
-def _from_module(module: torch.nn.Module, description: DatasetDescription) -> BaseClassifier:
+def from_module(module: torch.nn.Module, description: DatasetDescription) -> BaseClassifier:
+    """The classifier that a copy of a module is."""
     name = f"{type(module).__module__}.{type(module).__qualname__}"
     settings = {"module_sha256": module_digest(module), "arch": name, "input_layer": None, "training": None}
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
@@ -90,13 +95,13 @@ def _from_module(module: torch.nn.Module, description: DatasetDescription) -> Ba
 
 def module_digest(module: torch.nn.Module) -> str:
     """A SHA-256, in hexadecimal, of a module's structure as printed, weights and buffers; its code is not covered."""
-    digest = hashlib.sha256(_ADDRESS.sub("", repr(module)).encode())
+    digest = hashlib.sha256(ADDRESS.sub("", repr(module)).encode())
     for name, value in module.state_dict().items():
         if not isinstance(value, torch.Tensor):  # what a module's get_extra_state returns
-            digest.update(f"{name} {_ADDRESS.sub('', repr(value))}\n".encode())
+            digest.update(f"{name} {ADDRESS.sub('', repr(value))}\n".encode())
             continue
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(_bytes_of(value))
+        digest.update(bytes_of(value))
     return digest.hexdigest()
 
 
@@ -108,44 +113,7 @@ def classifier_digest(module: torch.nn.Module, settings: Mapping[str, Any]) -> s
     """
     named = {name: settings.get(name) for name in ("arch", "input_layer", "plugins")}
     tensors = *module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)
-    return _digest_of([named, {**dict(tensors), **module.state_dict()}])
-
-
-def _digest_of(value: Any) -> str:
-    """A SHA-256 of tensors, arrays, text and numbers, also in dicts and lists."""
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        value = torch.from_numpy(np.ascontiguousarray(value))
-    if isinstance(value, torch.Tensor):
-        digest = hashlib.sha256(f"tensor {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(_bytes_of(value))
-    elif isinstance(value, (Mapping, list, tuple)):
-        pairs = sorted(value.items()) if isinstance(value, Mapping) else enumerate(value)
-        parts = " ".join(f"{name!r} {_digest_of(part)}" for name, part in pairs)
-        digest = hashlib.sha256(f"parts {parts}".encode())
-    else:
-        digest = hashlib.sha256(f"{type(value).__name__} {_ADDRESS.sub('', repr(value))}".encode())
-    return digest.hexdigest()
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The values of a tensor; UserError if it has none in memory, or not one after the other."""
-    try:
-        return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-    except (RuntimeError, TypeError, ValueError) as error:  # NotImplementedError is a RuntimeError
-        kind = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
-        raise UserError(f"the classifier has a tensor of {kind}, whose values cannot be read: make it dense") from error
-
-
-class LogitsOf(torch.nn.Module):
-    """Calls a network that returns an object or a mapping with ``logits``, and returns the logits."""
-
-    def __init__(self, network: torch.nn.Module, is_mapping: bool) -> None:
-        super().__init__()
-        self.network, self.is_mapping = network, is_mapping
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        output = self.network(images)
-        return output["logits"] if self.is_mapping else output.logits
+    return digest_of([named, {**dict(tensors), **module.state_dict()}])
 
 
 def logits_of(network: torch.nn.Module, description: DatasetDescription) -> torch.nn.Module:
@@ -153,7 +121,7 @@ def logits_of(network: torch.nn.Module, description: DatasetDescription) -> torc
 
     It must accept a grey image of the shape in ``description`` and return one logit for each class there.
     """
-    classifier, classes = _try_on(network, torch.full(description.image_shape, 0.5))
+    classifier, classes = try_on(network, torch.full(description.image_shape, 0.5))
     if classes != description.num_classes:
         raise UserError(
             f"{type(network).__name__} has {classes} classes, the images of '{description.name}' have "
@@ -165,7 +133,7 @@ def logits_of(network: torch.nn.Module, description: DatasetDescription) -> torc
 def count_classes(network: torch.nn.Module, image: torch.Tensor) -> int:
     """K, the number of logits that a network returns for an image [C, H, W]; UserError where it returns none."""
     with frozen(network):
-        return _try_on(network, image)[1]
+        return try_on(network, image)[1]
 
 
 @contextmanager
@@ -184,21 +152,3 @@ def trained_on_logits(network: torch.nn.Module, description: DatasetDescription)
     finally:
         if hook is not None:
             hook.remove()
-
-
-@torch.inference_mode()
-def _try_on(network: torch.nn.Module, image: torch.Tensor) -> tuple[torch.nn.Module, int]:
-    """The network as a module that returns logits, and how many it returns for an image [C, H, W]."""
-    name, shape = type(network).__name__, list(image.shape)
-    weight = next((value for value in network.parameters() if value.is_floating_point()), image)
-    try:
-        output = network(image.unsqueeze(0).to(weight.device))
-    except (RuntimeError, ValueError, TypeError) as error:
-        message = f"{name} cannot be applied to images of shape {shape}, float32 in [0, 1]: {first_line(error)}"
-        raise UserError(message) from error
-    logits = logits_in(output)
-    if logits.dim() != 2 or len(logits) != 1:
-        raise UserError(f"{name} returns logits of shape {list(logits.shape)} for one image, expected [1, K]")
-    if output is logits:
-        return network, logits.shape[1]
-    return LogitsOf(network, isinstance(output, Mapping)), logits.shape[1]

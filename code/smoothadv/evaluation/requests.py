@@ -36,8 +36,9 @@ DEFAULT_FRACTION, DEFAULT_FALSE_ALARM = 0.999, 0.001
 class EvaluationRequest:
     """The fields that all requests share.
 
-    - ``classifier``: a checkpoint, an ensemble as ``ensembles`` names it, or a module that maps images [B, C, H, W] in
-      [0, 1] to logits [B, K]; ``input_layer`` ("normalize" or "center") where a checkpoint does not record it.
+    - ``classifier``: a checkpoint, an ensemble as ``ensembles`` names it, a network by name, with its weights if
+      ``pretrained``, or a module that maps images [B, C, H, W] in [0, 1] to logits [B, K]; ``input_layer`` ("normalize"
+      or "center") where a checkpoint does not record it.
     - ``images``: the name of a dataset, whose files lie in ``data_dir``, or the images themselves. Of the dataset's
       ``split`` every ``skip``-th image is used, at most ``maximum`` of them (None: all).
     - ``sigma`` > 0 on images in [0, 1]; ``alpha`` is the probability of a false statement per image; ``seed`` that of
@@ -56,6 +57,7 @@ class EvaluationRequest:
     seed: int = 0
     draws: int | None = None
     input_layer: str | None = None
+    pretrained: bool = True
     data_dir: str | Path | None = None
     split: str = "test"
     skip: int = 1

@@ -19,6 +19,7 @@ from smoothadv.datasets.images import ImageDataset
 from smoothadv.devices import default_device, device_name, device_of_process
 from smoothadv.errors import UsageError, UserError, first_line, warn
 from smoothadv.evaluation.classifiers import BaseClassifier, base_classifier, classifier_digest
+from smoothadv.evaluation.named_networks import named_network
 from smoothadv.evaluation.requests import EvaluationRequest, select_examples
 from smoothadv.evaluation.shards import shards_of
 from smoothadv.evaluation.workers import Workers, join_workers
@@ -174,11 +175,19 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
         make_deterministic()
     if getattr(request, "attack", None) is not None:  # before the digest of the logits
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
-    given, images = request.classifier, request.images
     # First, since reading or downloading images takes longer.
-    source = given if isinstance(given, torch.nn.Module) else read_members(given)
+    named, given = named_network(request), request.classifier
+    if named:
+        request, notes = named.prepared(request)
+    else:
+        source, notes = given if isinstance(given, torch.nn.Module) else read_members(given), []
+    images = request.images
     dataset = get_dataset(images, request.split, request.data_dir) if isinstance(images, str) else images
-    base = base_classifier(source, dataset.description, request.input_layer)
+    if named:
+        dataset = named.relabelled(dataset)
+        base = named.base(dataset.description)
+    else:
+        base = base_classifier(source, dataset.description, request.input_layer)
     workers = join_workers()
     if workers is not None and request.shard is not None:
         raise UserError("--shard is not read under torchrun, which shares the examples out by itself: leave it out")
@@ -192,11 +201,13 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
     key = NoiseKey(digest, fingerprint, request.sigma, request.seed)
     classifier = base.module.to(device)
     if is_first:
+        for note in notes:
+            warn(note)
         base.warn_about_mismatch(request.images if isinstance(request.images, str) else None, request.sigma)
     example = dataset[0][0] if len(dataset) else None
     voter = arrange(classifier, device, example, request.precision)
-    if example is not None and isinstance(source, torch.nn.Module):
-        _check_module(voter, example, type(source).__name__, is_first)
+    if example is not None and base.source is None:
+        _check_module(voter, example, base.name or type(given).__name__, is_first)
     noise = noise_kind(sound)(request.sigma, request.seed, key=key)
     batch = request.batch or recorded_number(request, log, "batch")
     if batch is None:

@@ -15,9 +15,11 @@ from smoothadv.devices import default_device, device_name
 from smoothadv.errors import UserError
 from smoothadv.evaluation.certifying import make_procedure, plan_of
 from smoothadv.evaluation.log_writing import write_log
+from smoothadv.evaluation.named_networks import is_named
 from smoothadv.evaluation.requests import CertifyRequest
 from smoothadv.evaluation.smoothing_job import prepare
 from smoothadv.files import read_regular
+from smoothadv.plugins import names_function
 from smoothadv.readers import read_certification_log
 from smoothadv.records import differing_settings, read_manifest_file, settings_and_logits
 
@@ -28,7 +30,18 @@ if TYPE_CHECKING:
 _FIELDS = {
     **{
         name: name
-        for name in ("split", "sigma", "alpha", "seed", "precision", "batch", "input_layer", "method", "sound")
+        for name in (
+            "split",
+            "sigma",
+            "alpha",
+            "seed",
+            "precision",
+            "batch",
+            "input_layer",
+            "method",
+            "sound",
+            "pretrained",
+        )
     },
     **{"dataset": "images", "N0": "n0", "N": "draws", "compiled": "compile"},
 }
@@ -88,20 +101,24 @@ def _request(request: VerifyRequest, manifest: dict[str, Any]) -> CertifyRequest
     """The request that made the log, as its manifest records it; UserError where that does not say enough."""
     settings, recorded = manifest["settings"], [run["checkpoint"] for run in manifest["runs"] if run.get("checkpoint")]
     method, classifier = settings.get("method"), request.classifier or next(map(Path, recorded), None)
-    if "module_sha256" in settings or settings.get("split", "") is None:
+    if ("module_sha256" in settings and "library" not in settings) or settings.get("split", "") is None:
         raise UserError(
             f"{request.log} is of a module or of images that a program handed over: only it can repeat them"
         )
     if classifier is None or method not in PROCEDURES:
         what = "checkpoint: name it with --classifier" if method in PROCEDURES else "certification procedure"
         raise UserError(f"the manifest of {request.log} names no {what}")
+    if request.classifier is None and names_function(str(classifier)):
+        raise UserError(f"{request.log} is of code in a file, which is not run unasked: add --classifier {classifier}")
     try:
-        contents = read_members(classifier).contents
+        contents = () if is_named(classifier) else read_members(classifier).contents
     except UserError as error:
         raise UserError(f"{error}; --classifier names the one of {request.log}") from error
     names = {field.name for field in dataclasses.fields(PROCEDURES[method])} & settings.keys()
     given = {name: tuple(value) if isinstance(value := settings[name], list) else value for name in names}
     fields = {field: settings[name] for name, field in _FIELDS.items() if settings.get(name) is not None}
+    if is_named(classifier):  # whose library says it
+        fields.pop("input_layer", None)
     if isinstance(layers := fields.get("input_layer"), list):  # of an ensemble: asked for where it is not recorded
         of_each = (layer for layer, content in zip(layers, contents) if content.get("input_layer") is None)
         fields["input_layer"] = next(of_each, None)

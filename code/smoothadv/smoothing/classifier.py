@@ -6,7 +6,7 @@ changes are recorded in a log's settings.
 
 import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,19 +25,6 @@ from smoothadv.smoothing.folding import fold
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # The most images in a pass of an attack; the number of noisy images above which a CPU gains nothing.
 _MOST_EXAMPLES, _ENOUGH_FOR_A_CPU = 64, 16
-
-
-def logits_in(output: Any) -> torch.Tensor:
-    """The logits in a network's output: a tensor, or the ``logits`` of an object or mapping; UserError for others."""
-    if isinstance(output, torch.Tensor):
-        return output
-    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    if isinstance(logits, torch.Tensor):
-        return logits
-    raise UserError(
-        f"the classifier returns a {type(output).__name__}; it must return logits [B, K], or an object or dict with "
-        ".logits"
-    )
 
 
 class VotingClassifier(nn.Module):

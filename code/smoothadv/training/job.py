@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from smoothadv.architectures import get_architecture
+from smoothadv.architectures import get_architecture, pretrained_architecture
 from smoothadv.checkpoints import (
     INTEGER,
+    digest_of,
     file_digest,
     read_checkpoint,
     recorded_input_layer,
@@ -115,10 +116,14 @@ def _model(
 ) -> tuple[DatasetDescription, str | None, torch.nn.Module, str | None]:
     """Description with the model's constants, input layer, model, and what it starts from."""
     if not isinstance(request.classifier, str):
-        if request.pretrained_model is not None or request.input_layer is not None:
-            raise UserError("a module has weights and input layer: leave pretrained_model and input_layer out")
+        if request.pretrained_model is not None or request.input_layer is not None or request.pretrained:
+            raise UserError(
+                "a module has weights and input layer: leave pretrained_model, pretrained and input_layer out"
+            )
         return description, None, request.classifier, None
     path, content = request.pretrained_model, None
+    if request.pretrained and path is not None:
+        raise UsageError("--pretrained and --pretrained-model both say where to start: leave one of them out")
     input_layer = request.input_layer or "normalize"
     if path is not None:
         content = read_checkpoint(path)
@@ -130,6 +135,9 @@ def _model(
     if content is not None and INTEGER in content:
         raise UserError(f"{path} is a checkpoint of integers: add --finetune-quantized to train them")
     torch.manual_seed(derive_generator("cpu", request.seed).initial_seed())
+    if request.pretrained:
+        description, model = pretrained_architecture(request.classifier, description, input_layer)
+        return description, input_layer, model, f"starting from the weights of {request.classifier}"
     model = get_architecture(request.classifier, description, input_layer)
     if content is None or path is None:
         return description, input_layer, model, None
@@ -174,6 +182,8 @@ def _recipe(job: Job) -> dict[str, Any]:
     }
     if request.pretrained_model:
         recipe["pretrained_sha256"] = file_digest(request.pretrained_model)
+    if request.pretrained:
+        recipe["pretrained_sha256"] = digest_of(job.model.state_dict())
     if job.teacher is not None:
         recipe["teacher_sha256"] = job.teacher.sha256
     if pseudo_labelled is not None:

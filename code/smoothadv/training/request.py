@@ -71,7 +71,8 @@ class TrainingRequest:
     - ``classifier``: the name of an architecture, or a module that maps images [B, C, H, W] in [0, 1] to logits
       [B, K] and is trained in place. ``input_layer`` ("normalize" or "center"; None: normalize, or that of
       ``pretrained_model``, a checkpoint to start from) is for architectures. With ``finetune_quantized`` that one is of
-      integers, which are trained; float32 is the only precision then.
+      integers, which are trained; float32 is the only precision then. ``pretrained`` starts from the weights, mean and
+      std of the library whose network ``classifier`` names.
     - ``images``: the name of a dataset, whose files lie in ``data_dir``, or training images and test images.
       ``crop_padding`` and ``horizontal_flip`` augment them (None: as the dataset does). ``use_unlabelled`` is a file of
       pseudo-labelled images, whose loss counts ``unlabelled_weight`` (eta) times.
@@ -97,6 +98,7 @@ class TrainingRequest:
     crop_padding: int | None = None
     horizontal_flip: bool | None = None
     pretrained_model: Path | None = None
+    pretrained: bool = False
     finetune_quantized: bool = False
     policy: DataPolicy | None = None
     teacher: Path | None = None
@@ -167,6 +169,7 @@ class TrainingRequest:
         return {
             "dataset": self.dataset,
             "arch": self.arch,
+            **({"pretrained": True} if self.pretrained else {}),
             "seed": self.seed,
             "crop_padding": description.crop_padding,
             "horizontal_flip": description.horizontal_flip,

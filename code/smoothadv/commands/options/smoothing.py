@@ -36,7 +36,8 @@ _WHAT = {
     "checkpoint CHECKPOINT": (
         Path,
         "checkpoint.pth.tar of a trained or released model, or an ensemble: A.pth.tar+B.pth.tar, the mean of the "
-        "logits, or a TOML file with members = ['A.pth.tar', 'B.pth.tar'] and mean = 'logits' or 'probabilities'",
+        "logits, or a TOML file with members = ['A.pth.tar', 'B.pth.tar'] and mean = 'logits' or 'probabilities'; or a "
+        "network by name: torchvision:NAME, timm:NAME, hf:PATH_OR_NAME, onnx:FILE, FILE.py:FUNCTION (docs/networks.md)",
     ),
     "sigma SIGMA": (positive_noise_level, "standard deviation of the smoothing noise on images in [0, 1]"),
 }
@@ -73,7 +74,8 @@ def add_smoothing(parser: Parser, outfile: str, n_help: str, output: str = "outf
     alpha = "probability of a false statement per image (default: 0.001)"
     add_options(group, {"--N": (_draws, n_help), "--alpha": (probability, alpha, 0.001)})
     layer = "first layer of a model whose checkpoint does not record it (released checkpoints do not)"
-    add_options(parser, {"--input-layer": (INPUT_LAYER_NAMES, layer)})
+    random = "random weights, drawn from --seed, for a network by name: to try things out"
+    add_options(parser, {"--input-layer": (INPUT_LAYER_NAMES, layer), "--no-pretrained": (None, random)})
     add_options(parser.add_argument_group("images"), _IMAGES)
     add_running(parser, existing="resume")
     add_options(parser.add_argument_group("speed"), _SPEED)
@@ -85,4 +87,5 @@ def request_fields(
     """The fields of a request that options set, which have the same names; ``command`` is the command line."""
     check_dataset(options, options.checkpoint)
     renamed = {"classifier": options.checkpoint, "images": options.dataset, "draws": options.N, "maximum": options.max}
+    renamed["pretrained"] = not options.no_pretrained
     return {**renamed, "command": tuple(command), **fields_given(request, options)}

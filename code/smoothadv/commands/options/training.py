@@ -68,6 +68,11 @@ _DATA = {
         Path,
         "start from these weights, with a new classification layer where the classes differ",
     ),
+    "--pretrained": (
+        None,
+        "start from the weights, mean and standard deviation of the library whose network ARCH names, with a new "
+        "classification layer where the number of classes differs",
+    ),
     "--finetune-quantized": (
         None,
         "start from a --pretrained-model of integers, which quantize made, and train these: rounded in each pass, with "

@@ -1,0 +1,51 @@
+"""``timm:NAME``: the classifiers of PyTorch Image Models, a name of ``timm.list_models()`` or with a tag."""
+
+import math
+from typing import Any
+
+from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, fetched, require_known
+from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets.preparation import INTERPOLATIONS, SQUASH, Preparation
+
+
+@LIBRARIES.register("timm")
+def timm_network(location: str, pretrained: bool, images: DatasetDescription | None) -> LibraryNetwork:
+    """A network of timm; for ``images`` with their classes and channels, and with their size where it has a fixed one.
+
+    timm adapts pretrained weights to another number of channels, and positions to another size.
+    """
+    import timm
+    from timm.data import ImageNetInfo, infer_imagenet_subset
+
+    name, options = f"timm:{location}", dict[str, Any]()
+    require_known(name, timm.list_models(), timm.is_model(location) or ":" in location)
+    if images is not None:
+        options = {"num_classes": images.num_classes, "in_chans": images.image_shape[0]}
+        if getattr(timm.models.get_pretrained_cfg(location), "fixed_input_size", False):
+            options["img_size"] = images.image_shape[1:]
+    if pretrained:
+        module = fetched(name, lambda: timm.create_model(location, pretrained=True, **options), images)
+    else:
+        module = timm.create_model(location, **options)
+    subset = infer_imagenet_subset(module) if images is None else None
+    info = ImageNetInfo(subset) if subset else None
+    synsets, texts = (info.label_names(), info.label_descriptions()) if info else ([], [])
+    config = timm.data.resolve_model_data_config(module)
+    return LibraryNetwork(
+        module=module,
+        version=f"timm {timm.__version__}",
+        class_names=tuple((text, synset) for text, synset in zip(texts, synsets)),
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        preparation=_preparation(config),
+    )
+
+
+def _preparation(config: dict[str, Any]) -> Preparation | None:
+    """timm's evaluation transform; None where it is another one than a Preparation can be."""
+    (_, height, width), share, mode = config["input_size"], config["crop_pct"], config["crop_mode"]
+    if height != width or config["interpolation"] not in INTERPOLATIONS:
+        return None
+    if mode == "squash" and share == 1:
+        return Preparation(height, SQUASH, config["interpolation"])
+    return Preparation(height, math.floor(height / share), config["interpolation"]) if mode == "center" else None

@@ -1,0 +1,43 @@
+"""``torchvision:NAME``: torchvision's classifiers, with their default weights."""
+
+from torch import nn
+
+from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, fetched, require_known
+from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets.preparation import Preparation
+
+
+@LIBRARIES.register("torchvision")
+def torchvision_network(location: str, pretrained: bool, images: DatasetDescription | None) -> LibraryNetwork:
+    """A network of ``torchvision.models``, with its default weights where it is pretrained."""
+    import torchvision
+    from torchvision import models
+
+    name = f"torchvision:{location}"
+    require_known(name, models.list_models(module=models))
+    weights = models.get_model_weights(location).DEFAULT
+    names, transform = weights.meta["categories"], weights.transforms()
+    classes = len(names) if images is None else images.num_classes
+    if pretrained:
+        module = fetched(name, lambda: models.get_model(location, weights=weights), images)
+        if classes != len(names):
+            _replace_last_layer(module, classes)
+    else:
+        module = models.get_model(location, weights=None, num_classes=classes)
+    return LibraryNetwork(
+        module=module,
+        version=f"torchvision {torchvision.__version__}",
+        class_names=tuple((name,) for name in names),
+        mean=tuple(transform.mean),
+        std=tuple(transform.std),
+        preparation=Preparation(
+            transform.crop_size[0], max(transform.crop_size[0], transform.resize_size[0]), transform.interpolation.value
+        ),
+    )
+
+
+def _replace_last_layer(network: nn.Module, classes: int) -> None:
+    """Put a new linear layer, for this number of classes, in place of the last one."""
+    name, last = [(name, layer) for name, layer in network.named_modules() if isinstance(layer, nn.Linear)][-1]
+    parent, _, child = name.rpartition(".")
+    setattr(network.get_submodule(parent), child, nn.Linear(last.in_features, classes))

@@ -1,0 +1,70 @@
+"""Images under the classes of a network that knows others, or knows them in another order."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from smoothadv.datasets.images import Batches, ImageDataset, Indices, Item
+from smoothadv.errors import UserError
+
+
+class RelabelledImages:
+    """``images`` whose class k is class ``labels[k]`` of ``class_names``; in all else as ``images``."""
+
+    def __init__(self, images: ImageDataset, class_names: Sequence[str], labels: Sequence[int]) -> None:
+        self.images, self.labels = images, torch.tensor(labels)
+        self.description = replace(images.description, class_names=tuple(class_names))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Item:
+        image, label = self.images[index]
+        return image, int(self.labels[label])
+
+    def training_batches(self, batches: Indices, device: torch.device, generator: torch.Generator) -> Batches:
+        """See ``ImageDataset``."""
+        return self._relabelled(self.images.training_batches(batches, device, generator))
+
+    def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
+        """See ``ImageDataset``."""
+        return self._relabelled(self.images.evaluation_batches(batches, device))
+
+    def _relabelled(self, batches: Batches) -> Batches:
+        for images, labels in batches:
+            yield images, self.labels.to(labels.device)[labels]
+
+    def fingerprint(self) -> str:
+        """See ``ImageDataset``; it changes with the labels, too."""
+        return hashlib.sha256(f"{self.images.fingerprint()} {self.labels.tolist()}".encode()).hexdigest()
+
+
+def matched_classes(folders: Sequence[str], names: Sequence[Sequence[str]], count: int, who: str) -> list[int]:
+    """Which of the ``count`` classes of the network ``who`` each class of a dataset is, with ``names`` of each.
+
+    Names are equal but for case and for '_' in place of a space; a name may also be a part of one like "tench, Tinca
+    tinca", or the class's number. Of a network without ``names`` equally many classes are taken in their order.
+    UserError where a class is none of the network, or one of several.
+    """
+    known: dict[str, set[int]] = {}
+    for number, of_class in enumerate(names):
+        for name in {_plain(part) for full in of_class for part in (full, *full.split(","))}:
+            known.setdefault(name, set()).add(number)
+    numbers = {str(number): {number} for number in range(count)}
+    found = [known.get(_plain(folder)) or numbers.get(folder, set()) for folder in folders]
+    if not names and len(folders) == count and not any(found):
+        return list(range(count))
+    if wrong := [folder for folder, classes in zip(folders, found) if len(classes) != 1]:
+        shown = ", ".join(f"'{folder}'" for folder in wrong[:5]) + (f", ... ({len(wrong)} in all)" * (len(wrong) > 5))
+        like = f" by its name, like '{names[0][0]}'," if names else ""
+        raise UserError(
+            f"{who} has no class, or several classes, called {shown}: name each class of the images{like} or by its "
+            f"number in the network, 0 to {count - 1}"
+        )
+    return [number for classes in found for number in classes]
+
+
+def _plain(name: str) -> str:
+    return " ".join(name.replace("_", " ").lower().split())

@@ -1,0 +1,123 @@
+"""Networks by name in place of a checkpoint, like ``timm:resnet18``: with the weights that they come with."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from smoothadv import plugins
+from smoothadv.architectures import chosen_architecture, names_network, user_network
+from smoothadv.architectures.input_layers import Normalize
+from smoothadv.architectures.libraries import LibraryNetwork, library_network
+from smoothadv.datasets import describe_dataset
+from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets.images import ImageDataset
+from smoothadv.datasets.preparation import prepared_name, split_location
+from smoothadv.datasets.relabelled import RelabelledImages, matched_classes
+from smoothadv.errors import UsageError, UserError
+from smoothadv.evaluation.classifiers import BaseClassifier, count_classes, from_module
+from smoothadv.evaluation.requests import EvaluationRequest
+from smoothadv.noise import derive_generator
+
+
+@dataclass(frozen=True)
+class NamedNetwork:
+    """The network called ``name``; ``arch`` is how records name it, ``found`` what its library knows of it.
+
+    With ``pretrained`` it has its own weights, else random ones.
+    """
+
+    name: str
+    arch: str
+    found: LibraryNetwork
+    pretrained: bool
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The network, after the normalization of its library, if it has one; in eval mode."""
+        network = self.found.module
+        if self.found.mean is not None and self.found.std is not None:
+            network = torch.nn.Sequential(Normalize(self.found.mean, self.found.std), network)
+        return network.eval()
+
+    def base(self, description: DatasetDescription) -> BaseClassifier:
+        """The base classifier, for the images described; UserError where it does not fit them."""
+        base, found = from_module(self.module, description), self.found
+        constants = {"mean": list(found.mean), "std": list(found.std)} if found.mean and found.std else {}
+        given = {**constants, "arch": self.arch, "pretrained": self.pretrained}
+        given |= {"library": found.version, "input_layer": "normalize" if constants else None}
+        return replace(base, settings={**base.settings, **given}, named=self.name)
+
+    def prepared(self, request: EvaluationRequest) -> tuple[EvaluationRequest, list[str]]:
+        """The request for images as the network's library makes them of photographs, and what to warn of.
+
+        Images whose name says how they are made, and those of no folder, stay as they are.
+        """
+        notes, preparation = [], self.found.preparation
+        if not self.pretrained:
+            notes.append(
+                f"{self.name} has random weights, drawn from --seed: it is worth nothing but to try things out"
+            )
+        kind, _, location = request.images.partition(":") if isinstance(request.images, str) else ("", "", "")
+        if preparation is not None and kind == "imagefolder" and split_location(location)[1] is None:
+            request = replace(request, images=prepared_name(f"{kind}:{location}", preparation))
+            notes.append(f"images are resized and cropped as {self.name} expects: radii are about {request.images}")
+        return request, notes
+
+    def relabelled(self, dataset: ImageDataset) -> ImageDataset:
+        """The images under the classes of the network; UserError where a class of theirs is none of the network."""
+        names, mean = self.found.class_names, self.found.mean
+        classes, shape = dataset.description.class_names, dataset.description.image_shape
+        if mean and len(mean) != shape[0]:
+            raise UserError(
+                f"{self.name} takes images of {len(mean)} channels, '{dataset.description.name}' has {shape[0]}"
+            )
+        count = len(names) or count_classes(self.module, torch.full(shape, 0.5))
+        if tuple(of_class[0] for of_class in names) == classes:
+            return dataset
+        labels = matched_classes(classes, names, count, self.name)
+        if labels == list(range(count)):
+            return dataset
+        usual = [of_class[0] for of_class in names] or [str(number) for number in range(count)]
+        return RelabelledImages(dataset, usual, labels)
+
+
+def is_named(classifier: Path | torch.nn.Module) -> bool:
+    """Whether the classifier of a request is a network by name, and no file."""
+    return isinstance(classifier, Path) and names_network(str(classifier)) and not os.path.exists(classifier)
+
+
+def named_network(request: EvaluationRequest) -> NamedNetwork | None:
+    """The network that a request names, random weights drawn from its seed; None where it names none.
+
+    UserError where the network or its weights cannot be had, or the request says what is for checkpoints only.
+    """
+    name = str(request.classifier)
+    if not is_named(request.classifier):
+        if not request.pretrained:
+            raise UsageError("--no-pretrained is for networks by name, like timm:resnet18: leave it out")
+        return None
+    if request.input_layer is not None:
+        raise UsageError(f"{name} has the normalization that its library says: leave --input-layer out")
+    arch = chosen_architecture(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_generator("cpu", request.seed).initial_seed())
+        if arch not in plugins.FUNCTIONS:
+            return NamedNetwork(name, arch, library_network(name, request.pretrained), request.pretrained)
+        images = request.images
+        description = describe_dataset(images, request.data_dir) if isinstance(images, str) else images.description
+        names = tuple((name,) for name in description.class_names)
+        found = LibraryNetwork(user_network(arch, description), "plug-in", names)
+        return NamedNetwork(name, arch, found, request.pretrained)
+
+
+def class_names_of(name: str, image: torch.Tensor) -> list[str] | None:
+    """The names of the classes of a library's network, or their numbers, for an image [C, H, W]; None of a function."""
+    if plugins.names_function(name):
+        return None
+    found = library_network(name, pretrained=False)
+    usual = [of_class[0] for of_class in found.class_names]
+    return usual or [str(number) for number in range(count_classes(found.module.eval(), image))]

@@ -1,0 +1,189 @@
+"""Networks of libraries by name: what the library knows of them, how they fit images, and what cannot be had."""
+
+import copy
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from smoothadv.architectures import get_architecture, pretrained_architecture
+from smoothadv.architectures.libraries import LIBRARIES, library_network
+from smoothadv.datasets import describe_dataset
+from smoothadv.errors import UserError
+from smoothadv.smoothing.classifier import arrange
+from support.named_networks import NAMES, save_hf, save_onnx, small_network
+
+DIGITS = describe_dataset("digits")
+PHOTOS = replace(DIGITS, name="photos", class_names=("a", "b", "c", "d"), image_shape=(3, 32, 32))
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+
+
+@pytest.mark.parametrize(
+    ("name", "preparation", "alias"),
+    [
+        ("timm:resnet18", "224,235,bicubic", "n01440764"),
+        ("timm:resnet18.a1_in1k", "224,235,bicubic", "n01440764"),
+        ("torchvision:resnet18", "224,256", "tench"),
+    ],
+)
+def test_library_says_classes_constants_and_preparation(name, preparation, alias):
+    """The published values: floor(224 / 0.95) = 235 of timm's recipe A1, 256 and 224 of torchvision."""
+    found = library_network(name, pretrained=False)
+    assert (str(found.preparation), found.mean) == (preparation, IMAGENET_MEAN)
+    assert len(found.class_names) == 1000 and alias in found.class_names[0]
+    assert found.class_names[0][0].startswith("tench") and found.version.split()[0] == name.partition(":")[0]
+
+
+@pytest.mark.parametrize(
+    ("processor", "preparation"),
+    [
+        ({"size": {"height": 32, "width": 32}, "resample": 3}, "32,squash,bicubic"),
+        ({"size": 32}, "32,squash"),
+        ({"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True}, "32,40"),
+        ({"size": {"shortest_edge": 224}, "crop_pct": 0.875, "resample": 3}, "224,256,bicubic"),
+        ({"size": {"shortest_edge": 384}, "crop_pct": 0.875}, "384,squash"),
+        ({"size": {"height": 32, "width": 30}}, None),
+        ({"size": {"longest_edge": 40}, "do_center_crop": True, "crop_size": 32}, None),
+    ],
+)
+def test_preparation_of_a_folder_of_transformers(processor, preparation, tmp_path):
+    """What the image processors ViT, BiT and ConvNeXt do with these settings."""
+    constants = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3}
+    found = library_network(f"hf:{save_hf(tmp_path, **processor, **constants)}", pretrained=True)
+    assert (str(found.preparation) if found.preparation else None) == preparation
+    assert (found.mean, found.std, found.class_names) == ((0.5,) * 3, (0.25,) * 3, tuple((name,) for name in NAMES))
+
+
+def test_folder_of_transformers_gives_the_weights_that_were_saved(tmp_path):
+    from transformers import ResNetForImageClassification
+
+    saved = ResNetForImageClassification.from_pretrained(save_hf(tmp_path)).state_dict()
+    found = library_network(f"hf:{tmp_path}", pretrained=True)
+    assert all(torch.equal(value, saved[name]) for name, value in found.module.state_dict().items())
+    assert (found.mean, found.preparation) == (None, None)
+    drawn = library_network(f"hf:{tmp_path}", pretrained=False).module.state_dict()
+    assert not torch.equal(drawn["classifier.1.weight"], saved["classifier.1.weight"])
+
+
+@pytest.mark.parametrize("name", ["timm:test_resnet", "timm:test_efficientnet", "hf:FOLDER"])
+def test_network_takes_the_channels_size_and_classes_of_digits(name, tmp_path):
+    name = name.replace("FOLDER", str(save_hf(tmp_path)))
+    model = get_architecture(name, "digits")
+    assert model.training and model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
+    torch.manual_seed(1)
+    one = get_architecture(name, "digits").state_dict()
+    torch.manual_seed(1)
+    assert all(torch.equal(value, one[key]) for key, value in get_architecture(name, "digits").state_dict().items())
+
+
+def test_transformer_of_timm_takes_the_size_of_the_images():
+    assert get_architecture("timm:test_vit", PHOTOS)(torch.rand(1, 3, 32, 32)).shape == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("timm:test_vit", r"timm:test_vit cannot be applied to images of shape \[1, 8, 8\].*divisible by patch size"),
+        ("torchvision:resnet18", "torchvision:resnet18 cannot be applied .* 3 channels, but got 1"),
+        ("timm:resnet19", "timm has no network 'resnet19' .did you mean 'resnet18'"),
+        ("torchvision:fcn_resnet50", "torchvision has no network 'fcn_resnet50'"),
+        ("timm:", "'timm:' names no network: write timm:NAME"),
+        ("tim:resnet18", "did you mean 'timm'"),
+        ("onnx:file", "onnx:file is for evaluation"),
+        ("hf:/nowhere/at/all", "the configuration of hf:/nowhere/at/all cannot be had"),
+    ],
+)
+def test_what_cannot_be_made_is_one_line(name, message):
+    with pytest.raises(UserError, match=message):
+        get_architecture(name, "digits")
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra"),
+    [("timm:resnet18", "timm", "timm"), ("hf:x", "transformers", "transformers"), ("onnx:x", "onnxruntime", "onnx")],
+)
+def test_missing_package_is_one_line(name, package, extra, monkeypatch):
+    for module in [one for one in sys.modules if one.partition(".")[0] == package] + [package]:
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=f"{name} needs the package {package}: pip install 'smoothadv.{extra}.'"):
+        library_network(name, pretrained=False)
+
+
+@pytest.mark.parametrize("images", [None, PHOTOS])
+@pytest.mark.parametrize("name", ["timm:test_resnet", "torchvision:resnet18"])
+def test_weights_that_cannot_be_fetched_are_one_line(name, images, monkeypatch):
+    import timm
+    from torchvision import models
+
+    def unreachable(*arguments, **options):
+        raise OSError("no route\nto host")
+
+    monkeypatch.setattr(timm, "create_model", unreachable)
+    monkeypatch.setattr(models, "get_model", unreachable)
+    advice = "--no-pretrained takes" if images is None else "leave --pretrained out"
+    with pytest.raises(UserError, match=f"the weights of {name} cannot be had .no route.: {advice}"):
+        library_network(name, pretrained=True, images=images)
+
+
+def test_pretrained_network_keeps_all_but_a_last_layer_of_other_classes(monkeypatch):
+    """torchvision's constants replace those of the dataset; of 1,000 classes the last layer stays, too."""
+    from torchvision import models
+
+    build = models.get_model
+    trained = build("resnet18", weights=None)
+    monkeypatch.setattr(models, "get_model", lambda name, weights: copy.deepcopy(trained))
+    description, model = pretrained_architecture("torchvision:resnet18", PHOTOS, "normalize")
+    assert description == replace(PHOTOS, mean=IMAGENET_MEAN, std=(0.229, 0.224, 0.225)) and model.training
+    assert model[0].mean.flatten().tolist() == pytest.approx(IMAGENET_MEAN)
+    kept, expected = model[1].state_dict(), trained.state_dict()
+    assert {name for name in expected if not torch.equal(kept[name], expected[name])} == {"fc.weight", "fc.bias"}
+    assert kept["fc.weight"].shape == (4, 512)
+    same = replace(PHOTOS, class_names=tuple(map(str, range(1000))))
+    assert torch.equal(
+        pretrained_architecture("torchvision:resnet18", same, "normalize")[1][1].fc.weight, trained.fc.weight
+    )
+
+
+def test_pretrained_weights_are_of_libraries():
+    with pytest.raises(UserError, match="resnet50 is not of a library that has weights: .*timm"):
+        pretrained_architecture("resnet50", PHOTOS, "normalize")
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_onnx_computes_what_the_network_does(fixed, tmp_path):
+    """In batches of any size, also where the file is for 4; arranged for voting, and copied."""
+    network, images = small_network(), torch.rand(7, 3, 8, 8)
+    name = f"onnx:{save_onnx(tmp_path / 'n.onnx', network, images[:4], fixed)}"
+    found = library_network(name, pretrained=True).module
+    voter = arrange(copy.deepcopy(found).double(), torch.device("cpu"), images[0])
+    with torch.inference_mode():
+        for batch in (images, images[:4], images[:1]):
+            torch.testing.assert_close(voter(batch), network(batch), rtol=1e-5, atol=1e-5)
+    assert not voter.is_folded and len(found.sha256) == 32
+    other = save_onnx(tmp_path / "m.onnx", nn.Sequential(small_network(), nn.Softmax(1)), images[:4])
+    assert not torch.equal(library_network(f"onnx:{other}", pretrained=True).module.sha256, found.sha256)
+
+
+def test_onnx_refuses_what_it_lacks(tmp_path):
+    network = library_network(
+        f"onnx:{save_onnx(tmp_path / 'n.onnx', small_network(), torch.rand(2, 3, 8, 8))}", True
+    ).module
+    with pytest.raises(UserError, match="no gradients: attack it with --gradient stein or hard-stein"):
+        network(torch.rand(2, 3, 8, 8, requires_grad=True))
+    with pytest.raises(UserError, match="computes in float32: leave --precision out"):
+        network(torch.rand(2, 3, 8, 8).bfloat16())
+    with pytest.raises(ValueError, match="ONNX Runtime: .*"):
+        network(torch.rand(2, 3, 9, 9))
+    (tmp_path / "bad.onnx").write_text("no network")
+    for name, message in {"bad.onnx": "cannot be made", "none.onnx": "there is no such file"}.items():
+        with pytest.raises(UserError, match=message):
+            library_network(f"onnx:{tmp_path / name}", pretrained=True)
+    flat = save_onnx(tmp_path / "flat.onnx", nn.Linear(4, 2), torch.rand(2, 4))
+    with pytest.raises(UserError, match=r"takes images tensor\(float\) .*expected float32 images \[B, C, H, W\] alone"):
+        library_network(f"onnx:{flat}", pretrained=True)
+
+
+def test_all_libraries_are_tested():
+    assert set(LIBRARIES) == {"hf", "onnx", "timm", "torchvision"}

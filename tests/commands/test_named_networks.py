@@ -1,0 +1,191 @@
+"""Networks by name in all commands: trained, certified, predicted, attacked, verified, and in Python."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import smoothadv
+from smoothadv.checkpoints import read_checkpoint
+from smoothadv.datasets import get_dataset
+from smoothadv.evaluation.named_networks import named_network
+from smoothadv.evaluation.requests import CertifyRequest
+from support.commands import call, refused, run_process, script, succeed, timeless
+from support.image_files import random_image, save_image
+from support.named_networks import NAMES, save_folder, save_hf, save_onnx, small_network
+
+CHEAP = ("--N", 100, "--device", "cpu")
+SMOKE = ("--noise", 0.25, "--steps-per-epoch", 2, "--batch", 16, "--evaluate-images", 10, "--device", "cpu")
+FUNCTION = """
+from torch import nn
+
+def make(description):
+    channels, height, width = description.image_shape
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, description.num_classes))
+
+def number(description):
+    return 3
+
+def fault(description):
+    return description.nothing
+"""
+
+
+@pytest.fixture
+def place(workplace: Path) -> Path:
+    """A folder with photos/, of two of the classes that the network in hf/ has in another order, and nets.py."""
+    save_folder(workplace / "photos", "cat", "red_flower")
+    save_hf(workplace / "hf")
+    (workplace / "nets.py").write_text(FUNCTION)
+    return workplace
+
+
+def settings_of(log: str) -> dict:
+    return json.loads(Path(f"{log}.manifest.json").read_text())["settings"]
+
+
+def test_folder_of_transformers_is_certified_under_its_own_classes(place, capsys):
+    certify = ("certify", "imagefolder:photos", "hf:hf", 0.25, "log.tsv", *CHEAP)
+    outcome = call(capsys, *certify, "--max", 3)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert [row["label"] for row in timeless(Path("log.tsv"))] == ["2", "2", "1"]
+    settings = settings_of("log.tsv")
+    assert (settings["arch"], settings["num_classes"], settings["pretrained"]) == ("hf:hf", 3, True)
+    assert settings["library"].startswith("transformers ") and settings["dataset"] == "imagefolder:photos"
+    succeed(*certify)
+    assert len(timeless(Path("log.tsv"))) == 4, "the log goes on"
+    assert "4 of 4 rows" in call(capsys, "certify", "verify", "log.tsv", "--device", "cpu").out
+    save_hf(place / "hf", image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    assert refused(call(capsys, *certify), "log.tsv with other settings")
+
+
+def test_network_predicts_and_is_attacked(place, capsys):
+    network = ("imagefolder:photos", "hf:hf", 0.25)
+    succeed("predict", *network, "log.tsv", *CHEAP)
+    succeed("attack", *network, "attacked", *CHEAP, "--epsilon", 0.5, "--num-steps", 2, "--num-noise-vec", 2)
+    succeed("certify", *network, "certified.tsv", *CHEAP)
+    against = ("--against", "certified.tsv", "--num-steps", 2, "--num-noise-vec", 2)
+    assert "0 flipped" in call(capsys, "attack", *network, "falsified", *CHEAP, *against).out
+
+
+def test_onnx_is_attacked_without_gradients_and_votes_as_the_network(place, capsys):
+    network = small_network()
+    save_onnx(place / "net.onnx", network, torch.rand(4, 3, 8, 8), fixed=True)
+    save_folder(place / "three", "0", "1", "2")
+    attack = ("attack", "imagefolder:three", "onnx:net.onnx", 0.25, "out", *CHEAP, "--epsilon", 0.5, "--num-steps", 2)
+    assert refused(call(capsys, *attack), "no gradients", "--gradient stein or hard-stein")
+    succeed(*attack, "--gradient", "stein")
+    certify = ("certify", "imagefolder:three", "onnx:net.onnx", 0.25)
+    assert refused(call(capsys, *certify, "bf16.tsv", *CHEAP, "--precision", "bf16"), "leave --precision out")
+    succeed(*certify, "log.tsv", *CHEAP)
+    assert "6 of 6 rows" in call(capsys, "certify", "verify", "log.tsv", "--device", "cpu").out
+    own = smoothadv.certify(network, get_dataset("imagefolder:three", "test"), sigma=0.25, n=100)
+    assert [row["label"] for row in timeless(Path("log.tsv"))] == list("001122")
+    assert [row["predict"] for row in timeless(Path("log.tsv"))] == [str(one) for one in own.predict], "other draws"
+
+
+def test_random_weights_follow_the_seed_and_say_so(place, capsys):
+    logs = {}
+    for name, seed in (("one", 0), ("again", 0), ("other", 1)):
+        outcome = call(
+            capsys, "predict", "imagefolder:photos", "hf:hf", 0.25, name, *CHEAP, "--no-pretrained", "--seed", seed
+        )
+        assert outcome.code == 0 and outcome.err.startswith("warning: hf:hf has random weights")
+        logs[name] = settings_of(name)["module_sha256"]
+    assert logs["one"] == logs["again"] != logs["other"] and settings_of("one")["pretrained"] is False
+
+
+def test_photographs_are_prepared_as_the_network_expects(place):
+    save_hf(place / "hf", size=32, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    for images, prepared in {
+        "imagefolder:photos": "imagefolder:photos@32,squash",
+        "imagefolder:photos@16": "imagefolder:photos@16",
+        "digits": "digits",
+    }.items():
+        request = CertifyRequest(classifier=Path("hf:hf"), images=images, sigma=0.25, outfile=Path("log.tsv"))
+        changed, notes = named_network(request).prepared(request)
+        assert changed.images == prepared and len(notes) == (images != prepared)
+        assert all(f"radii are about {prepared}" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "code"),
+    [
+        (("digits", "hf:hf", 0.25), "no class, or several classes, called '3', '4'", 1),
+        (("imagefolder:photos", "hf:hf", 0.25, "--input-layer", "center"), "leave --input-layer out", 2),
+        (("imagefolder:photos", "nowhere.pth.tar", 0.25, "--no-pretrained"), "is for networks by name", 2),
+        (("imagefolder:photos", "timm:test_resne", 0.25), "did you mean 'test_resnet'", 1),
+        (("imagefolder:photos", "nets.py:number", 0.25), "returns a int, expected a torch.nn.Module", 1),
+        (("imagefolder:photos", "nets.py:fault", 0.25), "fails for 'imagefolder:photos': AttributeError", 1),
+        (("imagefolder:photos", "nets.py:nothing", 0.25), "the file defines no such function", 1),
+        (("imagefolder:photos", "nowhere.py:make", 0.25), "nowhere.py:make cannot be read", 2),
+        (("imagefolder:grey", "torchvision:resnet18", 0.25, "--no-pretrained"), "3 channels", 1),
+    ],
+)
+def test_what_does_not_fit_is_one_line(place, words, message, code, capsys):
+    for digit in range(2):
+        save_image(place / "grey@224,256" / "test" / str(digit) / "0.png", random_image(digit, 8, 8, 1))
+    outcome = call(capsys, "certify", *words[:3], "log.tsv", *CHEAP, *words[3:])
+    error = [line for line in outcome.err.splitlines() if not line.startswith("warning: ")]
+    assert outcome.code == code and len(error) == 1 and message in error[0] and not Path("log.tsv").exists()
+
+
+def test_network_of_timm_trains_resumes_and_is_certified(workplace, capsys):
+    """In two runs as in one, to the last bit."""
+    train = ("train", "digits", "timm:test_resnet")
+    succeed(*train, "whole", *SMOKE, "--epochs", 2)
+    succeed(*train, "parts", *SMOKE, "--epochs", 1)
+    succeed(*train, "parts", *SMOKE, "--epochs", 2, "--resume")
+    one, other = (read_checkpoint(f"{name}/checkpoint.pth.tar") for name in ("whole", "parts"))
+    assert one["arch"] == "timm:test_resnet" and "pretrained" not in one["recipe"]
+    assert all(torch.equal(value, other["state_dict"][name]) for name, value in one["state_dict"].items())
+    assert call(capsys, "certify", "digits", "whole/checkpoint.pth.tar", 0.25, "log", *CHEAP, "--max", 1).code == 0
+
+
+def test_finetuning_starts_from_the_library(place, capsys):
+    """With its constants; the recipe names the weights, so that a run from others is another one."""
+    save_hf(place / "hf", image_mean=[0.5] * 3, image_std=[0.25] * 3)
+    train = ("train", "imagefolder:photos", "hf:hf", "run", *SMOKE, "--pretrained", "--recipe", "finetune-noise")
+    outcome = call(capsys, *train, "--epochs", 1)
+    assert outcome.code == 0 and "starting from the weights of hf:hf" in outcome.out
+    content = read_checkpoint("run/checkpoint.pth.tar")
+    assert (content["mean"], content["std"], content["input_layer"]) == ([0.5] * 3, [0.25] * 3, "normalize")
+    assert content["recipe"]["pretrained"] and len(content["recipe"]["pretrained_sha256"]) == 64
+    assert content["recipe"]["optimizer"] == "adamw"
+    both = ("--pretrained-model", "run/checkpoint.pth.tar")
+    assert refused(call(capsys, *train[:3], "other", *train[4:], *both), "leave one of them out", code=2)
+    save_hf(place / "hf", seed=6, image_mean=[0.5] * 3, image_std=[0.25] * 3)
+    assert refused(call(capsys, *train, "--epochs", 2, "--resume"), "another recipe: pretrained_sha256")
+
+
+def test_function_of_a_file_trains_and_its_checkpoint_asks_for_the_file(place):
+    """A checkpoint is data: it runs no code that the user does not name."""
+    done = run_process(script("train", "digits", "nets.py:make", "run", *SMOKE, "--epochs", 1), place)
+    assert done.returncode == 0 and "--plugin nets.py:make" in done.stdout, done.stderr
+    certify = script("certify", "digits", "run/checkpoint.pth.tar", 0.25, "log.tsv", *CHEAP, "--max", 1)
+    refusal = run_process(certify, place)
+    assert refusal.returncode == 1 and "not loaded: add --plugin PATH/nets.py:make" in refusal.stderr
+    (place / "elsewhere").mkdir()
+    (place / "nets.py").rename(place / "elsewhere/nets.py")
+    assert run_process([*certify, "--plugin", "elsewhere/nets.py:make"], place).returncode == 0
+    assert settings_of("log.tsv")["plugins"].keys() == {"nets.py:make"}
+
+
+def test_function_of_a_file_is_certified_and_verified_where_it_is_named(place, capsys):
+    succeed("certify", "imagefolder:photos", "nets.py:make", 0.25, "log.tsv", *CHEAP)
+    assert settings_of("log.tsv")["plugins"].keys() == {"nets.py:make"}
+    verify = ("certify", "verify", "log.tsv", "--device", "cpu")
+    assert refused(call(capsys, *verify), "not run unasked: add --classifier nets.py:make")
+    assert "4 of 4 rows" in call(capsys, *verify, "--classifier", "nets.py:make").out
+
+
+def test_functions_take_networks_by_name(place):
+    images, labels = np.random.default_rng(0).random((2, 3, 8, 8), dtype=np.float32), [2, 0]
+    rows = smoothadv.certify("hf:hf", images, labels, sigma=0.25, n=100, log="log.tsv")
+    assert rows.label.tolist() == labels and settings_of("log.tsv")["num_classes"] == len(NAMES)
+    objective = smoothadv.objectives.OBJECTIVES["gaussian"](noise_sd=0.25)
+    further = {"outdir": "run", "schedule": {"epochs": 1, "batch": 2}, "quiet": True, "num_classes": 3}
+    smoothadv.train("nets.py:make", images, labels, objective=objective, **further)
+    assert read_checkpoint("run/checkpoint.pth.tar")["arch"] == "nets.py:make"
