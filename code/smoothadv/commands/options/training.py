@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from smoothadv.commands.options.recipes import RELEASED, recipe_names, with_reci
 from smoothadv.commands.options.shared import check_dataset
 from smoothadv.commands.runner import Parser
 from smoothadv.objectives import OBJECTIVES, DataPolicy, Objective
+from smoothadv.objectives.denoising import DENOISING
+from smoothadv.registry import Registry
 from smoothadv.settings import (
     Setting,
     non_negative_float,
@@ -132,23 +135,44 @@ _EXECUTION = {
 }
 
 
+_OF_DENOISERS = {
+    "--classifier CHECKPOINT": (
+        Path,
+        "the frozen classifier behind the denoiser: the objective stability needs it, with mse it is for the log only",
+    ),
+}
+_OF_CLASSIFIERS = ("--finetune", "--teacher", "--choose", "--drop", "--resample")
 _OF_ATTACKS = ("--warmup", "--warmup-from-first-epoch", "--base-attack")
 
 
-def add_training(parser: Parser, objective: str, adapt: Callable[[Setting], Setting]) -> None:
-    """The options of training, with this default ``objective``; ``adapt`` changes the settings of attacks."""
-    add_options(parser.add_argument_group("recipes (options on the command line override them)"), _RECIPES)
+def add_training(
+    parser: Parser,
+    objective: str,
+    adapt: Callable[[Setting], Setting],
+    objectives: Registry[type[Objective]] = OBJECTIVES,
+) -> None:
+    """The options of training, with this default among ``objectives``; ``adapt`` changes the settings of attacks."""
+    is_denoiser = objectives is DENOISING
+    recipes = {"--recipe NAME": _RECIPES["--recipe NAME"]} if is_denoiser else _RECIPES
+    add_options(parser.add_argument_group("recipes (options on the command line override them)"), recipes)
     group = parser.add_argument_group("objective")
-    names = f"one of {', '.join(OBJECTIVES)} (default: {objective})"
+    names = f"one of {', '.join(objectives)} (default: {objective})"
     parser.set_defaults(default_objective=objective)
-    add_components(group, "--objective", OBJECTIVES, names)
-    add_options(add_attack(parser, adapt), NO_GRADIENT)
+    add_components(group, "--objective", objectives, names)
+    if is_denoiser:
+        add_options(group, _OF_DENOISERS)
+        parser.set_defaults(released_behaviour=False)
+    else:
+        add_options(add_attack(parser, adapt), NO_GRADIENT)
     add_options(parser.add_argument_group("schedule (defaults: the paper's for the dataset)"), _SCHEDULE)
-    add_options(parser.add_argument_group("data and start"), _DATA)
+    data = {flag: option for flag, option in _DATA.items() if not (is_denoiser and flag.startswith(_OF_CLASSIFIERS))}
+    add_options(parser.add_argument_group("data and start"), data)
     add_options(parser.add_argument_group("execution"), _EXECUTION)
 
 
-def with_recipes(parser: Parser, options: argparse.Namespace) -> argparse.Namespace:
+def with_recipes(
+    parser: Parser, options: argparse.Namespace, objectives: Registry[type[Objective]] = OBJECTIVES
+) -> argparse.Namespace:
     """The options with those of the recipes added; --recipe overrides --released-behaviour, the command line both."""
     if options.lr_schedule == "one-cycle" and (options.lr_step_size or options.lr_factor):
         parser.error("--lr-schedule one-cycle has no steps: leave out --lr-step-size and --lr-factor")
@@ -159,13 +183,13 @@ def with_recipes(parser: Parser, options: argparse.Namespace) -> argparse.Namesp
     if options.recipe == RELEASED:
         parser.error(f"--recipe {RELEASED}: write --{RELEASED}, which also counts --epsilon in 1/256")
     for name in [options.recipe] * (options.recipe is not None) + [RELEASED] * options.released_behaviour:
-        options = with_recipe(parser, options, name, _readable)
+        options = with_recipe(parser, options, name, partial(_readable, objectives))
     return argparse.Namespace(**{**vars(options), "objective": options.objective or options.default_objective})
 
 
-def _readable(options: argparse.Namespace) -> set[str]:
+def _readable(objectives: Registry[type[Objective]], options: argparse.Namespace) -> set[str]:
     """The flags of the settings of the objective and, if it makes an attack, of the attack."""
-    objective = OBJECTIVES[options.objective or options.default_objective]
+    objective = objectives[options.objective or options.default_objective]
     chosen: list[type] = [objective]
     if _makes_attack(objective) and options.attack:
         chosen.append(ATTACKS[options.attack])
@@ -183,16 +207,25 @@ def _needs_attack(objective: type) -> bool:
     )
 
 
-def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> TrainingRequest:
+def request_of(
+    parser: Parser,
+    options: argparse.Namespace,
+    command: Sequence[str],
+    objectives: Registry[type[Objective]] = OBJECTIVES,
+) -> TrainingRequest:
     """The request that the options, with recipes added, describe; a usage error where they contradict each other."""
     check_dataset(options.dataset)
-    objective = _objective(parser, options)
+    if objectives is DENOISING:
+        objective: Objective = compose_chosen(parser, DENOISING, options, "--objective")
+        further = {"teacher": options.classifier}
+    else:
+        objective = _objective(parser, options)
+        further = {"policy": _policy(parser, options, objective)}
     _refuse_contradictions(parser, options, objective)
     return TrainingRequest(
         classifier=options.arch,
         images=options.dataset,
         objective=objective,
-        policy=_policy(parser, options, objective),
         schedule=ScheduleChoices(
             learning_rate=options.lr,
             learning_rate_step=options.lr_step_size,
@@ -205,7 +238,8 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
         board=options.tensorboard,
         command=tuple(command),
         arguments=vars(options),
-        **fields_given(TrainingRequest, options, without=("objective",)),
+        **further,
+        **fields_given(TrainingRequest, options, without=("objective", "classifier")),
     )
 
 
