@@ -41,6 +41,8 @@ class CommonOptions(TypedDict, total=False):
     """What a log calls images that are no named dataset ("images")."""
     input_layer: str | None
     """ "normalize" or "center", where a checkpoint does not record it."""
+    denoiser: FilePath | None
+    """The denoiser before the model: a checkpoint of train_denoiser, or "diffusers:PATH" (None: none)."""
     num_classes: int | None
     """Where neither the module nor the checkpoint tells it."""
     batch: int | None

@@ -42,8 +42,9 @@ class DnCNN(nn.Module):
         for _ in range(depth - 2):
             layers.append(nn.Conv2d(width, width, 3, padding=1, bias=False))
             layers += [nn.BatchNorm2d(width, eps=1e-4), nn.ReLU()]
-        self.dncnn = nn.Sequential(*layers, nn.Conv2d(width, image_channels, 3, padding=1, bias=False))
-        nn.init.zeros_(self.dncnn[-1].weight)
+        last = nn.Conv2d(width, image_channels, 3, padding=1, bias=False)
+        nn.init.zeros_(last.weight)
+        self.dncnn = nn.Sequential(*layers, last)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return images - self.dncnn(images)
@@ -61,9 +62,8 @@ class UNet(nn.Module):
         self.enter = _block(image_channels, fine)
         self.down1, self.down2 = _block(fine, middle, stride=2), _block(middle, coarse, stride=2)
         self.up2, self.up1 = _block(coarse + middle, middle), _block(middle + fine, fine)
-        self.leave = nn.Conv2d(fine, image_channels, 3, padding=1)
+        self.leave = nn.Conv2d(fine, image_channels, 3, padding=1, bias=False)
         nn.init.zeros_(self.leave.weight)
-        nn.init.zeros_(self.leave.bias)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         fine = self.enter(images)

@@ -5,17 +5,22 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from smoothadv.architectures.denoisers import Denoised
+from smoothadv.architectures.diffusion import PREFIX, load_diffusion
+from smoothadv.architectures.integer_network import IntegerNetwork
 from smoothadv.attacks.estimators import frozen
-from smoothadv.checkpoints import classifier_from_members, file_digest, recorded_input_layer
+from smoothadv.checkpoints import classifier_from_members, file_digest, load_denoiser, recorded_input_layer
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.ensembles import Members
 from smoothadv.errors import UserError, first_line, warn
+from smoothadv.records import DENOISER
 from smoothadv.smoothing.classifier import logits_in
 
 # Where an object lies in memory, as Python prints it: another place in every process.
@@ -26,12 +31,14 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 class BaseClassifier:
     """A base classifier: maps images [B, C, H, W] in [0, 1] to logits [B, K]; in eval mode, on the CPU.
 
-    ``settings`` identify it in a log's manifest; ``source`` has the checkpoints that it is from (None: a module).
+    ``settings`` identify it in a log's manifest; ``source`` has the checkpoints that it is from (None: a module), and
+    ``denoiser`` what the checkpoint of the denoiser before it records of its training.
     """
 
     module: torch.nn.Module
     settings: dict[str, Any]
     source: Members | None = None
+    denoiser: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str | None:
@@ -40,17 +47,47 @@ class BaseClassifier:
 
     @property
     def architectures(self) -> list[str]:
-        """Those of its checkpoints, or the module's class."""
-        return [self.settings["arch"]] if self.source is None else [one["arch"] for one in self.source.contents]
+        """Those of its checkpoints, or the module's class, and that of the denoiser before it."""
+        own = [self.settings["arch"]] if self.source is None else [one["arch"] for one in self.source.contents]
+        return [*own, *([self.settings[DENOISER]["arch"]] if DENOISER in self.settings else [])]
 
     def warn_about_mismatch(self, dataset: str | None, sigma: float) -> None:
         """Warn where dataset (None: unnamed) or sigma differ from those of the training: probably a mistake."""
-        for path, content in zip(self.source.paths, self.source.contents) if self.source else ():
+        sources = [*zip(self.source.paths, self.source.contents)] if self.source else []
+        for path, content in [*sources, *([("the denoiser", self.denoiser)] if self.denoiser else [])]:
             trained_on, noise_sd = content.get("dataset"), content.get("noise_sd")
+            if self.denoiser and content is not self.denoiser:
+                noise_sd = None  # the denoiser removes it
             if None not in (trained_on, dataset) and trained_on != dataset:
                 warn(f"{path} was trained on '{trained_on}', not on '{dataset}'")
             if noise_sd is not None and noise_sd != sigma:
                 warn(f"{path} was trained with noise {noise_sd}; it is being smoothed with {sigma}")
+
+
+def with_denoiser(
+    base: BaseClassifier, denoiser: str | Path, description: DatasetDescription, sigma: float
+) -> BaseClassifier:
+    """The classifier behind a denoiser, for noise of ``sigma``; UserError where that does not fit the images."""
+    if any(isinstance(part, IntegerNetwork) for part in base.module.modules()):
+        raise UserError("a network of integers reads noisy images in whole grey levels: leave --denoiser out")
+    if str(denoiser).startswith(PREFIX):
+        network, facts = load_diffusion(str(denoiser), description.image_shape, sigma)
+        content: dict[str, Any] = {"noise_sd": sigma}
+    else:
+        network, content = load_denoiser(denoiser, description)
+        facts = {"sha256": file_digest(denoiser), "arch": content["arch"]}
+    image = torch.full((1, *description.image_shape), 0.5)
+    try:
+        with torch.inference_mode():
+            found = list(network(image).shape)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise UserError(
+            f"--denoiser {denoiser} cannot be applied to images of shape {list(image.shape[1:])}: {first_line(error)}"
+        ) from error
+    if found != list(image.shape):
+        raise UserError(f"--denoiser {denoiser} makes {found[1:]} of an image of shape {list(image.shape[1:])}")
+    module = Denoised(network, base.module).eval()
+    return replace(base, module=module, settings={**base.settings, DENOISER: facts}, denoiser=content)
 
 
 def base_classifier(
@@ -103,10 +140,11 @@ def module_digest(module: torch.nn.Module) -> str:
 def classifier_digest(module: torch.nn.Module, settings: Mapping[str, Any]) -> str:
     """A SHA-256, in hexadecimal, of all of a classifier but the code of its module, to key its noise.
 
-    That is the weights, all buffers, also those that ``state_dict`` leaves out, and the architecture, input layer and
-    plug-ins in ``settings``.
+    That is the weights, all buffers, also those that ``state_dict`` leaves out, and the architecture, input layer,
+    plug-ins and denoiser in ``settings``.
     """
     named = {name: settings.get(name) for name in ("arch", "input_layer", "plugins")}
+    named |= {DENOISER: settings[DENOISER]} if DENOISER in settings else {}
     tensors = *module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)
     return _digest_of([named, {**dict(tensors), **module.state_dict()}])
 
