@@ -60,8 +60,8 @@ def nearest_timestep(alpha_bars: torch.Tensor, sigma: float) -> tuple[int, float
 def load_diffusion(name: str, image_shape: tuple[int, int, int], sigma: float) -> tuple[nn.Module, dict[str, Any]]:
     """The denoiser for noise of sigma in a folder that diffusers saved, diffusers:PATH, and what a log records of it.
 
-    The folder is that of a pipeline, with unet/ and scheduler/, or of a UNet2DModel alone, of which the usual schedule
-    (betas from 0.0001 to 0.02 in 1,000 steps; epsilon) is assumed. UserError where that is not so.
+    The folder is that of a pipeline, with unet/ and scheduler/ or with the files of both, or that of a UNet2DModel
+    alone, of which the usual schedule (1,000 betas from 0.0001 to 0.02; epsilon) is assumed. UserError for others.
     """
     try:
         from diffusers import DDPMScheduler, UNet2DModel
@@ -72,13 +72,15 @@ def load_diffusion(name: str, image_shape: tuple[int, int, int], sigma: float) -
     part = folder / "unet" if (folder / "unet").is_dir() else folder
     if not (part / "config.json").is_file():
         raise UserError(f"--denoiser {name}: {part} has no config.json, as a UNet2DModel saved by diffusers has")
-    scheduler = folder / "scheduler"
+    scheduler = folder / "scheduler" if (folder / "scheduler").is_dir() else folder
     try:
         unet = UNet2DModel.from_pretrained(part, local_files_only=True, use_safetensors=True, low_cpu_mem_usage=False)
-        if scheduler.is_dir():
+        if (scheduler / "scheduler_config.json").is_file():
             schedule = DDPMScheduler.from_pretrained(scheduler, local_files_only=True)
         else:
-            warn(f"{folder} has no scheduler/: that of DDPM is assumed, 1,000 steps with betas from 0.0001 to 0.02")
+            warn(
+                f"{folder} has no scheduler_config.json: that of DDPM is assumed, 1,000 steps with betas from 0.0001 to 0.02"
+            )
             schedule = DDPMScheduler()
     except Exception as error:  # a damaged folder can raise nearly anything
         raise UserError(f"--denoiser {name} cannot be read by diffusers: {first_line(error)}") from error
@@ -99,8 +101,7 @@ def load_diffusion(name: str, image_shape: tuple[int, int, int], sigma: float) -
 
 def _digest(*folders: Path) -> str:
     """A SHA-256, in hexadecimal, of the weights and configurations in folders."""
-    files = [
-        path for folder in folders for path in sorted(folder.glob("*")) if path.suffix in (".json", ".safetensors")
-    ]
+    files = [path for folder in dict.fromkeys(folders) for path in sorted(folder.glob("*"))]
+    files = [path for path in files if path.suffix in (".json", ".safetensors")]
     digests = [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for path in files]
     return hashlib.sha256("".join(digests).encode()).hexdigest()

@@ -75,7 +75,7 @@ class TrainingRequest:
     - ``images``: the name of a dataset, whose files lie in ``data_dir``, or training images and test images.
       ``crop_padding`` and ``horizontal_flip`` augment them (None: as the dataset does). ``use_unlabelled`` is a file of
       pseudo-labelled images, whose loss counts ``unlabelled_weight`` (eta) times.
-    - With an objective that denoises, ``classifier`` is the name of a denoiser, ``teacher`` the classifier behind it, and
+    - With an objective that denoises, ``classifier`` is the name of a denoiser, ``teacher`` the classifier behind it;
       ``input_layer`` is that of the latter.
     - ``policy`` chooses training images (None: as the objective does). ``teacher`` is a checkpoint of a frozen
       classifier for objectives that have one; if these use its votes on the training images, ``teacher_draws`` (None:
