@@ -19,7 +19,8 @@ import torch
 
 from smoothadv import plugins
 from smoothadv.architectures import ARCHITECTURES, INPUT_LAYERS, get_architecture
-from smoothadv.architectures.denoisers import DENOISERS
+from smoothadv.architectures.denoisers import DENOISERS, Denoised
+from smoothadv.architectures.diffusion import PREFIX, load_diffusion
 from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.architectures.integer_network import IntegerNetwork
 from smoothadv.checkpoint_fields import checked
@@ -27,7 +28,7 @@ from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.pickles import CarefulUnpickler
 from smoothadv.ensembles import Members, members_of
-from smoothadv.errors import UserError, warn
+from smoothadv.errors import UserError, first_line, warn
 from smoothadv.files import refuse_to_inflate, write_atomically
 from smoothadv.registry import Registry, UnknownNameError
 
@@ -213,6 +214,33 @@ def load_denoiser(path: str | Path, description: DatasetDescription) -> tuple[to
     network = DENOISERS[content["arch"]](description)
     _load_weights(network, network_keys(content["state_dict"]), path, content["arch"], description)
     return network.eval(), content
+
+
+def denoised_classifier(
+    classifier: torch.nn.Module, denoiser: str, description: DatasetDescription, sigma: float
+) -> tuple[torch.nn.Module, dict[str, Any], dict[str, Any]]:
+    """The classifier behind a denoiser, a checkpoint or diffusers:PATH, for noise of sigma.
+
+    Also what a log records of the denoiser, and what its checkpoint does. UserError where it does not fit the images.
+    """
+    if any(isinstance(part, IntegerNetwork) for part in classifier.modules()):
+        raise UserError("a network of integers reads noisy images in whole grey levels: leave --denoiser out")
+    content: dict[str, Any] = {"noise_sd": sigma}
+    if denoiser.startswith(PREFIX):
+        network, facts = load_diffusion(denoiser, description.image_shape, sigma)
+    else:
+        network, content = load_denoiser(denoiser, description)
+        facts = {"sha256": file_digest(denoiser), "arch": content["arch"]}
+    image = torch.full((1, *description.image_shape), 0.5)
+    try:
+        with torch.inference_mode():
+            found = list(network(image).shape)
+    except (RuntimeError, ValueError, TypeError) as error:
+        message = f"--denoiser {denoiser} does not run on images of shape {list(image.shape[1:])}: {first_line(error)}"
+        raise UserError(message) from error
+    if found != list(image.shape):
+        raise UserError(f"--denoiser {denoiser} makes {found[1:]} of an image of shape {list(image.shape[1:])}")
+    return Denoised(network, classifier).eval(), facts, content
 
 
 def integer_network(

@@ -78,9 +78,7 @@ def load_diffusion(name: str, image_shape: tuple[int, int, int], sigma: float) -
         if (scheduler / "scheduler_config.json").is_file():
             schedule = DDPMScheduler.from_pretrained(scheduler, local_files_only=True)
         else:
-            warn(
-                f"{folder} has no scheduler_config.json: that of DDPM is assumed, 1,000 steps with betas from 0.0001 to 0.02"
-            )
+            warn(f"{folder} has no scheduler_config.json: 1,000 steps with betas from 0.0001 to 0.02 are assumed")
             schedule = DDPMScheduler()
     except Exception as error:  # a damaged folder can raise nearly anything
         raise UserError(f"--denoiser {name} cannot be read by diffusers: {first_line(error)}") from error

@@ -14,9 +14,9 @@ from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.commands.options.attack import in_256ths, unchanged
 from smoothadv.commands.options.components import add_options
 from smoothadv.commands.options.shared import add_dataset, add_running
-from smoothadv.commands.options.training import add_training, request_of, with_recipes
+from smoothadv.commands.options.training import add_training, objectives_with, request_of, with_recipes
 from smoothadv.commands.runner import Parser, run
-from smoothadv.objectives import OBJECTIVES, Objective
+from smoothadv.objectives import Objective
 from smoothadv.objectives.denoising import DENOISING
 from smoothadv.records import CHECKPOINT
 from smoothadv.registry import Registry
@@ -40,42 +40,28 @@ def make_parser(arguments: Sequence[str]) -> Parser:
     return training_parser("train", description, _EXAMPLES, "gaussian", arguments)
 
 
-def training_parser(
-    name: str,
-    description: str,
-    examples: str,
-    objective: str,
-    arguments: Sequence[str],
-    objectives: Registry[type[Objective]] = OBJECTIVES,
-) -> Parser:
-    """The parser of train, train_pgd or train_denoiser, which differ in their objectives."""
+def training_parser(name: str, description: str, examples: str, objective: str, arguments: Sequence[str]) -> Parser:
+    """The parser of train, train_pgd or train_denoiser, which differ in their default objective."""
     parser = Parser(prog=name, description=description, epilog=examples)
     add_dataset(parser)
-    networks: Registry[Any] = DENOISERS if objectives is DENOISING else ARCHITECTURES
+    networks: Registry[Any] = DENOISERS if objectives_with(objective) is DENOISING else ARCHITECTURES
     arch = networks.require, f"one of {', '.join(networks)}"
     outdir = Path, "folder for the checkpoint, the log and the arguments"
     add_options(parser, {"arch ARCH": arch, "outdir OUTDIR": outdir})
-    add_training(parser, objective, in_256ths if "--released-behaviour" in arguments else unchanged, objectives)
+    add_training(parser, objective, in_256ths if "--released-behaviour" in arguments else unchanged)
     add_running(parser)
     return parser
 
 
-def train_command(
-    name: str,
-    make_parser: Callable[[Sequence[str]], Parser],
-    arguments: Sequence[str],
-    objectives: Registry[type[Objective]] = OBJECTIVES,
-) -> int:
-    """Run train, train_pgd or train_denoiser with these ``arguments``; returns the exit code."""
+def train_command(name: str, make_parser: Callable[[Sequence[str]], Parser], arguments: Sequence[str]) -> int:
+    """Run a training command with these ``arguments``; returns the exit code."""
     hint = "with --resume the same command continues from the last checkpoint"
-    return ended(run(name, lambda: make_parser(arguments), partial(_train, objectives), arguments, interrupted=hint))
+    return ended(run(name, lambda: make_parser(arguments), _train, arguments, interrupted=hint))
 
 
-def _train(
-    objectives: Registry[type[Objective]], parser: Parser, options: argparse.Namespace, command: Sequence[str]
-) -> None:
-    options = with_recipes(parser, options, objectives)
-    request = request_of(parser, options, command, objectives)
+def _train(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
+    options = with_recipes(parser, options)
+    request = request_of(parser, options, command)
     trained = train(request)
     if trained.is_first:
         command_line = _certify_command(options, request.objective)

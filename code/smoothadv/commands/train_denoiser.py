@@ -5,7 +5,6 @@ from functools import partial
 
 from smoothadv.commands.runner import Parser
 from smoothadv.commands.train import train_command, training_parser
-from smoothadv.objectives.denoising import DENOISING
 
 _EXAMPLES = """examples:
   python code/train_denoiser.py digits digits_dncnn models/denoiser --noise 0.25 --recipe denoiser
@@ -20,7 +19,7 @@ docs/denoised.md says how it is used.
 def make_parser(arguments: Sequence[str]) -> Parser:
     """The parser of the command ``train_denoiser``."""
     description = "Train a denoiser (Salman et al., 2020): behind it, a classifier trained without noise is certified."
-    return training_parser("train_denoiser", description, _EXAMPLES, "mse", arguments, DENOISING)
+    return training_parser("train_denoiser", description, _EXAMPLES, "mse", arguments)
 
 
-main = partial(train_command, "train_denoiser", make_parser, objectives=DENOISING)
+main = partial(train_command, "train_denoiser", make_parser)

@@ -12,11 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from smoothadv.architectures.denoisers import Denoised
-from smoothadv.architectures.diffusion import PREFIX, load_diffusion
-from smoothadv.architectures.integer_network import IntegerNetwork
 from smoothadv.attacks.estimators import frozen
-from smoothadv.checkpoints import classifier_from_members, file_digest, load_denoiser, recorded_input_layer
+from smoothadv.checkpoints import classifier_from_members, denoised_classifier, file_digest, recorded_input_layer
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.ensembles import Members
 from smoothadv.errors import UserError, first_line, warn
@@ -68,25 +65,7 @@ def with_denoiser(
     base: BaseClassifier, denoiser: str | Path, description: DatasetDescription, sigma: float
 ) -> BaseClassifier:
     """The classifier behind a denoiser, for noise of ``sigma``; UserError where that does not fit the images."""
-    if any(isinstance(part, IntegerNetwork) for part in base.module.modules()):
-        raise UserError("a network of integers reads noisy images in whole grey levels: leave --denoiser out")
-    if str(denoiser).startswith(PREFIX):
-        network, facts = load_diffusion(str(denoiser), description.image_shape, sigma)
-        content: dict[str, Any] = {"noise_sd": sigma}
-    else:
-        network, content = load_denoiser(denoiser, description)
-        facts = {"sha256": file_digest(denoiser), "arch": content["arch"]}
-    image = torch.full((1, *description.image_shape), 0.5)
-    try:
-        with torch.inference_mode():
-            found = list(network(image).shape)
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise UserError(
-            f"--denoiser {denoiser} cannot be applied to images of shape {list(image.shape[1:])}: {first_line(error)}"
-        ) from error
-    if found != list(image.shape):
-        raise UserError(f"--denoiser {denoiser} makes {found[1:]} of an image of shape {list(image.shape[1:])}")
-    module = Denoised(network, base.module).eval()
+    module, facts, content = denoised_classifier(base.module, str(denoiser), description, sigma)
     return replace(base, module=module, settings={**base.settings, DENOISER: facts}, denoiser=content)
 
 

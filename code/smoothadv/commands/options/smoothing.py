@@ -73,9 +73,7 @@ def add_smoothing(parser: Parser, outfile: str, n_help: str, output: str = "outf
     alpha = "probability of a false statement per image (default: 0.001)"
     add_options(group, {"--N": (_draws, n_help), "--alpha": (probability, alpha, 0.001)})
     layer = "first layer of a model whose checkpoint does not record it (released checkpoints do not)"
-    denoiser = (
-        "the denoiser before the classifier: a checkpoint of train_denoiser, or diffusers:PATH, a diffusion model"
-    )
+    denoiser = "the denoiser before it: a checkpoint of train_denoiser, or diffusers:PATH, a diffusion model"
     add_options(parser, {"--input-layer": (INPUT_LAYER_NAMES, layer), "--denoiser CHECKPOINT": (str, denoiser)})
     add_options(parser.add_argument_group("images"), _IMAGES)
     add_running(parser, existing="resume")

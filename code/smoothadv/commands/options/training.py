@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,44 +134,37 @@ _EXECUTION = {
 }
 
 
-_OF_DENOISERS = {
-    "--classifier CHECKPOINT": (
-        Path,
-        "the frozen classifier behind the denoiser: the objective stability needs it, with mse it is for the log only",
-    ),
-}
+_OVERRIDDEN = "recipes (options on the command line override them)"
+_BEHIND = "the frozen classifier behind the denoiser: stability needs it, with mse it is for the log only"
 _OF_CLASSIFIERS = ("--finetune", "--teacher", "--choose", "--drop", "--resample")
 _OF_ATTACKS = ("--warmup", "--warmup-from-first-epoch", "--base-attack")
 
 
-def add_training(
-    parser: Parser,
-    objective: str,
-    adapt: Callable[[Setting], Setting],
-    objectives: Registry[type[Objective]] = OBJECTIVES,
-) -> None:
-    """The options of training, with this default among ``objectives``; ``adapt`` changes the settings of attacks."""
-    is_denoiser = objectives is DENOISING
-    recipes = {"--recipe NAME": _RECIPES["--recipe NAME"]} if is_denoiser else _RECIPES
-    add_options(parser.add_argument_group("recipes (options on the command line override them)"), recipes)
-    group = parser.add_argument_group("objective")
+def objectives_with(default: str) -> Registry[type[Objective]]:
+    """The objectives of a command with this default: those of denoisers, or of classifiers."""
+    return DENOISING if default in DENOISING else OBJECTIVES
+
+
+def add_training(parser: Parser, objective: str, adapt: Callable[[Setting], Setting]) -> None:
+    """The options of training, with this default ``objective``; ``adapt`` changes the settings of attacks."""
+    recipes, group = (parser.add_argument_group(name) for name in (_OVERRIDDEN, "objective"))
+    objectives, data = objectives_with(objective), _DATA
     names = f"one of {', '.join(objectives)} (default: {objective})"
-    parser.set_defaults(default_objective=objective)
+    parser.set_defaults(default_objective=objective, released_behaviour=False)
     add_components(group, "--objective", objectives, names)
-    if is_denoiser:
-        add_options(group, _OF_DENOISERS)
-        parser.set_defaults(released_behaviour=False)
+    if objectives is DENOISING:
+        add_options(recipes, dict(list(_RECIPES.items())[:1]))
+        add_options(group, {"--classifier CHECKPOINT": (Path, _BEHIND)})
+        data = {flag: option for flag, option in _DATA.items() if not flag.startswith(_OF_CLASSIFIERS)}
     else:
+        add_options(recipes, _RECIPES)
         add_options(add_attack(parser, adapt), NO_GRADIENT)
     add_options(parser.add_argument_group("schedule (defaults: the paper's for the dataset)"), _SCHEDULE)
-    data = {flag: option for flag, option in _DATA.items() if not (is_denoiser and flag.startswith(_OF_CLASSIFIERS))}
     add_options(parser.add_argument_group("data and start"), data)
     add_options(parser.add_argument_group("execution"), _EXECUTION)
 
 
-def with_recipes(
-    parser: Parser, options: argparse.Namespace, objectives: Registry[type[Objective]] = OBJECTIVES
-) -> argparse.Namespace:
+def with_recipes(parser: Parser, options: argparse.Namespace) -> argparse.Namespace:
     """The options with those of the recipes added; --recipe overrides --released-behaviour, the command line both."""
     if options.lr_schedule == "one-cycle" and (options.lr_step_size or options.lr_factor):
         parser.error("--lr-schedule one-cycle has no steps: leave out --lr-step-size and --lr-factor")
@@ -183,13 +175,13 @@ def with_recipes(
     if options.recipe == RELEASED:
         parser.error(f"--recipe {RELEASED}: write --{RELEASED}, which also counts --epsilon in 1/256")
     for name in [options.recipe] * (options.recipe is not None) + [RELEASED] * options.released_behaviour:
-        options = with_recipe(parser, options, name, partial(_readable, objectives))
+        options = with_recipe(parser, options, name, _readable)
     return argparse.Namespace(**{**vars(options), "objective": options.objective or options.default_objective})
 
 
-def _readable(objectives: Registry[type[Objective]], options: argparse.Namespace) -> set[str]:
+def _readable(options: argparse.Namespace) -> set[str]:
     """The flags of the settings of the objective and, if it makes an attack, of the attack."""
-    objective = objectives[options.objective or options.default_objective]
+    objective = objectives_with(options.default_objective)[options.objective or options.default_objective]
     chosen: list[type] = [objective]
     if _makes_attack(objective) and options.attack:
         chosen.append(ATTACKS[options.attack])
@@ -207,25 +199,17 @@ def _needs_attack(objective: type) -> bool:
     )
 
 
-def request_of(
-    parser: Parser,
-    options: argparse.Namespace,
-    command: Sequence[str],
-    objectives: Registry[type[Objective]] = OBJECTIVES,
-) -> TrainingRequest:
+def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> TrainingRequest:
     """The request that the options, with recipes added, describe; a usage error where they contradict each other."""
     check_dataset(options.dataset)
-    if objectives is DENOISING:
-        objective: Objective = compose_chosen(parser, DENOISING, options, "--objective")
-        further = {"teacher": options.classifier}
-    else:
-        objective = _objective(parser, options)
-        further = {"policy": _policy(parser, options, objective)}
+    objective = _objective(parser, options)
     _refuse_contradictions(parser, options, objective)
+    of_kind = {"teacher": options.classifier} if objective.DENOISES else {"policy": _policy(parser, options, objective)}
     return TrainingRequest(
         classifier=options.arch,
         images=options.dataset,
         objective=objective,
+        **of_kind,
         schedule=ScheduleChoices(
             learning_rate=options.lr,
             learning_rate_step=options.lr_step_size,
@@ -238,7 +222,6 @@ def request_of(
         board=options.tensorboard,
         command=tuple(command),
         arguments=vars(options),
-        **further,
         **fields_given(TrainingRequest, options, without=("objective", "classifier")),
     )
 
@@ -262,6 +245,8 @@ def _policy(parser: Parser, options: argparse.Namespace, objective: Objective) -
 
 def _objective(parser: Parser, options: argparse.Namespace) -> Objective:
     """The objective that the options describe; a usage error where something is missing or contradictory."""
+    if objectives_with(options.default_objective) is DENOISING:
+        return compose_chosen(parser, DENOISING, options, "--objective")
     component = OBJECTIVES[options.objective]
     given: dict[str, Any] = {}
     if _makes_attack(component) and (options.attack is not None or _needs_attack(component)):
