@@ -53,6 +53,10 @@ def _is_finite(value: Any) -> bool:
     return _is_whole(value) or (type(value) is float and math.isfinite(value))
 
 
+def _is_nan(value: Any) -> bool:
+    return type(value) is float and math.isnan(value)
+
+
 def _is_weight(value: Any) -> bool:
     if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.is_nested:
         return False
@@ -117,6 +121,7 @@ _FIELDS = {
     "noise_sd": _AMOUNT,
     "recipe": _RECORD,
     "integer": _RECORD,
+    "denoiser": _Rule("True or False", lambda value: isinstance(value, bool)),
 }
 _FIELDS_OF_A_RUN = {
     "optimizer": _Rule("a dict with a 'state' of tensors", _is_optimizer),
@@ -125,7 +130,7 @@ _FIELDS_OF_A_RUN = {
     "trained": _WEIGHTS,
     "step": _COUNT,
     "seconds": _AMOUNT,
-    "sums": _list_of(_NUMBER, 5, 50),
+    "sums": _list_of(_Rule("a finite number or nan", lambda value: _is_finite(value) or _is_nan(value)), 5, 50),
     "image_weights": _WEIGHT,
 }
 

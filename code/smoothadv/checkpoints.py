@@ -19,7 +19,9 @@ import numpy as np
 import torch
 
 from smoothadv import plugins
-from smoothadv.architectures import INPUT_LAYERS, get_architecture, require_architecture
+from smoothadv.architectures import ARCHITECTURES, INPUT_LAYERS, get_architecture, require_architecture
+from smoothadv.architectures.denoisers import DENOISERS, Denoised
+from smoothadv.architectures.diffusion import PREFIX, load_diffusion
 from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.architectures.integer_network import IntegerNetwork
 from smoothadv.checkpoint_fields import checked
@@ -27,9 +29,9 @@ from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.pickles import CarefulUnpickler
 from smoothadv.ensembles import Members, members_of
-from smoothadv.errors import UserError, warn
+from smoothadv.errors import UserError, first_line, warn
 from smoothadv.files import refuse_to_inflate, write_atomically
-from smoothadv.registry import UnknownNameError
+from smoothadv.registry import Registry, UnknownNameError
 
 Weights = dict[str, torch.Tensor]
 MODULE_PREFIX = "module:"
@@ -53,20 +55,28 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     write_atomically(path, lambda file: file.write(serialized.getbuffer()))
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """The dict in a checkpoint file, tensors on the CPU.
+def read_checkpoint(path: str | Path, denoiser: bool = False) -> dict[str, Any]:
+    """The dict in a checkpoint file, of a classifier or a ``denoiser``, tensors on the CPU.
 
     UserError if it is missing, damaged or something else, or if its architecture is unknown; this error names the
     plug-in that the checkpoint needs.
     """
     content = _content(Path(path))
+    arch = str(content["arch"])
+    if content.get("denoiser", arch in DENOISERS and arch not in ARCHITECTURES) != denoiser:
+        advice = "no denoiser: train_denoiser makes one" if denoiser else "a denoiser: name it with --denoiser"
+        raise UserError(f"checkpoint {path} is {advice}")
+    registry: Registry[Any] = DENOISERS if denoiser else ARCHITECTURES
     try:
         if not is_module(content) and INTEGER not in content:
-            require_architecture(content["arch"])
+            if denoiser:
+                DENOISERS.require(arch)
+            else:
+                require_architecture(arch)
     except UnknownNameError as error:
-        reason = plugins.missing("architecture", str(content["arch"]), content.get("plugins")) or str(error)
+        reason = plugins.missing(registry.kind, arch, content.get("plugins")) or str(error)
         raise UserError(f"checkpoint {path}: {reason}") from error
-    for plugin in plugins.changed_provider("architecture", str(content["arch"]), content.get("plugins")):
+    for plugin in plugins.changed_provider(registry.kind, arch, content.get("plugins")):
         warn(f"checkpoint {path} was trained with another version of the plug-in {plugin.name}")
     return content
 
@@ -225,6 +235,45 @@ def _load(content: dict[str, Any], path: Path, description: DatasetDescription, 
     return model.eval()
 
 
+def load_denoiser(path: str | Path, description: DatasetDescription) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """The denoiser in a checkpoint, in eval mode, and what ``read_checkpoint`` returns.
+
+    UserError where it does not fit the images.
+    """
+    content = read_checkpoint(path, denoiser=True)
+    _check_recorded_images({**content, "classes": None}, path, description)
+    network = DENOISERS[content["arch"]](description)
+    _load_weights(network, network_keys(content["state_dict"]), path, content["arch"], description)
+    return network.eval(), content
+
+
+def denoised_classifier(
+    classifier: torch.nn.Module, denoiser: str, description: DatasetDescription, sigma: float
+) -> tuple[torch.nn.Module, dict[str, Any], dict[str, Any]]:
+    """The classifier behind a denoiser, a checkpoint or diffusers:PATH, for noise of sigma.
+
+    Also what a log records of the denoiser, and what its checkpoint does. UserError where it does not fit the images.
+    """
+    if any(isinstance(part, IntegerNetwork) for part in classifier.modules()):
+        raise UserError("a network of integers reads noisy images in whole grey levels: leave --denoiser out")
+    content: dict[str, Any] = {"noise_sd": sigma}
+    if denoiser.startswith(PREFIX):
+        network, facts = load_diffusion(denoiser, description.image_shape, sigma)
+    else:
+        network, content = load_denoiser(denoiser, description)
+        facts = {"sha256": file_digest(denoiser), "arch": content["arch"]}
+    image = torch.full((1, *description.image_shape), 0.5)
+    try:
+        with torch.inference_mode():
+            found = list(network(image).shape)
+    except (RuntimeError, ValueError, TypeError) as error:
+        message = f"--denoiser {denoiser} does not run on images of shape {list(image.shape[1:])}: {first_line(error)}"
+        raise UserError(message) from error
+    if found != list(image.shape):
+        raise UserError(f"--denoiser {denoiser} makes {found[1:]} of an image of shape {list(image.shape[1:])}")
+    return Denoised(network, classifier).eval(), facts, content
+
+
 def integer_network(
     content: dict[str, Any], path: Path, image_shape: Sequence[int], num_classes: int
 ) -> IntegerNetwork:
@@ -241,9 +290,12 @@ def start_from(
     """Load a checkpoint's weights into ``model``, of the architecture ``arch``; returns a sentence on what was loaded.
 
     The last linear layer keeps its initial weights where the checkpoint was trained on other classes, or on another
-    number of them. UserError where the other weights do not fit.
+    number of them; a denoiser has none. UserError where the other weights do not fit.
     """
     weights = network_keys(content["state_dict"])
+    if arch in DENOISERS and arch not in ARCHITECTURES:
+        _load_weights(model, weights, path, arch, description)
+        return f"starting from {path} with all of its layers"
     last = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)][-1]
     of_last = {key for key in model.state_dict() if key.startswith(f"{last}.")}
     fits = all(key in weights and weights[key].shape == model.state_dict()[key].shape for key in of_last)

@@ -70,6 +70,9 @@ LOGITS = "logits_sha256"
 CLASSIFIER = "classifier_sha256"
 """The setting that keys the noise, with dataset, sigma and seed; older logs have none."""
 
+DENOISER = "denoiser"
+"""The setting, of logs with a denoiser before the classifier, that says which; a run says where it lies."""
+
 _OTHER_PLACE = "another processor, instruction set, library or way to run the classifier"
 _MANIFEST, _SHARDS = ".manifest.json", ".shards"
 _SELECTION = ("images", "skip", "max")

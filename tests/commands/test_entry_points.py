@@ -41,6 +41,7 @@ def help_text(name: str, monkeypatch, capsys) -> str:
 FIRST_STEPS = {
     "train": ["training.job.get_dataset"],
     "train_pgd": ["training.job.get_dataset"],
+    "train_denoiser": ["training.job.get_dataset"],
     "quantize": ["quantization.request.quantize", "quantization.export.export"],
     "certify": ["evaluation.certifying.prepare", "evaluation.verifying.verify"],
     "predict": ["evaluation.predicting.prepare"],

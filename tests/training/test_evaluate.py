@@ -57,6 +57,7 @@ def looked_at(model, attacked, objective, images, indices, address=ADDRESS, exec
         "attacked_uncompiled": attacked,
         "objective": objective,
         "execution": execution or Execution(),
+        "teacher": None,
     }
     return evaluate(SimpleNamespace(**parts, processes=Processes(), device=CPU), images, indices, 8, address)
 

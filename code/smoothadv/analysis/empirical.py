@@ -15,6 +15,7 @@ from smoothadv.analysis.shared.selection import Choosing, grouping, groups_of, o
 from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table, columns_of
 from smoothadv.bounds import binomial_interval
 from smoothadv.errors import UserError
+from smoothadv.records import DENOISER
 from smoothadv.settings import probability, setting
 
 _ACCURACY, _ABSTENTION = _SHOWN = ("empirical_accuracy", "abstention_rate")
@@ -115,7 +116,8 @@ def model_of(log: Log) -> tuple[object, ...]:
 def digest_of(log: Log) -> str:
     """The digest of the file with the weights, or of those of all members; "" where no manifest tells."""
     settings = log.parameters.settings
-    return str(settings.get("checkpoint_sha256") or settings.get("module_sha256") or "")
+    digest = str(settings.get("checkpoint_sha256") or settings.get("module_sha256") or "")
+    return f"{settings[DENOISER]}{digest}" if DENOISER in settings else digest
 
 
 def _most_accurate(models: list[list[Log]]) -> Attacked:

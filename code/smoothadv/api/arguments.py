@@ -44,6 +44,8 @@ class CommonOptions(TypedDict, total=False):
     """ "normalize" or "center", where a checkpoint does not record it."""
     pretrained: bool
     """A network by name has its own weights, else random ones (True)."""
+    denoiser: FilePath | None
+    """The denoiser before the model: a checkpoint of train_denoiser, or "diffusers:PATH" (None: none)."""
     num_classes: int | None
     """Where neither the module nor the checkpoint tells it."""
     batch: int | None

@@ -11,6 +11,7 @@ from smoothadv.version import __version__
 COMMANDS = {
     "train": "train a classifier under Gaussian noise (the baseline)",
     "train_pgd": "train a classifier with SmoothAdv",
+    "train_denoiser": "train a denoiser to put before a classifier: denoised smoothing",
     "quantize": "make a network of integers of a trained one, the same on all machines",
     "certify": "certify a smoothed classifier on test images: a log of radii",
     "predict": "predict with a smoothed classifier, on clean or attacked images",
@@ -22,7 +23,7 @@ COMMANDS = {
 
 def usage() -> str:
     """The help text of the console command."""
-    lines = [f"  {name:10s} {what}" for name, what in COMMANDS.items()]
+    lines = [f"  {name:14s} {what}" for name, what in COMMANDS.items()]
     end = "`smoothadv COMMAND --help` lists a command's options, `smoothadv --version` prints the version."
     return "\n".join(["usage: smoothadv COMMAND ...\n\ncommands:", *lines, f"\n{end}"])
 

@@ -44,6 +44,7 @@ _VERIFY = {
     "log LOG": (Path, "certification log, with its manifest beside it"),
     "--rows K": (positive_int, "random rows to draw again (default: 20)", 20),
     "--classifier CHECKPOINT": (Path, "the checkpoint (default: where the manifest says it was)"),
+    "--denoiser CHECKPOINT": (str, "the denoiser before it, if there is one (default: likewise)"),
     "--data-dir DIR": (str, "folder of the dataset's files (default: data; for imagenet IMAGENET_DIR)"),
     "--device": (device, "torch device like cpu or cuda:1 (default: cuda if there is one)"),
     "--seed": (non_negative_int, "seed that chooses the rows (default: another one each time)"),

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from smoothadv import plugins
 from smoothadv.architectures import ARCHITECTURES, LIBRARIES, chosen_architecture
+from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.commands.options.attack import in_256ths, unchanged
 from smoothadv.commands.options.components import add_options
 from smoothadv.commands.options.shared import add_dataset, add_running
-from smoothadv.commands.options.training import add_training, request_of, with_recipes
+from smoothadv.commands.options.training import add_training, objectives_with, request_of, with_recipes
 from smoothadv.commands.runner import Parser, run
 from smoothadv.objectives import Objective
+from smoothadv.objectives.denoising import DENOISING
 from smoothadv.records import CHECKPOINT
 from smoothadv.training.job import train
 from smoothadv.training.processes import ended
@@ -39,12 +41,14 @@ def make_parser(arguments: Sequence[str]) -> Parser:
 
 
 def training_parser(name: str, description: str, examples: str, objective: str, arguments: Sequence[str]) -> Parser:
-    """The parser of train or train_pgd, which differ in their default objective."""
+    """The parser of train, train_pgd or train_denoiser, which differ in their default objective."""
     parser = Parser(prog=name, description=description, epilog=examples)
     add_dataset(parser)
     libraries = ", ".join(f"{kind}:NAME" for kind in LIBRARIES if kind != "onnx")
     text = f"one of {', '.join(ARCHITECTURES)}; of a library: {libraries}; or FILE.py:FUNCTION (docs/networks.md)"
     arch = chosen_architecture, text
+    if objectives_with(objective) is DENOISING:
+        arch = DENOISERS.require, f"one of {', '.join(DENOISERS)}"
     outdir = Path, "folder for the checkpoint, the log and the arguments"
     add_options(parser, {"arch ARCH": arch, "outdir OUTDIR": outdir})
     add_training(parser, objective, in_256ths if "--released-behaviour" in arguments else unchanged)
@@ -53,7 +57,7 @@ def training_parser(name: str, description: str, examples: str, objective: str, 
 
 
 def train_command(name: str, make_parser: Callable[[Sequence[str]], Parser], arguments: Sequence[str]) -> int:
-    """Run train or train_pgd with these ``arguments``; returns the exit code."""
+    """Run a training command with these ``arguments``; returns the exit code."""
     hint = "with --resume the same command continues from the last checkpoint"
     return ended(run(name, lambda: make_parser(arguments), _train, arguments, interrupted=hint))
 
@@ -72,8 +76,10 @@ def _certify_command(options: argparse.Namespace, objective: Objective) -> str:
     sigma = str(objective.noise_sd or 0.25)
     is_clone = Path(sys.argv[0]).suffix == ".py"
     words = ["python", "code/certify.py"] if is_clone else ["smoothadv", "certify"]
-    words += [options.dataset, str(options.outdir / CHECKPOINT), sigma]
+    made = str(options.outdir / CHECKPOINT)
+    words += [options.dataset, str(options.classifier or "CLASSIFIER") if objective.DENOISES else made, sigma]
     words.append(f"logs/{options.outdir.resolve().name}_sigma_{sigma}.tsv")
+    words += ["--denoiser", made] if objective.DENOISES else []
     words += ["--data-dir", options.data_dir] if options.data_dir else []
     return shlex.join([*words, *plugins.words()])
 

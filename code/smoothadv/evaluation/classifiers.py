@@ -4,7 +4,8 @@ import copy
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from smoothadv.checkpoints import (
     ADDRESS,
     bytes_of,
     classifier_from_members,
+    denoised_classifier,
     digest_of,
     file_digest,
     recorded_input_layer,
@@ -22,6 +24,7 @@ from smoothadv.checkpoints import (
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.ensembles import Members
 from smoothadv.errors import UserError, warn
+from smoothadv.records import DENOISER
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,15 @@ class BaseClassifier:
     """A base classifier: maps images [B, C, H, W] in [0, 1] to logits [B, K]; in eval mode, on the CPU.
 
     ``settings`` identify it in a log's manifest; ``source`` has the checkpoints that it is from (None: a module, which
-    is a network by name if it is ``named``).
+    is a network by name if it is ``named``), and ``denoiser`` what the checkpoint of the denoiser before it records of
+    its training.
     """
 
     module: torch.nn.Module
     settings: dict[str, Any]
     source: Members | None = None
     named: str | None = None
+    denoiser: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str | None:
@@ -44,17 +49,29 @@ class BaseClassifier:
 
     @property
     def architectures(self) -> list[str]:
-        """Those of its checkpoints, or the module's class."""
-        return [self.settings["arch"]] if self.source is None else [one["arch"] for one in self.source.contents]
+        """Those of its checkpoints, or the module's class, and that of the denoiser before it."""
+        own = [self.settings["arch"]] if self.source is None else [one["arch"] for one in self.source.contents]
+        return [*own, *([self.settings[DENOISER]["arch"]] if DENOISER in self.settings else [])]
 
     def warn_about_mismatch(self, dataset: str | None, sigma: float) -> None:
         """Warn where dataset (None: unnamed) or sigma differ from those of the training: probably a mistake."""
-        for path, content in zip(self.source.paths, self.source.contents) if self.source else ():
+        sources = [*zip(self.source.paths, self.source.contents)] if self.source else []
+        for path, content in [*sources, *([("the denoiser", self.denoiser)] if self.denoiser else [])]:
             trained_on, noise_sd = content.get("dataset"), content.get("noise_sd")
+            if self.denoiser and content is not self.denoiser:
+                noise_sd = None  # the denoiser removes it
             if None not in (trained_on, dataset) and trained_on != dataset:
                 warn(f"{path} was trained on '{trained_on}', not on '{dataset}'")
             if noise_sd is not None and noise_sd != sigma:
                 warn(f"{path} was trained with noise {noise_sd}; it is being smoothed with {sigma}")
+
+
+def with_denoiser(
+    base: BaseClassifier, denoiser: str | Path, description: DatasetDescription, sigma: float
+) -> BaseClassifier:
+    """The classifier behind a denoiser, for noise of ``sigma``; UserError where that does not fit the images."""
+    module, facts, content = denoised_classifier(base.module, str(denoiser), description, sigma)
+    return replace(base, module=module, settings={**base.settings, DENOISER: facts}, denoiser=content)
 
 
 def base_classifier(
@@ -108,10 +125,11 @@ def module_digest(module: torch.nn.Module) -> str:
 def classifier_digest(module: torch.nn.Module, settings: Mapping[str, Any]) -> str:
     """A SHA-256, in hexadecimal, of all of a classifier but the code of its module, to key its noise.
 
-    That is the weights, all buffers, also those that ``state_dict`` leaves out, and the architecture, input layer and
-    plug-ins in ``settings``.
+    That is the weights, all buffers, also those that ``state_dict`` leaves out, and the architecture, input layer,
+    plug-ins and denoiser in ``settings``.
     """
     named = {name: settings.get(name) for name in ("arch", "input_layer", "plugins")}
+    named |= {DENOISER: settings[DENOISER]} if DENOISER in settings else {}
     tensors = *module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)
     return digest_of([named, {**dict(tensors), **module.state_dict()}])
 

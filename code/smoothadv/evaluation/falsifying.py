@@ -39,7 +39,7 @@ from smoothadv.settings import settings_record
 if TYPE_CHECKING:
     import pandas as pd
 
-_SAME = "dataset split dataset_fingerprint checkpoint_sha256 module_sha256 input_layer sigma precision".split()
+_SAME = "dataset split dataset_fingerprint checkpoint_sha256 module_sha256 denoiser input_layer sigma precision".split()
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ class EvaluationRequest:
     - ``classifier``: a checkpoint, an ensemble as ``ensembles`` names it, a network by name, with its weights if
       ``pretrained``, or a module that maps images [B, C, H, W] in [0, 1] to logits [B, K]; ``input_layer`` ("normalize"
       or "center") where a checkpoint does not record it.
+    - ``denoiser``: a checkpoint of a denoiser, or diffusers:PATH, that noisy images pass first (None: none).
     - ``images``: the name of a dataset, whose files lie in ``data_dir``, or the images themselves. Of the dataset's
       ``split`` every ``skip``-th image is used, at most ``maximum`` of them (None: all).
     - ``sigma`` > 0 on images in [0, 1]; ``alpha`` is the probability of a false statement per image; ``seed`` that of
@@ -55,6 +56,7 @@ class EvaluationRequest:
     sigma: float
     alpha: float = 0.001
     seed: int = 0
+    denoiser: str | Path | None = None
     draws: int | None = None
     input_layer: str | None = None
     pretrained: bool = True
@@ -98,7 +100,7 @@ class EvaluationRequest:
     def plugins(self, *architectures: str) -> dict[str, dict[str, str]]:
         """What settings record of the plug-ins that take part, with classifiers of these architectures."""
         dataset = self.images if isinstance(self.images, str) else None
-        kinds = [{"dataset": dataset, "architecture": arch} for arch in architectures]
+        kinds = [{"dataset": dataset, "architecture": arch, "denoiser": arch} for arch in architectures]
         return plugins.digests(one for names in kinds for one in plugins.used(names, self.components))
 
     def stated_settings(self, *architectures: str) -> dict[str, Any]:

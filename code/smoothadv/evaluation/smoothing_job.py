@@ -18,14 +18,14 @@ from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.devices import default_device, device_name, device_of_process
 from smoothadv.errors import UsageError, UserError, first_line, warn
-from smoothadv.evaluation.classifiers import BaseClassifier, base_classifier, classifier_digest
+from smoothadv.evaluation.classifiers import BaseClassifier, base_classifier, classifier_digest, with_denoiser
 from smoothadv.evaluation.named_networks import named_network
 from smoothadv.evaluation.requests import EvaluationRequest, select_examples
 from smoothadv.evaluation.shards import shards_of
 from smoothadv.evaluation.workers import Workers, join_workers
 from smoothadv.noise import GaussianNoise, Noise, NoiseKey, NoiseStream, Purpose, RoundedGaussianNoise, kernels_on
 from smoothadv.provenance import provenance
-from smoothadv.records import CLASSIFIER, LOGITS, recorded_settings
+from smoothadv.records import CLASSIFIER, DENOISER, LOGITS, recorded_settings
 from smoothadv.smoothing.classifier import (
     CompiledClassifier,
     VotingClassifier,
@@ -188,6 +188,8 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
         base = named.base(dataset.description)
     else:
         base = base_classifier(source, dataset.description, request.input_layer)
+    if request.denoiser is not None:
+        base = with_denoiser(base, request.denoiser, dataset.description, request.sigma)
     workers = join_workers()
     if workers is not None and request.shard is not None:
         raise UserError("--shard is not read under torchrun, which shares the examples out by itself: leave it out")
@@ -305,6 +307,7 @@ def _run(base: BaseClassifier, job: SmoothingJob) -> dict[str, Any]:
     """A description of this process for the manifest; it does not decide the numbers."""
     return {
         "checkpoint": base.name,
+        **({} if job.request.denoiser is None else {DENOISER: str(job.request.denoiser)}),
         "skip": job.request.skip,
         "max": job.request.maximum,
         "image_shape": list(job.dataset.description.image_shape),

@@ -21,7 +21,7 @@ from smoothadv.evaluation.smoothing_job import prepare
 from smoothadv.files import read_regular
 from smoothadv.plugins import names_function
 from smoothadv.readers import read_certification_log
-from smoothadv.records import differing_settings, read_manifest_file, settings_and_logits
+from smoothadv.records import DENOISER, differing_settings, read_manifest_file, settings_and_logits
 
 if TYPE_CHECKING:
     import torch
@@ -51,13 +51,15 @@ _FIELDS = {
 class VerifyRequest:
     """Repeat ``rows`` random rows of the certification log ``log``; ``seed`` chooses them (None: at random).
 
-    ``classifier`` is the checkpoint (None: where the log's manifest says it was). The manifest says all the rest.
+    ``classifier`` is the checkpoint and ``denoiser`` the denoiser before it, if any (None: where the log's manifest
+    says they were). The manifest says all the rest.
     """
 
     log: Path
     rows: int = 20
     seed: int | None = None
     classifier: Path | None = None
+    denoiser: str | None = None
     data_dir: str | None = None
     device: torch.device | None = None
 
@@ -122,8 +124,10 @@ def _request(request: VerifyRequest, manifest: dict[str, Any]) -> CertifyRequest
     if isinstance(layers := fields.get("input_layer"), list):  # of an ensemble: asked for where it is not recorded
         of_each = (layer for layer, content in zip(layers, contents) if content.get("input_layer") is None)
         fields["input_layer"] = next(of_each, None)
+    denoisers = [run[DENOISER] for run in manifest["runs"] if run.get(DENOISER)]
     return CertifyRequest(
         **fields,
+        denoiser=(request.denoiser or next(iter(denoisers), None)) if DENOISER in settings else None,
         classifier=classifier,
         procedure_settings=given,
         data_dir=request.data_dir,

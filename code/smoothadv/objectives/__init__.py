@@ -78,7 +78,10 @@ class Objective(ABC):
     NOISY: ClassVar[slice] = slice(None)
     """The copies that have noise: what is correct is counted among them."""
     TEACHER: ClassVar[str] = ""
-    """What a frozen teacher supplies: "logits", "votes" on the training images, or nothing."""
+    """What a frozen teacher supplies: "logits", "votes" on the training images, or nothing; "accuracy" if it may be
+    missing and is for the log only."""
+    DENOISES: ClassVar[bool] = False
+    """Whether the model is a denoiser, and the teacher the classifier behind it."""
     noise_sd: float
 
     def __init_subclass__(cls) -> None:
@@ -174,6 +177,13 @@ class Objective(ABC):
     def outcome(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
         """The loss, for a batch and what ``attacked`` made of it: here that of the method ``loss``."""
         return self.loss(model, attacked.images, attacked.labels, attacked.noise)
+
+    def tested(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of test images, with one copy of noise each: the sum of the loss, and how many are classified correctly with
+        that noise and without (nan: unknown)."""
+        noisy, clean = model(batch.images + batch.noise[:, 0]).float(), model(batch.images)
+        hits = [(logits.argmax(1) == batch.labels).sum() for logits in (noisy, clean)]
+        return F.cross_entropy(noisy, batch.labels, reduction="sum"), hits[0], hits[1]
 
     def batch(self, images: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor, epoch: int) -> Batch:
         """The batch of images [B, C, H, W] with labels int64 [B] and this noise in that epoch."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from smoothadv.architectures.denoisers import Denoised
 from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.architectures.input_layers import Center, Normalize
 from smoothadv.architectures.integer_network import IntegerNetwork
@@ -46,7 +47,7 @@ def fold(classifier: nn.Module, example: torch.Tensor | None = None, epilogues: 
     Returns the classifier itself if torch.fx cannot trace it, if its layers are used twice, share weights or compute
     their weights in each pass, or if the logits of the ``example`` images [B, C, H, W] change by more than rounding,
     for instance because tracing followed a branch that no tensor takes; also if it is a network of integers. Of an
-    ensemble, each member is folded.
+    ensemble, each member is folded, of a classifier behind a denoiser each of both.
     """
     if isinstance(classifier, IntegerNetwork):
         return classifier
@@ -54,6 +55,10 @@ def fold(classifier: nn.Module, example: torch.Tensor | None = None, epilogues: 
         members = [fold(member, example, epilogues) for member in classifier.members]
         is_folded = any(new is not old for new, old in zip(members, classifier.members))
         return Ensemble(members, classifier.mean) if is_folded else classifier
+    if isinstance(classifier, Denoised):
+        before = classifier.denoiser, classifier.classifier
+        after = [fold(part, example, epilogues) for part in before]
+        return classifier if all(new is old for new, old in zip(after, before)) else Denoised(*after)
     entrance, network = split_entrance(classifier)
     traced = copy.deepcopy(traced_plainly(network))  # its layers are those of the network, which stays as it is
     if traced is None:

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from torch.nn import functional as F
 
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.noise import Purpose
@@ -52,17 +51,17 @@ def evaluate(
         # Drawn for the whole batch, so that the noise does not depend on how many processes share the batch.
         noise = objective.draw(images[:1].expand(whole, *images.shape[1:]), generator)[part]
         with update.execution.autocast(device):
-            noisy = model(images + noise[:, 0]).float()
-            hits = [noisy, model(images)]
+            supplied = {} if update.teacher is None else update.teacher.supplies(None)
+            seen = replace(objective.batch(images, labels, noise, address.epoch), **supplied)
+            found = [*objective.tested(model, seen)]
             if epsilon:
-                seen = replace(objective.batch(images, labels, noise, address.epoch), epsilon=epsilon)
+                seen = replace(seen, epsilon=epsilon)
                 if objective.uniforms:
                     seen = replace(seen, uniforms=draw_uniforms(whole, objective.uniforms, generator)[part])
                 moved = objective.attacked(attacked, seen, generator)
-                hits.append(model(moved.images + moved.noise[:, 0]))
-        sums[0] += F.cross_entropy(noisy, labels, reduction="sum")
-        for position, logits in enumerate(hits, start=1):
-            sums[position] += (logits.argmax(1) == labels).sum()
+                found.append((model(moved.images + moved.noise[:, 0]).argmax(1) == labels).sum())
+        for position, value in enumerate(found):
+            sums[position] += value
     means = [round(value / len(indices), 6) for value in processes.total(sums).tolist()]
     if not epsilon:
         means[3] = math.nan

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from smoothadv.architectures import get_architecture, pretrained_architecture
+from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.checkpoints import (
     INTEGER,
     digest_of,
@@ -75,7 +76,8 @@ def train(request: TrainingRequest, report: Callable[[str], None] = print) -> Tr
             model = _model(request, description)
             request.refuse_contradictions()
             _warn_of_policy(request, schedule)
-            teacher = None if request.teacher is None else load_teacher(request.teacher, description, device)
+            layer = request.input_layer if request.objective.DENOISES else None
+            teacher = None if request.teacher is None else load_teacher(request.teacher, description, device, layer)
         return _run(Job(request, training, test, pseudo_labelled, schedule, processes, device, *model, teacher), report)
 
 
@@ -115,6 +117,8 @@ def _model(
     request: TrainingRequest, description: DatasetDescription
 ) -> tuple[DatasetDescription, str | None, torch.nn.Module, str | None]:
     """Description with the model's constants, input layer, model, and what it starts from."""
+    if request.objective.DENOISES:
+        return _denoiser(request, description)
     if not isinstance(request.classifier, str):
         if request.pretrained_model is not None or request.input_layer is not None or request.pretrained:
             raise UserError(
@@ -142,6 +146,20 @@ def _model(
     if content is None or path is None:
         return description, input_layer, model, None
     return description, input_layer, model, start_from(model, content, path, request.classifier, description)
+
+
+def _denoiser(
+    request: TrainingRequest, description: DatasetDescription
+) -> tuple[DatasetDescription, None, torch.nn.Module, str | None]:
+    """As ``_model``, of a denoiser, which has no input layer."""
+    if not isinstance(request.classifier, str):
+        raise UserError(f"the model is a {type(request.classifier).__name__}: name one of {', '.join(DENOISERS)}")
+    torch.manual_seed(derive_generator("cpu", request.seed).initial_seed())
+    model, path = DENOISERS[request.classifier](description), request.pretrained_model
+    if path is None:
+        return description, None, model, None
+    content = read_checkpoint(path, denoiser=True)
+    return description, None, model, start_from(model, content, path, request.classifier, description)
 
 
 def _run(job: Job, report: Callable[[str], None]) -> Trained:
@@ -205,6 +223,7 @@ def _facts(job: Job) -> dict[str, Any]:
         "std": list(job.description.std or ()),
         "noise_sd": job.request.objective.noise_sd,
         **({"plugins": plugins} if plugins else {}),
+        **({"denoiser": True} if job.request.objective.DENOISES else {}),
     }
 
 

@@ -53,7 +53,7 @@ class TrainingProgress:
         if clean:
             parts.append(f"clean {clean[-1]:.1%}")
         if math.isnan(averages["unattacked_accuracy"]):
-            parts.append(f"noisy {averages['accuracy']:.1%}")
+            parts += [] if math.isnan(averages["accuracy"]) else [f"noisy {averages['accuracy']:.1%}"]
         else:
             parts += [f"noisy {averages['unattacked_accuracy']:.1%}", f"adversarial {averages['accuracy']:.1%}"]
             parts.append(f"epsilon {epsilon:.3g}")
@@ -74,10 +74,12 @@ def describe_epoch(row: dict[str, float], epochs: int) -> str:
     parts = [f"epoch {row['epoch'] + 1:3d}/{epochs}", f"lr {row['lr']:.2g}"]
     if row["epsilon"] or not math.isnan(row["test_adversarial_accuracy"]):
         parts.append(f"epsilon {row['epsilon']:.3g}")
-    parts += [f"loss {row['train_loss']:.3f}", f"training accuracy {row['train_accuracy']:.1%}"]
+    parts.append(f"loss {row['train_loss']:.3{'g' if math.isnan(row['train_accuracy']) else 'f'}}")
+    parts += [] if math.isnan(row["train_accuracy"]) else [f"training accuracy {row['train_accuracy']:.1%}"]
     if row["test_images"]:
         accuracies = {"clean": "test_clean_accuracy", "noisy": "test_accuracy", "attacked": "test_adversarial_accuracy"}
         known = [f"{name} {row[column]:.1%}" for name, column in accuracies.items() if not math.isnan(row[column])]
+        known = known or [f"loss {row['test_loss']:.3g}"]
         parts.append(f"of {row['test_images']} test images {', '.join(known)}")
     return "  ".join([*parts, f"{row['images_per_second']:,.0f} images/s"])
 

@@ -76,6 +76,8 @@ class TrainingRequest:
     - ``images``: the name of a dataset, whose files lie in ``data_dir``, or training images and test images.
       ``crop_padding`` and ``horizontal_flip`` augment them (None: as the dataset does). ``use_unlabelled`` is a file of
       pseudo-labelled images, whose loss counts ``unlabelled_weight`` (eta) times.
+    - With an objective that denoises, ``classifier`` is the name of a denoiser, ``teacher`` the classifier behind it;
+      ``input_layer`` is that of the latter.
     - ``policy`` chooses training images (None: as the objective does). ``teacher`` is a checkpoint of a frozen
       classifier for objectives that have one; if these use its votes on the training images, ``teacher_draws`` (None:
       10,000, as CAT-RS) noisy copies of each image are classified first.
@@ -131,8 +133,9 @@ class TrainingRequest:
             raise UsageError(f"--teacher {self.teacher} is what this training writes: name another folder")
         if self.teacher_draws is not None and not (isinstance(self.teacher_draws, int) and self.teacher_draws >= 1):
             raise UsageError(f"teacher_draws is {self.teacher_draws!r}, expected a whole number of at least 1")
-        if bool(objective.TEACHER) != (self.teacher is not None):
-            advice = "needs a --teacher CHECKPOINT" if objective.TEACHER else "has no teacher: leave --teacher out"
+        if objective.TEACHER != "accuracy" and bool(objective.TEACHER) != (self.teacher is not None):
+            needed = "a --classifier CHECKPOINT" if objective.DENOISES else "a --teacher CHECKPOINT"
+            advice = f"needs {needed}" if objective.TEACHER else "has no teacher: leave --teacher out"
             raise UsageError(f"the objective {name} {advice}")
         if self.teacher_draws is not None and objective.TEACHER != "votes":
             raise UsageError(f"--teacher-draws is for votes of a teacher, which the objective {name} does not use")
@@ -156,7 +159,8 @@ class TrainingRequest:
     @property
     def plugins(self) -> list[Plugin]:
         """The plug-ins that take part."""
-        names = {"dataset": self.images, "architecture": self.classifier}
+        kind = "denoiser" if self.objective.DENOISES else "architecture"
+        names = {"dataset": self.images, kind: self.classifier}
         return plugins.used({kind: name for kind, name in names.items() if isinstance(name, str)}, [self.objective])
 
     def augmented(self, description: DatasetDescription) -> DatasetDescription:

@@ -90,7 +90,7 @@ class RunFolder:
         launch, saved = self.runs[0].get("launch"), None
         if launch is not None:
             with contextlib.suppress(UserError):  # a checkpoint that cannot be read is not of this launch
-                saved = read_checkpoint(self.checkpoint)
+                saved = read_checkpoint(self.checkpoint, "denoiser" in self.facts)
                 require_resumable(saved, self.checkpoint)
                 if any(run.get("launch") == launch for run in saved["runs"]):
                     self.existing = "resume"
@@ -101,7 +101,7 @@ class RunFolder:
             )
         if self.existing == "overwrite":
             return  # the first checkpoint replaces the old one: until then nothing is lost
-        saved = saved or read_checkpoint(self.checkpoint)
+        saved = saved or read_checkpoint(self.checkpoint, "denoiser" in self.facts)
         if "recipe" not in saved:
             raise UserError(
                 f"cannot resume {self.folder}: its checkpoint was not written by smoothadv; name another folder"

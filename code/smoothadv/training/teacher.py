@@ -35,11 +35,7 @@ class Teacher:
     def supplies(self, indices: torch.Tensor | None) -> dict[str, Any]:
         """The fields of a ``Batch`` of the training images ``indices`` int64 [B]."""
         targets = {} if self.shares is None or indices is None else {"targets": self.shares[indices]}
-        return {"teacher": self._logits, **targets}
-
-    @torch.no_grad()
-    def _logits(self, images: torch.Tensor) -> torch.Tensor:
-        return self.network(images)
+        return {"teacher": self.network, **targets}
 
     def voting(
         self, images: ImageDataset, noise_sd: float, draws: int, device: torch.device, batch: int, processes: Processes
@@ -67,9 +63,11 @@ class Teacher:
         return replace(self, shares=torch.from_numpy(votes / np.float32(draws)).float().to(device))
 
 
-def load_teacher(path: Path, description: DatasetDescription, device: torch.device) -> Teacher:
+def load_teacher(
+    path: Path, description: DatasetDescription, device: torch.device, input_layer: str | None = None
+) -> Teacher:
     """The teacher in the checkpoint ``path``, in eval mode on the device; UserError if it is of other images."""
     if members_of(path).mean is not None:
-        raise UserError(f"--teacher {path} is an ensemble: name one checkpoint")
-    network = load_classifier(path, description).to(device).to(memory_format=torch.channels_last)
+        raise UserError(f"the teacher {path} is an ensemble: name one checkpoint")
+    network = load_classifier(path, description, input_layer).to(device).to(memory_format=torch.channels_last)
     return Teacher(network.requires_grad_(False), sha256=file_digest(path))

@@ -16,7 +16,7 @@ from typing import Any
 
 from smoothadv.errors import UserError
 from smoothadv.files import read_json
-from smoothadv.records import manifest_path
+from smoothadv.records import DENOISER, manifest_path
 
 ParameterValue = str | float | int | bool | None
 
@@ -26,6 +26,7 @@ FIELDS = {
     "arch": "architecture",
     "training": "training",
     "objective": "objective",
+    "denoiser": "denoiser",
     "noise": "training noise",
     "attack": "attack",
     "epsilon": "epsilon",
@@ -262,7 +263,9 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _shared_settings(settings: dict[str, Any]) -> dict[str, ParameterValue]:
-    return {name: settings.get(name) for name in ("dataset", "split", "arch", "sigma", "N", "alpha")}
+    shared = {name: settings.get(name) for name in ("dataset", "split", "arch", "sigma", "N", "alpha")}
+    denoiser = _mapping(settings.get(DENOISER))
+    return {**shared, "denoiser": f"{denoiser.get('arch')} {str(denoiser.get('sha256'))[:6]}" if denoiser else None}
 
 
 def released_epsilon(text: str) -> float:

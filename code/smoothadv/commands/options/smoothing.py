@@ -76,6 +76,8 @@ def add_smoothing(parser: Parser, outfile: str, n_help: str, output: str = "outf
     layer = "first layer of a model whose checkpoint does not record it (released checkpoints do not)"
     random = "random weights, drawn from --seed, for a network by name: to try things out"
     add_options(parser, {"--input-layer": (INPUT_LAYER_NAMES, layer), "--no-pretrained": (None, random)})
+    denoiser = "the denoiser before it: a checkpoint of train_denoiser, or diffusers:PATH, a diffusion model"
+    add_options(parser, {"--denoiser CHECKPOINT": (str, denoiser)})
     add_options(parser.add_argument_group("images"), _IMAGES)
     add_running(parser, existing="resume")
     add_options(parser.add_argument_group("speed"), _SPEED)

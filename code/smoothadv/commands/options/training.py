@@ -14,6 +14,8 @@ from smoothadv.commands.options.recipes import RELEASED, recipe_names, with_reci
 from smoothadv.commands.options.shared import check_dataset
 from smoothadv.commands.runner import Parser
 from smoothadv.objectives import OBJECTIVES, DataPolicy, Objective
+from smoothadv.objectives.denoising import DENOISING
+from smoothadv.registry import Registry
 from smoothadv.settings import (
     Setting,
     non_negative_float,
@@ -137,19 +139,33 @@ _EXECUTION = {
 }
 
 
+_OVERRIDDEN = "recipes (options on the command line override them)"
+_BEHIND = "the frozen classifier behind the denoiser: stability needs it, with mse it is for the log only"
+_OF_CLASSIFIERS = ("--finetune", "--teacher", "--choose", "--drop", "--resample")
 _OF_ATTACKS = ("--warmup", "--warmup-from-first-epoch", "--base-attack")
+
+
+def objectives_with(default: str) -> Registry[type[Objective]]:
+    """The objectives of a command with this default: those of denoisers, or of classifiers."""
+    return DENOISING if default in DENOISING else OBJECTIVES
 
 
 def add_training(parser: Parser, objective: str, adapt: Callable[[Setting], Setting]) -> None:
     """The options of training, with this default ``objective``; ``adapt`` changes the settings of attacks."""
-    add_options(parser.add_argument_group("recipes (options on the command line override them)"), _RECIPES)
-    group = parser.add_argument_group("objective")
-    names = f"one of {', '.join(OBJECTIVES)} (default: {objective})"
-    parser.set_defaults(default_objective=objective)
-    add_components(group, "--objective", OBJECTIVES, names)
-    add_options(add_attack(parser, adapt), NO_GRADIENT)
+    recipes, group = (parser.add_argument_group(name) for name in (_OVERRIDDEN, "objective"))
+    objectives, data = objectives_with(objective), _DATA
+    names = f"one of {', '.join(objectives)} (default: {objective})"
+    parser.set_defaults(default_objective=objective, released_behaviour=False)
+    add_components(group, "--objective", objectives, names)
+    if objectives is DENOISING:
+        add_options(recipes, dict(list(_RECIPES.items())[:1]))
+        add_options(group, {"--classifier CHECKPOINT": (Path, _BEHIND)})
+        data = {flag: option for flag, option in _DATA.items() if not flag.startswith(_OF_CLASSIFIERS)}
+    else:
+        add_options(recipes, _RECIPES)
+        add_options(add_attack(parser, adapt), NO_GRADIENT)
     add_options(parser.add_argument_group("schedule (defaults: the paper's for the dataset)"), _SCHEDULE)
-    add_options(parser.add_argument_group("data and start"), _DATA)
+    add_options(parser.add_argument_group("data and start"), data)
     add_options(parser.add_argument_group("execution"), _EXECUTION)
 
 
@@ -170,7 +186,7 @@ def with_recipes(parser: Parser, options: argparse.Namespace) -> argparse.Namesp
 
 def _readable(options: argparse.Namespace) -> set[str]:
     """The flags of the settings of the objective and, if it makes an attack, of the attack."""
-    objective = OBJECTIVES[options.objective or options.default_objective]
+    objective = objectives_with(options.default_objective)[options.objective or options.default_objective]
     chosen: list[type] = [objective]
     if _makes_attack(objective) and options.attack:
         chosen.append(ATTACKS[options.attack])
@@ -193,11 +209,12 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
     check_dataset(options)
     objective = _objective(parser, options)
     _refuse_contradictions(parser, options, objective)
+    of_kind = {"teacher": options.classifier} if objective.DENOISES else {"policy": _policy(parser, options, objective)}
     return TrainingRequest(
         classifier=options.arch,
         images=options.dataset,
         objective=objective,
-        policy=_policy(parser, options, objective),
+        **of_kind,
         schedule=ScheduleChoices(
             learning_rate=options.lr,
             learning_rate_step=options.lr_step_size,
@@ -210,7 +227,7 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
         board=options.tensorboard,
         command=tuple(command),
         arguments=vars(options),
-        **fields_given(TrainingRequest, options, without=("objective",)),
+        **fields_given(TrainingRequest, options, without=("objective", "classifier")),
     )
 
 
@@ -233,6 +250,8 @@ def _policy(parser: Parser, options: argparse.Namespace, objective: Objective) -
 
 def _objective(parser: Parser, options: argparse.Namespace) -> Objective:
     """The objective that the options describe; a usage error where something is missing or contradictory."""
+    if objectives_with(options.default_objective) is DENOISING:
+        return compose_chosen(parser, DENOISING, options, "--objective")
     component = OBJECTIVES[options.objective]
     given: dict[str, Any] = {}
     if _makes_attack(component) and (options.attack is not None or _needs_attack(component)):

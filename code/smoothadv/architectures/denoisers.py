@@ -1,0 +1,97 @@
+"""Denoisers: networks from noisy images to images of the same shape, in front of a classifier (Salman et al., 2020).
+
+A denoiser D takes images [B, C, H, W] in [0, 1] plus noise and returns what they were without it; values may leave
+[0, 1]. With it a base classifier F becomes F(D(x)), ``Denoised``, whose own input layer comes after D. Builders,
+functions of a DatasetDescription, are registered in ``DENOISERS``.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from smoothadv.datasets.description import DatasetDescription
+from smoothadv.registry import Registry
+
+DENOISERS: Registry[Callable[[DatasetDescription], nn.Module]] = Registry("denoiser")
+
+
+class Denoised(nn.Module):
+    """F(D(x)): maps noisy images [B, C, H, W] to the logits [B, K] that a classifier gives to the denoised ones."""
+
+    def __init__(self, denoiser: nn.Module, classifier: nn.Module) -> None:
+        super().__init__()
+        self.denoiser, self.classifier = denoiser, classifier
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.denoiser(images))
+
+
+class DnCNN(nn.Module):
+    """x - net(x): net estimates the noise (Zhang et al., 2017), by 3x3 convolutions with batch normalization.
+
+    Layers, their names and the constant of batch normalization are those of the denoisers that Salman et al. (2020)
+    released. A new one is the identity.
+    """
+
+    def __init__(self, image_channels: int, depth: int, width: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Conv2d(image_channels, width, 3, padding=1), nn.ReLU()]
+        for _ in range(depth - 2):
+            layers.append(nn.Conv2d(width, width, 3, padding=1, bias=False))
+            layers += [nn.BatchNorm2d(width, eps=1e-4), nn.ReLU()]
+        last = nn.Conv2d(width, image_channels, 3, padding=1, bias=False)
+        nn.init.zeros_(last.weight)
+        self.dncnn = nn.Sequential(*layers, last)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images - self.dncnn(images)
+
+
+class UNet(nn.Module):
+    """x - net(x), where net looks at three scales (Ronneberger et al., 2015); for height and width of 8 and more.
+
+    Each scale halves the resolution, rounding up; on the way back features are repeated to the size that they had.
+    """
+
+    def __init__(self, image_channels: int, widths: tuple[int, int, int] = (32, 64, 128)) -> None:
+        super().__init__()
+        fine, middle, coarse = widths
+        self.enter = _block(image_channels, fine)
+        self.down1, self.down2 = _block(fine, middle, stride=2), _block(middle, coarse, stride=2)
+        self.up2, self.up1 = _block(coarse + middle, middle), _block(middle + fine, fine)
+        self.leave = nn.Conv2d(fine, image_channels, 3, padding=1, bias=False)
+        nn.init.zeros_(self.leave.weight)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        fine = self.enter(images)
+        middle = self.down1(fine)
+        middle = self.up2(_joined(self.down2(middle), middle))
+        return images - self.leave(self.up1(_joined(middle, fine)))
+
+
+def _block(before: int, after: int, stride: int = 1) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for channels, step in ((before, stride), (after, 1)):
+        layers += [nn.Conv2d(channels, after, 3, step, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def _joined(coarse: torch.Tensor, fine: torch.Tensor) -> torch.Tensor:
+    """The channels of both, at the resolution of ``fine``."""
+    return torch.cat([F.interpolate(coarse, size=fine.shape[2:], mode="nearest"), fine], dim=1)
+
+
+def _dncnn(depth: int, width: int, description: DatasetDescription) -> nn.Module:
+    return DnCNN(description.image_shape[0], depth, width)
+
+
+# The last three are what the released code calls its denoisers.
+for _name in ("dncnn", "cifar_dncnn", "imagenet_dncnn"):
+    DENOISERS.register(_name)(partial(_dncnn, 17, 64))
+DENOISERS.register("cifar_dncnn_wide")(partial(_dncnn, 17, 128))
+# For 8x8 images, which it sees whole.
+DENOISERS.register("digits_dncnn")(partial(_dncnn, 8, 32))
+DENOISERS.register("unet")(lambda description: UNet(description.image_shape[0]))

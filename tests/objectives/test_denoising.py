@@ -1,0 +1,121 @@
+"""Objectives of denoisers: their values in closed form, where gradients go, and what the log says of a classifier."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from smoothadv.objectives import Batch
+from smoothadv.objectives.denoising import DENOISING, DenoisedStability, MeanSquaredError
+from smoothadv.training.execution import Execution
+from smoothadv.training.processes import Processes
+from smoothadv.training.update import Address, Update
+
+SIGMA = 0.25
+
+
+class Scaled(nn.Module):
+    """D(z) = w z."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(weight))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.weight * images
+
+
+def classifier() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).eval().requires_grad_(False)
+
+
+def batch(count: int = 6, teacher: nn.Module | None = None) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    images, noise = torch.randn(2, count, 1, 8, 8, generator=generator)
+    labels = torch.randint(10, (count,), generator=generator)
+    return Batch(images, labels, SIGMA * noise.unsqueeze(1), teacher=teacher)
+
+
+@pytest.mark.parametrize("weight", [0.5, 0.9, 1.0])
+def test_squared_error_of_a_scaled_image_is_known(weight):
+    """Of pixels ~ N(0, 1): (1 - w)^2 + w^2 sigma^2. The mean of 128,000 squares is within 2 %, 5 standard errors."""
+    loss = MeanSquaredError(SIGMA).on_batch(Scaled(weight), batch(2000)).loss
+    assert float(loss.detach()) == pytest.approx((1 - weight) ** 2 + (weight * SIGMA) ** 2, rel=0.02)
+
+
+def test_gradient_of_the_squared_error_vanishes_at_the_best_denoiser():
+    """w = 1 / (1 + sigma^2), the posterior mean; elsewhere it points there."""
+    best = 1 / (1 + SIGMA**2)
+    gradients = []
+    for weight in (best - 0.1, best, best + 0.1):
+        model = Scaled(weight)
+        MeanSquaredError(SIGMA).on_batch(model, batch(2000)).loss.backward()
+        gradients.append(float(model.weight.grad))
+    assert gradients[0] < -0.1 and abs(gradients[1]) < 0.02 and gradients[2] > 0.1
+
+
+def test_stability_is_the_cross_entropy_under_the_class_of_the_clean_image():
+    network, model = classifier(), Scaled(0.8)
+    seen = batch(6, network)
+    outcome = DenoisedStability(SIGMA).on_batch(model, seen)
+    logits = network(0.8 * (seen.images + seen.noise[:, 0]))
+    wanted = network(seen.images).argmax(1)
+    assert float(outcome.loss) == pytest.approx(float(F.cross_entropy(logits, wanted)), rel=1e-5)
+    assert int(outcome.correct) == int((logits.argmax(1) == seen.labels).sum()) and outcome.examples == 6
+    outcome.loss.backward()
+    assert float(model.weight.grad) != 0, "gradients pass through the classifier"
+    assert all(weight.grad is None for weight in network.parameters()), "which stays as it is"
+
+
+@pytest.mark.parametrize("name", DENOISING)
+@pytest.mark.parametrize("with_classifier", [True, False])
+def test_accuracies_are_those_behind_the_classifier_or_unknown(name, with_classifier):
+    network, model = classifier(), Scaled(0.8)
+    seen, objective = batch(6, network if with_classifier else None), DENOISING[name](SIGMA)
+    if name == "stability" and not with_classifier:
+        with pytest.raises(ValueError, match="needs a classifier"):
+            objective.tested(model, seen)
+        return
+    loss, noisy, clean = objective.tested(model, seen)
+    assert float(loss) == pytest.approx(6 * float(objective.on_batch(model, seen).loss), rel=1e-5)
+    if not with_classifier:
+        assert math.isnan(noisy) and math.isnan(clean)
+        return
+    images = 0.8 * torch.stack([seen.images + seen.noise[:, 0], seen.images])
+    expected = [int((network(some).argmax(1) == seen.labels).sum()) for some in images]
+    assert [int(noisy), int(clean)] == expected
+
+
+@pytest.mark.parametrize("name", DENOISING)
+def test_update_in_micro_batches_and_two_processes_is_one_update(name):
+    """A denoiser without batch normalization: gradients are means over all images, however they are shared out."""
+    seen, network = batch(8, classifier()), classifier()
+
+    def updated(images_at_a_time: int, parts: int = 1) -> float:
+        model = Scaled(0.5)
+        gradients = []
+        for rank in range(parts):
+            processes = SimpleNamespace(size=parts, rank=rank, share_buffers=lambda model: None)
+            processes.average_gradients = lambda model: gradients.append(float(model.weight.grad))
+            optimizer = torch.optim.SGD(model.parameters(), 0.0 if parts > 1 else 0.1)
+            update = Update(
+                model,
+                DENOISING[name](SIGMA),
+                optimizer,
+                Execution(),
+                Processes() if parts == 1 else processes,
+                torch.device("cpu"),
+                seen.images[:1],
+                images_at_a_time,
+                SimpleNamespace(supplies=lambda indices: {"teacher": network}),
+            )
+            part = slice(rank * 8 // parts, (rank + 1) * 8 // parts)
+            update(seen.images[part], seen.labels[part], 8, part, Address(0, 0, 0), 1.0)
+        return 0.5 - 0.1 * sum(gradients) / parts if parts > 1 else float(model.weight)
+
+    assert updated(3) == pytest.approx(updated(8), abs=1e-6) and updated(8) != 0.5
+    assert updated(8, parts=2) == pytest.approx(updated(8), abs=1e-6)
