@@ -16,7 +16,7 @@ def test_photographs_are_trained_on_and_certified_after_resizing(workplace, caps
     of_training = ["--noise", "0.25", "--epochs", "1", "--batch", "4", "--device", "cpu"]
     photos, model = ["imagefolder:photos", "--image-size", "8,9"], ["run/checkpoint.pth.tar", "0.25"]
     trained = call(capsys, "train", photos[0], "digits_resnet8", "run", *photos[1:], *of_training)
-    assert trained.code == 0 and "certify imagefolder:photos@8,9 run/" in trained.out
+    assert trained.code == 0 and " imagefolder:photos@8,9 run/" in trained.out
     assert trained.err.count("radii are those of the resized images") == 1, "once in a process"
     for log, (dataset, *size) in {"option.tsv": photos, "name.tsv": ["imagefolder:photos@8,9"]}.items():
         succeed("certify", dataset, *model, log, "--N0", "10", *SMOOTHING, *size)

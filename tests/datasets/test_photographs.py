@@ -119,7 +119,7 @@ def test_classes_without_train_and_test_are_for_testing(tmp_path, size):
 @pytest.mark.parametrize("place", [".", "test"])
 def test_images_outside_of_classes_are_refused_with_what_to_do(tmp_path, place):
     save_image(tmp_path / place / "0.png", random_image(0))
-    assert "a folder per class" in refusal(get_dataset, f"imagefolder:{tmp_path}@8", "test", names="0.png")
+    assert "folder per class" in refusal(get_dataset, f"imagefolder:{tmp_path}@8", "test", names="0.png")
 
 
 def test_images_of_several_sizes_need_a_preparation(photos):

@@ -59,6 +59,11 @@ def photographs(name: str, class_names: tuple[str, ...], size: int) -> DatasetDe
     return DatasetDescription(name, class_names, (3, size, size), mean, std, IMAGENET_TRAINING, radii=IMAGENET_RADII)
 
 
+def spread(images: int) -> range:
+    """Of so many images, those that decide the constants: evenly spaced, of all classes, enough for 4 decimals."""
+    return range(0, images, -(-images // 10_000))
+
+
 def constants(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Per-channel mean and standard deviation of images uint8 [N, C, H, W], on the [0, 1] scale, to 4 decimals."""
     levels = np.arange(256) / 255

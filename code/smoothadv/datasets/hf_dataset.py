@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from smoothadv.datasets import DATASETS, ImageDataset, Source
-from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription, constants, photographs
-from smoothadv.datasets.image_files import IMAGES_FOR_CONSTANTS, Image, Made, read_image, read_pixels
+from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription, constants, photographs, spread
+from smoothadv.datasets.image_files import File, Image, Made, read_image, read_pixels
 from smoothadv.datasets.preparation import split_location
 from smoothadv.errors import UserError, first_line
 
@@ -37,7 +37,7 @@ class _Rows:
         self._files = table.select_columns(images).cast_column(images[0], datasets.Image(decode=False))
         self._column = images[0]
 
-    def file(self, row: int) -> io.BytesIO | Path:
+    def file(self, row: int) -> File:
         stored = self._files[row][self._column] or {"bytes": b""}
         return Path(stored["path"]) if stored["bytes"] is None else io.BytesIO(stored["bytes"])
 
@@ -84,7 +84,7 @@ def _describe(location: str, data_dir: Path | None) -> DatasetDescription:
     first = next(iter(rows.values()))
     if preparation is not None:
         return photographs(name, first.classes, preparation.size)
-    some = range(0, len(first.labels), -(-len(first.labels) // IMAGES_FOR_CONSTANTS) if "train" in rows else 10**9)
+    some = spread(len(first.labels)) if "train" in rows else (0,)
     images = np.stack([first.pixels(row, first.pixels(0).shape) for row in some])
     mean, std = constants(images) if "train" in rows else (None, None)
     return DatasetDescription(name, first.classes, images.shape[1:], mean, std, CIFAR_TRAINING)

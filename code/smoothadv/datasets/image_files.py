@@ -22,15 +22,13 @@ Image: TypeAlias = "PIL.Image.Image"
 """For annotations: only functions that open image files load Pillow."""
 MOST_PIXELS = 89_478_485
 """A quarter of a GiB of RGB, above which Pillow would warn. The environment variable names another bound."""
-IMAGES_FOR_CONSTANTS = 10_000
-"""So many training images decide mean and standard deviation, at most."""
 _VARIABLE = "SMOOTHADV_MAX_PIXELS"
 _OPENING = threading.Lock()
-_GREY_MODES = ("1", "L")
 Made = TypeVar("Made")
+File = Path | io.BytesIO
 
 
-def open_image(path: Path | io.BytesIO, name: str = "") -> Image:
+def open_image(path: File, name: str = "") -> Image:
     """The image in a file, of which only the header has been read; ``name`` is that of a file in memory.
 
     UserError if it has more than ``MOST_PIXELS``, or than SMOOTHADV_MAX_PIXELS where that is set: a file of 400 kB may
@@ -59,11 +57,7 @@ def open_image(path: Path | io.BytesIO, name: str = "") -> Image:
 
 
 def read_image(
-    file: Path | io.BytesIO,
-    make: Callable[[Image], Made],
-    name: str,
-    turned: bool = False,
-    size: tuple[int, int] | None = None,
+    file: File, make: Callable[[Image], Made], name: str, turned: bool = False, size: tuple[int, int] | None = None
 ) -> Made:
     """What ``make`` makes of an image of 8 bits; UserError, which calls it ``name``, if it is damaged or too large.
 
@@ -84,12 +78,11 @@ def read_image(
     except UserError:
         raise
     except Exception as error:  # for a damaged file Pillow raises nearly any exception
-        unknown = type(error).__name__ == "UnidentifiedImageError"
-        reason = "it has no format that Pillow knows" if unknown else " ".join(str(error).split())
+        reason = " ".join(str(error).partition(" <_io")[0].split())  # a file in memory has no name
         raise UserError(f"{name} cannot be read as an image: {reason}") from error
 
 
-def read_pixels(file: Path | io.BytesIO, name: str, shape: tuple[int, int, int] | None = None) -> np.ndarray:
+def read_pixels(file: File, name: str, shape: tuple[int, int, int] | None = None) -> np.ndarray:
     """An image as it is stored, uint8 [C, H, W]; UserError as above, and if it is not of the given ``shape``.
 
     Among RGB images grey becomes RGB; colour never becomes grey.
@@ -115,7 +108,7 @@ def _eight_bit(image: Image) -> Image:
     if image.mode.startswith(("I", "F")):
         raise ValueError(f"it has more than 16 bits per channel (mode {image.mode}); convert it to 8 bits")
     image.info.pop("transparency", None)  # of which Pillow would warn
-    return image.convert("L" if image.mode in _GREY_MODES else "RGB")
+    return image.convert("L" if image.mode in ("1", "L") else "RGB")
 
 
 def stamp(path: Path) -> str:

@@ -13,16 +13,8 @@ import numpy as np
 from tqdm import tqdm
 
 from smoothadv.datasets import DATASETS, SPLITS, ImageDataset, Source
-from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription, constants, photographs
-from smoothadv.datasets.image_files import (
-    IMAGES_FOR_CONSTANTS,
-    Image,
-    Made,
-    read_image,
-    read_pixels,
-    remembered,
-    stamp,
-)
+from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription, constants, photographs, spread
+from smoothadv.datasets.image_files import Image, Made, read_image, read_pixels, remembered, stamp
 from smoothadv.datasets.preparation import split_location
 from smoothadv.errors import UserError
 from smoothadv.files import read_regular
@@ -47,12 +39,9 @@ def _classes(root: Path) -> list[str]:
     """The class names, which must be the same in train/ and test/ where both exist."""
     found = {split: _class_folders(root, split) for split in SPLITS}
     if not any(found.values()):
-        for folder in (root, root / "train", root / "test"):
-            flat = next((file for file in folder.glob("*.*") if file.suffix.lower() in _SUFFIXES), None)
-            if flat is not None:
-                raise UserError(
-                    f"imagefolder: {flat} is in no class: put images into a folder per class, {folder}/CLASS/"
-                )
+        files = (file for folder in (root, root / "train", root / "test") for file in folder.glob("*.*"))
+        if flat := next((file for file in files if file.suffix.lower() in _SUFFIXES), None):
+            raise UserError(f"imagefolder: {flat} is in no class: put it into a folder per class, CLASS/{flat.name}")
         raise UserError(f"imagefolder: {root} holds neither train/CLASS/ and test/CLASS/ folders nor CLASS/ folders")
     if all(found.values()) and found["train"] != found["test"]:
         odd = sorted(set(found["train"]) ^ set(found["test"]))
@@ -62,14 +51,13 @@ def _classes(root: Path) -> list[str]:
 
 def _files(root: Path, split: str, prepared: bool = False) -> list[tuple[Path, int]]:
     """(path, label) of the images of a split, sorted by class and name; if ``prepared``, GIF too, no hidden ones."""
-    classes, folder = _classes(root), _folder(root, split)
+    suffixes, folder = (*_SUFFIXES, *((".gif",) * prepared)), _folder(root, split)
     files = [
         (path, label)
-        for label, name in enumerate(classes)
+        for label, name in enumerate(_classes(root))
         if (folder / name).is_dir()
         for path in sorted((folder / name).iterdir())
-        if path.suffix.lower() in _SUFFIXES or (prepared and path.suffix.lower() == ".gif")
-        if not (prepared and path.name.startswith("."))
+        if path.suffix.lower() in suffixes and not (prepared and path.name.startswith("."))
     ]
     if not files:
         if _folder(root, "test") == root:
@@ -111,8 +99,7 @@ def _describe_folder(root: Path) -> DatasetDescription:
     shape = _read(files[0][0]).shape
     mean = std = None
     if split == "train":
-        # Evenly spaced images, so that every class contributes, and enough of them for 4 decimals.
-        some = files[:: -(-len(files) // IMAGES_FOR_CONSTANTS)]
+        some = [files[index] for index in spread(len(files))]
         text = remembered("constants", some, lambda: json.dumps(constants(_read_all(some, shape))))
         mean, std = map(tuple, json.loads(text))
     return DatasetDescription(f"imagefolder:{root}", tuple(classes), shape, mean, std, CIFAR_TRAINING)
