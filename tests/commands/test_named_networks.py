@@ -76,6 +76,7 @@ def test_onnx_is_attacked_without_gradients_and_votes_as_the_network(place, caps
     save_folder(place / "three", "0", "1", "2")
     attack = ("attack", "imagefolder:three", "onnx:net.onnx", 0.25, "out", *CHEAP, "--epsilon", 0.5, "--num-steps", 2)
     assert refused(call(capsys, *attack), "no gradients", "--gradient stein or hard-stein")
+    assert not (place / "out").exists()
     succeed(*attack, "--gradient", "stein")
     certify = ("certify", "imagefolder:three", "onnx:net.onnx", 0.25)
     assert refused(call(capsys, *certify, "bf16.tsv", *CHEAP, "--precision", "bf16"), "leave --precision out")
@@ -116,7 +117,7 @@ def test_photographs_are_prepared_as_the_network_expects(place):
         (("digits", "hf:hf", 0.25), "no class, or several classes, called '3', '4'", 1),
         (("imagefolder:photos", "hf:hf", 0.25, "--input-layer", "center"), "leave --input-layer out", 2),
         (("imagefolder:photos", "nowhere.pth.tar", 0.25, "--no-pretrained"), "is for networks by name", 2),
-        (("imagefolder:photos", "timm:test_resne", 0.25), "did you mean 'test_resnet'", 1),
+        (("imagefolder:photos", "timm:test_resne", 0.25), "timm:test_resne cannot be made: Unknown model", 1),
         (("imagefolder:photos", "nets.py:number", 0.25), "returns a int, expected a torch.nn.Module", 1),
         (("imagefolder:photos", "nets.py:fault", 0.25), "fails for 'imagefolder:photos': AttributeError", 1),
         (("imagefolder:photos", "nets.py:nothing", 0.25), "the file defines no such function", 1),
@@ -157,7 +158,7 @@ def test_finetuning_starts_from_the_library(place, capsys):
     both = ("--pretrained-model", "run/checkpoint.pth.tar")
     assert refused(call(capsys, *train[:3], "other", *train[4:], *both), "leave one of them out", code=2)
     save_hf(place / "hf", seed=6, image_mean=[0.5] * 3, image_std=[0.25] * 3)
-    assert refused(call(capsys, *train, "--epochs", 2, "--resume"), "another recipe: pretrained_sha256")
+    assert refused(call(capsys, *train, "--epochs", 2, "--resume"), "another recipe", "pretrained_sha256 was")
 
 
 def test_function_of_a_file_trains_and_its_checkpoint_asks_for_the_file(place):

@@ -41,9 +41,13 @@ class OnnxNetwork(nn.Module):
     def __deepcopy__(self, memo: Any) -> "OnnxNetwork":
         return self
 
+    def refuse_gradients(self) -> None:
+        """UserError: there are none."""
+        raise UserError(f"onnx:{self.file} has no gradients: attack it with --gradient stein or hard-stein")
+
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         if images.requires_grad and torch.is_grad_enabled():
-            raise UserError(f"onnx:{self.file} has no gradients: attack it with --gradient stein or hard-stein")
+            self.refuse_gradients()
         if images.dtype not in (torch.float32, torch.float64):
             raise UserError(f"onnx:{self.file} computes in float32: leave --precision out")
         chunks = images.detach().float().cpu().split(self._chunk or len(images))
