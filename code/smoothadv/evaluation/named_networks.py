@@ -27,7 +27,7 @@ from smoothadv.noise import derive_generator
 
 @dataclass(frozen=True)
 class NamedNetwork:
-    """The network called ``name``, in records ``arch``; with ``pretrained`` it has its own weights, else random ones."""
+    """The network called ``name``, in records ``arch``, with its own weights if ``pretrained``, else random ones."""
 
     name: str
     arch: str

@@ -55,12 +55,11 @@ class OnnxNetwork(nn.Module):
 
     def _logits(self, images: torch.Tensor) -> torch.Tensor:
         missing = (self._chunk or len(images)) - len(images)
-        padded = torch.cat([images, images.new_zeros(missing, *images.shape[1:])]) if missing else images
+        padded = torch.cat([images, images.new_zeros(missing, *images.shape[1:])]).contiguous()
         try:
-            output = self._session.run(None, {self._input: padded.contiguous().numpy()})[0]
+            output = self._session.run(None, {self._input: padded.numpy()})[0]
         except Exception as error:  # ONNX Runtime's own, also for images of another shape
-            reason = " ".join(str(error).split())
-            raise ValueError(f"ONNX Runtime: {reason}") from error
+            raise ValueError(f"ONNX Runtime: {' '.join(str(error).split())}") from error
         return torch.from_numpy(output)[: len(images)]
 
 
