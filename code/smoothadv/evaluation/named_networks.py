@@ -24,6 +24,8 @@ from smoothadv.evaluation.classifiers import BaseClassifier, count_classes, from
 from smoothadv.evaluation.requests import EvaluationRequest
 from smoothadv.noise import derive_generator
 
+_OF_PHOTOGRAPHS = ("imagefolder", "hf-dataset")
+
 
 @dataclass(frozen=True)
 class NamedNetwork:
@@ -66,7 +68,7 @@ class NamedNetwork:
         if not self.pretrained:
             notes.append(f"{self.name} has random weights, drawn from --seed: good for nothing but to try things out")
         kind, _, location = request.images.partition(":") if isinstance(request.images, str) else ("", "", "")
-        if preparation is not None and kind == "imagefolder" and split_location(location)[1] is None:
+        if preparation is not None and kind in _OF_PHOTOGRAPHS and split_location(location)[1] is None:
             request = replace(request, images=prepared_name(f"{kind}:{location}", preparation))
             notes.append(f"images are resized and cropped as {self.name} expects: radii are about {request.images}")
         return request, notes
