@@ -24,7 +24,6 @@ import torch
 
 from smoothadv.api import arguments
 from smoothadv.api.arguments import CommonOptions, FilePath, Model, torch_settings_kept
-from smoothadv.architectures import chosen_architecture
 from smoothadv.attacks import GradientAttack
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.given import GivenImages
@@ -266,7 +265,7 @@ def train(
         tested = training if test is None else arguments.dataset_of(model, test, test_labels, num_classes, "images")
         sources, description = (training, tested), training.description
     request = TrainingRequest(
-        classifier=chosen_architecture(model) if isinstance(model, str) else model,
+        classifier=model,
         images=sources,
         outdir=Path(outdir),
         objective=objective,

@@ -32,10 +32,14 @@ def names_network(name: str) -> bool:
 
 def require_architecture(name: str) -> str:
     """``name`` if it is that of an architecture, without loading code of the user's; UnknownNameError otherwise."""
-    is_known = name in plugins.FUNCTIONS or (names_network(name) and not plugins.names_function(name))
-    if not is_known and ":" in name and name not in ARCHITECTURES:
-        LIBRARIES.require(name.partition(":")[0])
-    return name if is_known else ARCHITECTURES.require(name)
+    kind, colon, _ = name.partition(":")
+    if plugins.names_function(name):
+        plugins.FUNCTIONS.require(name)
+    elif colon and name not in ARCHITECTURES:
+        LIBRARIES.require(kind)
+    else:
+        ARCHITECTURES.require(name)
+    return name
 
 
 def chosen_architecture(name: str) -> str:
@@ -43,9 +47,8 @@ def chosen_architecture(name: str) -> str:
 
     UserError where there is none of this name or the file cannot be loaded.
     """
-    if plugins.names_function(name) and name not in plugins.FUNCTIONS:
-        return plugins.load(name).name
-    return require_architecture(name)
+    is_new = plugins.names_function(name) and name not in plugins.FUNCTIONS
+    return plugins.load(name).name if is_new else require_architecture(name)
 
 
 def get_architecture(arch: str, dataset: str | DatasetDescription, input_layer: str = "normalize") -> nn.Sequential:
@@ -61,10 +64,8 @@ def get_architecture(arch: str, dataset: str | DatasetDescription, input_layer: 
     entrance = build_input_layer(input_layer, description)
     if name in ARCHITECTURES:
         return nn.Sequential(entrance, ARCHITECTURES[name](description))
-    if name in plugins.FUNCTIONS:
-        network = user_network(name, description)
-    else:
-        network = library_network(name, pretrained=False, images=description).module
+    of_user = name in plugins.FUNCTIONS
+    network = user_network(name, description) if of_user else library_network(name, False, description).module
     return nn.Sequential(entrance, _fitting(network, name, description)).train()
 
 
@@ -78,7 +79,7 @@ def pretrained_architecture(
     if arch.partition(":")[0] not in LIBRARIES:
         raise UserError(f"--pretrained: {arch} is not of a library that has weights: {', '.join(LIBRARIES)}")
     found = library_network(arch, pretrained=True, images=description)
-    if found.mean is not None and found.std is not None and len(found.mean) == description.image_shape[0]:
+    if found.mean is not None and len(found.mean) == description.image_shape[0]:
         description = replace(description, mean=found.mean, std=found.std)
     entrance = build_input_layer(input_layer, description)
     return description, nn.Sequential(entrance, _fitting(found.module, arch, description)).train()

@@ -44,27 +44,27 @@ class RelabelledImages:
 def matched_classes(folders: Sequence[str], names: Sequence[Sequence[str]], count: int, who: str) -> list[int]:
     """Which of the ``count`` classes of the network ``who`` each class of a dataset is, with ``names`` of each.
 
-    Names are equal but for case and for '_' in place of a space; a name may also be a part of one like "tench, Tinca
-    tinca", or the class's number. Of a network without ``names`` equally many classes are taken in their order.
-    UserError where a class is none of the network, or one of several.
+    Names are equal but for case and for '_' in place of a space; a part of one like "tench, Tinca tinca" is a name, and
+    so is the class's number. Of a network without ``names`` equally many classes are taken in their order. UserError
+    where a class is none of the network, or one of several.
     """
+
+    def plain(name: str) -> str:
+        return " ".join(name.replace("_", " ").lower().split())
+
     known: dict[str, set[int]] = {}
     for number, of_class in enumerate(names):
-        for name in {_plain(part) for full in of_class for part in (full, *full.split(","))}:
+        for name in {plain(part) for full in of_class for part in (full, *full.split(","))}:
             known.setdefault(name, set()).add(number)
     numbers = {str(number): {number} for number in range(count)}
-    found = [known.get(_plain(folder)) or numbers.get(folder, set()) for folder in folders]
+    found = [known.get(plain(folder)) or numbers.get(folder, set()) for folder in folders]
     if not names and len(folders) == count and not any(found):
         return list(range(count))
-    if wrong := [folder for folder, classes in zip(folders, found) if len(classes) != 1]:
-        shown = ", ".join(f"'{folder}'" for folder in wrong[:5]) + (f", ... ({len(wrong)} in all)" * (len(wrong) > 5))
+    if wrong := [f"'{folder}'" for folder, classes in zip(folders, found) if len(classes) != 1]:
+        shown = ", ".join(wrong[:5]) + (f", ... ({len(wrong)} in all)" * (len(wrong) > 5))
         like = f" by its name, like '{names[0][0]}'," if names else ""
         raise UserError(
             f"{who} has no class, or several classes, called {shown}: name each class of the images{like} or by its "
             f"number in the network, 0 to {count - 1}"
         )
     return [number for classes in found for number in classes]
-
-
-def _plain(name: str) -> str:
-    return " ".join(name.replace("_", " ").lower().split())

@@ -12,6 +12,8 @@ from smoothadv import plugins
 from smoothadv.architectures import chosen_architecture, names_network, user_network
 from smoothadv.architectures.input_layers import Normalize
 from smoothadv.architectures.libraries import LibraryNetwork, library_network
+from smoothadv.architectures.libraries.onnx import OnnxNetwork
+from smoothadv.attacks.estimators import Stein
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import ImageDataset
@@ -22,13 +24,12 @@ from smoothadv.evaluation.classifiers import BaseClassifier, count_classes, from
 from smoothadv.evaluation.requests import EvaluationRequest
 from smoothadv.noise import derive_generator
 
+_OF_PHOTOGRAPHS = ("imagefolder", "hf-dataset")
+
 
 @dataclass(frozen=True)
 class NamedNetwork:
-    """The network called ``name``; ``arch`` is how records name it, ``found`` what its library knows of it.
-
-    With ``pretrained`` it has its own weights, else random ones.
-    """
+    """The network called ``name``, in records ``arch``, with its own weights if ``pretrained``, else random ones."""
 
     name: str
     arch: str
@@ -54,35 +55,40 @@ class NamedNetwork:
     def prepared(self, request: EvaluationRequest) -> tuple[EvaluationRequest, list[str]]:
         """The request for images as the network's library makes them of photographs, and what to warn of.
 
-        Images whose name says how they are made, and those of no folder, stay as they are.
+        Images whose name says how they are made, and those of no folder, stay as they are. UserError where the request
+        is for gradients and the network has none.
         """
-        notes, preparation = [], self.found.preparation
+        plan, preparation, notes = getattr(request, "attack", None), self.found.preparation, []
+        if (
+            plan is not None
+            and not isinstance(plan.attack.estimator, Stein)
+            and isinstance(self.found.module, OnnxNetwork)
+        ):
+            self.found.module.refuse_gradients()
         if not self.pretrained:
-            notes.append(
-                f"{self.name} has random weights, drawn from --seed: it is worth nothing but to try things out"
-            )
+            notes.append(f"{self.name} has random weights, drawn from --seed: good for nothing but to try things out")
         kind, _, location = request.images.partition(":") if isinstance(request.images, str) else ("", "", "")
-        if preparation is not None and kind == "imagefolder" and split_location(location)[1] is None:
+        if preparation is not None and kind in _OF_PHOTOGRAPHS and split_location(location)[1] is None:
             request = replace(request, images=prepared_name(f"{kind}:{location}", preparation))
             notes.append(f"images are resized and cropped as {self.name} expects: radii are about {request.images}")
         return request, notes
 
     def relabelled(self, dataset: ImageDataset) -> ImageDataset:
         """The images under the classes of the network; UserError where a class of theirs is none of the network."""
-        names, mean = self.found.class_names, self.found.mean
-        classes, shape = dataset.description.class_names, dataset.description.image_shape
-        if mean and len(mean) != shape[0]:
-            raise UserError(
-                f"{self.name} takes images of {len(mean)} channels, '{dataset.description.name}' has {shape[0]}"
-            )
-        count = len(names) or count_classes(self.module, torch.full(shape, 0.5))
-        if tuple(of_class[0] for of_class in names) == classes:
+        shape, folders = dataset.description.image_shape, dataset.description.class_names
+        if self.found.mean and len(self.found.mean) != shape[0]:
+            fit = f"{self.name} takes images of {len(self.found.mean)} channels"
+            raise UserError(f"{fit}, '{dataset.description.name}' has {shape[0]}")
+        usual = self.found.usual_names or number_names(self.module, torch.full(shape, 0.5))
+        if usual == folders:
             return dataset
-        labels = matched_classes(classes, names, count, self.name)
-        if labels == list(range(count)):
-            return dataset
-        usual = [of_class[0] for of_class in names] or [str(number) for number in range(count)]
-        return RelabelledImages(dataset, usual, labels)
+        labels = matched_classes(folders, self.found.class_names, len(usual), self.name)
+        return dataset if labels == list(range(len(usual))) else RelabelledImages(dataset, usual, labels)
+
+
+def number_names(network: torch.nn.Module, image: torch.Tensor) -> tuple[str, ...]:
+    """The numbers of a network's classes, for an image [C, H, W], in place of their names."""
+    return tuple(map(str, range(count_classes(network, image))))
 
 
 def is_named(classifier: Path | torch.nn.Module) -> bool:
@@ -114,10 +120,7 @@ def named_network(request: EvaluationRequest) -> NamedNetwork | None:
         return NamedNetwork(name, arch, found, request.pretrained)
 
 
-def class_names_of(name: str, image: torch.Tensor) -> list[str] | None:
-    """The names of the classes of a library's network, or their numbers, for an image [C, H, W]; None of a function."""
-    if plugins.names_function(name):
-        return None
-    found = library_network(name, pretrained=False)
-    usual = [of_class[0] for of_class in found.class_names]
-    return usual or [str(number) for number in range(count_classes(found.module.eval(), image))]
+def class_names_of(name: str, image: torch.Tensor) -> tuple[str, ...]:
+    """The names of the classes of a library's network, or their numbers, for an image [C, H, W]; () of a function."""
+    found = None if plugins.names_function(name) else library_network(name, pretrained=False)
+    return () if found is None else found.usual_names or number_names(found.module, image)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from smoothadv import plugins
+from smoothadv.architectures import chosen_architecture
 from smoothadv.checkpoints import MODULE_PREFIX
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import ImageDataset
@@ -111,6 +112,10 @@ class TrainingRequest:
     board: bool = False
     command: Sequence[str] | None = None
     arguments: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        if isinstance(self.classifier, str):  # the dataclass is frozen, but not yet complete
+            object.__setattr__(self, "classifier", chosen_architecture(self.classifier))
 
     @property
     def data_policy(self) -> DataPolicy | None:

@@ -15,7 +15,7 @@ from torch import nn
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.preparation import Preparation
 from smoothadv.errors import UserError, first_line
-from smoothadv.registry import Registry, did_you_mean, discover
+from smoothadv.registry import Registry, discover
 
 T = TypeVar("T")
 
@@ -35,9 +35,13 @@ class LibraryNetwork:
     std: tuple[float, ...] | None = None
     preparation: Preparation | None = None
 
+    @property
+    def usual_names(self) -> tuple[str, ...]:
+        """The usual name of each class, as far as known."""
+        return tuple(names[0] for names in self.class_names)
+
 
 LIBRARIES: Registry[Callable[[str, bool, DatasetDescription | None], LibraryNetwork]] = Registry("architecture")
-_EXTRAS = {"timm": "timm", "transformers": "transformers", "onnxruntime": "onnx"}
 
 
 def library_network(name: str, pretrained: bool, images: DatasetDescription | None = None) -> LibraryNetwork:
@@ -46,42 +50,25 @@ def library_network(name: str, pretrained: bool, images: DatasetDescription | No
     UserError where the library, the network or its weights cannot be had, or where it cannot be made for the images.
     """
     kind, _, location = name.partition(":")
-    build = LIBRARIES[kind]
-    if not location:
-        raise UserError(f"'{name}' names no network: write {kind}:NAME")
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of each attempt to reach it
     try:
-        return build(location, pretrained, images)
-    except ModuleNotFoundError as error:
-        extra = _EXTRAS.get(str(error.name))
-        if extra is None:
-            raise
-        raise UserError(f"{name} needs the package {error.name}: pip install 'smoothadv[{extra}]'") from error
+        return LIBRARIES[kind](location, pretrained, images)
     except UserError:
         raise
+    except ModuleNotFoundError as error:
+        extra = "transformers" if kind == "hf" else kind
+        raise UserError(f"{name} needs the package {error.name}: pip install 'smoothadv[{extra}]'") from error
     except Exception as error:  # of a library, about whatever it was asked for
-        fitted = "" if images is None else f" for images of shape {list(images.image_shape)}"
-        raise UserError(f"{name} cannot be made{fitted}: {first_line(error)}") from error
+        raise UserError(f"{name} cannot be made: {first_line(error)}") from error
 
 
-def fetched(name: str, fetch: Callable[[], T], images: DatasetDescription | None, what: str = "weights") -> T:
-    """What ``fetch`` returns, the weights of ``name`` or ``what`` else belongs to it; UserError if it cannot be had."""
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of each attempt
+def fetched(name: str, fetch: Callable[[], T], images: DatasetDescription | None) -> T:
+    """What ``fetch`` returns, the network ``name`` with its weights; UserError if they cannot be had."""
     try:
         return fetch()
-    except ModuleNotFoundError:
-        raise
     except Exception as error:  # of a network connection, a file system or a library
-        instead = "leave --pretrained out for random ones" if images else "--no-pretrained takes random ones"
-        advice = instead if what == "weights" else "check the name and the connection"
-        raise UserError(f"the {what} of {name} cannot be had ({first_line(error)}): {advice}") from error
-
-
-def require_known(name: str, known: list[str], is_known: bool | None = None) -> None:
-    """UserError, with a hint, unless what follows the colon of ``name`` is among ``known``, or ``is_known``."""
-    kind, _, location = name.partition(":")
-    if not (location in known if is_known is None else is_known):
-        hint = did_you_mean(location, known) or f"; there are {', '.join(known[:5])}, ... ({len(known)} in all)"
-        raise UserError(f"{kind} has no network '{location}'{hint}")
+        advice = "leave --pretrained out for random ones" if images else "--no-pretrained takes random ones"
+        raise UserError(f"the weights of {name} cannot be had ({first_line(error)}): {advice}") from error
 
 
 discover(__name__, __path__)

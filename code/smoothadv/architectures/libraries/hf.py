@@ -20,7 +20,7 @@ def hf_network(location: str, pretrained: bool, images: DatasetDescription | Non
     name = f"hf:{location}"
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # of a new last layer
-    config = fetched(name, lambda: AutoConfig.from_pretrained(location), images, "configuration")
+    config = AutoConfig.from_pretrained(location)
     names = [text for _, text in sorted(config.id2label.items())]
     if images is not None:
         config.num_labels = images.num_classes

@@ -41,9 +41,13 @@ class OnnxNetwork(nn.Module):
     def __deepcopy__(self, memo: Any) -> "OnnxNetwork":
         return self
 
+    def refuse_gradients(self) -> None:
+        """UserError: there are none."""
+        raise UserError(f"onnx:{self.file} has no gradients: attack it with --gradient stein or hard-stein")
+
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         if images.requires_grad and torch.is_grad_enabled():
-            raise UserError(f"onnx:{self.file} has no gradients: attack it with --gradient stein or hard-stein")
+            self.refuse_gradients()
         if images.dtype not in (torch.float32, torch.float64):
             raise UserError(f"onnx:{self.file} computes in float32: leave --precision out")
         chunks = images.detach().float().cpu().split(self._chunk or len(images))
@@ -51,12 +55,11 @@ class OnnxNetwork(nn.Module):
 
     def _logits(self, images: torch.Tensor) -> torch.Tensor:
         missing = (self._chunk or len(images)) - len(images)
-        padded = torch.cat([images, images.new_zeros(missing, *images.shape[1:])]) if missing else images
+        padded = torch.cat([images, images.new_zeros(missing, *images.shape[1:])]).contiguous()
         try:
-            output = self._session.run(None, {self._input: padded.contiguous().numpy()})[0]
+            output = self._session.run(None, {self._input: padded.numpy()})[0]
         except Exception as error:  # ONNX Runtime's own, also for images of another shape
-            reason = " ".join(str(error).split())
-            raise ValueError(f"ONNX Runtime: {reason}") from error
+            raise ValueError(f"ONNX Runtime: {' '.join(str(error).split())}") from error
         return torch.from_numpy(output)[: len(images)]
 
 

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, fetched, require_known
+from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, fetched
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.preparation import INTERPOLATIONS, SQUASH, Preparation
 
@@ -18,7 +18,6 @@ def timm_network(location: str, pretrained: bool, images: DatasetDescription | N
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
     name, options = f"timm:{location}", dict[str, Any]()
-    require_known(name, timm.list_models(), timm.is_model(location) or ":" in location)
     if images is not None:
         options = {"num_classes": images.num_classes, "in_chans": images.image_shape[0]}
         if getattr(timm.models.get_pretrained_cfg(location), "fixed_input_size", False):
@@ -27,14 +26,12 @@ def timm_network(location: str, pretrained: bool, images: DatasetDescription | N
         module = fetched(name, lambda: timm.create_model(location, pretrained=True, **options), images)
     else:
         module = timm.create_model(location, **options)
-    subset = infer_imagenet_subset(module) if images is None else None
+    subset, config = infer_imagenet_subset(module), timm.data.resolve_model_data_config(module)
     info = ImageNetInfo(subset) if subset else None
-    synsets, texts = (info.label_names(), info.label_descriptions()) if info else ([], [])
-    config = timm.data.resolve_model_data_config(module)
     return LibraryNetwork(
         module=module,
         version=f"timm {timm.__version__}",
-        class_names=tuple((text, synset) for text, synset in zip(texts, synsets)),
+        class_names=tuple(zip(info.label_descriptions(), info.label_names())) if info else (),
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
         preparation=_preparation(config),

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, fetched, require_known
+from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, fetched
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.preparation import Preparation
 
@@ -14,7 +14,6 @@ def torchvision_network(location: str, pretrained: bool, images: DatasetDescript
     from torchvision import models
 
     name = f"torchvision:{location}"
-    require_known(name, models.list_models(module=models))
     weights = models.get_model_weights(location).DEFAULT
     names, transform = weights.meta["categories"], weights.transforms()
     classes = len(names) if images is None else images.num_classes
@@ -24,15 +23,14 @@ def torchvision_network(location: str, pretrained: bool, images: DatasetDescript
             _replace_last_layer(module, classes)
     else:
         module = models.get_model(location, weights=None, num_classes=classes)
+    size, resize = transform.crop_size[0], transform.resize_size[0]
     return LibraryNetwork(
         module=module,
         version=f"torchvision {torchvision.__version__}",
-        class_names=tuple((name,) for name in names),
+        class_names=tuple((text,) for text in names),
         mean=tuple(transform.mean),
         std=tuple(transform.std),
-        preparation=Preparation(
-            transform.crop_size[0], max(transform.crop_size[0], transform.resize_size[0]), transform.interpolation.value
-        ),
+        preparation=Preparation(size, max(size, resize), transform.interpolation.value),
     )
 
 
