@@ -55,6 +55,11 @@ def test_stability_starts_from_a_denoiser_and_counts_what_the_classifier_sees(de
     assert float(row["test_clean_accuracy"]) == pytest.approx(float(hits.double().mean()), abs=0.003)
 
 
+def test_recipes_of_classifiers_serve_denoisers(workplace):
+    succeed("train_denoiser", "digits", "digits_dncnn", "run", "--noise", 0.25, "--recipe", "smoke", "--device", "cpu")
+    assert len(rows(Path("run/log.txt"))) == 2, "its --warmup is of attacks, and left out"
+
+
 @pytest.mark.parametrize("objective", ["mse", "stability"])
 def test_stopped_training_ends_like_an_undisturbed_one(objective, checkpoint, workplace, monkeypatch):
     options = [*SMALL, "--steps-per-epoch", 5, "--evaluate-images", 20, "--objective", objective]
