@@ -27,7 +27,7 @@ from smoothadv.checkpoints import load_denoiser
 from smoothadv.datasets import describe_dataset, get_dataset
 from smoothadv.readers import read_certification_log
 
-SIGMA, RADII, DRAWS, EPOCHS = 0.25, (0.0, 0.25, 0.5, 0.75), 10_000, 60
+SIGMA, RADII, DRAWS = 0.25, (0.0, 0.25, 0.5, 0.75), 10_000
 WAYS = {
     "clean": "classifier without noise",
     "mse": "+ denoiser, mean squared error",
@@ -37,9 +37,12 @@ WAYS = {
     "smoothadv": "SmoothAdv",
 }
 _DENOISED = ("mse", "stability", "diffusion")
-_PLAIN = ["--crop-padding", "0", "--no-horizontal-flip", "--batch", "128", "--resume"]
-_SCHEDULE = ["--epochs", str(EPOCHS), "--lr-step-size", str(EPOCHS // 3), "--evaluate-every", "1000"]
-_PGD = ["--attack", "PGD", "--epsilon", "0.5", "--num-steps", "4"]
+_OPTIONS = {
+    **dict.fromkeys(("clean", "gaussian"), "--epochs 30 --lr-step-size 10"),
+    "mse": "--recipe denoiser --epochs 60 --lr-step-size 20",
+    "stability": "--objective stability --optimizer adamw --lr 0.0003 --epochs 30 --lr-step-size 15",
+    "smoothadv": "--attack PGD --epsilon 0.5 --num-steps 4 --num-noise-vec 2 --epochs 30 --lr-step-size 12",
+}
 
 
 @dataclass(frozen=True)
@@ -67,21 +70,23 @@ class Job:
 
     def train(self, way: str) -> None:
         """Make a model, and those that it starts from, unless it is there."""
-        model, noise = self.model(way), ["--seed", str(self.seed), "--noise", "0" if way == "clean" else str(SIGMA)]
+        model, noise = self.model(way), "0" if way == "clean" else str(SIGMA)
         if (model / "done").exists():
             return
         if way == "diffusion":
             train_diffusion(model, self.seed)
-        elif way in _DENOISED:
-            words = ["digits", "digits_dncnn", str(model), *noise, *_SCHEDULE, *_PLAIN, "--optimizer", "adamw"]
+        else:
+            command = {"mse": "train_denoiser", "stability": "train_denoiser", "smoothadv": "train_pgd"}.get(
+                way, "train"
+            )
+            arch = "digits_dncnn" if way in _DENOISED else "digits_resnet8"
+            words = ["digits", arch, str(model), "--noise", noise, "--seed", str(self.seed), *_OPTIONS[way].split()]
+            if way in _DENOISED:
+                words += ["--classifier", self.checkpoint("clean")]
             if way == "stability":
                 self.train("mse")
-                words += ["--objective", "stability", "--classifier", self.checkpoint("clean")]
                 words += ["--pretrained-model", self.checkpoint("mse")]
-            digits.call("train_denoiser", *words, "--lr", "0.002" if way == "mse" else "0.0005")
-        else:
-            command, attack = ("train_pgd", _PGD) if way == "smoothadv" else ("train", [])
-            digits.call(command, "digits", "digits_resnet8", str(model), *noise, *_SCHEDULE, *_PLAIN, *attack)
+            digits.call(command, *words, "--resume")
         (model / "done").touch()
 
     def run(self) -> None:

@@ -14,10 +14,10 @@ from smoothadv.smoothing.folding import fold
 from support.released import randomise_batch_norms
 
 
-def trained_looking(name: str, dataset: str = "digits") -> nn.Module:
+def trained_looking(name: str) -> nn.Module:
     """A denoiser with random weights and statistics throughout, in eval mode."""
     torch.manual_seed(0)
-    network = DENOISERS[name](describe_dataset(dataset))
+    network = DENOISERS[name](describe_dataset("digits"))
     randomise_batch_norms(network)
     for weight in network.parameters():
         if not weight.any():
@@ -26,20 +26,14 @@ def trained_looking(name: str, dataset: str = "digits") -> nn.Module:
 
 
 @pytest.mark.parametrize("name", DENOISERS)
-def test_new_denoiser_is_the_identity_on_images_of_any_size(name):
-    network = DENOISERS[name](describe_dataset("digits")).eval()
+def test_denoiser_keeps_the_shape_treats_images_alone_and_begins_as_the_identity(name):
+    new, trained = DENOISERS[name](describe_dataset("digits")).eval(), trained_looking(name)
     for height, width in ((8, 8), (9, 13), (17, 8)):
-        images = torch.randn(2, 1, height, width)
-        assert torch.equal(network(images), images)
-
-
-@pytest.mark.parametrize("name", DENOISERS)
-def test_trained_denoiser_keeps_the_shape_and_treats_images_alone(name):
-    network, images = trained_looking(name, "cifar10"), torch.randn(3, 3, 11, 9)
-    with torch.inference_mode():
-        denoised = network(images)
+        images = torch.randn(3, 1, height, width)
+        assert torch.equal(new(images), images)
+        denoised = trained(images)
         assert denoised.shape == images.shape and not torch.allclose(denoised, images)
-        assert torch.allclose(network(images[1:2]), denoised[1:2], atol=1e-5)
+        assert torch.allclose(trained(images[1:2]), denoised[1:2], atol=1e-5)
 
 
 def test_dncnn_is_the_image_minus_a_chain_of_convolutions():
@@ -67,12 +61,9 @@ def test_denoiser_and_classifier_are_folded_without_changing_the_function(name):
     assert torch.allclose(folded(images), whole(images), atol=1e-9)
 
 
-RELEASED = {"cifar_dncnn": "", "imagenet_dncnn": "module."}
-"""What the code of Salman et al. (2020) calls its denoisers, and how the names of their weights begin."""
-
-
-@pytest.mark.parametrize(("arch", "prefix"), RELEASED.items())
+@pytest.mark.parametrize(("arch", "prefix"), [("cifar_dncnn", ""), ("imagenet_dncnn", "module.")])
 def test_released_checkpoint_is_read(arch, prefix, tmp_path):
+    """By the names of the code of Salman et al. (2020)."""
     network, path = DnCNN(3, 17, 64), tmp_path / "checkpoint.pth.tar"
     randomise_batch_norms(network)
     weights = {prefix + name: value for name, value in network.state_dict().items()}

@@ -46,13 +46,17 @@ def test_stability_starts_from_a_denoiser_and_counts_what_the_classifier_sees(de
     assert f"certify.py digits {checkpoint}" in outcome.out.replace("smoothadv certify", "certify.py")
     (row,) = rows(workplace / "run/log.txt")
     assert all(0.5 < float(row[name]) <= 1 for name in ("train_accuracy", "test_accuracy", "test_clean_accuracy"))
-    description = describe_dataset("digits")
-    network, model = load_classifier(checkpoint, "digits"), load_denoiser("run/checkpoint.pth.tar", description)[0]
-    images = smoothadv.datasets.get_dataset("digits", "test")
-    stacked = torch.stack([images[index][0] for index in range(len(images))])
+    network = load_classifier(checkpoint, "digits")
+    model, _ = load_denoiser("run/checkpoint.pth.tar", describe_dataset("digits"))
+    images, labels = zip(*map(smoothadv.datasets.get_dataset("digits", "test").__getitem__, range(359)))
     with torch.inference_mode():
-        hits = network(model(stacked)).argmax(1) == torch.tensor([images[index][1] for index in range(len(images))])
+        hits = network(model(torch.stack(images))).argmax(1) == torch.tensor(labels)
     assert float(row["test_clean_accuracy"]) == pytest.approx(float(hits.double().mean()), abs=0.003)
+
+
+def test_recipes_of_classifiers_serve_denoisers(workplace):
+    succeed("train_denoiser", "digits", "digits_dncnn", "run", "--noise", 0.25, "--recipe", "smoke", "--device", "cpu")
+    assert len(rows(Path("run/log.txt"))) == 2, "its --warmup is of attacks, and left out"
 
 
 @pytest.mark.parametrize("objective", ["mse", "stability"])
@@ -66,9 +70,8 @@ def test_stopped_training_ends_like_an_undisturbed_one(objective, checkpoint, wo
     assert (read(Path("stopped"))["epoch"], read(Path("stopped"))["step"]) == (1, 3)
     succeed("train_denoiser", *stopped)
     succeed("train_denoiser", "digits", "unet", "whole", *options, "--epochs", 2)
-    assert same_state(Path("stopped"), Path("whole")) and timeless(Path("stopped/log.txt")) == timeless(
-        Path("whole/log.txt")
-    )
+    assert same_state(Path("stopped"), Path("whole"))
+    assert timeless(Path("stopped/log.txt")) == timeless(Path("whole/log.txt"))
 
 
 def test_log_behind_a_denoiser_is_that_of_the_composed_module(denoiser, checkpoint, workplace):

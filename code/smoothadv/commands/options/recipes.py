@@ -42,6 +42,9 @@ def with_recipe(
     since a recipe may serve several objectives and attacks. A usage error where it has options of other commands.
     """
     words = recipe_words(name)
+    if "--warmup" in words and "--warmup" not in parser._option_string_actions:  # of a denoiser, which is not attacked
+        place = words.index("--warmup")
+        del words[place : place + 2]
     with parser.reading(f"recipe {name}"):
         for word in words:
             if word.partition("=")[0] in _NEVER:
