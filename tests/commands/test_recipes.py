@@ -100,6 +100,7 @@ FIELDS = {
     "--lr-step-size": ("schedule", "learning_rate_step", int),
     "--lr-factor": ("schedule", "learning_rate_factor", float),
     "--momentum": ("schedule", "momentum", float),
+    "--optimizer": ("schedule", "optimizer", str),
     "--weight-decay": ("schedule", "weight_decay", float),
     "--steps-per-epoch": ("schedule", "steps_per_epoch", int),
     "--evaluate-images": ("evaluation", "images", int),
