@@ -121,9 +121,7 @@ def _model(
         return _denoiser(request, description)
     if not isinstance(request.classifier, str):
         if request.pretrained_model is not None or request.input_layer is not None or request.pretrained:
-            raise UserError(
-                "a module has weights and input layer: leave pretrained_model, pretrained and input_layer out"
-            )
+            raise UserError("a module has weights and input layer: leave pretrained_model and input_layer out")
         return description, None, request.classifier, None
     path, content = request.pretrained_model, None
     if request.pretrained and path is not None:

@@ -114,7 +114,7 @@ class TrainingRequest:
     arguments: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        if isinstance(self.classifier, str):  # the dataclass is frozen, but not yet complete
+        if isinstance(self.classifier, str) and plugins.names_function(self.classifier):  # frozen, but not complete
             object.__setattr__(self, "classifier", chosen_architecture(self.classifier))
 
     @property
