@@ -50,7 +50,8 @@ def library_network(name: str, pretrained: bool, images: DatasetDescription | No
     UserError where the library, the network or its weights cannot be had, or where it cannot be made for the images.
     """
     kind, _, location = name.partition(":")
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of each attempt to reach it
+    # It tells of each attempt to reach the hub; the level of its package's own logger is set when it is imported.
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
     try:
         return LIBRARIES[kind](location, pretrained, images)
     except UserError:
