@@ -48,6 +48,7 @@ UNFIT = {
     "no labels": ({"images": COLOURS}, "labels"),
     "labels of other images": ({"images": COLOURS, "labels": LABELS[:5]}, "expected 6"),
     "labels below 0": ({"images": COLOURS, "labels": LABELS - 1}, "from 0"),
+    "no class": ({"images": COLOURS, "labels": LABELS + 10**9}, "to 99999"),
     "levels as floats": ({"images": COLOURS.astype(np.float32), "labels": LABELS}, "in [0, 1]"),
     "five channels": ({"images": np.zeros((6, 5, 8, 8), np.uint8), "labels": LABELS}, "[6, 5, 8, 8]"),
     "objects": ({"images": np.array([{}] * 6), "labels": LABELS}, "objects"),

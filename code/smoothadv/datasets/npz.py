@@ -19,14 +19,16 @@ _NAMES = {
     "test": (("x_test", "y_test"), ("test_images", "test_labels"), ("images", "labels")),
 }
 
+_MOST_CLASSES = 100_000
+
 
 @lru_cache(maxsize=1)
 def _read(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """By split: images, uint8 or float32 [N, C, H, W], and labels, int64 [N]. Arrays of objects are not read."""
-    refuse_to_inflate(path)
     found = {}
     try:
         check_regular(path)
+        refuse_to_inflate(path)
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
                 with archive.open(name) as member:
@@ -53,8 +55,13 @@ def _checked(images: np.ndarray, labels: np.ndarray, *names: str) -> tuple[np.nd
     if not (is_level and images.size and images.ndim == 4 and images.shape[1] in (1, 3)):
         expected = "[N, H, W, C] or [N, C, H, W] of 1 or 3 channels, uint8 or float32 in [0, 1]"
         raise ValueError(f"{names[0]} is {kind} {shape}, expected {expected}")
-    if labels.shape not in ((len(images),), (len(images), 1)) or labels.dtype.kind not in "iu" or labels.min() < 0:
-        raise ValueError(f"{names[1]} is {labels.dtype} {list(labels.shape)}, expected {len(images)} numbers from 0")
+    is_number = labels.shape in ((len(images),), (len(images), 1)) and labels.dtype.kind in "iu"
+    if not (is_number and 0 <= labels.min() <= labels.max() < _MOST_CLASSES):
+        found, expected = (
+            f"{labels.dtype} {list(labels.shape)}",
+            f"{len(images)} whole numbers from 0 to {_MOST_CLASSES - 1}",
+        )
+        raise ValueError(f"{names[1]} is {found}, expected {expected}")
     return np.ascontiguousarray(images), labels.reshape(-1).astype(np.int64)
 
 
