@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import io
+import logging
 import os
 from collections.abc import Callable
 from functools import cache, partial
@@ -64,6 +65,7 @@ def _rows(path: str) -> dict[str, _Rows]:
     except ImportError as error:
         raise UserError(f"hf-dataset:{path} needs the package datasets: pip install 'smoothadv[datasets]'") from error
     folder = os.path.expanduser(path)
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # it tells of each attempt
     try:
         found = datasets.load_from_disk(folder) if os.path.isdir(folder) else datasets.load_dataset(path)
     except Exception as error:  # the package has no exception of its own for what it cannot read
