@@ -180,7 +180,7 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
     dataset = get_dataset(images, request.split, request.data_dir) if isinstance(images, str) else images
     base = base_classifier(source, dataset.description, request.input_layer)
     if request.denoiser is not None:
-        base = with_denoiser(base, request.denoiser, dataset.description, request.sigma)
+        base = with_denoiser(base, str(request.denoiser), dataset.description, request.sigma)
     workers = join_workers()
     if workers is not None and request.shard is not None:
         raise UserError("--shard is not read under torchrun, which shares the examples out by itself: leave it out")
