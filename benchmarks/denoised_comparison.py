@@ -172,7 +172,7 @@ def draw(jobs: dict[str, Job], columns: int = 9) -> Figure:
                 axes.set_xlabel(f"class {label}", fontsize=8)
                 continue
             found, radius = int(log.predict[index]), float(log.radius[index])
-            text = "abstains" if found < 0 else f"{found} within {radius:.2f}"
+            text = "abstains" if found < 0 else f"{found} within {np.floor(100 * radius) / 100:.2f}"
             axes.set_xlabel(text, fontsize=8, color="black" if found == label else "C3")
     return figure
 

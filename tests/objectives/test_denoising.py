@@ -49,8 +49,7 @@ def test_squared_error_of_a_scaled_image_is_known(weight):
 
 def test_gradient_of_the_squared_error_vanishes_at_the_best_denoiser():
     """w = 1 / (1 + sigma^2), the posterior mean; elsewhere it points there."""
-    best = 1 / (1 + SIGMA**2)
-    gradients = []
+    best, gradients = 1 / (1 + SIGMA**2), []
     for weight in (best - 0.1, best, best + 0.1):
         model = Scaled(weight)
         MeanSquaredError(SIGMA).on_batch(model, batch(2000)).loss.backward()

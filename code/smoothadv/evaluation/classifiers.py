@@ -5,7 +5,6 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,11 +65,9 @@ class BaseClassifier:
                 warn(f"{path} was trained with noise {noise_sd}; it is being smoothed with {sigma}")
 
 
-def with_denoiser(
-    base: BaseClassifier, denoiser: str | Path, description: DatasetDescription, sigma: float
-) -> BaseClassifier:
+def with_denoiser(base: BaseClassifier, denoiser: str, description: DatasetDescription, sigma: float) -> BaseClassifier:
     """The classifier behind a denoiser, for noise of ``sigma``; UserError where that does not fit the images."""
-    module, facts, content = denoised_classifier(base.module, str(denoiser), description, sigma)
+    module, facts, content = denoised_classifier(base.module, denoiser, description, sigma)
     return replace(base, module=module, settings={**base.settings, DENOISER: facts}, denoiser=content)
 
 

@@ -6,6 +6,7 @@ A request is complete and frozen: commands make one from options, functions of t
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,7 +57,7 @@ class EvaluationRequest:
     sigma: float
     alpha: float = 0.001
     seed: int = 0
-    denoiser: str | Path | None = None
+    denoiser: str | os.PathLike[str] | None = None
     draws: int | None = None
     input_layer: str | None = None
     pretrained: bool = True
@@ -79,6 +80,8 @@ class EvaluationRequest:
         _require(
             0 < self.sigma <= 10, "sigma", self.sigma, "a standard deviation above 0, up to 10, on images in [0, 1]"
         )
+        is_name, kind = isinstance(self.denoiser, (str, os.PathLike)), type(self.denoiser).__name__
+        _require(self.denoiser is None or is_name, "denoiser", kind, "the path of a checkpoint, or diffusers:PATH")
         _require(0 < self.alpha < 1, "alpha", self.alpha, "a probability strictly between 0 and 1")
         _require(self.draws is None or 1 <= self.draws <= 4_000_000_000, "n", self.draws, "1 to 4,000,000,000 draws")
         _require_from_one(self, "skip", "maximum", "batch", *(name for name in ("n0", "top_k") if hasattr(self, name)))

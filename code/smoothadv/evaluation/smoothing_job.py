@@ -189,7 +189,7 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
     else:
         base = base_classifier(source, dataset.description, request.input_layer)
     if request.denoiser is not None:
-        base = with_denoiser(base, request.denoiser, dataset.description, request.sigma)
+        base = with_denoiser(base, str(request.denoiser), dataset.description, request.sigma)
     workers = join_workers()
     if workers is not None and request.shard is not None:
         raise UserError("--shard is not read under torchrun, which shares the examples out by itself: leave it out")
