@@ -244,9 +244,10 @@ def draw(radii: dict[tuple[str, float, str], np.ndarray], jobs: dict[tuple[str, 
         for number, (method, marker) in enumerate(zip(METHODS, "os^DvPX<>")):
             color = f"C{number}"
             keys = [(method.name, sigma, mode) for mode in MODES if (method.name, sigma, mode) in radii]
-            points = sorted(
+            points = [
                 (jobs[key][0].passes + jobs[key][0].passes_of_teacher, radii[key].clip(min=0).mean(1)) for key in keys
-            )
+            ]
+            points.sort(key=lambda point: point[0])
             axes.plot([cost for cost, _ in points], [each.mean() for _, each in points], color=color)
             axes.plot([], [], color=color, marker=marker, markersize=4, label=method.name)
             for cost, each in points:
