@@ -146,6 +146,7 @@ RESUMED = {
     "no sums": ({**WITHIN, "sums": "absent"}, "lacks sums"),
     "no seconds": ({**WITHIN, "seconds": None}, "lacks seconds"),
     "two sums": ({**WITHIN, "sums": [1.0] * 2}, "its sums is a list of 2, expected a list of 5"),
+    "sums of a classifier that are nan": ({**WITHIN, "sums": [1.0] * 4 + [float("nan")]}, "its sums[4] is nan"),
     "sums of text": ({**WITHIN, "sums": "abcde"}, "its sums is 'abcde'"),
     "a step that is text": ({**WITHIN, "step": "1"}, "its step is '1'"),
     "several steps": ({**WITHIN, "step": torch.ones(3)}, "its step is a tensor"),

@@ -130,8 +130,12 @@ _FIELDS_OF_A_RUN = {
     "trained": _WEIGHTS,
     "step": _COUNT,
     "seconds": _AMOUNT,
-    "sums": _list_of(_Rule("a finite number or nan", lambda value: _is_finite(value) or _is_nan(value)), 5, 50),
+    "sums": _list_of(_NUMBER, 5, 50),
     "image_weights": _WEIGHT,
+}
+# A denoiser without a classifier behind it has no accuracy.
+_OF_DENOISERS = {
+    "sums": _list_of(_Rule("a finite number or nan", lambda value: _is_finite(value) or _is_nan(value)), 5, 50)
 }
 
 
@@ -154,7 +158,7 @@ def checked(content: Any, path: Path) -> dict[str, Any]:
 
 def require_resumable(content: dict[str, Any], path: Path) -> None:
     """UserError unless a checkpoint that is ``checked`` holds all that a run needs to be continued."""
-    _require(_FIELDS_OF_A_RUN, content, path)
+    _require(_FIELDS_OF_A_RUN | (_OF_DENOISERS if content.get("denoiser") else {}), content, path)
     within_epoch = ("sums", "seconds") if content.get("step") else ()
     if missing := [name for name in ("history", "runs", "optimizer", *within_epoch) if name not in content]:
         raise UserError(f"checkpoint {path} lacks {', '.join(missing)}, so the run cannot be resumed")

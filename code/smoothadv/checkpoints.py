@@ -67,12 +67,10 @@ def read_checkpoint(path: str | Path, denoiser: bool = False) -> dict[str, Any]:
         advice = "no denoiser: train_denoiser makes one" if denoiser else "a denoiser: name it with --denoiser"
         raise UserError(f"checkpoint {path} is {advice}")
     registry: Registry[Any] = DENOISERS if denoiser else ARCHITECTURES
+    require = DENOISERS.require if denoiser else require_architecture
     try:
         if not is_module(content) and INTEGER not in content:
-            if denoiser:
-                DENOISERS.require(arch)
-            else:
-                require_architecture(arch)
+            require(arch)
     except UnknownNameError as error:
         reason = plugins.missing(registry.kind, arch, content.get("plugins")) or str(error)
         raise UserError(f"checkpoint {path}: {reason}") from error

@@ -57,7 +57,7 @@ class Denoising(Objective):
 @DENOISING.register("mse")
 @dataclass(frozen=True)
 class MeanSquaredError(Denoising):
-    """The mean over pixels of (D(x + noise) - x)^2 (Salman et al., 2020, section 3.1.1)."""
+    """The mean over pixels of (D(x + noise) - x)^2 (Salman et al., 2020: the MSE objective)."""
 
     def distance(self, denoised: torch.Tensor, logits: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         return F.mse_loss(denoised.float(), batch.images)
@@ -66,7 +66,7 @@ class MeanSquaredError(Denoising):
 @DENOISING.register("stability")
 @dataclass(frozen=True)
 class DenoisedStability(Denoising):
-    """CE(F(D(x + noise)), F's class for x), with F frozen (Salman et al., 2020, section 3.1.2: Stab).
+    """CE(F(D(x + noise)), F's class for x), with F frozen (Salman et al., 2020: the Stab objective).
 
     Gradients pass through F to D. Each update has a pass of F on the images and one forth and back behind D.
     """
