@@ -7,7 +7,8 @@ from torch.nn import functional as F
 
 from smoothadv.architectures import get_architecture
 from smoothadv.architectures.denoisers import DENOISERS, Denoised, DnCNN
-from smoothadv.checkpoints import load_classifier, load_denoiser, read_checkpoint
+from smoothadv.architectures.integer_network import IntegerNetwork
+from smoothadv.checkpoints import denoised_classifier, load_classifier, load_denoiser, read_checkpoint
 from smoothadv.datasets import describe_dataset
 from smoothadv.errors import UserError
 from smoothadv.smoothing.folding import fold
@@ -59,6 +60,7 @@ def test_denoiser_and_classifier_are_folded_without_changing_the_function(name):
     kinds = {type(module) for module in folded.modules()}
     assert folded is not whole and nn.BatchNorm2d not in kinds
     assert torch.allclose(folded(images), whole(images), atol=1e-9)
+    assert torch.equal(whole(images), whole.classifier(whole.denoiser(images)))
 
 
 @pytest.mark.parametrize(("arch", "prefix"), [("cifar_dncnn", ""), ("imagenet_dncnn", "module.")])
@@ -75,6 +77,12 @@ def test_released_checkpoint_is_read(arch, prefix, tmp_path):
         load_classifier(path, "cifar10")
     with pytest.raises(UserError, match="is not a .*_dncnn for dataset 'digits'"):
         load_denoiser(path, describe_dataset("digits"))
+
+
+def test_network_of_integers_takes_no_denoiser():
+    integers = IntegerNetwork((1, 8, 8), 0, torch.zeros(1), ())
+    with pytest.raises(UserError, match="whole grey levels: leave --denoiser out$"):
+        denoised_classifier(nn.Sequential(integers), "any.pth.tar", describe_dataset("digits"), 0.25)
 
 
 def test_classifier_is_no_denoiser_and_the_field_decides(tmp_path):

@@ -66,6 +66,12 @@ def test_step_is_that_of_twice_the_noise(sigma):
     assert (1 - alpha_bar) / alpha_bar == pytest.approx(4 * sigma**2, rel=0.03)
 
 
+def test_variance_that_a_model_learned_is_left_out():
+    unet, noisy = PosteriorMean("epsilon"), noisy_images(0.25)
+    both = OneStepDenoiser(lambda x, t: torch.cat([unet(x, t), torch.rand_like(x)], 1), ALPHA_BARS, 0.25)
+    assert torch.equal(both(noisy), OneStepDenoiser(unet, ALPHA_BARS, 0.25)(noisy))
+
+
 def test_estimate_is_clipped_to_the_range_of_images():
     denoiser = OneStepDenoiser(lambda x, t: torch.zeros_like(x), ALPHA_BARS, 0.25)
     assert denoiser(torch.tensor([-3.0, 0.25, 3.0]).view(3, 1, 1, 1)).flatten().tolist() == pytest.approx([0, 0.25, 1])

@@ -166,6 +166,25 @@ def test_onnx_computes_what_the_network_does(fixed, tmp_path):
     assert not torch.equal(library_network(f"onnx:{other}", pretrained=True).module.sha256, found.sha256)
 
 
+@pytest.mark.parametrize("location", ["n.onnx.data", "weights/all.bin"])
+def test_digest_of_onnx_covers_weights_in_other_files(location, tmp_path):
+    import onnx
+
+    model = onnx.load(save_onnx(tmp_path / "n.onnx", small_network(), torch.rand(2, 3, 8, 8)))
+    (tmp_path / "weights").mkdir()
+    onnx.save_model(model, tmp_path / "n.onnx", save_as_external_data=True, location=location, size_threshold=0)
+
+    def digest() -> list[int]:
+        return library_network(f"onnx:{tmp_path / 'n.onnx'}", pretrained=True).module.sha256.tolist()
+
+    before, weights = digest(), (tmp_path / location).read_bytes()
+    (tmp_path / location).write_bytes(bytes([weights[0] ^ 1]) + weights[1:])
+    changed = digest()
+    (tmp_path / location).write_bytes(weights)
+    (tmp_path / "other.bin").write_bytes(b"no part of it")
+    assert changed != before == digest()
+
+
 def test_onnx_refuses_what_it_lacks(tmp_path):
     network = library_network(
         f"onnx:{save_onnx(tmp_path / 'n.onnx', small_network(), torch.rand(2, 3, 8, 8))}", True

@@ -9,6 +9,7 @@ from PIL import Image
 
 from smoothadv.datasets import get_dataset
 from smoothadv.datasets.hf_dataset import _rows
+from smoothadv.datasets.npz import _levels
 from smoothadv.datasets.preparation import Preparation
 from support.refusals import refusal
 
@@ -41,6 +42,10 @@ def test_npz_has_the_images_and_labels_that_were_stored(tmp_path, images, labels
     pixels = np.broadcast_to(expected[3], (12, 10, 3))
     assert torch.equal(prepared[3][0] * 255, Preparation(8).evaluation(Image.fromarray(pixels.copy())).float())
     assert prepared.fingerprint() != dataset.fingerprint()
+
+
+def test_floating_point_pixels_are_rounded_to_levels():
+    assert _levels(np.float32([0, 0.4, 0.6, 253.6, 255]) / 255).tolist() == [0, 0, 1, 254, 255]
 
 
 UNFIT = {
@@ -97,6 +102,7 @@ def test_hf_dataset_has_the_images_that_were_saved(saved):
         assert all(torch.equal(dataset[row][0] * 255, torch.tensor(COLOURS[row]).permute(2, 0, 1)) for row in range(6))
         (whole, labels), *_ = dataset.evaluation_batches([torch.arange(6)], torch.device("cpu"))
         assert torch.equal(whole[5], dataset[5][0]) and labels.tolist() == LABELS.tolist()
+    assert _rows(name.partition(":")[2])["test"].name.endswith("split validation")
     description = dataset.description
     assert description.class_names == ("x", "y", "z") and description.image_shape == (3, 12, 10)
     assert description.mean == pytest.approx((COLOURS / 255).mean((0, 1, 2)), abs=1e-4)
@@ -111,6 +117,13 @@ def test_hf_dataset_of_several_sizes_is_prepared_and_one_table_is_for_testing(sa
     assert images[1][0].shape == (3, 8, 8) and len(images) == 6
     assert "--image-size" in refusal(get_dataset(name, "test").__getitem__, 1, names="row 1")
     assert "no train images" in refusal(get_dataset, name, "train")
+
+
+def test_hf_dataset_prefers_test_images_and_each_has_a_label(saved, monkeypatch):
+    assert _rows(saved("test", "validation").partition(":")[2])["test"].name.endswith("split test")
+    _rows.cache_clear()
+    monkeypatch.setitem(globals(), "LABELS", np.array([0, 2, -1, 2, 0, 1]))
+    assert "no label" in refusal(get_dataset, saved("test"), "test", names="row 2")
 
 
 def test_hf_dataset_that_does_not_fit_is_refused(saved, tmp_path, monkeypatch):

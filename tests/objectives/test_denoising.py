@@ -43,8 +43,11 @@ def batch(count: int = 6, teacher: nn.Module | None = None) -> Batch:
 @pytest.mark.parametrize("weight", [0.5, 0.9, 1.0])
 def test_squared_error_of_a_scaled_image_is_known(weight):
     """Of pixels ~ N(0, 1): (1 - w)^2 + w^2 sigma^2. The mean of 128,000 squares is within 2 %, 5 standard errors."""
-    loss = MeanSquaredError(SIGMA).on_batch(Scaled(weight), batch(2000)).loss
-    assert float(loss.detach()) == pytest.approx((1 - weight) ** 2 + (weight * SIGMA) ** 2, rel=0.02)
+    seen = batch(2000)
+    loss = float(MeanSquaredError(SIGMA).on_batch(Scaled(weight), seen).loss.detach())
+    assert loss == pytest.approx((1 - weight) ** 2 + (weight * SIGMA) ** 2, rel=0.02)
+    errors = weight * (seen.images + seen.noise[:, 0]).double() - seen.images
+    assert loss == pytest.approx(float((errors**2).mean()), rel=1e-5)
 
 
 def test_gradient_of_the_squared_error_vanishes_at_the_best_denoiser():
@@ -74,19 +77,19 @@ def test_stability_is_the_cross_entropy_under_the_class_of_the_clean_image():
 @pytest.mark.parametrize("with_classifier", [True, False])
 def test_accuracies_are_those_behind_the_classifier_or_unknown(name, with_classifier):
     network, model = classifier(), Scaled(0.8)
-    seen, objective = batch(6, network if with_classifier else None), DENOISING[name](SIGMA)
+    seen, objective = batch(90, network if with_classifier else None), DENOISING[name](SIGMA)
     if name == "stability" and not with_classifier:
         with pytest.raises(ValueError, match="needs a classifier"):
             objective.tested(model, seen)
         return
     loss, noisy, clean = objective.tested(model, seen)
-    assert float(loss.detach()) == pytest.approx(6 * float(objective.on_batch(model, seen).loss.detach()), rel=1e-5)
+    assert float(loss.detach()) == pytest.approx(90 * float(objective.on_batch(model, seen).loss.detach()), rel=1e-5)
     if not with_classifier:
         assert math.isnan(noisy) and math.isnan(clean)
         return
     images = 0.8 * torch.stack([seen.images + seen.noise[:, 0], seen.images])
     expected = [int((network(some).argmax(1) == seen.labels).sum()) for some in images]
-    assert [int(noisy), int(clean)] == expected
+    assert [int(noisy), int(clean)] == expected and noisy != clean
 
 
 @pytest.mark.parametrize("name", DENOISING)

@@ -1,6 +1,7 @@
 """``onnx:FILE``: a network that ONNX Runtime computes, in float32 and without gradients; normalization is inside it."""
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ class OnnxNetwork(nn.Module):
     """Maps float images [B, C, H, W] in [0, 1] to the first output of the network in ``file``, float32 [B, K].
 
     A file for batches of one size gets chunks of this size, the last one padded with zeros. Copies share the session;
-    the buffer ``sha256`` uint8 [32] is the digest of the file, and of FILE.data where weights lie there.
+    the buffer ``sha256`` uint8 [32] is the digest of the file, and of those in which it says that weights lie.
     """
 
     sha256: torch.Tensor
@@ -25,8 +26,12 @@ class OnnxNetwork(nn.Module):
         import onnxruntime
 
         super().__init__()
-        content = [part.read_bytes() for part in (Path(file), Path(f"{file}.data")) if part.is_file()]
-        digest = hashlib.sha256(b"".join(content)).digest()
+        content = Path(file).read_bytes()
+        # An entry of ONNX's protocol buffers: the key "location", the length of a file's name, the name.
+        ends = [match.end() for match in re.finditer(rb"\n\x08location\x12[\0-\x7f]", content)]
+        others = sorted({content[end : end + content[end - 1]].decode(errors="replace") for end in ends})
+        parts = [Path(file).parent / name for name in others if (Path(file).parent / name).is_file()]
+        digest = hashlib.sha256(b"".join([content, *(part.read_bytes() for part in parts)])).digest()
         self.register_buffer("sha256", torch.tensor(list(digest), dtype=torch.uint8))
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
