@@ -106,7 +106,10 @@ def test_photographs_are_prepared_as_the_network_expects(place):
         "digits": "digits",
     }.items():
         request = CertifyRequest(classifier=Path("hf:hf"), images=images, sigma=0.25, outfile=Path("log.tsv"))
-        changed, notes = named_network(request).prepared(request)
+        named = named_network(request)
+        named.found.module.train()
+        assert not named.module.training, "dropout and batch statistics never vote"
+        changed, notes = named.prepared(request)
         assert changed.images == prepared and len(notes) == (images != prepared)
         assert all(f"radii are about {prepared}" in note for note in notes)
 
