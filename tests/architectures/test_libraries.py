@@ -45,6 +45,7 @@ def test_library_says_classes_constants_and_preparation(name, preparation, alias
         ({"size": {"shortest_edge": 224}, "crop_pct": 0.875, "resample": 3}, "224,256,bicubic"),
         ({"size": {"shortest_edge": 384}, "crop_pct": 0.875}, "384,squash"),
         ({"size": {"height": 32, "width": 30}}, None),
+        ({"size": 32, "do_resize": False}, None),
         ({"size": {"longest_edge": 40}, "do_center_crop": True, "crop_size": 32}, None),
     ],
 )
@@ -54,6 +55,13 @@ def test_preparation_of_a_folder_of_transformers(processor, preparation, tmp_pat
     found = library_network(f"hf:{save_hf(tmp_path, **processor, **constants)}", pretrained=True)
     assert (str(found.preparation) if found.preparation else None) == preparation
     assert (found.mean, found.std, found.class_names) == ((0.5,) * 3, (0.25,) * 3, tuple((name,) for name in NAMES))
+
+
+def test_folder_of_transformers_says_whether_it_normalizes_and_numbers_its_classes(tmp_path):
+    names = tuple((f"class {11 - number}",) for number in range(12))
+    folder = save_hf(tmp_path, names=[name for (name,) in names], image_mean=[0.5], image_std=[0.5], do_normalize=False)
+    found = library_network(f"hf:{folder}", pretrained=True)
+    assert (found.mean, found.std, found.class_names) == (None, None, names)
 
 
 def test_folder_of_transformers_gives_the_weights_that_were_saved(tmp_path):

@@ -108,7 +108,10 @@ def test_photographs_are_prepared_as_the_network_expects(place):
         request = CertifyRequest(classifier=Path("hf:hf"), images=images, sigma=0.25, outfile=Path("log.tsv"))
         named = named_network(request)
         named.found.module.train()
-        assert not named.module.training, "dropout and batch statistics never vote"
+        module, pixels = named.module, torch.rand(2, 3, 8, 8)
+        assert not module.training, "dropout and batch statistics never vote"
+        expected = named.found.module.eval()((pixels - 0.5) / 0.5).logits
+        torch.testing.assert_close(module(pixels).logits, expected)
         changed, notes = named.prepared(request)
         assert changed.images == prepared and len(notes) == (images != prepared)
         assert all(f"radii are about {prepared}" in note for note in notes)

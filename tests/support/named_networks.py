@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -20,12 +21,12 @@ def small_network(channels: int = 3, classes: int = 3, size: int = 8) -> nn.Modu
         return nn.Sequential(*layers, nn.Linear(4 * size * size, classes)).eval()
 
 
-def save_hf(folder: Path, seed: int = 5, **processor: object) -> Path:
-    """A ResNet with the classes NAMES, saved by transformers; with a preprocessor_config.json if one is given."""
+def save_hf(folder: Path, seed: int = 5, names: Sequence[str] = NAMES, **processor: object) -> Path:
+    """A ResNet with these classes, saved by transformers; with a preprocessor_config.json if one is given."""
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    names = dict(enumerate(NAMES))
-    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", id2label=names)
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
+    config = ResNetConfig(**sizes, layer_type="basic", id2label=dict(enumerate(names)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         ResNetForImageClassification(config).save_pretrained(folder)
