@@ -167,6 +167,26 @@ def test_finetuning_starts_from_the_library(place, capsys):
     assert refused(call(capsys, *train, "--epochs", 2, "--resume"), "another recipe", "pretrained_sha256 was")
 
 
+def test_layers_of_timm_have_their_own_rates(place, capsys):
+    """The last layer that of training, those before it a share; a run goes on with them; other networks refuse."""
+    train = ("train", "imagefolder:photos", "timm:test_resnet", "run", *SMOKE, "--recipe", "finetune-noise")
+    train = (*train, "--batch", 2, "--lr-schedule", "step")
+    for epochs, more in ((1, ()), (2, ("--resume",))):
+        assert call(capsys, *train, "--layer-decay", 0.5, "--epochs", epochs, *more).code == 0
+        content = read_checkpoint("run/checkpoint.pth.tar")
+        groups = content["optimizer"]["param_groups"]
+        scales = [group["lr_scale"] for group in groups]
+        assert scales[-1] == 1 and sorted(set(scales)) == [0.5**k for k in reversed(range(len(set(scales))))]
+        assert len(scales) > 3 and [number for group in groups for number in group["params"]] == list(
+            range(len(content["optimizer"]["state"]))
+        )
+        assert [group["lr"] / groups[-1]["lr"] for group in groups] == pytest.approx(scales)
+    assert refused(call(capsys, *train, "--epochs", 3, "--resume"), "layer_decay was 0.5")
+    other = ("train", "digits", "digits_resnet8", "other", *SMOKE, "--layer-decay", 0.5)
+    assert refused(call(capsys, *other, "--recipe", "finetune-noise"), "needs the layers of a network of timm")
+    assert refused(call(capsys, *other), "with --optimizer adamw", code=2) and not Path("other").exists()
+
+
 def test_function_of_a_file_trains_and_its_checkpoint_asks_for_the_file(place):
     """A checkpoint is data: it runs no code that the user does not name."""
     done = run_process(script("train", "digits", "nets.py:make", "run", *SMOKE, "--epochs", 1), place)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import cuda
 
-from smoothadv.errors import first_line, warn
+from smoothadv.errors import UserError, first_line, warn
 from smoothadv.training.schedule import Schedule
 from smoothadv.training.update import Inputs, Update
 
@@ -31,9 +32,30 @@ def optimizer_of(schedule: Schedule, model: torch.nn.Module, device: torch.devic
         return sgd(model, device, schedule.learning_rate, schedule.momentum, schedule.weight_decay)
     if schedule.optimizer != "adamw":
         raise ValueError(f"the optimizer is {schedule.optimizer!r}, expected 'sgd' or 'adamw'")
-    has_graphs = are_offered_on(device)
-    rate = torch.full((), schedule.learning_rate, device=device) if has_graphs else schedule.learning_rate
-    return torch.optim.AdamW(model.parameters(), rate, weight_decay=schedule.weight_decay, capturable=has_graphs)
+    has_graphs, groups = are_offered_on(device), layer_groups(model, schedule.layer_decay)
+    for group in groups:
+        rate = group.get("lr_scale", 1.0) * schedule.learning_rate
+        group["lr"] = torch.full((), rate, device=device) if has_graphs else rate
+    return torch.optim.AdamW(groups, weight_decay=schedule.weight_decay, capturable=has_graphs)
+
+
+def layer_groups(model: torch.nn.Module, decay: float | None) -> list[dict[str, Any]]:
+    """The weights of a model, in their order, in groups whose learning rate is ``lr_scale`` times that of training.
+
+    With ``decay`` that is decay^k in the k-th layer before the last one (Clark et al., 2020), by the layers that timm
+    knows of its networks; UserError for others. Without, there is one group.
+    """
+    if decay is None:
+        return [{"params": list(model.parameters())}]
+    networks = [part for part in model.modules() if hasattr(type(part), "group_matcher")]
+    if not networks:
+        raise UserError("--layer-decay needs the layers of a network of timm, like timm:resnet18: leave it out")
+    from timm.optim import param_groups_layer_decay
+
+    known = param_groups_layer_decay(networks[0], layer_decay=decay)
+    scales = {id(weight): group["lr_scale"] for group in known for weight in group["params"]}
+    runs = groupby(model.parameters(), lambda weight: scales.get(id(weight), 1.0))
+    return [{"params": list(weights), "lr_scale": scale} for scale, weights in runs]
 
 
 def sgd(model: torch.nn.Module, device: torch.device, rate: float, momentum: float, decay: float) -> torch.optim.SGD:

@@ -28,6 +28,7 @@ from smoothadv.errors import UsageError, UserError, warn
 from smoothadv.noise import derive_generator
 from smoothadv.provenance import provenance
 from smoothadv.settings import describe
+from smoothadv.training.graphed import layer_groups
 from smoothadv.training.integers import trained_integers
 from smoothadv.training.loop import Job, TrainingRun
 from smoothadv.training.processes import join_processes
@@ -75,6 +76,7 @@ def train(request: TrainingRequest, report: Callable[[str], None] = print) -> Tr
             schedule = request.schedule.schedule(description, request.objective.copies)
             model = _model(request, description)
             request.refuse_contradictions()
+            layer_groups(model[2], schedule.layer_decay)  # before there is a folder
             _warn_of_policy(request, schedule)
             layer = request.input_layer if request.objective.DENOISES else None
             teacher = None if request.teacher is None else load_teacher(request.teacher, description, device, layer)

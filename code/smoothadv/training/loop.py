@@ -127,7 +127,8 @@ class TrainingRun:
     def _set_learning_rate(self, epoch: int, step: int) -> None:
         rate = self.schedule.learning_rate_at(epoch, step, self.steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = group["lr"].fill_(rate) if torch.is_tensor(group["lr"]) else rate
+            scaled = rate * group.get("lr_scale", 1.0)
+            group["lr"] = group["lr"].fill_(scaled) if torch.is_tensor(group["lr"]) else scaled
 
     def run_epochs(self, report: Callable[[str], None], board: bool) -> list[dict[str, float]]:
         """Train, as ``job.train``, with curves for TensorBoard if ``board``: one row of TRAINING_COLUMNS per epoch."""

@@ -44,6 +44,7 @@ class ScheduleChoices:
     micro_batch: int | None = None
     steps_per_epoch: int | None = None
     optimizer: str | None = None
+    layer_decay: float | None = None
     split_updates: bool = False
 
     def schedule(self, description: DatasetDescription, copies: int) -> Schedule:
@@ -56,6 +57,8 @@ class ScheduleChoices:
             del fields["optimizer"]  # as where none is named
         elif self.optimizer is not None and self.learning_rate is None:
             raise UsageError("--optimizer adamw needs --lr, like 0.001: the default is for sgd")
+        if self.layer_decay is not None and not (self.optimizer == "adamw" and 0 < self.layer_decay <= 1):
+            raise UsageError(f"--layer-decay {self.layer_decay} must be above 0, at most 1, and with --optimizer adamw")
         if fields.pop("split_updates"):
             if fields["batch"] < copies:
                 raise UsageError(

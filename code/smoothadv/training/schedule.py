@@ -24,7 +24,7 @@ class Schedule(TrainingDefaults):
     share). ``steps_per_epoch`` ends every epoch after so many updates. With the shape "step" epoch e, from 0, uses
     learning_rate * learning_rate_factor^floor(e / learning_rate_step) (SmoothAdv, appendix D); with "one-cycle" the
     rate rises from 0 to learning_rate over the first fifth of the updates and falls back to 0, linearly (Smith and
-    Topin, 2018).
+    Topin, 2018). ``layer_decay`` multiplies the rate once more for each layer before the last one (None: not).
     """
 
     learning_rate_factor: float = 0.1
@@ -34,6 +34,7 @@ class Schedule(TrainingDefaults):
     micro_batch: int | None = None
     steps_per_epoch: int | None = None
     optimizer: str | None = None
+    layer_decay: float | None = None
 
     def learning_rate_at(self, epoch: int, step: int, steps: int) -> float:
         """The learning rate of update ``step``, counted from 0, in an epoch of ``steps`` updates."""

@@ -57,6 +57,10 @@ _SCHEDULE = {
     "--lr-step-size --lr_step_size N": (positive_int, "epochs between two steps of the learning rate"),
     "--lr-factor --gamma F": (positive_float, "factor by which each step multiplies the learning rate (default: 0.1)"),
     "--optimizer": (OPTIMIZERS, "stochastic gradient descent with momentum, or AdamW (default: sgd)"),
+    "--layer-decay D": (
+        positive_float,
+        "multiply the learning rate by D for each layer before the last one, in networks of timm, as 0.75 (default: 1)",
+    ),
     "--momentum": (non_negative_float, "of sgd (default: 0.9)"),
     "--weight-decay": (non_negative_float, "default: 1e-4"),
 }
