@@ -30,9 +30,9 @@ say "3/4  attacking the certificates"
 gaussian=$(find logs/cifar10-small/gaussian -name 'sigma_*.tsv')
 smoothadv=$(find logs/cifar10-small/PGD_2steps -name 'sigma_*.tsv')
 for log in "$gaussian" "$smoothadv"; do
-    model=$(dirname "$(dirname "models${log#logs}")")
-    python code/attack.py "${DATASET:-cifar10}" "$model/checkpoint.pth.tar" 0.25 "${log%.tsv}_falsified" --against "$log" \
-        --precision "${PRECISION:-fp32}" --num-noise-vec 16 --N 1000
+    model=$(dirname "$(dirname "${log#logs/}")")
+    python code/attack.py "${DATASET:-cifar10}" "models/$model/checkpoint.pth.tar" 0.25 "$made/falsified/${model#*/}" \
+        --against "$log" --precision "${PRECISION:-fp32}" --num-noise-vec 16 --N 1000
 done
 
 say "4/4  certified accuracy (%) at each l2 radius, on the same test images"
@@ -42,5 +42,7 @@ for file in table.csv table.md; do
 done
 python code/analyze.py compare "$gaussian" "$smoothadv" --radii 0 0.25 0.5 0.75 -o $made/compare.md
 python code/sweep.py report $grid -o $made/report.html
-cat $made/table.md $made/compare.md
+cat $made/table.md
+echo
+cat $made/compare.md
 printf '\nThe tables, the figure and report.html are in %s.\n' "$made"
