@@ -68,7 +68,7 @@ def load_diffusion(name: str, image_shape: tuple[int, int, int], sigma: float) -
     except ImportError as error:
         message = f"{PREFIX}PATH needs the package diffusers: pip install 'smoothadv[diffusers]'"
         raise UserError(message) from error
-    folder = Path(name.removeprefix(PREFIX))
+    folder = Path(name.removeprefix(PREFIX)).expanduser()
     part = folder / "unet" if (folder / "unet").is_dir() else folder
     if not (part / "config.json").is_file():
         raise UserError(f"--denoiser {name}: {part} has no config.json, as a UNet2DModel saved by diffusers has")

@@ -1,6 +1,7 @@
 """``onnx:FILE``: a network that ONNX Runtime computes, in float32 and without gradients; normalization is inside it."""
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ class OnnxNetwork(nn.Module):
     """Maps float images [B, C, H, W] in [0, 1] to the first output of the network in ``file``, float32 [B, K].
 
     A file for batches of one size gets chunks of this size, the last one padded with zeros. Copies share the session;
-    the buffer ``sha256`` uint8 [32] is the digest of the file, and of FILE.data where weights lie there.
+    the buffer ``sha256`` uint8 [32] is the digest of the file, and of those beside it that hold its weights.
     """
 
     sha256: torch.Tensor
@@ -25,9 +26,11 @@ class OnnxNetwork(nn.Module):
         import onnxruntime
 
         super().__init__()
-        content = [part.read_bytes() for part in (Path(file), Path(f"{file}.data")) if part.is_file()]
-        digest = hashlib.sha256(b"".join(content)).digest()
-        self.register_buffer("sha256", torch.tensor(list(digest), dtype=torch.uint8))
+        content = Path(file).read_bytes()
+        digest = hashlib.sha256(content)
+        for name in sorted(_names_of_weights(content)):
+            digest.update((Path(file).parent / name).read_bytes())
+        self.register_buffer("sha256", torch.tensor(list(digest.digest()), dtype=torch.uint8))
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         self.file, self._session = file, onnxruntime.InferenceSession(file, options)
@@ -61,6 +64,15 @@ class OnnxNetwork(nn.Module):
         except Exception as error:  # ONNX Runtime's own, also for images of another shape
             raise ValueError(f"ONNX Runtime: {' '.join(str(error).split())}") from error
         return torch.from_numpy(output)[: len(images)]
+
+
+def _names_of_weights(content: bytes) -> set[str]:
+    """The files that an ONNX file says to hold weights: its entries "location", each with a length before its text."""
+    found = set()
+    for match in re.finditer(rb"\x0a\x08location\x12([\x00-\x7f]|[\x80-\xff][\x00-\x7f])", content):
+        low, high = [*match[1], 0][:2]
+        found.add(content[match.end() : match.end() + low % 128 + 128 * high].decode())
+    return found
 
 
 @LIBRARIES.register("onnx")
