@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from smoothadv.records import manifest_path
 from smoothadv.sweeps.job_record import BusyError
 from smoothadv.sweeps.jobs import Job, StateKind, state_of
 from smoothadv.sweeps.stages import StageProgress
@@ -154,7 +155,26 @@ def other_seed() -> None:
     succeed("train", "digits", "digits_resnet8", MODEL, "--noise", 0.25, "--recipe", "smoke", "--seed", 1)
 
 
+def denoised_log() -> None:
+    """Let the log say that a denoiser was before its classifier."""
+    path = manifest_path(LOG)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "settings": {**content["settings"], "denoiser": {"sha256": "0"}}}))
+
+
+def pretrained_model() -> None:
+    """Let the model say that it was trained from a library's weights."""
+    content = json.loads((MODEL / "args.json").read_text())
+    (MODEL / "args.json").write_text(json.dumps({**content, "recipe": {**content["recipe"], "pretrained": True}}))
+
+
+DENOISED = {**CERTIFY, "denoiser": str(MODEL / "checkpoint.pth.tar")}
 CONFLICTS = {
+    "denoiser": (None, FIXED, DENOISED, [str(LOG), f"another denoiser than {MODEL}"]),
+    "other denoiser": (denoised_log, FIXED, DENOISED, [str(LOG), f"another denoiser than {MODEL}"]),
+    "diffusion": (None, FIXED, {**CERTIFY, "denoiser": "diffusers:x"}, ["another denoiser than diffusers:x"]),
+    "no denoiser": (denoised_log, FIXED, CERTIFY, [str(LOG), "another denoiser than none"]),
+    "pretrained": (pretrained_model, FIXED, CERTIFY, [str(MODEL), "pretrained was True, now None"]),
     "N": (None, FIXED, {**CERTIFY, "N": 300}, ["N was 200, now 300"]),
     "alpha": (None, FIXED, {**CERTIFY, "alpha": 0.01}, ["alpha was 0.001, now 0.01"]),
     "procedure": (None, FIXED, {**CERTIFY, "method": "adaptive"}, ["method was 'exact', now 'adaptive'"]),
