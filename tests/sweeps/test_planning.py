@@ -249,9 +249,6 @@ def test_shared_options_go_into_every_command(tmp_path):
 
 def test_function_in_a_file_is_given_to_every_command_and_a_denoiser_is_needed():
     Path("nets.py").write_text("def make(description): ...")
-    grid = write_grid(
-        Path("g.toml"), {"arch": "nets.py:make", "noise": 0.25}, fixed={"dataset": "digits"}, certify=[{"denoiser": "d"}]
-    )
-    (job,) = jobs_of(grid)
+    (job,) = planned({"noise": 0.25}, fixed={**FIXED, "arch": "nets.py:make"}, certify=[{"denoiser": "d"}])
     assert all("--plugin nets.py:make" in " ".join(map(str, stage.words)) for stage in job.stages)
     assert job.evaluations[0].needs == (Path.cwd() / "d",)

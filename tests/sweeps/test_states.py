@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -155,22 +156,16 @@ def other_seed() -> None:
     succeed("train", "digits", "digits_resnet8", MODEL, "--noise", 0.25, "--recipe", "smoke", "--seed", 1)
 
 
-def denoised_log() -> None:
-    """Let the log say that a denoiser was before its classifier."""
-    path = manifest_path(LOG)
+def with_field(path: Path, part: str, field: str, value: object) -> None:
+    """Add a field to a part of a record."""
     content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "settings": {**content["settings"], "denoiser": {"sha256": "0"}}}))
+    path.write_text(json.dumps({**content, part: {**content[part], field: value}}))
 
 
-def pretrained_model() -> None:
-    """Let the model say that it was trained from a library's weights."""
-    content = json.loads((MODEL / "args.json").read_text())
-    (MODEL / "args.json").write_text(json.dumps({**content, "recipe": {**content["recipe"], "pretrained": True}}))
-
-
+denoised_log = partial(with_field, manifest_path(LOG), "settings", "denoiser", {"sha256": "0"})
+pretrained_model = partial(with_field, MODEL / "args.json", "recipe", "pretrained", True)
 DENOISED = {**CERTIFY, "denoiser": str(MODEL / "checkpoint.pth.tar")}
 CONFLICTS = {
-    "denoiser": (None, FIXED, DENOISED, [str(LOG), f"another denoiser than {MODEL}"]),
     "other denoiser": (denoised_log, FIXED, DENOISED, [str(LOG), f"another denoiser than {MODEL}"]),
     "diffusion": (None, FIXED, {**CERTIFY, "denoiser": "diffusers:x"}, ["another denoiser than diffusers:x"]),
     "no denoiser": (denoised_log, FIXED, CERTIFY, [str(LOG), "another denoiser than none"]),

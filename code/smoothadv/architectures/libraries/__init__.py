@@ -28,7 +28,7 @@ class LibraryNetwork:
     """``module`` maps images [B, C, H, W], of this ``mean`` and ``std`` per channel, to logits, or to what holds them.
 
     ``version`` is the library's name and version, and a digest of what else but weights decides the function; the
-    buffer ``version_sha256`` of the module is a digest of it, for records of a classifier. ``class_names`` has for each class all of its names, the usual one
+    module has its SHA-256 as a buffer, for records. ``class_names`` has for each class all of its names, the usual one
     first; ``preparation`` is how the library makes images of photographs. Empty and None stand for what is not known.
     """
 

@@ -32,11 +32,10 @@ def hf_network(location: str, pretrained: bool, images: DatasetDescription | Non
         fit = {"config": config, "ignore_mismatched_sizes": images is not None, "output_loading_info": True}
         load = AutoModelForImageClassification.from_pretrained
         module, loaded = fetched(name, lambda: load(location, **fit), images)
-        if absent := sorted(loaded["missing_keys"]):
-            lacks = f"{name} has no weights of {', '.join(absent[:3])}{', ...' * (len(absent) > 3)}"
+        if absent := ", ".join(sorted(loaded["missing_keys"])[:3]):
             if images is None:
-                raise UserError(f"{lacks}: it is no trained classifier")
-            warn(f"{lacks}: these start at random")
+                raise UserError(f"{name} has no weights of {absent}: it is no trained classifier")
+            warn(f"{name} has no weights of {absent}: these start at random")
     else:
         for field, value in zip(("num_channels", "image_size"), images.image_shape if images else ()):
             if hasattr(config, field):
@@ -46,6 +45,8 @@ def hf_network(location: str, pretrained: bool, images: DatasetDescription | Non
         processor = ImageProcessingMixin.get_image_processor_dict(location)[0]
     except OSError:  # there is none
         processor = {}
+    if pretrained and any(map(processor.get, ("do_flip_channel_order", "rescale_offset", "include_top"))):
+        raise UserError(f"{name} needs channels in another order or on another scale, which is not offered")
     facts = {field: value for field, value in config.to_dict().items() if field not in _NOT_OF_THE_FUNCTION}
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
     known = not all(text == f"LABEL_{number}" for number, text in enumerate(names))

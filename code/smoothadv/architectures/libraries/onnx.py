@@ -27,10 +27,11 @@ class OnnxNetwork(nn.Module):
 
         super().__init__()
         content = Path(file).read_bytes()
-        digest = hashlib.sha256(content)
-        for name in sorted(_names_of_weights(content)):
-            digest.update((Path(file).parent / name).read_bytes())
-        self.register_buffer("sha256", torch.tensor(list(digest.digest()), dtype=torch.uint8))
+        places = re.finditer(rb"\x0a\x08location\x12(.)", content, re.DOTALL)  # "location" and the length of its text
+        names = {content[one.end() : one.end() + one[1][0]].decode() for one in places}
+        parts = [content, *((Path(file).parent / name).read_bytes() for name in sorted(names))]
+        digest = hashlib.sha256(b"".join(parts)).digest()
+        self.register_buffer("sha256", torch.tensor(list(digest), dtype=torch.uint8))
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         self.file, self._session = file, onnxruntime.InferenceSession(file, options)
@@ -64,15 +65,6 @@ class OnnxNetwork(nn.Module):
         except Exception as error:  # ONNX Runtime's own, also for images of another shape
             raise ValueError(f"ONNX Runtime: {' '.join(str(error).split())}") from error
         return torch.from_numpy(output)[: len(images)]
-
-
-def _names_of_weights(content: bytes) -> set[str]:
-    """The files that an ONNX file says to hold weights: its entries "location", each with a length before its text."""
-    found = set()
-    for match in re.finditer(rb"\x0a\x08location\x12([\x00-\x7f]|[\x80-\xff][\x00-\x7f])", content):
-        low, high = [*match[1], 0][:2]
-        found.add(content[match.end() : match.end() + low % 128 + 128 * high].decode())
-    return found
 
 
 @LIBRARIES.register("onnx")

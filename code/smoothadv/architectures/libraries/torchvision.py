@@ -24,11 +24,9 @@ def torchvision_network(location: str, pretrained: bool, images: DatasetDescript
         options = {"image_size": side} if location.startswith("vit_") else {}
         options |= {"init_weights": True} if location in ("googlenet", "inception_v3") else {}  # else they warn
         module = models.get_model(location, weights=None, num_classes=classes, **options)
-    if hasattr(module, "aux_logits"):  # of googlenet and inception_v3, which only training would return
-        module.aux_logits = False
-        for layer in {"aux1", "aux2", "AuxLogits"} & {*dict(module.named_children())}:
-            setattr(module, layer, None)
-        module.transform_input = True  # as with pretrained weights, which a checkpoint may have been trained from
+    if hasattr(module, "aux_logits"):  # of googlenet and inception_v3: only training would return them
+        module.aux_logits = module.aux1 = module.aux2 = module.AuxLogits = None
+        module.transform_input = True  # as with pretrained weights, from which a checkpoint may have been trained
     if pretrained and classes != len(names):
         _replace_last_layer(module, classes)
     size, resize = transform.crop_size[0], transform.resize_size[0]

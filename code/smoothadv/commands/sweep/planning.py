@@ -246,7 +246,7 @@ class _Planner:
         words += [*self._reader.option_words(table.command, options, table.source), *self.shared]
         archs = [training.request.arch for training in plan.trainings]
         evaluation = self._reader.read_evaluation(table.command, words, archs, table.source)
-        denoiser = evaluation.request.denoiser and str(evaluation.request.denoiser)
+        denoiser = str(evaluation.request.denoiser) if evaluation.request.denoiser else None
         denoisers = [self.cwd / denoiser] if denoiser and not denoiser.startswith("diffusers:") else []
         stage = EvaluationStage(
             words=(table.command, *words),
