@@ -105,9 +105,8 @@ def _content(path: Path) -> dict[str, Any]:
     if path.is_dir():
         raise UserError(f"{path} is a folder: name the checkpoint file in it, like {path / 'checkpoint.pth.tar'}")
     if not path.is_file():
-        raise UserError(
-            f"checkpoint {path} does not exist{': no network by name can be here' * names_network(str(path))}"
-        )
+        hint = ": no network by name can be here" * names_network(str(path))
+        raise UserError(f"checkpoint {path} does not exist{hint}")
     refuse_to_inflate(path)
     try:
         _rehearse(path)

@@ -45,8 +45,6 @@ def test_size_is_refused_where_there_is_one_or_it_cannot_be_meant(workplace, cap
 
 
 def test_padding_before_crops_is_not_for_photographs(workplace, capsys):
-    for split in ("train", "test"):
-        save_image(workplace / f"photos/{split}/a/0.png", random_image(0, 20, 20))
     words = ["train", "imagefolder:photos@8", "digits_resnet8", "out", "--noise", "0.25", "--crop-padding", "2"]
     outcome = call(capsys, *words, "--device", "cpu")
     assert outcome.code == 2 and not (workplace / "out").exists()

@@ -157,17 +157,15 @@ def other_seed() -> None:
 
 
 def with_field(path: Path, part: str, field: str, value: object) -> None:
-    """Add a field to a part of a record."""
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, part: {**content[part], field: value}}))
 
 
 denoised_log = partial(with_field, manifest_path(LOG), "settings", "denoiser", {"sha256": "0"})
 pretrained_model = partial(with_field, MODEL / "args.json", "recipe", "pretrained", True)
-DENOISED = {**CERTIFY, "denoiser": str(MODEL / "checkpoint.pth.tar")}
 CONFLICTS = {
-    "other denoiser": (denoised_log, FIXED, DENOISED, [str(LOG), f"another denoiser than {MODEL}"]),
-    "diffusion": (None, FIXED, {**CERTIFY, "denoiser": "diffusers:x"}, ["another denoiser than diffusers:x"]),
+    "other denoiser": (None, FIXED, {**CERTIFY, "denoiser": "diffusers:x"}, ["denoiser than diffusers:x"]),
+    "other denoiser": (denoised_log, FIXED, {**CERTIFY, "denoiser": "grid.toml"}, ["denoiser than grid.toml"]),
     "no denoiser": (denoised_log, FIXED, CERTIFY, [str(LOG), "another denoiser than none"]),
     "pretrained": (pretrained_model, FIXED, CERTIFY, [str(MODEL), "pretrained was True, now None"]),
     "N": (None, FIXED, {**CERTIFY, "N": 300}, ["N was 200, now 300"]),

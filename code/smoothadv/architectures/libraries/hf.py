@@ -1,7 +1,6 @@
 """``hf:PATH_OR_NAME``: image classifiers of the library transformers, from a folder or from the Hugging Face hub."""
 
 import hashlib
-import json
 from typing import Any
 
 from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, fetched
@@ -48,7 +47,7 @@ def hf_network(location: str, pretrained: bool, images: DatasetDescription | Non
     if pretrained and any(map(processor.get, ("do_flip_channel_order", "rescale_offset", "include_top"))):
         raise UserError(f"{name} needs channels in another order or on another scale, which is not offered")
     facts = {field: value for field, value in config.to_dict().items() if field not in _NOT_OF_THE_FUNCTION}
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+    digest = hashlib.sha256(repr(sorted(facts.items())).encode()).hexdigest()
     known = not all(text == f"LABEL_{number}" for number, text in enumerate(names))
     return LibraryNetwork(
         module=module.float(),
