@@ -164,7 +164,7 @@ def with_field(path: Path, part: str, field: str, value: object) -> None:
 denoised_log = partial(with_field, manifest_path(LOG), "settings", "denoiser", {"sha256": "0"})
 pretrained_model = partial(with_field, MODEL / "args.json", "recipe", "pretrained", True)
 CONFLICTS = {
-    "other denoiser": (None, FIXED, {**CERTIFY, "denoiser": "diffusers:x"}, ["denoiser than diffusers:x"]),
+    "added denoiser": (None, FIXED, {**CERTIFY, "denoiser": "diffusers:x"}, ["denoiser than diffusers:x"]),
     "other denoiser": (denoised_log, FIXED, {**CERTIFY, "denoiser": "grid.toml"}, ["denoiser than grid.toml"]),
     "no denoiser": (denoised_log, FIXED, CERTIFY, [str(LOG), "another denoiser than none"]),
     "pretrained": (pretrained_model, FIXED, CERTIFY, [str(MODEL), "pretrained was True, now None"]),
