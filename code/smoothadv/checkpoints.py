@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from smoothadv import plugins
-from smoothadv.architectures import ARCHITECTURES, INPUT_LAYERS, get_architecture, require_architecture
+from smoothadv.architectures import ARCHITECTURES, INPUT_LAYERS, get_architecture, names_network, require_architecture
 from smoothadv.architectures.denoisers import DENOISERS, Denoised
 from smoothadv.architectures.diffusion import PREFIX, load_diffusion
 from smoothadv.architectures.ensemble import Ensemble
@@ -105,7 +105,8 @@ def _content(path: Path) -> dict[str, Any]:
     if path.is_dir():
         raise UserError(f"{path} is a folder: name the checkpoint file in it, like {path / 'checkpoint.pth.tar'}")
     if not path.is_file():
-        raise UserError(f"checkpoint {path} does not exist")
+        hint = ": no network by name can be here" * names_network(str(path))
+        raise UserError(f"checkpoint {path} does not exist{hint}")
     refuse_to_inflate(path)
     try:
         _rehearse(path)

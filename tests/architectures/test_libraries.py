@@ -12,6 +12,7 @@ from smoothadv.architectures import get_architecture, pretrained_architecture
 from smoothadv.architectures.libraries import LIBRARIES, library_network
 from smoothadv.datasets import describe_dataset
 from smoothadv.errors import UserError
+from smoothadv.evaluation.classifiers import classifier_digest
 from smoothadv.smoothing.classifier import arrange
 from support.named_networks import NAMES, save_hf, save_onnx, small_network
 
@@ -86,8 +87,9 @@ def test_network_takes_the_channels_size_and_classes_of_digits(name, tmp_path):
     assert all(torch.equal(value, one[key]) for key, value in get_architecture(name, "digits").state_dict().items())
 
 
-def test_transformer_of_timm_takes_the_size_of_the_images():
-    assert get_architecture("timm:test_vit", PHOTOS)(torch.rand(1, 3, 32, 32)).shape == (1, 4)
+@pytest.mark.parametrize("name", ["timm:test_vit", "torchvision:vit_b_32"])
+def test_transformer_takes_the_size_of_the_images(name):
+    assert get_architecture(name, PHOTOS)(torch.rand(1, 3, 32, 32)).shape == (1, 4)
 
 
 @pytest.mark.parametrize(
@@ -214,3 +216,45 @@ def test_onnx_refuses_what_it_lacks(tmp_path):
 
 def test_all_libraries_are_tested():
     assert set(LIBRARIES) == {"hf", "onnx", "timm", "torchvision"}
+
+
+def test_other_configuration_of_the_same_weights_is_another_classifier(tmp_path):
+    """The number of heads of attention is neither in weights nor in the printed structure."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "image_size": 32, "patch_size": 8}
+    ViTForImageClassification(ViTConfig(**sizes, num_attention_heads=2)).save_pretrained(tmp_path)
+    digests = []
+    for heads in (2, 4, 2):
+        ViTConfig(**sizes, num_attention_heads=heads).save_pretrained(tmp_path)
+        torch.manual_seed(1)
+        both = library_network(f"hf:{tmp_path}", True).module, get_architecture(f"hf:{tmp_path}", PHOTOS)
+        digests.append([classifier_digest(one, {}) for one in both])
+    assert digests[0] == digests[2] and not {*digests[0]} & {*digests[1]}
+
+
+def test_folder_that_lacks_a_last_layer_or_a_way_to_make_images_is_refused(tmp_path):
+    from transformers import ResNetForImageClassification
+
+    with pytest.raises(UserError, match="needs channels in another order or on another scale"):
+        library_network(f"hf:{save_hf(tmp_path, do_flip_channel_order=True)}", pretrained=True)
+    ResNetForImageClassification.from_pretrained(save_hf(tmp_path, size=8)).resnet.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="has no weights of classifier.1.bias, classifier.1.weight: it is no trained"):
+        library_network(f"hf:{tmp_path}", pretrained=True)
+    with pytest.warns(match="has no weights of classifier.1.bias, classifier.1.weight: these start at random"):
+        pretrained_architecture(f"hf:{tmp_path}", PHOTOS, "normalize")
+
+
+@pytest.mark.parametrize("arch", ["googlenet", "inception_v3"])
+def test_network_with_auxiliary_outputs_is_the_same_function_from_a_checkpoint(arch, monkeypatch):
+    from torchvision import models
+
+    saved = models.get_model(arch, weights=None, init_weights=False).state_dict()
+    weights = type(models.get_model_weights(arch).DEFAULT)
+    monkeypatch.setattr(weights, "get_state_dict", lambda self, *arguments, **options: saved)
+    name, images, batch = f"torchvision:{arch}", replace(PHOTOS, image_shape=(3, 80, 80)), torch.rand(2, 3, 80, 80)
+    images, trained = pretrained_architecture(name, images, "normalize")
+    assert trained(batch).shape == (2, 4)
+    (rebuilt := get_architecture(name, images)).load_state_dict(trained.state_dict())
+    with torch.inference_mode():
+        assert torch.equal(rebuilt.eval()(batch), trained.eval()(batch))

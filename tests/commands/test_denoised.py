@@ -140,11 +140,13 @@ def test_what_does_not_fit_is_one_line_and_leaves_nothing(denoiser, checkpoint, 
         (["quantize", "digits", denoiser, 0.25, "out.pth.tar"], ["is a denoiser"]),
         ([*train, "--pretrained-model", checkpoint], ["is no denoiser"]),
         ([*train, "--classifier", denoiser], ["is a denoiser"]),
+        ([*train, "--classifier", "timm:x"], ["timm:x does not exist: no network by name can be here"]),
     ]:
         assert refused(call(capsys, *command), *words), command
     for command, words in [
         ([*train, "--objective", "stability"], ["needs a --classifier CHECKPOINT"]),
         ([*train, "--noise", 0], ["--noise"]),
+        ([*train, "--pretrained"], ["unknown option --pretrained"]),
         (["train_denoiser", "digits", "digits_resnet8", "run", "--noise", 0.25], ["unknown denoiser"]),
     ]:
         assert refused(call(capsys, *command), *words, code=2), command

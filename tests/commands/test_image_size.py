@@ -42,3 +42,10 @@ ARGUMENTS = {
 def test_size_is_refused_where_there_is_one_or_it_cannot_be_meant(workplace, capsys, name, dataset, size):
     found = call(capsys, name, dataset, *ARGUMENTS[name], "--image-size", size)
     assert refused(found, "image-size", code=2), found.err
+
+
+def test_padding_before_crops_is_not_for_photographs(workplace, capsys):
+    words = ["train", "imagefolder:photos@8", "digits_resnet8", "out", "--noise", "0.25", "--crop-padding", "2"]
+    outcome = call(capsys, *words, "--device", "cpu")
+    assert outcome.code == 2 and not (workplace / "out").exists()
+    assert "error: --crop-padding: of 'imagefolder:photos@8' random parts are resized instead: leave" in outcome.err

@@ -124,6 +124,7 @@ def test_photographs_are_prepared_as_the_network_expects(place):
         (("imagefolder:photos", "hf:hf", 0.25, "--input-layer", "center"), "leave --input-layer out", 2),
         (("imagefolder:photos", "nowhere.pth.tar", 0.25, "--no-pretrained"), "is for networks by name", 2),
         (("imagefolder:photos", "timm:test_resne", 0.25), "timm:test_resne cannot be had (Unknown model", 1),
+        (("imagefolder:photos", "hf:hf+timm:test_resnet", 0.25), "an ensemble is of checkpoints", 1),
         (("imagefolder:photos", "nets.py:number", 0.25), "returns a int, expected a torch.nn.Module", 1),
         (("imagefolder:photos", "nets.py:fault", 0.25), "fails for 'imagefolder:photos': AttributeError", 1),
         (("imagefolder:photos", "nets.py:nothing", 0.25), "the file defines no such function", 1),

@@ -245,3 +245,10 @@ def test_shared_options_go_into_every_command(tmp_path):
         for stage in plan.job.stages:
             text = " ".join(stage.words)
             assert ("--data-dir some/where" in text) == ("--device cpu" in text) == (len(shared) == 2)
+
+
+def test_function_in_a_file_is_given_to_every_command_and_a_denoiser_is_needed():
+    Path("nets.py").write_text("def make(description): ...")
+    (job,) = planned({"noise": 0.25}, fixed={**FIXED, "arch": "nets.py:make"}, certify=[{"denoiser": "d"}])
+    assert all("--plugin nets.py:make" in " ".join(map(str, stage.words)) for stage in job.stages)
+    assert job.evaluations[0].needs == (Path.cwd() / "d",)

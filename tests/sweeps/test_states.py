@@ -5,11 +5,13 @@ import os
 import shutil
 import socket
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from smoothadv.records import manifest_path
 from smoothadv.sweeps.job_record import BusyError
 from smoothadv.sweeps.jobs import Job, StateKind, state_of
 from smoothadv.sweeps.stages import StageProgress
@@ -154,7 +156,18 @@ def other_seed() -> None:
     succeed("train", "digits", "digits_resnet8", MODEL, "--noise", 0.25, "--recipe", "smoke", "--seed", 1)
 
 
+def with_field(path: Path, part: str, field: str, value: object) -> None:
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, part: {**content[part], field: value}}))
+
+
+denoised_log = partial(with_field, manifest_path(LOG), "settings", "denoiser", {"sha256": "0"})
+pretrained_model = partial(with_field, MODEL / "args.json", "recipe", "pretrained", True)
 CONFLICTS = {
+    "added denoiser": (None, FIXED, {**CERTIFY, "denoiser": "diffusers:x"}, ["denoiser than diffusers:x"]),
+    "other denoiser": (denoised_log, FIXED, {**CERTIFY, "denoiser": "grid.toml"}, ["denoiser than grid.toml"]),
+    "no denoiser": (denoised_log, FIXED, CERTIFY, [str(LOG), "another denoiser than none"]),
+    "pretrained": (pretrained_model, FIXED, CERTIFY, [str(MODEL), "pretrained was True, now None"]),
     "N": (None, FIXED, {**CERTIFY, "N": 300}, ["N was 200, now 300"]),
     "alpha": (None, FIXED, {**CERTIFY, "alpha": 0.01}, ["alpha was 0.001, now 0.01"]),
     "procedure": (None, FIXED, {**CERTIFY, "method": "adaptive"}, ["method was 'exact', now 'adaptive'"]),

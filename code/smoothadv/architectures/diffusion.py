@@ -64,11 +64,11 @@ def load_diffusion(name: str, image_shape: tuple[int, int, int], sigma: float) -
     alone, of which the usual schedule (1,000 betas from 0.0001 to 0.02; epsilon) is assumed. UserError for others.
     """
     try:
-        from diffusers import DDPMScheduler, UNet2DModel
+        from diffusers import DDPMScheduler, UNet2DModel, __version__
     except ImportError as error:
         message = f"{PREFIX}PATH needs the package diffusers: pip install 'smoothadv[diffusers]'"
         raise UserError(message) from error
-    folder = Path(name.removeprefix(PREFIX))
+    folder = Path(name.removeprefix(PREFIX)).expanduser()
     part = folder / "unet" if (folder / "unet").is_dir() else folder
     if not (part / "config.json").is_file():
         raise UserError(f"--denoiser {name}: {part} has no config.json, as a UNet2DModel saved by diffusers has")
@@ -93,7 +93,12 @@ def load_diffusion(name: str, image_shape: tuple[int, int, int], sigma: float) -
     has = float(noise_of(schedule.alphas_cumprod)[denoiser.timestep])
     if abs(has - sigma) > _NEAR * sigma:
         warn(f"{folder} has no step with noise of {sigma:g}: the nearest, {denoiser.timestep}, has {has:.3g}")
-    facts = {"sha256": _digest(part, scheduler), "arch": f"{PREFIX}UNet2DModel", "prediction": kind}
+    facts = {
+        "sha256": _digest(part, scheduler),
+        "arch": f"{PREFIX}UNet2DModel",
+        "prediction": kind,
+        "library": __version__,
+    }
     return denoiser, {**facts, "timestep": denoiser.timestep, "alpha_bar": denoiser.alpha_bar}
 
 

@@ -108,6 +108,8 @@ def named_network(request: EvaluationRequest) -> NamedNetwork | None:
         return None
     if request.input_layer is not None:
         raise UsageError(f"{name} has the normalization that its library says: leave --input-layer out")
+    if "+" in name and all(map(names_network, name.split("+"))):
+        raise UserError(f"{name}: an ensemble is of checkpoints, not of networks by name")
     arch = chosen_architecture(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_generator("cpu", request.seed).initial_seed())

@@ -62,7 +62,7 @@ class TrainingStage:
         try:
             recorded = read_json(self.folder / records.ARGUMENTS)["recipe"]
             there = {name: digest(path) for name, path in self.digests.items() if path.exists()}  # else not comparable
-            wanted = {**self.recipe, **there}
+            wanted = {"pretrained": None, "optimizer": None, **self.recipe, **there}  # of some recipes only
             difference = _difference(recorded, wanted)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             # The command itself decides whether it can continue this run.
@@ -81,7 +81,7 @@ class EvaluationStage:
     """Writes ``logs`` about ``classifier``; ``words``, ``title`` and ``needs`` as in ``TrainingStage``.
 
     ``settings`` has, for each log, those settings of its manifest that are known before it is written. ``selection``
-    has the options ``skip`` and ``max``. ``members`` are the trainings, in other jobs, of an ensemble.
+    has ``skip`` and ``max``. ``members`` are the trainings, in other jobs, of an ensemble; ``denoiser`` as in requests.
     """
 
     words: tuple[str, ...]
@@ -92,6 +92,7 @@ class EvaluationStage:
     selection: Mapping[str, Any]
     needs: tuple[Path, ...] = ()
     members: tuple[TrainingStage, ...] = ()
+    denoiser: str | None = None
 
     def prepare(self) -> None:
         """Write the file that describes the classifier if it is an ensemble."""
@@ -126,6 +127,9 @@ class EvaluationStage:
         if manifest["settings"].get("checkpoint_sha256") != ({mean: digests} if mean else digests[0]):
             now = " or ".join(map(str, members))
             return replace(nothing, conflict=f"{log} was made from another model than {now} holds now")
+        before, there = manifest["settings"].get(records.DENOISER, {}).get("sha256"), Path(self.denoiser or "")
+        if before != digest(there) if there.is_file() else (before is None) != (self.denoiser is None):
+            return replace(nothing, conflict=f"{log} was made with another denoiser than {self.denoiser or 'none'}")
         indices = (int(first) for row in rows or () if (first := row.partition(b"\t")[0]).isdigit())
         selected = range(0, sys.maxsize, self.selection["skip"])[: self.selection["max"]]
         if (foreign := next((index for index in indices if index not in selected), None)) is not None:

@@ -22,6 +22,7 @@ from smoothadv.checkpoints import (
 from smoothadv.datasets import SPLITS, get_dataset
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import ImageDataset
+from smoothadv.datasets.preparation import split_location
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
 from smoothadv.devices import default_device, device_name, device_of_process
 from smoothadv.errors import UsageError, UserError, warn
@@ -106,6 +107,8 @@ def _with_votes(job: Job) -> Job:
 def _load(request: TrainingRequest) -> tuple[ImageDataset, ImageDataset, ImageDataset | None]:
     """The images, augmented as asked: to train and to test on, and pseudo-labelled ones."""
     if isinstance(request.images, str):
+        if request.crop_padding is not None and split_location(request.images)[1] is not None:
+            raise UsageError(f"--crop-padding: of '{request.images}' random parts are resized instead: leave it out")
         training, test = (get_dataset(request.images, split, request.data_dir) for split in SPLITS)
     else:
         training, test = copy.copy(request.images[0]), request.images[1]

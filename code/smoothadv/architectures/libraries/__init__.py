@@ -5,11 +5,14 @@ wanted, and of the images to fit: a DatasetDescription, or None for the classes 
 the library when it is called, not before.
 """
 
+import hashlib
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
 from torch import nn
 
 from smoothadv.datasets.description import DatasetDescription
@@ -24,7 +27,8 @@ T = TypeVar("T")
 class LibraryNetwork:
     """``module`` maps images [B, C, H, W], of this ``mean`` and ``std`` per channel, to logits, or to what holds them.
 
-    ``version`` is the library's name and version. ``class_names`` has for each class all of its names, the usual one
+    ``version`` is the library's name and version, and a digest of what else but weights decides the function; the
+    module has its SHA-256 as a buffer, for records. ``class_names`` has for each class all of its names, the usual one
     first; ``preparation`` is how the library makes images of photographs. Empty and None stand for what is not known.
     """
 
@@ -53,7 +57,7 @@ def library_network(name: str, pretrained: bool, images: DatasetDescription | No
     # It tells of each attempt to reach the hub; the level of its package's own logger is set when it is imported.
     logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
     try:
-        return LIBRARIES[kind](location, pretrained, images)
+        found = LIBRARIES[kind](os.path.expanduser(location), pretrained, images)
     except UserError:
         raise
     except ModuleNotFoundError as error:
@@ -61,6 +65,9 @@ def library_network(name: str, pretrained: bool, images: DatasetDescription | No
         raise UserError(f"{name} needs the package {error.name}: pip install 'smoothadv[{extra}]'") from error
     except Exception as error:  # of a library, about whatever it was asked for
         raise UserError(f"{name} cannot be made: {first_line(error)}") from error
+    digest = torch.tensor(list(hashlib.sha256(found.version.encode()).digest()), dtype=torch.uint8)
+    found.module.register_buffer("version_sha256", digest, persistent=False)
+    return found
 
 
 def fetched(name: str, fetch: Callable[[], T], images: DatasetDescription | None) -> T:

@@ -1,13 +1,16 @@
 """``hf:PATH_OR_NAME``: image classifiers of the library transformers, from a folder or from the Hugging Face hub."""
 
+import hashlib
 from typing import Any
 
 from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, fetched
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.preparation import SQUASH, Preparation
+from smoothadv.errors import UserError, warn
 
 _FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's numbers
 _WITHOUT_CROP = 384
+_NOT_OF_THE_FUNCTION = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 
 
 @LIBRARIES.register("hf")
@@ -25,22 +28,30 @@ def hf_network(location: str, pretrained: bool, images: DatasetDescription | Non
     if images is not None:
         config.num_labels = images.num_classes
     if pretrained:
-        fit = {"config": config, "ignore_mismatched_sizes": images is not None}
+        fit = {"config": config, "ignore_mismatched_sizes": images is not None, "output_loading_info": True}
         load = AutoModelForImageClassification.from_pretrained
-        module = fetched(name, lambda: load(location, **fit), images).float()
+        module, loaded = fetched(name, lambda: load(location, **fit), images)
+        if absent := ", ".join(sorted(loaded["missing_keys"])[:3]):
+            if images is None:
+                raise UserError(f"{name} has no weights of {absent}: it is no trained classifier")
+            warn(f"{name} has no weights of {absent}: these start at random")
     else:
         for field, value in zip(("num_channels", "image_size"), images.image_shape if images else ()):
             if hasattr(config, field):
                 setattr(config, field, value)
-        module = AutoModelForImageClassification.from_config(config).float()
+        module = AutoModelForImageClassification.from_config(config)
     try:
         processor = ImageProcessingMixin.get_image_processor_dict(location)[0]
     except OSError:  # there is none
         processor = {}
+    if pretrained and any(map(processor.get, ("do_flip_channel_order", "rescale_offset", "include_top"))):
+        raise UserError(f"{name} needs channels in another order or on another scale, which is not offered")
+    facts = {field: value for field, value in config.to_dict().items() if field not in _NOT_OF_THE_FUNCTION}
+    digest = hashlib.sha256(repr(sorted(facts.items())).encode()).hexdigest()
     known = not all(text == f"LABEL_{number}" for number, text in enumerate(names))
     return LibraryNetwork(
-        module=module,
-        version=f"transformers {transformers.__version__}",
+        module=module.float(),
+        version=f"transformers {transformers.__version__}, configuration {digest}",
         class_names=tuple((text,) for text in names) if known else (),
         mean=_constants(processor, "image_mean"),
         std=_constants(processor, "image_std"),

@@ -17,7 +17,7 @@ class OnnxNetwork(nn.Module):
     """Maps float images [B, C, H, W] in [0, 1] to the first output of the network in ``file``, float32 [B, K].
 
     A file for batches of one size gets chunks of this size, the last one padded with zeros. Copies share the session;
-    the buffer ``sha256`` uint8 [32] is the digest of the file, and of those in which it says that weights lie.
+    the buffer ``sha256`` uint8 [32] is the digest of the file, and of those beside it that hold its weights.
     """
 
     sha256: torch.Tensor
@@ -27,11 +27,10 @@ class OnnxNetwork(nn.Module):
 
         super().__init__()
         content = Path(file).read_bytes()
-        # An entry of ONNX's protocol buffers: the key "location", the length of a file's name, the name.
-        ends = [match.end() for match in re.finditer(rb"\n\x08location\x12[\0-\x7f]", content)]
-        others = sorted({content[end : end + content[end - 1]].decode(errors="replace") for end in ends})
-        parts = [Path(file).parent / name for name in others if (Path(file).parent / name).is_file()]
-        digest = hashlib.sha256(b"".join([content, *(part.read_bytes() for part in parts)])).digest()
+        places = re.finditer(rb"\x0a\x08location\x12(.)", content, re.DOTALL)  # "location" and the length of its text
+        names = {content[one.end() : one.end() + one[1][0]].decode() for one in places}
+        parts = [content, *((Path(file).parent / name).read_bytes() for name in sorted(names))]
+        digest = hashlib.sha256(b"".join(parts)).digest()
         self.register_buffer("sha256", torch.tensor(list(digest), dtype=torch.uint8))
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()

@@ -19,10 +19,16 @@ def torchvision_network(location: str, pretrained: bool, images: DatasetDescript
     classes = len(names) if images is None else images.num_classes
     if pretrained:
         module = fetched(name, lambda: models.get_model(location, weights=weights), images)
-        if classes != len(names):
-            _replace_last_layer(module, classes)
     else:
-        module = models.get_model(location, weights=None, num_classes=classes)
+        side = images.image_shape[1] if images else weights.meta["min_size"][0]
+        options = {"image_size": side} if location.startswith("vit_") else {}
+        options |= {"init_weights": True} if location in ("googlenet", "inception_v3") else {}  # else they warn
+        module = models.get_model(location, weights=None, num_classes=classes, **options)
+    if hasattr(module, "aux_logits"):  # of googlenet and inception_v3: only training would return them
+        module.aux_logits = module.aux1 = module.aux2 = module.AuxLogits = None
+        module.transform_input = True  # as with pretrained weights, from which a checkpoint may have been trained
+    if pretrained and classes != len(names):
+        _replace_last_layer(module, classes)
     size, resize = transform.crop_size[0], transform.resize_size[0]
     return LibraryNetwork(
         module=module,

@@ -145,7 +145,7 @@ _EXECUTION = {
 
 _OVERRIDDEN = "recipes (options on the command line override them)"
 _BEHIND = "the frozen classifier behind the denoiser: stability needs it, with mse it is for the log only"
-_OF_CLASSIFIERS = ("--finetune", "--teacher", "--choose", "--drop", "--resample")
+_OF_CLASSIFIERS = ("--pretrained ", "--finetune", "--teacher", "--choose", "--drop", "--resample")
 _OF_ATTACKS = ("--warmup", "--warmup-from-first-epoch", "--base-attack")
 
 
@@ -164,7 +164,7 @@ def add_training(parser: Parser, objective: str, adapt: Callable[[Setting], Sett
     if objectives is DENOISING:
         add_options(recipes, dict(list(_RECIPES.items())[:1]))
         add_options(group, {"--classifier CHECKPOINT": (Path, _BEHIND)})
-        data = {flag: option for flag, option in _DATA.items() if not flag.startswith(_OF_CLASSIFIERS)}
+        data = {flag: option for flag, option in _DATA.items() if not f"{flag} ".startswith(_OF_CLASSIFIERS)}
     else:
         add_options(recipes, _RECIPES)
         add_options(add_attack(parser, adapt), NO_GRADIENT)

@@ -47,7 +47,8 @@ def plan_sweep(grid: Grid, shared: Mapping[str, str | None], plugin: Sequence[st
     for name in grid.plugins:
         plugins.load(name)
     pairs = [pair for pair in shared.items() if pair[1]]
-    pairs += [("--plugin", name) for name in dict.fromkeys([*plugin, *grid.plugins])]
+    functions = filter(plugins.names_function, (str(model.options["arch"]) for model in grid.trained))
+    pairs += [("--plugin", name) for name in dict.fromkeys([*plugin, *grid.plugins, *functions])]
     planner = _Planner(grid, [str(word) for pair in pairs for word in pair])
     plans = [planner.plan(model) for model in grid.trained]
     plans += [plan for table in grid.ensembles for plan in planner.ensembles(table, plans)]
@@ -245,6 +246,8 @@ class _Planner:
         words += [*self._reader.option_words(table.command, options, table.source), *self.shared]
         archs = [training.request.arch for training in plan.trainings]
         evaluation = self._reader.read_evaluation(table.command, words, archs, table.source)
+        denoiser = str(evaluation.request.denoiser) if evaluation.request.denoiser else None
+        denoisers = [self.cwd / denoiser] if denoiser and not denoiser.startswith("diffusers:") else []
         stage = EvaluationStage(
             words=(table.command, *words),
             title=f"{table.command} {output.name.removesuffix('.tsv')}",
@@ -252,7 +255,8 @@ class _Planner:
             logs=tuple(self.cwd / log for log in evaluation.attacks or (output,)),
             settings=evaluation.settings,
             selection=evaluation.selection,
-            needs=classifier.paths if classifier.mean else (),
+            needs=(*(classifier.paths if classifier.mean else ()), *denoisers),
+            denoiser=denoiser,
             members=tuple(self._trainings[path] for path in classifier.paths) if classifier.mean else (),
         )
         return stage, evaluation
