@@ -1,5 +1,6 @@
 """Networks by name in all commands: trained, certified, predicted, attacked, verified, and in Python."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 import smoothadv
+from smoothadv.architectures.libraries import library_network
 from smoothadv.checkpoints import read_checkpoint
 from smoothadv.evaluation.named_networks import named_network
 from smoothadv.evaluation.requests import CertifyRequest
@@ -108,7 +110,7 @@ def test_photographs_are_prepared_as_the_network_expects(place):
         request = CertifyRequest(classifier=Path("hf:hf"), images=images, sigma=0.25, outfile=Path("log.tsv"))
         named = named_network(request)
         named.found.module.train()
-        module, pixels = named.module, torch.rand(2, 3, 8, 8)
+        module, pixels = named.found.normalized, torch.rand(2, 3, 8, 8)
         assert not module.training, "dropout and batch statistics never vote"
         expected = named.found.module.eval()((pixels - 0.5) / 0.5).logits
         torch.testing.assert_close(module(pixels).logits, expected)
@@ -186,6 +188,41 @@ def test_layers_of_timm_have_their_own_rates(place, capsys):
     other = ("train", "digits", "digits_resnet8", "other", *SMOKE, "--layer-decay", 0.5)
     assert refused(call(capsys, *other, "--recipe", "finetune-noise"), "needs the layers of a network of timm")
     assert refused(call(capsys, *other), "with --optimizer adamw", code=2) and not Path("other").exists()
+
+
+def test_denoiser_is_trained_for_a_network_that_knows_more_classes(place, capsys):
+    """By stability under the network's own class; accuracies are under the classes of the folders."""
+    save_hf(place / "hf", image_mean=[0.5] * 3, image_std=[0.25] * 3)
+    train = ("train_denoiser", "imagefolder:photos", "unet", "run", *SMOKE[:6], "--lr", 1e-9, "--epochs", 1)
+    behind = (*train, "--objective", "stability", "--device", "cpu", "--classifier")
+    outcome = call(capsys, *behind, "hf:hf")
+    assert outcome.code == 0, outcome.err
+    network = library_network("hf:hf", pretrained=True).normalized
+    images = smoothadv.datasets.get_dataset("imagefolder:photos", "test")
+    classes = [NAMES.index(name.replace("_", " ")) for name in images.description.class_names]
+    with torch.inference_mode():
+        hits = [
+            int(network(pixels[None]).logits.argmax()) == classes[label]
+            for pixels, label in map(images.__getitem__, range(4))
+        ]
+    (row,) = csv.DictReader(Path("run/log.txt").open(), delimiter="\t")
+    assert float(row["test_clean_accuracy"]) == sum(hits) / 4, "so small a step leaves the denoiser the identity"
+    certify = (
+        "certify",
+        "imagefolder:photos",
+        "hf:hf",
+        0.25,
+        "log.tsv",
+        *CHEAP,
+        "--denoiser",
+        "run/checkpoint.pth.tar",
+    )
+    assert call(capsys, *certify).code == 0 and settings_of("log.tsv")["denoiser"]["arch"] == "unet"
+    save_hf(place / "hf", seed=6, image_mean=[0.5] * 3, image_std=[0.25] * 3)
+    assert refused(call(capsys, *behind, "hf:hf", "--resume", "--epochs", 2), "teacher_sha256 was")
+    save_onnx(place / "net.onnx", small_network(), torch.rand(2, 3, 8, 8))
+    for words, message in (("onnx:net.onnx", "has no gradients"), ("timm:test_resnet", "cannot be had")):
+        assert refused(call(capsys, *behind[:3], "other", *behind[4:], words), message) and not Path("other").exists()
 
 
 def test_function_of_a_file_trains_and_its_checkpoint_asks_for_the_file(place):

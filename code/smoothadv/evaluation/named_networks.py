@@ -10,7 +10,6 @@ import torch
 
 from smoothadv import plugins
 from smoothadv.architectures import chosen_architecture, names_network, user_network
-from smoothadv.architectures.input_layers import Normalize
 from smoothadv.architectures.libraries import LibraryNetwork, library_network
 from smoothadv.architectures.libraries.onnx import OnnxNetwork
 from smoothadv.attacks.estimators import Stein
@@ -36,17 +35,9 @@ class NamedNetwork:
     found: LibraryNetwork
     pretrained: bool
 
-    @property
-    def module(self) -> torch.nn.Module:
-        """The network, after the normalization of its library, if it has one; in eval mode."""
-        network = self.found.module
-        if self.found.mean is not None and self.found.std is not None:
-            network = torch.nn.Sequential(Normalize(self.found.mean, self.found.std), network)
-        return network.eval()
-
     def base(self, description: DatasetDescription) -> BaseClassifier:
         """The base classifier, for the images described; UserError where it does not fit them."""
-        base, found = from_module(self.module, description), self.found
+        base, found = from_module(self.found.normalized, description), self.found
         constants = {"mean": list(found.mean), "std": list(found.std)} if found.mean and found.std else {}
         given = {**constants, "arch": self.arch, "pretrained": self.pretrained}
         given |= {"library": found.version, "input_layer": "normalize" if constants else None}
@@ -79,7 +70,7 @@ class NamedNetwork:
         if self.found.mean and len(self.found.mean) != shape[0]:
             fit = f"{self.name} takes images of {len(self.found.mean)} channels"
             raise UserError(f"{fit}, '{dataset.description.name}' has {shape[0]}")
-        usual = self.found.usual_names or number_names(self.module, torch.full(shape, 0.5))
+        usual = self.found.usual_names or number_names(self.found.normalized, torch.full(shape, 0.5))
         if usual == folders:
             return dataset
         labels = matched_classes(folders, self.found.class_names, len(usual), self.name)

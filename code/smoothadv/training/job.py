@@ -2,13 +2,14 @@
 
 import contextlib
 import copy
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from smoothadv.architectures import get_architecture, pretrained_architecture
+from smoothadv.architectures import LIBRARIES, get_architecture, pretrained_architecture
 from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.checkpoints import (
     INTEGER,
@@ -36,7 +37,7 @@ from smoothadv.training.processes import join_processes
 from smoothadv.training.request import TrainingRequest
 from smoothadv.training.run_folder import RunFolder
 from smoothadv.training.schedule import Schedule
-from smoothadv.training.teacher import load_teacher
+from smoothadv.training.teacher import Teacher, library_teacher, load_teacher
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,19 @@ def train(request: TrainingRequest, report: Callable[[str], None] = print) -> Tr
             request.refuse_contradictions()
             layer_groups(model[2], schedule.layer_decay)  # before there is a folder
             _warn_of_policy(request, schedule)
-            layer = request.input_layer if request.objective.DENOISES else None
-            teacher = None if request.teacher is None else load_teacher(request.teacher, description, device, layer)
+            teacher = _teacher(request, description, device)
         return _run(Job(request, training, test, pseudo_labelled, schedule, processes, device, *model, teacher), report)
+
+
+def _teacher(request: TrainingRequest, description: DatasetDescription, device: torch.device) -> Teacher | None:
+    if request.teacher is None:
+        return None
+    name, denoises = str(request.teacher), request.objective.DENOISES
+    if denoises and name.partition(":")[0] in LIBRARIES and not os.path.exists(name):
+        if request.input_layer is not None:
+            raise UsageError(f"{name} has the normalization that its library says: leave --input-layer out")
+        return library_teacher(name, description, device)
+    return load_teacher(request.teacher, description, device, request.input_layer if denoises else None)
 
 
 def _warn_of_policy(request: TrainingRequest, schedule: Schedule) -> None:

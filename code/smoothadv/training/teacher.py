@@ -11,9 +11,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from smoothadv.checkpoints import file_digest, load_classifier
+from smoothadv.architectures.libraries import library_network
+from smoothadv.architectures.libraries.onnx import OnnxNetwork
+from smoothadv.architectures.logits import try_on
+from smoothadv.checkpoints import digest_of, file_digest, load_classifier
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import ImageDataset
+from smoothadv.datasets.relabelled import matched_classes
 from smoothadv.ensembles import members_of
 from smoothadv.errors import UserError
 from smoothadv.files import cached
@@ -69,5 +73,36 @@ def load_teacher(
     """The teacher in the checkpoint ``path``, in eval mode on the device; UserError if it is of other images."""
     if members_of(path).mean is not None:
         raise UserError(f"the teacher {path} is an ensemble: name one checkpoint")
-    network = load_classifier(path, description, input_layer).to(device).to(memory_format=torch.channels_last)
-    return Teacher(network.requires_grad_(False), sha256=file_digest(path))
+    return _frozen(load_classifier(path, description, input_layer), file_digest(path), device)
+
+
+def library_teacher(name: str, description: DatasetDescription, device: torch.device) -> Teacher:
+    """The pretrained network of a library, like timm:resnet18, which may know more classes than the images have.
+
+    UserError where it cannot be had, has no gradients, or lacks a class of the images.
+    """
+    found = library_network(name, pretrained=True)
+    network, classes = try_on(found.normalized, torch.full(description.image_shape, 0.5), name)
+    if isinstance(found.module, OnnxNetwork):
+        found.module.refuse_gradients()
+    first = matched_classes(description.class_names, found.class_names, classes, name)
+    if len({*first}) != len(first):
+        raise UserError(f"several classes of '{description.name}' are one of {name}: give it one folder")
+    order = [*first, *sorted({*range(classes)} - {*first})]
+    return _frozen(_Reordered(network, order), digest_of([name, found.version, network.state_dict()]), device)
+
+
+class _Reordered(nn.Module):
+    """A network whose logits [B, K] come in another order, those of the classes of the images first."""
+
+    def __init__(self, network: nn.Module, order: list[int]) -> None:
+        super().__init__()
+        self.network, self.order = network, order
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.network(images)[:, self.order]
+
+
+def _frozen(network: nn.Module, sha256: str, device: torch.device) -> Teacher:
+    network = network.to(device).to(memory_format=torch.channels_last)
+    return Teacher(network.eval().requires_grad_(False), sha256=sha256)

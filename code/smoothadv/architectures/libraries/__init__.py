@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from smoothadv.architectures.input_layers import Normalize
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.preparation import Preparation
 from smoothadv.errors import UserError, first_line
@@ -43,6 +44,13 @@ class LibraryNetwork:
     def usual_names(self) -> tuple[str, ...]:
         """The usual name of each class, as far as known."""
         return tuple(names[0] for names in self.class_names)
+
+    @property
+    def normalized(self) -> nn.Module:
+        """The network, after the normalization of its library, if it has one; in eval mode."""
+        if self.mean is None or self.std is None:
+            return self.module.eval()
+        return nn.Sequential(Normalize(self.mean, self.std), self.module).eval()
 
 
 LIBRARIES: Registry[Callable[[str, bool, DatasetDescription | None], LibraryNetwork]] = Registry("architecture")

@@ -144,7 +144,10 @@ _EXECUTION = {
 
 
 _OVERRIDDEN = "recipes (options on the command line override them)"
-_BEHIND = "the frozen classifier behind the denoiser: stability needs it, with mse it is for the log only"
+_BEHIND = (
+    "the frozen classifier behind the denoiser, a checkpoint or a network by name, like timm:resnet18: stability needs "
+    "it, with mse it is for the log only"
+)
 _OF_CLASSIFIERS = ("--pretrained ", "--finetune", "--teacher", "--choose", "--drop", "--resample")
 _OF_ATTACKS = ("--warmup", "--warmup-from-first-epoch", "--base-attack")
 
