@@ -84,7 +84,7 @@ def library_teacher(name: str, description: DatasetDescription, device: torch.de
     found = library_network(name, pretrained=True)
     network, classes = try_on(found.normalized, torch.full(description.image_shape, 0.5), name)
     if isinstance(found.module, OnnxNetwork):
-        found.module.refuse_gradients()
+        raise UserError(f"{name} has no gradients: name the network of which it was exported")
     first = matched_classes(description.class_names, found.class_names, classes, name)
     if len({*first}) != len(first):
         raise UserError(f"several classes of '{description.name}' are one of {name}: give it one folder")

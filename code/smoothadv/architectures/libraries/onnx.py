@@ -47,9 +47,7 @@ class OnnxNetwork(nn.Module):
 
     def refuse_gradients(self) -> None:
         """UserError: there are none."""
-        raise UserError(
-            f"onnx:{self.file} has no gradients: only attacks with --gradient stein or hard-stein can use it"
-        )
+        raise UserError(f"onnx:{self.file} has no gradients: attack it with --gradient stein or hard-stein")
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         if images.requires_grad and torch.is_grad_enabled():
