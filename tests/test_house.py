@@ -306,6 +306,7 @@ def test_requirements_list_what_the_code_imports(built):
     distributions["triton"] = "torch"  # which requires it where there can be a GPU; without it torch draws the noise
     listed = set(re.findall(r"^[\w-]+", (REPOSITORY / "requirements.txt").read_text().lower(), re.MULTILINE))
     optional = {"submitit", "ray", "onnx", "onnxruntime", "timm", "transformers", "datasets", "diffusers"}
+    optional |= {"argcomplete"}
     extras = metadata.Distribution.at(built).metadata.get_all("Provides-Extra")
     assert optional <= {re.match(r"\w+", line)[0] for line in metadata.Distribution.at(built).requires or []}
     assert {"slurm", "ray", "onnx"} <= set(extras or [])
