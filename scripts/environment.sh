@@ -90,7 +90,7 @@ pip_install() {
     if [ -t 1 ]; then
         "${pip[@]}"
     else
-        "${pip[@]}" | { grep --line-buffered -E '^ *(Downloading .*\(([0-9.]{4,} M|[0-9.]+ G)B\)|Installing coll)' | cut -c 1-120 || true; }
+        "${pip[@]}" | { grep --line-buffered -oE '^ *(Downloading .*\(([0-9.]{4,} M|[0-9.]+ G)B\)|Installing coll.{9})' || true; }
         return "${PIPESTATUS[0]}"
     fi
 }
