@@ -25,11 +25,12 @@ find_python() {
 pytorch_of() {
     "$1" - <<'PYTHON' 2>/dev/null
 import re, sys, torch, torchvision
+from importlib import metadata
 
 def number(version):
     return [int(part) for part in re.findall(r"\d+", version)[:2]]
 
-found = {module.__name__: module.__version__ for module in (torch, torchvision)}
+found = {name: metadata.version(name) for name in ("torch", "torchvision")} # as pip knows them
 oldest = dict(re.findall(r"(?m)^(torch\w*)>=(.*)$", open("requirements.txt").read()))
 if any(number(version) < number(oldest[name]) for name, version in found.items()):
     sys.exit(1)
