@@ -71,17 +71,21 @@ keep_pytorch() {
 # Names what an installation with the extras $1 takes; the numbers, in MB, are of Linux on x86-64.
 check_disk() {
     local disk=0 load=0 free
-    if ! .venv/bin/python -c 'import mpmath, scipy' 2>/dev/null; then
-        disk=800 load=250
+    if ! .venv/bin/python -c 'import statsmodels' 2>/dev/null; then
+        disk=700 load=200
         if [ ! -s .venv/kept ] && [ "$(uname)" = Linux ]; then
-            disk=5500 load=2900 # with CUDA's packages
+            disk=6000 load=3100 # with CUDA's packages
         elif [ ! -s .venv/kept ]; then
             disk=1500 load=500
         fi
     fi
-    case ",$1," in *,test,*) disk=$((disk + 1400)) load=$((load + 400)) ;; *,ray,*) disk=$((disk + 300)) ;; esac
+    case ",$1," in *,test,*) disk=$((disk + 1000)) load=$((load + 300)) ;; esac
     free=$(($(df -Pk . | awk 'END { print $4 }') / 1024))
-    echo "== installing smoothadv${1:+[$1]} into .venv: up to $load MB to download and $disk MB on the disk, where $free MB are free"
+    if [ $disk = 0 ]; then
+        echo "== updating .venv for smoothadv${1:+[$1]}: requirements.txt, requirements.lock, setup.py or extras have changed"
+        return
+    fi
+    echo "== installing smoothadv${1:+[$1]} into .venv: up to $load MB to download, and $disk MB on the disk, where $free are free"
     [ "$free" -ge "$disk" ] || fail "$PWD has too little space for that; docs/install.md tells how to do with less"
 }
 
@@ -91,7 +95,7 @@ pip_install() {
     if [ -t 1 ]; then
         "${pip[@]}"
     else
-        "${pip[@]}" | { grep --line-buffered -oE '^ *(Downloading .*\(([0-9.]{4,} M|[0-9.]+ G)B\)|Installing coll.{9})' || true; }
+        "${pip[@]}" | { grep --line-buffered -oE '^ *(Downloading .*\(([0-9.]{4,} M|[0-9.]+ G)B\)|Installing collected packages)' || true; }
         return "${PIPESTATUS[0]}"
     fi
 }

@@ -130,7 +130,7 @@ def test_disk_that_is_too_small_is_refused_before_anything_is_downloaded(enter, 
     (tmp_path / "tools/df").chmod(0o755)
     asked, said = enter(code=1, SMOOTHADV_EXTRAS="test", PATH=f"{tmp_path}/tools:{os.environ['PATH']}")
     assert asked == [] and said.startswith("error: ") and said.count("\n") == 1 and "docs/install.md" in said
-    assert re.search(r"\[test\] into .venv: up to \d+ MB to .* where 100 MB are free", enter.done.stdout)
+    assert re.search(r"\[test\] into .venv: up to \d+ MB to .* where 100 are free", enter.done.stdout)
 
 
 def test_lock_names_one_version_of_each_requirement(repository):
