@@ -30,12 +30,9 @@ def offered(folder, line: str) -> list[str]:
         ("smoothadv certify merge --o", ["--overwrite"]),
         ("smoothadv analyze plot_", ["plot_empirical", "plot_envelope", "plot_training"]),
         ("smoothadv sweep run digits-smoke --engine s", ["slurm"]),
+        ("smoothadv sweep plan gr", ["grid.toml"]),
     ],
 )
 def test_words_that_can_come_next_are_offered(tmp_path, line, expected):
-    assert offered(tmp_path, line) == expected
-
-
-def test_file_names_are_offered_where_a_file_is_expected(tmp_path):
     (tmp_path / "grid.toml").touch()
-    assert "grid.toml" in offered(tmp_path, "smoothadv sweep plan g")
+    assert offered(tmp_path, line) == expected
