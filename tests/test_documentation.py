@@ -44,14 +44,5 @@ def test_files_that_a_setup_names_are_there(repository, name):
     text = (repository / name).read_text()
     jobs = yaml.safe_load(text)["jobs"] if name.endswith(".yml") else {}
     assert all("uses" in job or {"runs-on", "steps"} <= job.keys() for job in jobs.values())
-    named = r"(?<![\w/.-])(?:\./)?((?:scripts|\.ci|\.github|code|benchmarks)/[\w./-]*\w|requirements\.\w+)"
-    named = re.findall(named, text)
+    named = re.findall(r"(?<![\w/.-])(?:\./)?((?:scripts|\.ci|\.github|code)/[\w./-]*\w|requirements\.\w+)", text)
     assert named and [one for one in named if not (repository / one).exists()] == []
-
-
-def test_forms_and_citation_are_yaml_and_state_no_version(repository):
-    """The version has one place."""
-    citation = yaml.safe_load((repository / "CITATION.cff").read_text())
-    assert citation.keys() >= {"cff-version", "message", "title", "authors"} and "version" not in citation
-    forms = [yaml.safe_load(path.read_text()) for path in (repository / ".github/ISSUE_TEMPLATE").glob("*.yml")]
-    assert forms and all(form.keys() == {"name", "description", "labels", "body"} for form in forms)
