@@ -1,8 +1,10 @@
 """Installs the package under code/ and the console command `smoothadv`."""
 
+import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
 OPTIONAL = {
@@ -14,7 +16,18 @@ OPTIONAL = {
     "transformers": ["transformers>=4.45"],
     "diffusers": ["diffusers>=0.30"],
     "datasets": ["datasets>=2.20"],
+    "completion": ["argcomplete>=3.1"],
 }
+
+
+class BuildWithGrids(build_py):
+    """Puts scripts/grids into the package, where an installation without a clone finds them by name."""
+
+    def run(self) -> None:
+        """As setuptools does, then the grids, but for an editable installation, which has the clone."""
+        super().run()
+        if not self.editable_mode:
+            shutil.copytree(HERE / "scripts/grids", Path(self.build_lib, "smoothadv/grids"), dirs_exist_ok=True)
 
 
 def requirements() -> list[str]:
@@ -37,6 +50,18 @@ setup(
     long_description=(HERE / "README.md").read_text(),
     long_description_content_type="text/markdown",
     license="MIT",
+    author="smoothadv contributors",
+    keywords="randomized smoothing, certified robustness, adversarial training, adversarial examples, PyTorch",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Environment :: GPU :: NVIDIA CUDA",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 12, 13)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.10",
     package_dir={"": "code"},
     packages=find_packages("code"),
@@ -46,9 +71,10 @@ setup(
         **OPTIONAL,
         "test": [
             *["pytest>=7.4", "pytest-timeout>=2.2", "pytest-xdist>=3.5", "hypothesis>=6.90"],
-            *["mypy>=1.18,<2.5", "ruff>=0.15,<0.18"],
+            *["mypy>=1.18,<2.5", "ruff>=0.15,<0.18", "pyyaml>=6.0"],
             *(requirement for requirements in OPTIONAL.values() for requirement in requirements),
         ],
     },
+    cmdclass={"build_py": BuildWithGrids},
     entry_points={"console_scripts": ["smoothadv=smoothadv.commands:main"]},
 )

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from support.commands import CODE
 
@@ -33,3 +34,15 @@ def test_examples_of_a_page_are_one_program_that_runs(warm, page, word, tmp_path
 def test_a_program_that_fails_is_noticed(warm, tmp_path):
     done = run_program(warm, program("```python\nfrom smoothadv.attacks.pgd import Nothing\n```\n"), tmp_path)
     assert done.returncode == 1 and "Nothing" in done.stderr
+
+
+PAGES = ["Dockerfile", "docs/install.md", "CONTRIBUTING.md"]
+
+
+@pytest.mark.parametrize("name", [*PAGES, ".github/workflows/tests.yml", ".github/workflows/release.yml"])
+def test_files_that_a_setup_names_are_there(repository, name):
+    text = (repository / name).read_text()
+    jobs = yaml.safe_load(text)["jobs"] if name.endswith(".yml") else {}
+    assert all("uses" in job or {"runs-on", "steps"} <= job.keys() for job in jobs.values())
+    named = re.findall(r"(?<![\w/.-])(?:\./)?((?:scripts|\.ci|\.github|code)/[\w./-]*\w|requirements\.\w+)", text)
+    assert named and [one for one in named if not (repository / one).exists()] == []

@@ -2,8 +2,10 @@
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
+import sys
 from importlib import metadata
 
 import pytest
@@ -14,8 +16,11 @@ from support.clones import make_clone
 from support.commands import run_process
 
 # Answers for Python and pip: appends what is asked of pip to `asked`; if there is a file `refuses`, no lock can be had.
+# Its PyTorch is what the file `pytorch` says; `-m venv` copies it.
 PIP = """#!/bin/sh
+[ "$1" != - ] || exec cat pytorch
 [ "$1" = -m ] || exit 0
+[ "$2" != venv ] || { for folder; do :; done; mkdir -p $folder/bin; cp "$0" $folder/bin/python; }
 echo "$@" >>asked
 case "$*" in *--constraint*) [ ! -e refuses ] || { echo "ERROR: no numpy==9"; echo "more"; exit 1; } >&2 ;; esac
 """
@@ -27,12 +32,14 @@ def enter(tmp_path):
     """Enters a clone as its scripts do; returns what pip was asked for, and what was said on standard error."""
     clone = make_clone(tmp_path)
     (clone / ".venv/bin/python").write_text(PIP)
+    (installed := clone / ".venv/installed").write_text(installed.read_text().removesuffix("test\n"))
 
-    def run(**environment: str) -> tuple[list[str], str]:
+    def run(*words: str, code: int = 0, **environment: str) -> tuple[list[str], str]:
         (clone / "asked").write_text("")
-        done = run_process(["bash", "-euo", "pipefail", "-c", "source scripts/environment.sh"], clone, **environment)
-        assert done.returncode == 0
-        return (clone / "asked").read_text().splitlines(), done.stderr
+        program = ["bash", "-euo", "pipefail", "-c", "source scripts/environment.sh", "bash", *words]
+        run.done = run_process(program, clone, **environment)
+        assert run.done.returncode == code, run.done.stderr
+        return (clone / "asked").read_text().splitlines(), run.done.stderr
 
     run.clone = clone
     return run
@@ -61,6 +68,67 @@ def test_other_versions_are_installed_where_those_of_the_lock_cannot_be_had(ente
     assert LOCKED in first and LOCKED not in second
     (line,) = said.splitlines()
     assert line.startswith("warning: ") and line.endswith("ERROR: no numpy==9")
+
+
+def test_extras_are_added_to_what_is_there(enter):
+    """Each once, and with a new lock all of them again; `test` has all."""
+    (asked,), _ = enter("--only", "x", "--engine", "slurm", "--detach", SMOOTHADV_EXTRAS="timm, onnx")
+    assert (
+        LOCKED in asked
+        and asked.endswith("--editable .[onnx,slurm,timm]")
+        and enter("--engine=slurm") == enter() == ([], "")
+    )
+    with (enter.clone / "requirements.lock").open("a") as lock:
+        lock.write("another==1.0\n")
+    (asked,), _ = enter()
+    assert asked.endswith("--editable .[onnx,slurm,timm]")
+    (asked,), _ = enter(SMOOTHADV_EXTRAS="test")
+    assert asked.endswith("--editable .[test]") and enter("--engine", "ray") == ([], "")
+
+
+def test_scripts_install_no_more_than_they_need(enter, repository):
+    texts = {path.stem: path.read_text() for path in (repository / "scripts").glob("*.sh")}
+    needs = {name: re.findall(r"(?m)^SMOOTHADV_EXTRAS=(\w+)$", text) for name, text in texts.items()}
+    few = {"test": ["test"], "check": ["test"], "denoised_comparison": ["diffusers"]}
+    assert {name: extras for name, extras in needs.items() if extras} == few and len(needs) > 10
+    assert run_process(["bash", "scripts/test.sh", "-x"], enter.clone).returncode == 0
+    installed, ran = (enter.clone / "asked").read_text().splitlines()
+    assert installed.endswith("--editable .[test]") and ran.startswith("-m pytest") and ran.endswith(" -x")
+
+
+@pytest.mark.parametrize("whose", ["the interpreter's", "of a .venv that a person made"])
+def test_pytorch_that_is_there_is_kept(enter, tmp_path, whose):
+    (enter.clone / "pytorch").write_text("torch==2.9.0+cpu\ntorchvision==0.24.0+cpu\n")
+    (enter.clone / ".venv/installed").unlink()
+    (python := tmp_path / "python").write_text(PIP)
+    python.chmod(0o755)
+    if whose == "the interpreter's":
+        (enter.clone / ".venv/bin/python").unlink()
+    asked, _ = enter(PYTHON=str(python))
+    venv = ["-m venv --system-site-packages .venv"] if whose == "the interpreter's" else []
+    assert asked[:-1] == venv and asked[-1].endswith("--constraint .venv/lock --constraint .venv/kept --editable .")
+    assert (enter.clone / ".venv/kept").read_text() == (enter.clone / "pytorch").read_text()
+    lock = (enter.clone / ".venv/lock").read_text()
+    assert "numpy==" in lock and not re.search("(?m)^(torch|torchvision|triton|nvidia-.*)==", lock)
+    assert "== taking the PyTorch that is there" in enter.done.stdout and enter() == ([], "")
+    assert "--constraint .venv/kept" in enter(SMOOTHADV_NEWEST="1")[0][0]
+
+
+def test_interpreter_is_asked_for_its_pytorch(tmp_path):
+    """That of these tests has one, which requirements.txt allows."""
+    lines = ["source scripts/environment.sh", f"pytorch_of {sys.executable}", "echo then"]
+    lines += ["printf '%s\\n' 'torch>=2.4' 'torchvision>=99.0' >requirements.txt", lines[1]]
+    found = run_process(["bash", "-c", "\n".join(lines)], make_clone(tmp_path)).stdout.splitlines()
+    versions = [f"{name}=={metadata.version(name)}" for name in ("torch", "torchvision")]
+    assert found == [*versions, "then"]
+
+
+def test_disk_that_is_too_small_is_refused_before_anything_is_downloaded(enter):
+    (df := enter.clone / ".venv/bin/df").write_text("#!/bin/sh\necho / 9 9 102400 9 /\n")
+    df.chmod(0o755)
+    asked, said = enter(code=1, SMOOTHADV_EXTRAS="test", PATH=f"{df.parent}:{os.environ['PATH']}")
+    assert asked == [] and said.startswith("error: ") and said.count("\n") == 1 and "docs/install.md" in said
+    assert re.search(r"\[test\] into .venv: up to \d+ MB to .* where 100 are free", enter.done.stdout)
 
 
 def test_lock_names_one_version_of_each_requirement(repository):

@@ -285,6 +285,7 @@ def built(tmp_path_factory) -> Path:
         if path.is_file():
             shutil.copy(path, clone)
     shutil.copytree(CODE, clone / "code", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    shutil.copytree(REPOSITORY / "scripts/grids", clone / "scripts/grids")
     program = "from setuptools import build_meta; print(build_meta.prepare_metadata_for_build_wheel('built'))"
     (clone / "built").mkdir()
     done = run_process([sys.executable, "-c", program], clone)
@@ -306,6 +307,7 @@ def test_requirements_list_what_the_code_imports(built):
     distributions["triton"] = "torch"  # which requires it where there can be a GPU; without it torch draws the noise
     listed = set(re.findall(r"^[\w-]+", (REPOSITORY / "requirements.txt").read_text().lower(), re.MULTILINE))
     optional = {"submitit", "ray", "onnx", "onnxruntime", "timm", "transformers", "datasets", "diffusers"}
+    optional |= {"argcomplete"}
     extras = metadata.Distribution.at(built).metadata.get_all("Provides-Extra")
     assert optional <= {re.match(r"\w+", line)[0] for line in metadata.Distribution.at(built).requires or []}
     assert {"slurm", "ray", "onnx"} <= set(extras or [])
@@ -331,5 +333,6 @@ def test_wheel_has_the_data_and_tells_type_checkers_of_its_types(built):
     with zipfile.ZipFile(clone / done.stdout.splitlines()[-1]) as wheel:
         packed = {name for name in wheel.namelist() if name.startswith("smoothadv/")}
     files = [path for path in (CODE / "smoothadv").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    assert packed == {path.relative_to(CODE).as_posix() for path in files}
-    assert "smoothadv/py.typed" in packed
+    grids = {f"smoothadv/grids/{path.name}" for path in (REPOSITORY / "scripts/grids").iterdir()}
+    assert packed == {path.relative_to(CODE).as_posix() for path in files} | grids
+    assert {"smoothadv/py.typed", "smoothadv/grids/digits-smoke.toml"} <= packed

@@ -174,6 +174,17 @@ def test_every_action_refuses_with_the_same_message(tmp_path, capsys, monkeypatc
     assert sorted(path.name for path in tmp_path.iterdir()) == ["binary.toml", "folder.toml"]
 
 
+def test_grid_of_this_project_is_found_by_its_name_unless_a_file_has_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert read_grid(Path("digits-smoke")) == read_grid(GRIDS["digits-smoke"])
+    write_grid(tmp_path / "digits-smoke", {"noise": 0.5})
+    assert read_grid(Path("digits-smoke")).path == Path("digits-smoke")
+    with pytest.raises(
+        UserError, match=r"grid digits-smok does not exist \(did you mean 'digits-smoke'\?\); .*finetune"
+    ):
+        read_grid(Path("digits-smok"))
+
+
 def test_the_texts_of_these_tests_are_toml(tmp_path):
     """Else the grids above might be refused for another reason."""
     grid = read(tmp_path, {"noise": [0.25, "1/2"], "random-start": True}, attack=[{"epsilon": [1]}], about='"ü"')

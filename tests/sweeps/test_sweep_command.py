@@ -66,7 +66,7 @@ def test_sweep_trains_and_certifies_every_model(done):
     first, *jobs, last, advice = out.splitlines()
     assert first == "grid: 2 jobs: 2 waiting" and last == "grid: 2 jobs: 2 done"
     assert sorted(line.split()[-1] for line in jobs) == sorted(FOLDERS)
-    assert all(" done " in line for line in jobs) and "sweep.py report grid.toml" in advice
+    assert all(" done " in line for line in jobs) and "sweep report grid.toml" in advice
     for folder in FOLDERS:
         model, log = Path("models/grid", folder), log_of(folder)
         assert sorted(path.name for path in model.iterdir()) == ["args.json", "checkpoint.pth.tar", "log.txt"]
@@ -108,7 +108,7 @@ def test_jobs_that_fail_or_lack_a_file_stop_no_other(done, capsys, warm, monkeyp
     failed, blocked, error = outcome.err.splitlines()
     assert failed.startswith("warning: failed: ") and blocked.startswith("warning: blocked: ")
     assert "none.pth.tar" in blocked and "job.log" in failed
-    assert error.startswith("error: 2 of 4 jobs are not done") and "sweep.py retry grid.toml" in error
+    assert error.startswith("error: 2 of 4 jobs are not done") and "sweep retry grid.toml" in error
     states = {row["folder"]: row for row in status(capsys)}
     assert [row["state"] for row in states.values()] == ["failed", "blocked", "done", "done"]
     log = Path("logs/grid", failing, "job.log")

@@ -1,6 +1,8 @@
 """Commands, one per entry point; ``smoothadv NAME ...`` and ``python code/NAME.py ...`` are the same code."""
 
+import argparse
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -28,9 +30,23 @@ def usage() -> str:
     return "\n".join(["usage: smoothadv COMMAND ...\n\ncommands:", *lines, f"\n{end}"])
 
 
+def _words_to_complete() -> list[str]:
+    """The whole words before the cursor, where the shell asks how to go on; answers itself if no command is there."""
+    words = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].rpartition(" ")[0].split()[1:]
+    if not words:
+        from smoothadv.commands.runner import complete
+
+        parser = argparse.ArgumentParser()
+        parser.add_argument("command", choices=COMMANDS)
+        complete(parser, 1)
+    return words
+
+
 def main(arguments: list[str] | None = None, script: str = "") -> int:
     """The console command ``smoothadv NAME ...``; ``script`` is the path of a code/NAME.py, which says the name."""
     arguments = [*([Path(script).stem] if script else []), *sys.argv[1:]] if arguments is None else arguments
+    if "_ARGCOMPLETE" in os.environ:
+        arguments = _words_to_complete()
     if arguments[:1] in (["-h"], ["--help"]):
         print(usage())
         return 0

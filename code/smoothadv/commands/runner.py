@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import os
+import re
 import signal
 import sys
 import traceback
@@ -18,6 +19,8 @@ from smoothadv.errors import DoubtfulWarning, Terminated, UsageError, UserError,
 from smoothadv.registry import PLUGIN_HINT, did_you_mean
 from smoothadv.version import __version__
 
+COMPLETING = "_ARGCOMPLETE"
+"""The environment variable that is set where a shell wants to know which words can come next."""
 SUCCESS, FAILURE, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
 
@@ -27,9 +30,12 @@ class Parser(argparse.ArgumentParser):
     Made with the command as ``prog``: what follows "smoothadv", like "certify" or "analyze table".
     """
 
-    def __init__(self, *, prog: str, **options: Any) -> None:
-        keep = argparse.RawDescriptionHelpFormatter
-        super().__init__(prog=_invocation(prog), formatter_class=keep, allow_abbrev=False, **options)
+    def __init__(self, *, prog: str, epilog: str = "", **options: Any) -> None:
+        keep, invocation = argparse.RawDescriptionHelpFormatter, _invocation(prog)
+        if invocation.startswith("smoothadv "):
+            epilog = re.sub(r"python code/(\w+)\.py", r"smoothadv \1", epilog)
+            epilog = re.sub(r"scripts/grids/([\w-]+)\.toml", r"\1", epilog)
+        super().__init__(prog=invocation, epilog=epilog, formatter_class=keep, allow_abbrev=False, **options)
         self.add_argument("--version", action="version", version=f"smoothadv {__version__}", help="print the version")
         self.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
@@ -114,6 +120,17 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
 
 
+def complete(parser: argparse.ArgumentParser, start: int) -> None:
+    """Tell the shell which words can come next, by a ``parser`` of what follows the first ``start``, and exit.
+
+    argcomplete finds the command line, and where to answer, in environment variables.
+    """
+    import argcomplete
+
+    os.environ[COMPLETING] = str(start)
+    argcomplete.autocomplete(parser, always_complete_options=False)
+
+
 def _named_plugins(words: Sequence[str]) -> list[str]:
     """The values of --plugin; none if one has no value, which the command's own parser will say."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
@@ -146,6 +163,8 @@ def run(
             for name in _named_plugins(arguments):
                 plugins.load(name)
         parser = make_parser()
+        if COMPLETING in os.environ:
+            complete(parser, 1 + len(command.split()))
         options = parser.parse_args(arguments)
         with _warnings_as_lines(), contextlib.redirect_stdout(_VisibleOutput(sys.stdout)):  # type: ignore[type-var]
             body(parser, options, ["smoothadv", *command.split(), *arguments])

@@ -17,9 +17,12 @@ from smoothadv.ensembles import MEANS
 from smoothadv.errors import UserError
 from smoothadv.files import read_toml
 from smoothadv.plugins import is_file_name
+from smoothadv.registry import did_you_mean
 from smoothadv.sweeps.folders import NAMED_OPTIONS, fill_placeholders
 
 Options = dict[str, Any]
+# An installed package has in it what a clone has in scripts/grids.
+_FOLDERS = Path(__file__).parents[1] / "grids", Path(__file__).parents[3] / "scripts" / "grids"
 MOST_MODELS = 10_000
 """So many models a grid may describe, unless its reader allows more."""
 _KEYS = {
@@ -103,14 +106,25 @@ class Grid:
         return self.path.stem
 
 
+def shipped_grids() -> dict[str, Path]:
+    """The files of the grids that come with this project, by name."""
+    return {path.stem: path for folder in _FOLDERS for path in sorted(folder.glob("*.toml"))}
+
+
 def read_grid(path: Path, most_models: int = MOST_MODELS) -> Grid:
-    """The grid in a file; UserError if that is missing, no TOML or no grid, or describes more than ``most_models``."""
+    """The grid in a file, or the one of that name that comes with this project, where there is no such file.
+
+    UserError if that is missing, no TOML or no grid, or describes more than ``most_models``.
+    """
+    shipped = shipped_grids()
+    path = path if path.is_file() else shipped.get(str(path), path)
     try:
         content = read_toml(path)
     except IsADirectoryError:
         raise UserError(f"{path} is a folder: name a grid in it, a file like digits-smoke.toml") from None
     except FileNotFoundError:
-        raise UserError(f"grid {path} does not exist; the grids of this project are in scripts/grids") from None
+        hint = did_you_mean(path.stem, shipped)
+        raise UserError(f"grid {path} does not exist{hint}; those of this project are {', '.join(shipped)}") from None
     except ValueError as error:
         raise UserError(f"grid {path} is no TOML: {error}") from None
     _check_keys(path, content)

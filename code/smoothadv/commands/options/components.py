@@ -29,7 +29,9 @@ def add_options(parser: argparse._ActionsContainer, table: Mapping[str, tuple[An
             details = {"action": kind}
         elif not callable(kind):
             details = {"choices": kind}
-        parser.add_argument(*flags, help=text, **details, **dict(zip(["default"], default)))
+        action = parser.add_argument(*flags, help=text, **details, **dict(zip(["default"], default)))
+        if isinstance(names := getattr(kind, "__self__", None), Registry):  # argcomplete offers them in place of files
+            action.completer = lambda names=names, **_: names  # type: ignore[attr-defined]
 
 
 def fields_given(

@@ -44,7 +44,7 @@ Run the same command again after any interruption: it does what is missing. docs
 """
 _MOST_WARNINGS = 10
 _SHARED = {
-    "grids GRID...": (Path, "file that describes a sweep, as in scripts/grids"),
+    "grids GRID...": (Path, "file that describes a sweep, or a name from scripts/grids like digits-smoke"),
     "--only PATTERN...": (str, "only jobs whose folder matches one of these, like '*noise_0.25*'"),
     "--max-models M": (positive_int, f"refuse a grid of more than M models (default: {MOST_MODELS:,})", MOST_MODELS),
     "--data-dir DIR": (str, "folder of the dataset's files, for all commands"),
@@ -246,11 +246,12 @@ def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_detached:
     """Print the state of the sweeps; UserError unless every job is done or, if detached, none has failed."""
     plugins = [word for plugin in getattr(options, "plugin", ()) for word in ("--plugin", plugin)]
     jobs, grids = _jobs(sweeps), " ".join([*map(str, options.grids), *plugins])
+    command = options.parser.prog.rpartition(" ")[0]  # as the user starts it, without the action
     states = _states(jobs)
     counted = count_states(states)
     print(_summary(sweeps, states))
     if set(counted) == {StateKind.DONE}:
-        print(f"report: python code/sweep.py report {grids}")
+        print(f"report: {command} report {grids}")
         return
     failed = [(job, state) for job, state in zip(jobs, states) if state.kind in (StateKind.FAILED, StateKind.BLOCKED)]
     for job, state in failed[:_MOST_WARNINGS]:
@@ -260,13 +261,13 @@ def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_detached:
     if is_detached and StateKind.FAILED not in counted:
         is_pending = any(plan.pending or not plan.job.training for sweep in sweeps for plan in sweep.plans)
         if is_pending or StateKind.BLOCKED in counted:
-            print(f"others wait for these jobs: then, run python code/sweep.py run {grids} again")
+            print(f"others wait for these jobs: then, run {command} run {grids} again")
         return
-    advice = f"see python code/sweep.py status {grids}"
+    advice = f"see {command} status {grids}"
     if counted.keys() & {StateKind.WAITING, StateKind.STOPPED}:
-        advice += f"; python code/sweep.py run {grids} continues"
+        advice += f"; {command} run {grids} continues"
     if StateKind.FAILED in counted:
-        advice += f"; python code/sweep.py retry {grids} runs the failed ones again"
+        advice += f"; {command} retry {grids} runs the failed ones again"
     raise UserError(f"{len(jobs) - counted.get(StateKind.DONE, 0)} of {len(jobs)} jobs are not done: {advice}")
 
 
@@ -292,8 +293,8 @@ def _report(parser: Parser, options: argparse.Namespace) -> None:
             f"{job.group}={log.relative_to(job.cwd) if log.is_relative_to(job.cwd) else log}" for log in paths
         ]
     if not arguments:
-        names = " ".join(str(grid.path) for grid in grids)
-        raise UserError(f"none of {len(jobs)} jobs has a finished log yet: python code/sweep.py run {names}")
+        run_first = f"{parser.prog.rpartition(' ')[0]} run {' '.join(map(str, options.grids))}"
+        raise UserError(f"none of {len(jobs)} jobs has a finished log yet: {run_first}")
     if unfinished:
         warn(f"{unfinished} of {len(jobs)} jobs are unfinished: their incomplete logs are left out")
     known = {log for job in jobs for stage in job.evaluations for log in stage.logs}
