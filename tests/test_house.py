@@ -30,6 +30,7 @@ FOUNDATION = {
     "bounds",
     "choices",
     "plugins",
+    "progress",
 }
 ALLOWED = {
     "": {"api", "plugins", "version"},
@@ -40,6 +41,7 @@ ALLOWED = {
     "choices": set(),
     "registry": {"errors"},
     "plugins": {"errors", "files", "registry"},
+    "progress": {"errors"},
     "files": {"errors"},
     "records": {"errors", "files"},
     "provenance": {"plugins", "version"},
@@ -77,6 +79,7 @@ WITHOUT_TORCH = {
     "registry",
     "choices",
     "plugins",
+    "progress",
     "files",
     "records",
     "provenance",

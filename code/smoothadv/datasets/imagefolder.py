@@ -10,7 +10,6 @@ from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from smoothadv.datasets import DATASETS, SPLITS, ImageDataset, Source
 from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription, constants, photographs, spread
@@ -18,6 +17,7 @@ from smoothadv.datasets.image_files import Image, Made, read_image, read_pixels,
 from smoothadv.datasets.preparation import split_location
 from smoothadv.errors import UserError
 from smoothadv.files import read_regular
+from smoothadv.progress import Progress
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -78,7 +78,7 @@ def _read_all(files: list[tuple[Path, int]], shape: tuple[int, int, int]) -> np.
     images = np.empty((len(files), *shape), dtype=np.uint8)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         decoded = pool.map(lambda item: _read(item[0], shape), files)
-        for index, image in enumerate(tqdm(decoded, "reading images", len(files), delay=2, disable=None)):
+        for index, image in enumerate(Progress(decoded, "reading images", len(files), delay=2)):
             images[index] = image
     return images
 
@@ -137,7 +137,7 @@ def _digest(files: list[tuple[Path, int]]) -> str:
     digest = hashlib.sha256()
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing releases the interpreter lock
         hashed = pool.map(lambda file: hashlib.sha256(read_regular(file[0])).hexdigest(), files)
-        for (path, label), content in zip(files, tqdm(hashed, "hashing images", len(files), delay=2, disable=None)):
+        for (path, label), content in zip(files, Progress(hashed, "hashing images", len(files), delay=2)):
             digest.update(f"{path.parent.name}/{path.name}\t{label}\t{content}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
