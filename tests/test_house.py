@@ -31,6 +31,7 @@ FOUNDATION = {
     "choices",
     "plugins",
     "progress",
+    "cpus",
 }
 ALLOWED = {
     "": {"api", "plugins", "version"},
@@ -42,6 +43,7 @@ ALLOWED = {
     "registry": {"errors"},
     "plugins": {"errors", "files", "registry"},
     "progress": {"errors"},
+    "cpus": set(),
     "files": {"errors"},
     "records": {"errors", "files"},
     "provenance": {"plugins", "version"},
@@ -80,6 +82,7 @@ WITHOUT_TORCH = {
     "choices",
     "plugins",
     "progress",
+    "cpus",
     "files",
     "records",
     "provenance",

@@ -3,6 +3,8 @@
 import contextlib
 import sys
 import time
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from tqdm import tqdm
@@ -10,6 +12,7 @@ from tqdm import tqdm
 from smoothadv.errors import shown
 
 SECONDS_BETWEEN_LINES = 60.0
+_quiet = ContextVar("quiet", default=False)
 _LINE = "{desc}: {n_fmt} of {total_fmt} ({percentage:.0f}%), {rate_fmt}, {elapsed} so far, {remaining} left{postfix}"
 
 
@@ -27,7 +30,7 @@ class Progress(tqdm):
             # Any update may make a line, since they may be rare; the rate is that of all the work.
             options["unit"] = f" {options.get('unit', 'it').strip()}"
             options |= {"bar_format": _LINE, "smoothing": 0, "miniters": 0, "mininterval": 0, "delay": 0}
-        super().__init__(*arguments, disable=quiet or sys.stderr is None, **options)
+        super().__init__(*arguments, disable=quiet or _quiet.get() or sys.stderr is None, **options)
         if self._makes_lines:
             self.sp = None  # tqdm then ends without a bar
 
@@ -47,3 +50,13 @@ class Progress(tqdm):
             self._last_line = time.monotonic()
         else:
             super().clear(*arguments, **options)
+
+
+@contextlib.contextmanager
+def progress_hidden(is_hidden: bool) -> Iterator[None]:
+    """Within this context, work shows nothing if ``is_hidden``."""
+    before = _quiet.set(is_hidden)
+    try:
+        yield
+    finally:
+        _quiet.reset(before)

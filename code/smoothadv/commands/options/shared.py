@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smoothadv.commands.options.components import add_options
+from smoothadv.commands.options.threads import THREADS
 from smoothadv.commands.runner import Parser
 from smoothadv.datasets import DATASETS, source_of
 from smoothadv.datasets.preparation import parsed, prepared_name, split_location
@@ -56,13 +57,14 @@ def _say_what_is_certified(dataset: str) -> None:
 
 
 def add_running(parser: Parser, existing: str = "refuse") -> None:
-    """Data folder, device, seed, and what to do with existing output (by default ``existing``)."""
+    """Data folder, device, threads, seed, and what to do with existing output (by default ``existing``)."""
     group = parser.add_argument_group("running")
     add_options(
         group,
         {
             "--data-dir DIR": (str, "folder of the dataset's files (default: data; for imagenet IMAGENET_DIR)"),
             "--device": (device, "torch device like cpu or cuda:1 (default: cuda if there is one)"),
+            **THREADS,
             "--seed": (non_negative_int, "seed of all randomness (default: 0)", 0),
         },
     )

@@ -16,6 +16,7 @@ from smoothadv.analysis.shared.radii import MOST_RADII
 from smoothadv.architectures import get_architecture
 from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.shared.smoothed_attack import EVERY
+from smoothadv.commands.options.threads import default_threads
 from smoothadv.commands.sweep.planning import Plan
 from smoothadv.commands.sweep.reading import EvaluationPlan, TrainingPlan
 from smoothadv.datasets import SPLITS, get_dataset
@@ -55,7 +56,7 @@ def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
     and per copy and step of attack, is assumed to be equal for all m and T. UserError if a dataset has no known size.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(grid.threads or threads)
+    torch.set_num_threads(grid.threads or default_threads(plans[0].trainings[0].description.image_shape))
     try:
         meter = _CostMeter(torch.device(device) if device else default_device())
         with Progress(plans, "measuring", unit="job", delay=1, leave=False) as measured:

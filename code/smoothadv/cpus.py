@@ -1,0 +1,55 @@
+"""The CPUs that this process may use, and how the threads of PyTorch suit them."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+# benchmarks/threads.py: two threads gain nothing on images of 8x8 pixels.
+_PIXELS_OF_A_THREAD = 64
+
+
+def usable_cpus(root: Path = Path("/")) -> int:
+    """The CPUs that affinity and the quotas of cgroups leave to this process, one of torchrun's on this machine.
+
+    At least 1; a part of a CPU is left out. ``root`` is the folder of the system's files.
+    """
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(min([cpus, *_quotas(root)])) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """The CPUs that the cgroups of this process, and those around them, may use: of version 1 and 2."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, place = line.split(":", 2)
+        mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        for group in (PurePosixPath(place), *PurePosixPath(place).parents):
+            folder = mount / str(group).lstrip("/")
+            texts = [_read(folder / name) for name in ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")]
+            quota, *period = " ".join(texts).split() or ["max"]
+            if quota not in ("max", "-1") and period:
+                yield int(quota) / int(period[0])
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:  # there is no such group, or another system
+        return ""
+
+
+def suitable_threads(image_shape: tuple[int, ...]) -> int:
+    """How many threads suit a network on images [C, H, W]: one for each usable CPU, fewer for small images."""
+    return max(1, min(usable_cpus(), image_shape[-2] * image_shape[-1] // _PIXELS_OF_A_THREAD))
+
+
+def let_threads_sleep() -> None:
+    """Let threads of OpenMP that wait for others leave their CPU to other programs; for use before torch is loaded.
+
+    Else they would turn in a loop, for which threads that have work would wait where CPUs are few. Does nothing where
+    the user's environment says how to wait.
+    """
+    if not os.environ.keys() & set(_WAITING):
+        os.environ["OMP_WAIT_POLICY"] = "passive"
