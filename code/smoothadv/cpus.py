@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 # benchmarks/threads.py: two threads gain nothing on images of 8x8 pixels.
 _PIXELS_OF_A_THREAD = 64
 
@@ -45,11 +44,11 @@ def suitable_threads(image_shape: tuple[int, ...]) -> int:
     return max(1, min(usable_cpus(), image_shape[-2] * image_shape[-1] // _PIXELS_OF_A_THREAD))
 
 
-def let_threads_sleep() -> None:
-    """Let threads of OpenMP that wait for others leave their CPU to other programs; for use before torch is loaded.
+def shorten_waiting() -> None:
+    """Let threads of PyTorch that wait for others sleep soon, not after long turning in a loop; call it before torch.
 
-    Else they would turn in a loop, for which threads that have work would wait where CPUs are few. Does nothing where
-    the user's environment says how to wait.
+    They would keep CPUs from the threads that have work, where other programs compute as well. Does nothing where the
+    environment says how to wait.
     """
-    if not os.environ.keys() & set(_WAITING):
-        os.environ["OMP_WAIT_POLICY"] = "passive"
+    if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
+        os.environ["GOMP_SPINCOUNT"] = "1000"  # as libgomp does by itself where it has more threads than CPUs
