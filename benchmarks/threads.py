@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from smoothadv.cpus import shorten_waiting, usable_cpus
+from smoothadv.cpus import shorten_waiting, suitable_threads, usable_cpus
 
 PAGE = Path(__file__).parents[1] / "docs" / "training.md"
 START, END = "<!-- made by benchmarks/threads.py -->\n", "<!-- end of what benchmarks/threads.py made -->\n"
@@ -44,7 +44,6 @@ def work(setting: str) -> None:
 
     import smoothadv
     from smoothadv.architectures import get_architecture
-    from smoothadv.commands.options.threads import default_threads
     from smoothadv.datasets import describe_dataset
     from smoothadv.objectives.gaussian import Gaussian
     from smoothadv.training.evaluate import EvaluationSchedule
@@ -55,8 +54,7 @@ def work(setting: str) -> None:
         command, arch = name.split()
         data = describe_dataset("digits" if arch.startswith("digits") else "cifar10")
         if setting == DEFAULT:
-            torch.set_num_threads(most)  # a command has images of one size
-            torch.set_num_threads(default_threads(data.image_shape))
+            torch.set_num_threads(suitable_threads(data.image_shape, most))
         torch.manual_seed(0)
         images, model = torch.rand(256, *data.image_shape), get_architecture(arch, data, "normalize")
         if command == "certify":

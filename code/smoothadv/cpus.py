@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+MOST_THREADS = 1024
 # benchmarks/threads.py: two threads gain nothing on images of 8x8 pixels.
 _PIXELS_OF_A_THREAD = 64
 
@@ -39,9 +40,13 @@ def _read(file: Path) -> str:
         return ""
 
 
-def suitable_threads(image_shape: tuple[int, ...]) -> int:
-    """How many threads suit a network on images [C, H, W]: one for each usable CPU, fewer for small images."""
-    return max(1, min(usable_cpus(), image_shape[-2] * image_shape[-1] // _PIXELS_OF_A_THREAD))
+def suitable_threads(image_shape: tuple[int, ...], most: int) -> int:
+    """The threads that suit networks on images [C, H, W]: OMP_NUM_THREADS; else one for each usable CPU, at most
+    ``most``, PyTorch's own choice, and fewer for small images.
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        return most
+    return max(1, min(most, usable_cpus(), image_shape[-2] * image_shape[-1] // _PIXELS_OF_A_THREAD))
 
 
 def shorten_waiting() -> None:

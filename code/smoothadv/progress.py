@@ -19,8 +19,8 @@ _LINE = "{desc}: {n_fmt} of {total_fmt} ({percentage:.0f}%), {rate_fmt}, {elapse
 class Progress(tqdm):
     """A bar of tqdm, with its arguments, where standard error is a terminal; ``quiet`` shows nothing.
 
-    Elsewhere, as under nohup, a line says how far the work is whenever a minute has passed without one, and work that
-    ends within a minute says nothing. Other lines, written within ``external_write_mode``, count as well.
+    Elsewhere, as under nohup, a line says how far the work is whenever a minute has passed without one. Other lines,
+    written within ``external_write_mode``, count as well.
     """
 
     def __init__(self, *arguments: Any, quiet: bool = False, **options: Any) -> None:

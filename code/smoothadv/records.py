@@ -6,7 +6,6 @@ incomplete is dropped. Beside each log lies a manifest that records how the log 
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import re
@@ -94,12 +93,6 @@ pictures_folder = partial(_beside, ending=".pictures", instead_of=".tsv")
 """The folder of the pictures of a log's adversarial examples."""
 shard_folder = partial(_beside, ending=_SHARDS)
 """The folder of a log's shards until they are merged."""
-
-
-def manifests_of(output: Path) -> list[Path]:
-    """The manifests there are of a log, or of the logs in a folder, and of their shards."""
-    places, start = ("", f"{_SHARDS}/*", "/*", f"/*{_SHARDS}/*"), glob.escape(str(output))
-    return [Path(found) for place in places for found in glob.iglob(start + place + _MANIFEST)]
 
 
 def is_manifest(path: Path) -> bool:

@@ -16,14 +16,12 @@ from smoothadv.commands.options.components import (
     given_settings,
     refuse_foreign_settings,
 )
-from smoothadv.commands.options.shared import device
-from smoothadv.commands.options.smoothing import add_smoothing, request_fields, use_threads_for_logs
-from smoothadv.commands.options.threads import THREADS, use_threads
+from smoothadv.commands.options.shared import THREADS, device, use_threads
+from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser, run
 from smoothadv.errors import UserError
 from smoothadv.evaluation.requests import CertifyRequest
 from smoothadv.readers import read_certification_log
-from smoothadv.records import manifest_path, recorded_settings
 from smoothadv.settings import non_negative_int, positive_int
 
 _EXAMPLES = """examples:
@@ -91,7 +89,7 @@ def _certify(parser: Parser, options: argparse.Namespace, command: Sequence[str]
     request = request_of(parser, options, command)
     from smoothadv.evaluation.certifying import certify  # imports torch, for which a usage error need not wait
 
-    use_threads_for_logs(options)
+    use_threads(options)
     log, procedure = certify(request)
     if is_finished(log, request.shard, "certify"):
         _summarise(log.path, procedure)
@@ -128,7 +126,7 @@ def _verify(parser: Parser, options: argparse.Namespace, command: Sequence[str])
     from smoothadv.evaluation.verifying import VerifyRequest, verify  # imports torch
 
     seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
-    use_threads(options, [manifest_path(options.log)], recorded_settings(options.log).get("dataset"))
+    use_threads(options)
     found = verify(VerifyRequest(**{**fields_given(VerifyRequest, options), "seed": seed}))
     rows = f"{found.repeated} of {found.of} rows of {options.log}, chosen by --seed {seed}, were drawn again"
     for index, difference in found.differences.items():

@@ -10,7 +10,8 @@ from smoothadv.certification import ABSTAIN
 from smoothadv.commands.merging import evaluation_main, is_finished
 from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan_of, given_attack_flags
 from smoothadv.commands.options.components import add_options
-from smoothadv.commands.options.smoothing import add_smoothing, request_fields, use_threads_for_logs
+from smoothadv.commands.options.shared import use_threads
+from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser
 from smoothadv.evaluation.predicting import predict
 from smoothadv.evaluation.requests import PREDICTION_DRAWS, PredictRequest
@@ -50,7 +51,7 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
 
 def _predict(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
     request = request_of(parser, options, command)
-    use_threads_for_logs(options)
+    use_threads(options)
     if is_finished(predict(request), request.shard, "predict"):
         table = read_prediction_log(request.outfile)
         print(

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from smoothadv.choices import INPUT_LAYER_NAMES
 from smoothadv.commands.options.components import add_options, fields_given
-from smoothadv.commands.options.shared import add_dataset, check_dataset
-from smoothadv.commands.options.threads import THREADS, use_threads
+from smoothadv.commands.options.shared import THREADS, add_dataset, check_dataset, use_threads
 from smoothadv.commands.runner import Parser, run
 from smoothadv.settings import non_negative_int, positive_int, positive_noise_level
 

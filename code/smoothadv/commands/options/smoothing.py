@@ -9,12 +9,10 @@ from typing import Any
 from smoothadv.choices import INPUT_LAYER_NAMES, PRECISION_NAMES
 from smoothadv.commands.options.components import add_options, fields_given
 from smoothadv.commands.options.shared import add_dataset, add_running, check_dataset
-from smoothadv.commands.options.threads import use_threads
 from smoothadv.commands.runner import Parser
 from smoothadv.datasets import SPLITS
 from smoothadv.evaluation.requests import EvaluationRequest
 from smoothadv.evaluation.shards import Shard
-from smoothadv.records import manifest_path, manifests_of
 from smoothadv.settings import batch_size, number, positive_int, positive_noise_level, probability
 
 _draws = number(int, "a whole number from 1 to 4,000,000,000", lambda v: 1 <= v <= 4_000_000_000)
@@ -93,10 +91,3 @@ def request_fields(
     renamed = {"classifier": options.checkpoint, "images": options.dataset, "draws": options.N, "maximum": options.max}
     renamed["pretrained"] = not options.no_pretrained
     return {**renamed, "command": tuple(command), **fields_given(request, options)}
-
-
-def use_threads_for_logs(options: argparse.Namespace) -> None:
-    """``use_threads``, as for the logs that go on, or for the one that is attacked."""
-    output, against = getattr(options, "outdir", None) or options.outfile, getattr(options, "against", None)
-    going_on = [] if options.existing == "overwrite" else manifests_of(output)
-    use_threads(options, going_on + ([manifest_path(against)] if against else []))

@@ -16,9 +16,9 @@ from smoothadv.analysis.shared.radii import MOST_RADII
 from smoothadv.architectures import get_architecture
 from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.shared.smoothed_attack import EVERY
-from smoothadv.commands.options.threads import default_threads
 from smoothadv.commands.sweep.planning import Plan
 from smoothadv.commands.sweep.reading import EvaluationPlan, TrainingPlan
+from smoothadv.cpus import suitable_threads
 from smoothadv.datasets import SPLITS, get_dataset
 from smoothadv.devices import default_device, device_name
 from smoothadv.evaluation.requests import AttackPlan, select_examples
@@ -56,7 +56,7 @@ def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
     and per copy and step of attack, is assumed to be equal for all m and T. UserError if a dataset has no known size.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(grid.threads or default_threads(plans[0].trainings[0].description.image_shape))
+    torch.set_num_threads(grid.threads or suitable_threads(plans[0].trainings[0].description.image_shape, threads))
     try:
         meter = _CostMeter(torch.device(device) if device else default_device())
         with Progress(plans, "measuring", unit="job", delay=1, leave=False) as measured:
