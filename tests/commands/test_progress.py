@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from tqdm import tqdm
 
-from smoothadv.progress import Progress
+from smoothadv.progress import Progress, progress_hidden
 
 # Runs a command whose progress makes a line at each update, and ends without writing out what is buffered.
 OFTEN = """
@@ -49,24 +49,14 @@ def test_line_has_what_how_many_share_rate_and_time_left(clock, capsys):
     assert re.sub(r"2\.0\ds", "2.00s", capsys.readouterr().err) == line, "and nothing else"
 
 
-def test_line_a_minute_however_many_updates(clock, capsys):
-    for _ in Progress(range(300), "counting"):
-        clock.now += 1
+@pytest.mark.parametrize(
+    ("updates", "seconds", "counts"), [(300, 1, [60, 120, 180, 240, 300]), (3, 600, [1, 2, 3]), (59, 1, [])]
+)
+def test_line_a_minute_however_many_updates(updates, seconds, counts, clock, capsys):
+    for _ in Progress(range(updates), "counting", leave=True):
+        clock.now += seconds
     lines = capsys.readouterr().err.splitlines()
-    assert [re.match(r"counting: (\d+) of 300", line)[1] for line in lines] == ["60", "120", "180", "240", "300"]
-
-
-def test_one_update_in_ten_minutes_makes_a_line(clock, capsys):
-    for _ in Progress(range(3)):
-        clock.now += 600
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split(" (")[0] for line in lines] == ["1 of 3", "2 of 3", "3 of 3"]
-
-
-def test_work_of_less_than_a_minute_says_nothing(clock, capsys):
-    for _ in Progress(range(59), "counting", leave=True):
-        clock.now += 1
-    assert capsys.readouterr().err == ""
+    assert [line.split(" (")[0] for line in lines] == [f"counting: {count} of {updates}" for count in counts]
 
 
 def test_other_lines_count(clock, capsys):
@@ -83,7 +73,9 @@ def test_other_lines_count(clock, capsys):
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
 def test_quiet_work_says_nothing(clock, monkeypatch, kind):
     monkeypatch.setattr(sys, "stderr", kind())
-    for _ in Progress(range(10), quiet=True):
+    with progress_hidden(True):
+        hidden = Progress(range(10))
+    for _ in zip(hidden, Progress(range(10), quiet=True)):
         clock.now += 100
     assert sys.stderr.getvalue() == ""
 
@@ -113,18 +105,16 @@ def test_work_outlives_its_standard_error(clock, monkeypatch, error):
     assert done == [0, 1, 2]
 
 
-def test_certify_without_a_terminal_prints_lines(checkpoint, warm, tmp_path):
+def test_certify_without_a_terminal_prints_lines_in_one_process(checkpoint, warm, tmp_path):
     words = ["certify", "digits", checkpoint, "0.25", "log.tsv", "--N", "1000", "--max", "3", "--device", "cpu"]
-    done = warm.run([sys.executable, "-c", OFTEN, *map(str, words)], tmp_path)
+    command = [sys.executable, "-c", OFTEN, *map(str, words)]
+    done = warm.run(command, tmp_path)
     lines = done.stderr.splitlines()
     assert done.returncode == 0 and len(lines) > 5 and "\r" not in done.stderr
     assert [line for line in lines if not LINE.fullmatch(line)] == []
     assert {int(re.search(r"(\d) of 3", line)[1]) for line in lines} == {0, 1, 2, 3}
     assert done.stdout.startswith("log.tsv: 3 examples"), "though nothing wrote out what was buffered"
-
-
-def test_of_several_processes_one_prints_lines(checkpoint, warm, tmp_path):
-    words = ["certify", "digits", checkpoint, "0.25", "log.tsv", "--N", "1000", "--max", "3", "--device", "cpu"]
-    first, other = warm.run_workers(2, [sys.executable, "-c", OFTEN, *map(str, words)], tmp_path)
+    (tmp_path / "log.tsv").unlink()
+    first, other = warm.run_workers(2, command, tmp_path)
     assert first.returncode == other.returncode == 0
     assert "of 3 (" in first.stderr and "of 3 (" not in other.stderr
