@@ -2,9 +2,9 @@
 
 import contextlib
 import sys
-import time
 from collections.abc import Iterator
 from contextvars import ContextVar
+from time import monotonic
 from typing import Any
 
 from tqdm import tqdm
@@ -25,7 +25,7 @@ class Progress(tqdm):
 
     def __init__(self, *arguments: Any, quiet: bool = False, **options: Any) -> None:
         self._makes_lines = sys.stderr is not None and not sys.stderr.isatty()
-        self._last_line = time.monotonic()
+        self._last_line = monotonic()
         if self._makes_lines:
             # Any update may make a line, since they may be rare; the rate is that of all the work.
             options["unit"] = f" {options.get('unit', 'it').strip()}"
@@ -38,8 +38,8 @@ class Progress(tqdm):
         """What tqdm calls to show how far the work is."""
         if not self._makes_lines:
             return super().display(*arguments, **options)
-        if time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
-            self._last_line = time.monotonic()
+        if monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = monotonic()
             with contextlib.suppress(OSError, ValueError):  # a full disk or a closed stream must not end the work
                 print(shown(" ".join(str(self).replace("s/ ", "s/").split())), file=sys.stderr, flush=True)
         return True
@@ -47,7 +47,7 @@ class Progress(tqdm):
     def clear(self, *arguments: Any, **options: Any) -> None:
         """What tqdm calls before others write a line."""
         if self._makes_lines:
-            self._last_line = time.monotonic()
+            self._last_line = monotonic()
         else:
             super().clear(*arguments, **options)
 

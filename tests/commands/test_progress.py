@@ -34,7 +34,7 @@ class Terminal(io.StringIO):
 def clock(monkeypatch) -> SimpleNamespace:
     """The time, which passes by adding to ``now``."""
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr("smoothadv.progress.time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr("smoothadv.progress.monotonic", lambda: clock.now)
     return clock
 
 

@@ -3,34 +3,26 @@
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from smoothadv.cpus import shorten_waiting, suitable_threads, usable_cpus
+from smoothadv.cpus import suitable_threads, usable_cpus
 from support.commands import CODE, call, refused, run_process, succeed
 
-CGROUPS = {
-    "none": ({}, 8),
-    "no quota": ({"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/cpu.max": "max 100000"}, 8),
-    "quota": ({"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/cpu.max": "350000 100000\n"}, 3),
-    "less than a CPU": ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "50000 100000"}, 1),
-    "of a group around": (
-        {"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": "4 2", "sys/fs/cgroup/a/b/cpu.max": "9 2"},
-        2,
-    ),
-    "version 1": (
-        {
-            "proc/self/cgroup": "5:memory:/m\n4:cpu,cpuacct:/a\n0::/",
-            "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "500000",
-            "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000",
-            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
-            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
-        },
-        5,
-    ),
-}
+OF_VERSION_1 = {"cgroup": "5:memory:/m\n4:cpu,cpuacct:/a\n0::/", "cpu/cpu.cfs_quota_us": "-1"}
+ACTIVE = {"OMP_WAIT_POLICY": "active"}
+CGROUPS = [
+    ({}, 8),
+    ({"cgroup": "0::/a", "a/cpu.max": "max 100000"}, 8),
+    ({"cgroup": "0::/a", "a/cpu.max": "350000 100000\n"}, 3),
+    ({"cgroup": "0::/", "cpu.max": "50000 100000"}, 1),
+    ({"cgroup": "0::/a/b", "a/cpu.max": "4 2", "a/b/cpu.max": "9 2"}, 2),
+    ({**OF_VERSION_1, "cpu/a/cpu.cfs_quota_us": "500000", "cpu/a/cpu.cfs_period_us": "100000"}, 5),
+    ({**OF_VERSION_1, "cpu/cpu.cfs_period_us": "100000", "memory/m/cpu.max": "1 1"}, 8),
+]
 
 
 @pytest.fixture
@@ -40,12 +32,13 @@ def free_choice(monkeypatch, one_thread) -> None:
     torch.set_num_threads(2)
 
 
-@pytest.mark.parametrize(("files", "expected"), CGROUPS.values(), ids=CGROUPS)
+@pytest.mark.parametrize(("files", "expected"), CGROUPS)
 def test_usable_cpus(files, expected, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(8), raising=False)
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+        path = tmp_path / ("proc/self" if name == "cgroup" else "sys/fs/cgroup") / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     assert usable_cpus(tmp_path) == expected
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     assert usable_cpus(tmp_path) == max(1, expected // 3)
@@ -68,57 +61,59 @@ def test_every_command_that_computes_has_the_option(command, capsys):
     assert refused(call(capsys, name, *further, "--threads", 0), "--threads", "'0'", "from 1 to 1,024", code=2)
 
 
-def test_log_goes_on_with_its_threads(free_choice, monkeypatch, checkpoint, workplace):
-    def certified(*options: object) -> list[int]:
-        common = ["digits", checkpoint, "0.25", "log.tsv", "--N", 200, "--sound", "--device", "cpu"]
-        succeed("certify", *common, *options)
-        runs = json.loads(Path("log.tsv.manifest.json").read_text())["runs"]
+@pytest.fixture
+def used(free_choice, monkeypatch) -> Callable[..., list[int]]:
+    """Runs a command; returns the threads of all runs in the record that it writes."""
+
+    def run(record: str, *words: object) -> list[int]:
+        succeed(*words, "--device", "cpu")
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         torch.set_num_threads(2)
-        return [run["torch_threads"] for run in runs]
+        return [run["torch_threads"] for run in json.loads(Path(record).read_text())["runs"]]
 
-    assert certified("--max", 1) == [1], "images of 8x8"
-    assert certified("--max", 1, "--overwrite", "--threads", 3) == [3]
-    assert certified("--max", 2) == [3, 3], "a setting of the log"
+    return run
+
+
+def test_log_goes_on_with_its_threads(used, monkeypatch, checkpoint, workplace):
+    words = ["log.tsv.manifest.json", "certify", "digits", checkpoint, "0.25", "log.tsv", "--N", 200, "--sound"]
+    assert used(*words, "--max", 1) == [1], "images of 8x8"
+    assert used(*words, "--max", 1, "--overwrite", "--threads", 3) == [3]
+    assert used(*words, "--max", 2) == [3, 3], "a setting of the log"
+    succeed("certify", "verify", "log.tsv", "--device", "cpu")
+    torch.set_num_threads(2)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert certified("--max", 1, "--overwrite") == [2]
-    torch.set_num_threads(1)
-    succeed("certify", "verify", "log.tsv")
+    assert used(*words, "--max", 1, "--overwrite") == [2]
 
 
-def test_training_goes_on_with_its_threads(free_choice, monkeypatch, workplace):
+def test_training_goes_on_with_its_threads(used, workplace):
+    few = ["--noise", 0.25, "--steps-per-epoch", 1, "--batch", 32, "--evaluate-images", 1, "--epochs"]
+
     def trained(folder: str, *options: object) -> list[int]:
-        common = ["--noise", 0.25, "--steps-per-epoch", 2, "--evaluate-images", 1, "--device", "cpu", "--epochs"]
-        succeed("train", "digits", "digits_resnet8", folder, *common, *options)
-        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-        torch.set_num_threads(2)
-        return [run["torch_threads"] for run in json.loads(Path(folder, "args.json").read_text())["runs"]]
+        return used(f"{folder}/args.json", "train", "digits", "digits_resnet8", folder, *few, *options)
 
-    assert trained("parts", 1, "--threads", 2) == [2]
-    assert trained("parts", 2, "--resume") == [2, 2]
-    assert trained("whole", 2, "--threads", 2) == [2]
+    assert trained("new", 1) == [1] and trained("whole", 2, "--threads", 2) == [2]
+    assert trained("parts", 1, "--threads", 2) == [2] and trained("parts", 2, "--resume") == [2, 2]
     parts, whole = (torch.load(f"{name}/checkpoint.pth.tar", weights_only=True) for name in ("parts", "whole"))
     assert all(torch.equal(parts["state_dict"][name], value) for name, value in whole["state_dict"].items())
-    record = json.loads(Path("whole/args.json").read_text())
+    record = json.loads(Path("new/args.json").read_text())
     del record["runs"][0]["torch_threads"]
-    Path("whole/args.json").write_text(json.dumps(record))
-    assert trained("whole", 3, "--resume")[-1] == 2, "an older training took PyTorch's number"
-    assert trained("new", 1) == [1]
+    Path("new/args.json").write_text(json.dumps(record))
+    succeed("train", "digits", "digits_resnet8", "new", *few, 2, "--resume", "--device", "cpu")
+    assert json.loads(Path("new/args.json").read_text())["runs"][-1]["torch_threads"] == 2, "as older versions"
 
 
-def test_threads_that_wait_sleep_soon_unless_told_otherwise(monkeypatch):
-    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    shorten_waiting()
-    assert "GOMP_SPINCOUNT" not in os.environ
-    monkeypatch.delenv("OMP_WAIT_POLICY")
-    shorten_waiting()
-    assert os.environ["GOMP_SPINCOUNT"] == "1000"
-
-
-def test_waiting_is_set_before_torch_is_loaded(tmp_path):
-    seen = "commands.shorten_waiting = lambda: print('torch' in sys.modules)"
-    program = f"import sys; from smoothadv import commands; {seen}; commands.main(['train', '--help'])"
+@pytest.mark.parametrize(("given", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), (ACTIVE, "None")])
+def test_threads_that_wait_sleep_soon_unless_told_otherwise(given, expected, tmp_path):
+    """Set before torch is loaded, whose libraries read it."""
+    program = f"""
+import os, sys
+from smoothadv import commands
+for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+    os.environ.pop(name, None)
+os.environ.update({given})
+wait = commands.shorten_waiting
+commands.shorten_waiting = lambda: print(wait(), os.environ.get("GOMP_SPINCOUNT"), "torch" in sys.modules)
+commands.main(["train", "--help"])
+"""
     done = run_process([sys.executable, "-c", program], tmp_path, PYTHONPATH=str(CODE))
-    assert done.stdout.startswith("False\n") and "--threads N" in done.stdout
+    assert done.stdout.startswith(f"None {expected} False\n") and "--threads N" in done.stdout
