@@ -10,6 +10,7 @@ from hypothesis import settings
 
 # Before torch is loaded: parallel test processes of many threads each are ten times slower than of one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # for the tests that take several
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "code"))
 

@@ -30,6 +30,8 @@ FOUNDATION = {
     "bounds",
     "choices",
     "plugins",
+    "progress",
+    "cpus",
 }
 ALLOWED = {
     "": {"api", "plugins", "version"},
@@ -40,6 +42,8 @@ ALLOWED = {
     "choices": set(),
     "registry": {"errors"},
     "plugins": {"errors", "files", "registry"},
+    "progress": {"errors"},
+    "cpus": set(),
     "files": {"errors"},
     "records": {"errors", "files"},
     "provenance": {"plugins", "version"},
@@ -77,6 +81,8 @@ WITHOUT_TORCH = {
     "registry",
     "choices",
     "plugins",
+    "progress",
+    "cpus",
     "files",
     "records",
     "provenance",

@@ -33,6 +33,7 @@ from smoothadv.errors import UserError
 from smoothadv.evaluation import attacking, certifying, falsifying, predicting, requests
 from smoothadv.evaluation.classifiers import trained_on_logits
 from smoothadv.objectives import Objective
+from smoothadv.progress import progress_hidden
 from smoothadv.readers import read_certification_log, read_prediction_log
 from smoothadv.training.job import Trained
 from smoothadv.training.job import train as train_as_requested
@@ -239,7 +240,7 @@ def train(
 
     ``schedule`` holds fields of ``training.request.ScheduleChoices`` (epochs, batch, learning_rate, ...), and
     ``options`` further fields of ``training.request.TrainingRequest`` (execution, crop_padding, ...). ``existing`` says
-    what to do with a run that is there: "resume", "overwrite" or "refuse". ``quiet`` prints no lines.
+    what to do with a run that is there: "resume", "overwrite" or "refuse". ``quiet`` prints no lines and no progress.
 
     Returns the model and the history of its training. UserError on bad input, NonFiniteError where the loss or the
     weights stop being finite.
@@ -277,5 +278,6 @@ def train(
         command=arguments.called_from("train"),
         **options,
     )
-    with trained_on_logits(model, description) if isinstance(model, torch.nn.Module) else nullcontext():
+    to_logits = trained_on_logits(model, description) if isinstance(model, torch.nn.Module) else nullcontext()
+    with to_logits, progress_hidden(quiet):
         return train_as_requested(request, (lambda line: None) if quiet else print)

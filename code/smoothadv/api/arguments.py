@@ -143,13 +143,14 @@ def torch_settings_kept() -> Iterator[None]:
     cudnn, deterministic = torch.backends.cudnn, torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    of_cudnn = cudnn.benchmark, cudnn.deterministic
+    of_cudnn, threads = (cudnn.benchmark, cudnn.deterministic), torch.get_num_threads()
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(deterministic, warn_only=only_warns)
         torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
         cudnn.benchmark, cudnn.deterministic = of_cudnn
+        torch.set_num_threads(threads)
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
-from tqdm import tqdm
+
+from smoothadv.progress import Progress
 
 FIRST_LOOK, GROWTH, STEP, PUBLISHED_N = 100, 1.25, 50, 100_000
 _TAIL, _SLACK = 1e-17, 1e-12
@@ -160,6 +161,6 @@ def efficacy_table(nulls: Sequence[float], looks: np.ndarray, alpha: float, earl
     smaller t. Raising boundaries can only lower a row's level.
     """
     allowance = [spending(int(n), int(looks[-1]), alpha, early) for n in looks]
-    progress = tqdm(nulls, "tables", delay=2, leave=False, disable=None)
+    progress = Progress(nulls, "tables", delay=2, leave=False)
     rows = np.array([efficacy_row(t, looks, allowance) for t in progress], dtype=np.int64)
     return np.maximum.accumulate(rows.reshape(len(nulls), len(looks)), axis=0)

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from smoothadv.cpus import shorten_waiting
 from smoothadv.errors import shown
 from smoothadv.registry import did_you_mean
 from smoothadv.version import __version__
@@ -60,6 +61,7 @@ def main(arguments: list[str] | None = None, script: str = "") -> int:
         print(f"error: {found}; known: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     try:
+        shorten_waiting()
         # Imported only now: `smoothadv --help` must not wait for torch.
         command = importlib.import_module(f"smoothadv.commands.{arguments[0]}")
         return command.main(arguments[1:])

@@ -15,6 +15,7 @@ from smoothadv.certification import ABSTAIN
 from smoothadv.commands.merging import evaluation_main, is_finished
 from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan_of
 from smoothadv.commands.options.components import add_options, command_line_of
+from smoothadv.commands.options.shared import use_threads
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser
 from smoothadv.errors import UserError
@@ -126,6 +127,7 @@ def _refuse_contradictions(parser: Parser, options: argparse.Namespace, sizes: S
 
 def _attack(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
     request = request_of(parser, options, command)
+    use_threads(options)
     if isinstance(request, FalsifyRequest):
         from smoothadv.evaluation import falsifying  # imports the analyses and pandas
 

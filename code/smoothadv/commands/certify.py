@@ -16,7 +16,7 @@ from smoothadv.commands.options.components import (
     given_settings,
     refuse_foreign_settings,
 )
-from smoothadv.commands.options.shared import device
+from smoothadv.commands.options.shared import THREADS, device, use_threads
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser, run
 from smoothadv.errors import UserError
@@ -47,6 +47,7 @@ _VERIFY = {
     "--denoiser CHECKPOINT": (str, "the denoiser before it, if there is one (default: likewise)"),
     "--data-dir DIR": (str, "folder of the dataset's files (default: data; for imagenet IMAGENET_DIR)"),
     "--device": (device, "torch device like cpu or cuda:1 (default: cuda if there is one)"),
+    **THREADS,
     "--seed": (non_negative_int, "seed that chooses the rows (default: another one each time)"),
 }
 
@@ -88,6 +89,7 @@ def _certify(parser: Parser, options: argparse.Namespace, command: Sequence[str]
     request = request_of(parser, options, command)
     from smoothadv.evaluation.certifying import certify  # imports torch, for which a usage error need not wait
 
+    use_threads(options)
     log, procedure = certify(request)
     if is_finished(log, request.shard, "certify"):
         _summarise(log.path, procedure)
@@ -124,6 +126,7 @@ def _verify(parser: Parser, options: argparse.Namespace, command: Sequence[str])
     from smoothadv.evaluation.verifying import VerifyRequest, verify  # imports torch
 
     seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
+    use_threads(options)
     found = verify(VerifyRequest(**{**fields_given(VerifyRequest, options), "seed": seed}))
     rows = f"{found.repeated} of {found.of} rows of {options.log}, chosen by --seed {seed}, were drawn again"
     for index, difference in found.differences.items():

@@ -10,6 +10,7 @@ from smoothadv.certification import ABSTAIN
 from smoothadv.commands.merging import evaluation_main, is_finished
 from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan_of, given_attack_flags
 from smoothadv.commands.options.components import add_options
+from smoothadv.commands.options.shared import use_threads
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
 from smoothadv.commands.runner import Parser
 from smoothadv.evaluation.predicting import predict
@@ -50,6 +51,7 @@ def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[st
 
 def _predict(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
     request = request_of(parser, options, command)
+    use_threads(options)
     if is_finished(predict(request), request.shard, "predict"):
         table = read_prediction_log(request.outfile)
         print(

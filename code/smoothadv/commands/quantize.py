@@ -8,7 +8,7 @@ from pathlib import Path
 
 from smoothadv.choices import INPUT_LAYER_NAMES
 from smoothadv.commands.options.components import add_options, fields_given
-from smoothadv.commands.options.shared import add_dataset, check_dataset
+from smoothadv.commands.options.shared import THREADS, add_dataset, check_dataset, use_threads
 from smoothadv.commands.runner import Parser, run
 from smoothadv.settings import non_negative_int, positive_int, positive_noise_level
 
@@ -27,6 +27,7 @@ _OPTIONS = {
     "--draws N": (positive_int, "draws for each of these (default: 200)", 200),
     "--input-layer": (INPUT_LAYER_NAMES, "first layer of a model whose checkpoint does not record it"),
     "--data-dir DIR": (str, "folder of the dataset's files (default: data; for imagenet IMAGENET_DIR)"),
+    **THREADS,
     "--seed": (non_negative_int, "seed of the noise (default: 0)", 0),
     "--overwrite": (None, "replace OUTFILE if it exists"),
 }
@@ -56,6 +57,7 @@ def _quantize(parser: Parser, options: argparse.Namespace, command: Sequence[str
     from smoothadv.quantization.request import QuantizeRequest, quantize  # imports torch
 
     request = QuantizeRequest(**fields_given(QuantizeRequest, options), command=tuple(command))
+    use_threads(options)
     network, comparison = quantize(request)
     bound = max(getattr(layer, "largest_sum", 0.0) for layer in network.layers)
     print(

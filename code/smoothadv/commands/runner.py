@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import io
 import os
 import re
 import signal
@@ -157,6 +158,8 @@ def run(
     traceback. Any other exception is a defect and propagates.
     """
     _open_closed_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # a line printed to a file is there at once
     try:
         with _warnings_as_lines():
             plugins.load_installed()

@@ -12,12 +12,12 @@ from smoothadv.architectures import ARCHITECTURES, LIBRARIES, chosen_architectur
 from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.commands.options.attack import in_256ths, unchanged
 from smoothadv.commands.options.components import add_options
-from smoothadv.commands.options.shared import add_dataset, add_running
+from smoothadv.commands.options.shared import add_dataset, add_running, use_threads
 from smoothadv.commands.options.training import add_training, objectives_with, request_of, with_recipes
 from smoothadv.commands.runner import Parser, run
 from smoothadv.objectives import Objective
 from smoothadv.objectives.denoising import DENOISING
-from smoothadv.records import CHECKPOINT
+from smoothadv.records import ARGUMENTS, CHECKPOINT
 from smoothadv.training.job import train
 from smoothadv.training.processes import ended
 
@@ -65,6 +65,7 @@ def train_command(name: str, make_parser: Callable[[Sequence[str]], Parser], arg
 def _train(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
     options = with_recipes(parser, options)
     request = request_of(parser, options, command)
+    use_threads(options, options.outdir / ARGUMENTS if options.existing == "resume" else None)
     trained = train(request)
     if trained.is_first:
         command_line = _certify_command(options, request.objective)

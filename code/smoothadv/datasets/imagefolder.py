@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,14 +9,15 @@ from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
+from smoothadv.cpus import usable_cpus
 from smoothadv.datasets import DATASETS, SPLITS, ImageDataset, Source
 from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription, constants, photographs, spread
 from smoothadv.datasets.image_files import Image, Made, read_image, read_pixels, remembered, stamp
 from smoothadv.datasets.preparation import split_location
 from smoothadv.errors import UserError
 from smoothadv.files import read_regular
+from smoothadv.progress import Progress
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -76,9 +76,9 @@ def _read(path: Path, shape: tuple[int, int, int] | None = None) -> np.ndarray:
 def _read_all(files: list[tuple[Path, int]], shape: tuple[int, int, int]) -> np.ndarray:
     """All files as uint8 [N, C, H, W]; decoding releases the interpreter lock, so threads help."""
     images = np.empty((len(files), *shape), dtype=np.uint8)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(usable_cpus()) as pool:
         decoded = pool.map(lambda item: _read(item[0], shape), files)
-        for index, image in enumerate(tqdm(decoded, "reading images", len(files), delay=2, disable=None)):
+        for index, image in enumerate(Progress(decoded, "reading images", len(files), delay=2)):
             images[index] = image
     return images
 
@@ -135,9 +135,9 @@ def _read_prepared(file: tuple[Path, str], make: Callable[[Image], Made]) -> Mad
 def _digest(files: list[tuple[Path, int]]) -> str:
     """A hash of the content, the relative names and the labels of all files."""
     digest = hashlib.sha256()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing releases the interpreter lock
+    with ThreadPoolExecutor(usable_cpus()) as pool:  # hashing releases the interpreter lock
         hashed = pool.map(lambda file: hashlib.sha256(read_regular(file[0])).hexdigest(), files)
-        for (path, label), content in zip(files, tqdm(hashed, "hashing images", len(files), delay=2, disable=None)):
+        for (path, label), content in zip(files, Progress(hashed, "hashing images", len(files), delay=2)):
             digest.update(f"{path.parent.name}/{path.name}\t{label}\t{content}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 

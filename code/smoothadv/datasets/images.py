@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from smoothadv.cpus import usable_cpus
 from smoothadv.datasets.augmentation import augmented, draw_augmentation, pixels_of
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.image_files import Image, read_image
@@ -181,9 +182,8 @@ def _collate(items: list[Item | UserError]) -> list[torch.Tensor] | UserError:
 
 
 def _workers() -> int:
-    """How many workers read files: one per usable core, at most 8, divided among this machine's training processes."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(8, max(1, usable // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
+    """How many workers read files: one per usable CPU, at most 8."""
+    return min(8, usable_cpus())
 
 
 class StreamedImages(Dataset[Item]):

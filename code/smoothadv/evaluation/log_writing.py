@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.devices import to_host
@@ -23,6 +22,7 @@ from smoothadv.evaluation.smoothing_job import SmoothingJob
 from smoothadv.evaluation.workers import Workers
 from smoothadv.files import cached_names, write_cached
 from smoothadv.noise import NoiseKey
+from smoothadv.progress import Progress
 from smoothadv.records import ExampleLog, examples_path, manifest_path, recorded_settings, shard_folder, spool_path
 from smoothadv.smoothing.voting import Poll, Result
 
@@ -83,14 +83,14 @@ class ProgressBar:
     """The progress bar: examples done of ``total``, a share ``title`` of them, draws per second.
 
     ``scores`` decides whether a row counts for the share. Of ``workers`` the first one shows the examples that all have
-    done, the others show nothing; nor does it where standard error is no terminal.
+    done, the others show nothing.
     """
 
     def __init__(
         self, description: str, total: int, title: str, scores: Callable[[Row], bool], workers: Workers | None
     ) -> None:
         is_quiet = workers is not None and workers.rank > 0
-        self._bar = tqdm(total=total, desc=shown(description, 80), unit="example", disable=True if is_quiet else None)
+        self._bar = Progress(total=total, desc=shown(description, 80), unit="example", quiet=is_quiet)
         self._title, self._scores, self._workers = title, scores, workers
         self._done_here = self._hits = self._draws = self._skipped = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ import torch
 
 from smoothadv.certification.prediction import least_draws
 from smoothadv.checkpoints import read_members
+from smoothadv.cpus import MOST_THREADS
 from smoothadv.datasets import get_dataset
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import ImageDataset
@@ -173,6 +175,9 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
     """
     if sound:
         make_deterministic()
+    threads = recorded_number(request, log, "threads")  # a setting of the log, which nobody needs to repeat
+    if threads is not None and threads <= MOST_THREADS and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads)
     if getattr(request, "attack", None) is not None:  # before the digest of the logits
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
     # First, since reading or downloading images takes longer.

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from smoothadv.architectures.integer_network import WHITE, IntegerNetwork
 from smoothadv.bounds import certified_radius
@@ -26,6 +25,7 @@ from smoothadv.datasets.images import ImageDataset
 from smoothadv.errors import UserError
 from smoothadv.files import refuse_to_replace
 from smoothadv.noise import Purpose, RoundedGaussianNoise
+from smoothadv.progress import Progress
 from smoothadv.provenance import provenance
 from smoothadv.quantization.building import LEVELS, Builder
 from smoothadv.quantization.calibration import largest_values
@@ -92,7 +92,7 @@ def quantize(request: QuantizeRequest) -> tuple[IntegerNetwork, Comparison]:
     float_network = read_network(classifier, shape)
     chosen = _spaced(len(images), request.calibration)
     batches = _calibration_batches(float_network, images, chosen, noise)
-    largest = largest_values(float_network, tqdm(batches, "calibrating", disable=None, delay=2), LEVELS)
+    largest = largest_values(float_network, Progress(batches, "calibrating", -(-len(chosen) // _PASS), delay=2), LEVELS)
     network = Builder(float_network, largest, shape, noise.clip).build().eval()
     network.set_probe()
     rest = np.setdiff1d(np.arange(len(images)), chosen)
@@ -145,7 +145,7 @@ def _compare(
     """Votes of the float network and of the integers on the same noisy images."""
     equal, radii = 0, []
     chosen = [int(index) for index in indices]
-    for index in tqdm(chosen, "comparing votes", disable=None, delay=2):
+    for index in Progress(chosen, "comparing votes", delay=2):
         noisy, label = _noisy(images, index, noise, draws, Purpose.EVALUATION), images[index][1]
         votes = [torch.cat([network(part).argmax(1) for part in noisy.split(_PASS)]) for network in networks]
         equal += int((votes[0] == votes[1]).sum())

@@ -184,6 +184,7 @@ def _run(job: Job, report: Callable[[str], None]) -> Trained:
         "test_fingerprint": job.test.fingerprint(),  # now, so that an image that cannot be read is named now
         "device": device_name(job.device),
         "processes": processes.size,
+        "torch_threads": torch.get_num_threads(),
         **({"launch": processes.launch} if processes.launch is not None else {}),
         "arguments": {
             name: value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

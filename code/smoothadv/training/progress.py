@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tqdm import tqdm
-
 from smoothadv.errors import UserError
+from smoothadv.progress import Progress
 
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -17,16 +16,16 @@ _NOT_CURVES = ("epoch", "test_images")
 
 
 class TrainingProgress:
-    """A bar on a terminal that counts images, and lines that go to ``report``; ``silent`` turns both off."""
+    """A bar that counts images, and lines that go to ``report``; ``silent`` turns both off."""
 
     def __init__(self, images: int, done: int, epochs: int, report: Callable[[str], None], silent: bool) -> None:
-        self._bar = tqdm(
+        self._bar = Progress(
             total=images,
             initial=done,
             unit=" images",
             unit_scale=True,
-            disable=True if silent else None,
             smoothing=0.05,
+            quiet=silent,
         )
         self._epochs, self._report, self._silent = epochs, report, silent
         self._printed = self._looked = -math.inf

@@ -4,11 +4,11 @@ from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from smoothadv.certification import Draws
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.noise import GaussianNoise, Purpose
+from smoothadv.progress import Progress
 from smoothadv.smoothing.voting import Poll, VoteCounter
 from smoothadv.training.processes import Processes
 
@@ -47,7 +47,7 @@ def count_votes(
                 chosen = slice(label, label + 1) if for_labels else slice(None)
                 yield Poll(image, noise.stream(index, device, Purpose.TRAINING_VOTES), _answer(draws, chosen))
 
-    shown = tqdm(total=len(own), desc=doing, unit=" images", disable=None if processes.is_first else True, leave=False)
+    shown = Progress(total=len(own), desc=doing, unit=" images", quiet=not processes.is_first, leave=False)
     with shown, torch.inference_mode():
         for place, result in enumerate(counter.run(polls()), start=part.start):
             votes[place] = torch.from_numpy(result.outcome)

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tqdm import tqdm
-
 from smoothadv.analysis.shared.hyper_parameters import Parameters, ParameterValue, parameters_of
 from smoothadv.analysis.shared.plausibility import check_certificates
 from smoothadv.analysis.shared.procedure import is_on_grid, prediction_names, procedure_names, with_method
 from smoothadv.analysis.shared.table_formats import Label
 from smoothadv.errors import UserError
+from smoothadv.progress import Progress
 from smoothadv.readers import READERS, DataFrame, kind_of_log, resembles_log
 from smoothadv.records import images_selected, is_manifest, is_shard_folder
 
@@ -137,7 +136,7 @@ def read_logs(
         for entry in _find(argument, left_out):
             # A log may belong to several named groups, but is read once where it was merely named twice.
             found.setdefault((os.path.realpath(entry.path), entry.group if entry.grouped else None), entry)
-    for entry in tqdm(found.values(), "reading logs", unit="log", disable=None, delay=1):
+    for entry in Progress(found.values(), "reading logs", unit="log", delay=1):
         try:
             _read_one(entry, set(kinds), stated or {}, logs)
         except UserError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from functools import cache
@@ -11,13 +12,22 @@ from typing import TYPE_CHECKING
 
 from smoothadv.commands.options.components import add_options
 from smoothadv.commands.runner import Parser
-from smoothadv.datasets import DATASETS, source_of
+from smoothadv.cpus import MOST_THREADS, suitable_threads
+from smoothadv.datasets import DATASETS, describe_dataset, source_of
 from smoothadv.datasets.preparation import parsed, prepared_name, split_location
 from smoothadv.errors import UsageError, UserError
-from smoothadv.settings import non_negative_int
+from smoothadv.files import read_json
+from smoothadv.settings import non_negative_int, number
 
 if TYPE_CHECKING:
     import torch
+
+THREADS = {
+    "--threads N": (
+        number(int, "a whole number from 1 to 1,024", lambda v: 1 <= v <= MOST_THREADS),
+        "threads of PyTorch on the CPU (default: OMP_NUM_THREADS, else as many as suit the images and the usable CPUs)",
+    )
+}
 
 
 def add_dataset(parser: Parser) -> None:
@@ -56,13 +66,14 @@ def _say_what_is_certified(dataset: str) -> None:
 
 
 def add_running(parser: Parser, existing: str = "refuse") -> None:
-    """Data folder, device, seed, and what to do with existing output (by default ``existing``)."""
+    """Data folder, device, threads, seed, and what to do with existing output (by default ``existing``)."""
     group = parser.add_argument_group("running")
     add_options(
         group,
         {
             "--data-dir DIR": (str, "folder of the dataset's files (default: data; for imagenet IMAGENET_DIR)"),
             "--device": (device, "torch device like cpu or cuda:1 (default: cuda if there is one)"),
+            **THREADS,
             "--seed": (non_negative_int, "seed of all randomness (default: 0)", 0),
         },
     )
@@ -83,3 +94,21 @@ def device(text: str) -> torch.device:
     from smoothadv.devices import usable_device  # imports torch, which only those who give --device wait for here
 
     return usable_device(text)
+
+
+def use_threads(options: argparse.Namespace, resumed: Path | None = None) -> None:
+    """Let PyTorch use --threads, else OMP_NUM_THREADS, else those of the training whose record is ``resumed``: its bits
+    depend on them; else those that suit the images.
+    """
+    import torch
+
+    threads, most = options.threads, torch.get_num_threads()
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        # What cannot be read is for the command itself to complain about.
+        with contextlib.suppress(UserError, OSError, ValueError, LookupError, TypeError, AttributeError):
+            threads = suitable_threads(describe_dataset(options.dataset, options.data_dir).image_shape, most)
+            if resumed is not None:  # older records do not say: PyTorch chose
+                threads = max(1, min(int(read_json(resumed)["runs"][-1].get("torch_threads", most)), most))
+    torch.set_num_threads(threads or most)

@@ -13,8 +13,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tqdm import tqdm
-
 from smoothadv.analysis.report import Report
 from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.analysis.shared.table_formats import FORMATS, Column, Table
@@ -22,6 +20,7 @@ from smoothadv.commands.options.components import add_components, add_options, a
 from smoothadv.commands.runner import Parser, run, terminable
 from smoothadv.errors import UserError, warn
 from smoothadv.files import PAGE, refuse_to_replace, write_text
+from smoothadv.progress import Progress
 from smoothadv.records import TRAINING_LOG, is_shard_folder
 from smoothadv.settings import positive_int, settings_of
 from smoothadv.sweeps.engines import ENGINES, Engine, Site
@@ -131,7 +130,7 @@ def _refuse_shared_folders(grids: Sequence[Grid]) -> None:
 
 def _shown(jobs: Sequence[Job]) -> Iterable[Job]:
     """The jobs, with a bar while the files of one after the other are looked at."""
-    return tqdm(jobs, "checking files", unit="job", disable=None, delay=1)
+    return Progress(jobs, "checking files", unit="job", delay=1)
 
 
 def _states(jobs: Sequence[Job]) -> list[JobState]:
@@ -230,7 +229,7 @@ def visible_gpus(named: str | None, count: int) -> tuple[str, ...]:
 def _hand_over(engine: Engine, jobs: list[Job], site: Site) -> None:
     """Let the engine run the jobs; prints a line as each ends."""
     start, numbers = time.monotonic(), itertools.count(1)
-    with tqdm(total=len(jobs), unit="job", disable=None) as bar:
+    with Progress(total=len(jobs), unit="job") as bar:
 
         def report_end(job: Job, outcome: str) -> None:
             bar.update()

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from smoothadv.analysis.shared.radii import MOST_RADII
 from smoothadv.architectures import get_architecture
@@ -19,10 +18,12 @@ from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.shared.smoothed_attack import EVERY
 from smoothadv.commands.sweep.planning import Plan
 from smoothadv.commands.sweep.reading import EvaluationPlan, TrainingPlan
+from smoothadv.cpus import suitable_threads
 from smoothadv.datasets import SPLITS, get_dataset
 from smoothadv.devices import default_device, device_name
 from smoothadv.evaluation.requests import AttackPlan, select_examples
 from smoothadv.objectives import Objective
+from smoothadv.progress import Progress
 from smoothadv.smoothing.classifier import arrange, default_batch
 from smoothadv.sweeps.grid import Grid
 from smoothadv.training.processes import Processes
@@ -55,10 +56,10 @@ def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
     and per copy and step of attack, is assumed to be equal for all m and T. UserError if a dataset has no known size.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(grid.threads or threads)
+    torch.set_num_threads(grid.threads or suitable_threads(plans[0].trainings[0].description.image_shape, threads))
     try:
         meter = _CostMeter(torch.device(device) if device else default_device())
-        with tqdm(plans, "measuring", unit="job", disable=None, delay=1, leave=False) as measured:
+        with Progress(plans, "measuring", unit="job", delay=1, leave=False) as measured:
             costs = [meter.cost(plan) for plan in measured]
         possible: dict[str, list[Seconds]] = defaultdict(list)
         for plan in plans:
