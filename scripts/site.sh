@@ -26,13 +26,21 @@ cp docs/*.{md,png,css} "$pages"
 cp README.md "$pages/index.md"
 cp CHANGELOG.md "$pages/changelog.md"
 cp CONTRIBUTING.md "$pages/contributing.md"
+.venv-site/bin/python - <<'PROGRAM' >"$pages/tour.md"
+import json
+
+for cell in json.load(open("docs/tour.ipynb"))["cells"]:
+    text = "".join(cell["source"])
+    print(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```", end="\n\n")
+PROGRAM
 cp benchmarks/results/README.md "$pages/measured.md"
 cp "$report" "$pages/digits_report.html"
 sed -i -E \
     -e 's#\]\((\.\./)*docs/#](#g' \
     -e 's#\]\(\.\./README\.md#](index.md#g' \
     -e 's#\]\(\.\./benchmarks/results/README\.md#](measured.md#g' \
-    -e 's#\]\((\.\./)?scripts/grids\)#](grids.md)#g' "$pages"/*.md
+    -e 's#\]\((\.\./)?scripts/grids\)#](grids.md)#g' \
+    -e 's#\]\(tour\.ipynb\)#](tour.md)#g' "$pages"/*.md
 sed -i 's/^## Figures$/[Open this report](digits_report.html){ .md-button }\n\n&/' "$pages/gallery.md"
 {
     printf '# Grids\n\nThe files of scripts/grids, which [sweeps](sweeps.md) run.\n'

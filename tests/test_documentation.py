@@ -1,5 +1,6 @@
 """The programs in the documentation run as they stand: what a reader copies works."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -41,3 +42,15 @@ def test_examples_of_a_page_are_one_program_that_runs(warm, page, word, tmp_path
 def test_a_program_that_fails_is_noticed(warm, tmp_path):
     done = run_program(warm, program("```python\nfrom smoothadv.attacks.pgd import Nothing\n```\n"), tmp_path)
     assert done.returncode == 1 and "Nothing" in done.stderr
+
+
+@pytest.mark.slow
+def test_notebook_runs_from_top_to_bottom(warm, tmp_path):
+    """Its code cells, as one program; where smoothadv can be imported, nothing is installed."""
+    cells = json.loads((DOCS / "tour.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert not any(cell.get("outputs") for cell in cells), "outputs are not kept"
+    done = run_program(warm, "\n".join(code), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "95%" in done.stdout and "flipped" in done.stdout
+    assert "<html" in (tmp_path / "logs" / "tour_report" / "report.html").read_text()
