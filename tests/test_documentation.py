@@ -44,6 +44,12 @@ def test_a_program_that_fails_is_noticed(warm, tmp_path):
     assert done.returncode == 1 and "Nothing" in done.stderr
 
 
+def test_site_lists_every_page():
+    listed = re.findall(r": (\w+)\.md$", (DOCS.parent / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert {page.stem for page in DOCS.glob("*.md")} - set(listed) == set()
+    assert {"index", "tour"} <= set(listed) and len(listed) == len(set(listed))
+
+
 @pytest.mark.slow
 def test_notebook_runs_from_top_to_bottom(warm, tmp_path):
     """Its code cells, as one program; where smoothadv can be imported, nothing is installed."""
