@@ -12,7 +12,9 @@ import pytest
 import smoothadv.commands
 from smoothadv.commands import COMMANDS
 from support.commands import CODE, run_process, script
+from support.plugin_page import without_plugins
 
+_unloaded = pytest.fixture(autouse=True)(without_plugins)
 REPOSITORY = CODE.parent
 SCRIPTS = sorted(path.stem for path in CODE.glob("*.py"))
 
@@ -20,10 +22,11 @@ SCRIPTS = sorted(path.stem for path in CODE.glob("*.py"))
 def documented_commands(text: str) -> list[str]:
     """The lines `python code/X.py ...` of a text, each joined with the lines that its backslash continues on.
 
-    A line that leaves the start to torchrun is given as if it did not.
+    A line that leaves the start to torchrun, or to the console command, is given as if it did not.
     """
     joined = re.sub(r"\\\n\s*", "", text)
     joined = re.sub(r"^( *)torchrun (--\S+ \d+ )*(-- )?code/", r"\1python code/", joined, flags=re.MULTILINE)
+    joined = re.sub(r"^( *)smoothadv (\w+) ", r"\1python code/\2.py ", joined, flags=re.MULTILINE)
     return [line.strip() for line in joined.splitlines() if line.strip().startswith("python code/")]
 
 
@@ -102,14 +105,28 @@ DOCUMENTS = [REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/*.md"))]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_documented_commands_are_valid(document, validate):
-    for line in documented_commands(document.read_text()):
+def test_documented_commands_are_valid(document, validate, monkeypatch, tmp_path):
+    """A page's plug-in is its first program."""
+    monkeypatch.chdir(tmp_path)
+    text = document.read_text()
+    for name in re.findall(r"--plugin ([a-z]+\.py)", text):
+        Path(name).write_text(re.search(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[1])
+    for line in documented_commands(text):
         validate(line)
 
 
+def test_grid_of_a_new_objective_is_accepted_with_its_plugin(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    text = (REPOSITORY / "docs" / "new_objective.md").read_text()
+    for name, language in [("averaged.py", "python"), ("equal_cost.toml", "toml")]:
+        Path(name).write_text(re.search(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[1])
+    assert smoothadv.commands.main(["sweep", "status", "equal_cost.toml"]) == 0
+    assert "equal_cost: 9 jobs: 9 waiting" in capsys.readouterr().out
+
+
 def test_documented_commands_are_found_with_their_continuations():
-    text = "```\n$ ls\n  python code/a.py x \\\n      --y 1\npython code/b.py\n```\nNot python code/c.py here.\n"
-    assert documented_commands(text) == ["python code/a.py x --y 1", "python code/b.py"]
+    text = "$ ls\n  python code/a.py x \\\n      --y 1\npython code/b.py\nsmoothadv c d\nNot python code/c.py here.\n"
+    assert documented_commands(text) == ["python code/a.py x --y 1", "python code/b.py", "python code/c.py d"]
 
 
 @pytest.mark.parametrize(
