@@ -8,15 +8,14 @@
 # its search python3 -m http.server -d site
 set -euo pipefail
 report=$(realpath -m "${1:-$(dirname "$0")/../logs/reproduced_digits.html}")
-cd "$(dirname "$0")/.."
+source "$(dirname "$0")/environment.sh"
 
 if [ ! -f "$report" ]; then
     bash scripts/reproduce_paper.sh digits --jobs 2
 fi
-if [ ! -x .venv-site/bin/pip ]; then
-    python3 -m venv .venv-site
-fi
-.venv-site/bin/pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+# Without pip, which is in a separate package on Debian: that of .venv does.
+[ -x .venv-site/bin/python ] || python -m venv --without-pip .venv-site
+python -m pip --python .venv-site/bin/python install --quiet --disable-pip-version-check -r docs/requirements.txt
 
 # docs/ reads well where it lies. Links that leave it are changed in a copy, which the site is made of.
 pages=build/pages
