@@ -20,11 +20,14 @@ settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)
-def subnormal_numbers() -> Iterator[None]:
-    """Kernels compiled by PyTorch 2.4 take them for zero from then on, in the whole process."""
+def settings_of_torch() -> Iterator[None]:
+    """What holds for the whole process: kernels compiled by PyTorch 2.4 take subnormal numbers for zero from then on,
+    and commands choose a number of threads.
+    """
     yield
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_flush_denormal(False)
+    if torch := sys.modules.get("torch"):
+        torch.set_flush_denormal(False)
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 @pytest.fixture(scope="session", autouse=True)
