@@ -30,6 +30,15 @@ def settings_of_torch() -> Iterator[None]:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
+@pytest.fixture(autouse=True)
+def no_plugins() -> Iterator[None]:
+    """No plug-in that a test loads is there in those after it."""
+    yield
+    if plugins := sys.modules.get("smoothadv.plugins"):
+        for plugin in plugins.loaded():
+            plugins.unload(plugin)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def quick_disk() -> Iterator[None]:
     """Waiting until the disk has a file shows no test anything; those of what is waited for replace it themselves."""

@@ -10,7 +10,6 @@ from smoothadv import plugins
 from smoothadv.errors import DoubtfulWarning, UsageError, UserError
 from smoothadv.objectives import OBJECTIVES
 from support.commands import CODE, run_process
-from support.plugin_page import without_plugins
 
 OBJECTIVE = """
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from smoothadv.objectives.gaussian import Gaussian
 class Mine(Gaussian):
     pass
 """
-_unloaded = pytest.fixture(autouse=True)(without_plugins)
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,7 @@ import pytest
 import smoothadv.commands
 from smoothadv.commands import COMMANDS
 from support.commands import CODE, run_process, script
-from support.plugin_page import without_plugins
 
-_unloaded = pytest.fixture(autouse=True)(without_plugins)
 REPOSITORY = CODE.parent
 SCRIPTS = sorted(path.stem for path in CODE.glob("*.py"))
 

@@ -16,7 +16,6 @@ from smoothadv.evaluation.requests import CertifyRequest
 from support.commands import call, refused, run_process, script, succeed, timeless
 from support.image_files import random_image, save_image
 from support.named_networks import NAMES, save_folder, save_hf, save_onnx, small_network
-from support.plugin_page import without_plugins
 
 CHEAP = ("--N", 100, "--device", "cpu")
 SMOKE = ("--noise", 0.25, "--steps-per-epoch", 2, "--batch", 16, "--evaluate-images", 10, "--device", "cpu")
@@ -33,9 +32,6 @@ def number(description):
 def fault(description):
     return description.nothing
 """
-
-
-_unloaded = pytest.fixture(autouse=True)(without_plugins)
 
 
 @pytest.fixture

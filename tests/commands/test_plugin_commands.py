@@ -10,14 +10,13 @@ import pytest
 from smoothadv import plugins
 from smoothadv.checkpoints import read_checkpoint
 from support.commands import call, header, refused, rows, succeed, timeless
-from support.plugin_page import COMMANDS, GRID, SHAPES, without_plugins, words
+from support.plugin_page import COMMANDS, GRID, SHAPES, words
 from support.sharding import manifest_of
 from support.sweeping import jobs_of
 from support.warm import patch_stages
 
 CHECKPOINT = "models/shapes/checkpoint.pth.tar"
 FAST = ["--device", "cpu", "--max", 12]
-_unloaded = pytest.fixture(autouse=True)(without_plugins)
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +28,8 @@ def learned(tmp_path_factory) -> Path:
         patch.chdir(folder)
         succeed("train", *words("train"), "--device", "cpu")
         succeed("certify", *words("certify"), *FAST)
-    for _ in without_plugins():
-        pass
+    for plugin in plugins.loaded():
+        plugins.unload(plugin)
     return folder
 
 

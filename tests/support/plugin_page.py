@@ -2,9 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator
 
-from smoothadv import plugins
 from support.commands import CODE
 
 PAGE = (CODE.parent / "docs" / "plugins.md").read_text()
@@ -23,10 +21,3 @@ COMMANDS = [shlex.split(line) for line in block("", "smoothadv").splitlines()]
 def words(command: str) -> list[str]:
     """What follows ``smoothadv COMMAND`` in the page's first line with that command."""
     return next(line[2:] for line in COMMANDS if line[:2] == ["smoothadv", command])
-
-
-def without_plugins() -> Iterator[None]:
-    """The body of a fixture: nothing that a test has loaded stays loaded."""
-    yield
-    for plugin in plugins.loaded():
-        plugins.unload(plugin)
