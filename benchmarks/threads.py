@@ -63,8 +63,7 @@ def work(setting: str) -> None:
                 images[:1],
                 [0],
                 sigma=0.25,
-                n=1000 if arch.startswith("digits") else 300,
-                batch=100,
+                n=4000 if arch.startswith("digits") else 300,
                 device="cpu",
             )
         few = {"schedule": {"epochs": 1, "batch": 64}, "tests": EvaluationSchedule(images=16), "quiet": True}

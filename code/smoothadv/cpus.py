@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 MOST_THREADS = 1024
-# benchmarks/threads.py: two threads gain nothing on images of 8x8 pixels.
+# Threads that sleep soon gain nothing on images of 8x8 pixels (benchmarks/threads.py).
 _PIXELS_OF_A_THREAD = 64
 
 
