@@ -118,6 +118,8 @@ install_requirements() {
     if [ -n "${SMOOTHADV_NEWEST-}" ]; then
         pip_install --upgrade --upgrade-strategy eager $kept --editable "$package"
     elif ! pip_install --constraint $lock $kept --editable "$package" 2>.venv/refused; then
+        # Ctrl-C, the disk or the network: other versions are no help.
+        ! grep -E "ERROR.*(cancelled by user|OSError|from versions: none)" .venv/refused >&2 || exit 1
         echo "warning: the versions in requirements.lock cannot be installed here, so others are:" \
             "$(grep -m 1 ERROR .venv/refused || tail -n 1 .venv/refused)" >&2
         pip_install $kept --editable "$package"

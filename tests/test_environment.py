@@ -15,14 +15,14 @@ from packaging.utils import canonicalize_name
 from support.clones import make_clone
 from support.commands import run_process
 
-# Answers for Python and pip: appends what is asked of pip to `asked`; if there is a file `refuses`, no lock can be had.
+# Answers for Python and pip: appends what is asked of pip to `asked`; if there is a file `refuses`, no lock can be had, as it says.
 # Its PyTorch is what the file `pytorch` says; `-m venv` copies it.
 PIP = """#!/bin/sh
 [ "$1" != - ] || exec cat pytorch
 [ "$1" = -m ] || exit 0
 [ "$2" != venv ] || { for folder; do :; done; mkdir -p $folder/bin; cp "$0" $folder/bin/python; }
 echo "$@" >>asked
-case "$*" in *--constraint*) [ ! -e refuses ] || { echo "ERROR: no numpy==9"; echo "more"; exit 1; } >&2 ;; esac
+case "$*" in *--constraint*) [ ! -e refuses ] || { cat refuses; echo "more"; exit 1; } >&2 ;; esac
 """
 LOCKED = "--constraint requirements.lock"
 
@@ -62,12 +62,27 @@ def test_newest_versions_are_installed_if_asked_for(enter):
 
 def test_other_versions_are_installed_where_those_of_the_lock_cannot_be_had(enter):
     """As on a Python or a platform for which a version was never made."""
-    (enter.clone / "refuses").touch()
+    (enter.clone / "refuses").write_text("ERROR: no numpy==9\n")
     (enter.clone / "requirements.lock").write_text("numpy==9\n")
     (first, second), said = enter()
     assert LOCKED in first and LOCKED not in second
     (line,) = said.splitlines()
     assert line.startswith("warning: ") and line.endswith("ERROR: no numpy==9")
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        "Operation cancelled by user",
+        "Could not install packages due to an OSError: full",
+        "No torch (from versions: none)",
+    ],
+)
+def test_installation_that_is_stopped_is_not_tried_with_other_versions(enter, why):
+    (enter.clone / "refuses").write_text(f"ERROR: {why}\n")
+    (enter.clone / "requirements.lock").write_text("numpy==9\n")
+    asked, said = enter(code=1)
+    assert len(asked) == 1 and said == f"ERROR: {why}\n"
 
 
 def test_extras_are_added_to_what_is_there(enter):
