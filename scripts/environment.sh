@@ -103,7 +103,7 @@ pip_install() {
 # install_requirements EXTRA...: of setup.py, besides those that have been installed before; `test` has all of them.
 install_requirements() {
     local wanted extras package lock=requirements.lock kept=
-    wanted=$(cat requirements.txt requirements.lock setup.py pyproject.toml | cksum)${SMOOTHADV_NEWEST:+ newest}
+    wanted="$(cat requirements.txt requirements.lock setup.py pyproject.toml | cksum)${SMOOTHADV_NEWEST:+ newest} in $(pwd -P)"
     extras=$({ tail -n +2 .venv/installed 2>/dev/null; printf '%s\n' "$@"; } | sort -u | grep . | paste -sd , - || true)
     case ",$extras," in *,test,*) extras=test ;; esac
     wanted=$wanted${extras:+$'\n'${extras//,/$'\n'}}

@@ -35,11 +35,11 @@ def enter(tmp_path):
     (installed := clone / ".venv/installed").write_text(installed.read_text().removesuffix("test\n"))
 
     def run(*words: str, code: int = 0, **environment: str) -> tuple[list[str], str]:
-        (clone / "asked").write_text("")
+        (run.clone / "asked").write_text("")
         program = ["bash", "-euo", "pipefail", "-c", "source scripts/environment.sh", "bash", *words]
-        run.done = run_process(program, clone, **environment)
+        run.done = run_process(program, run.clone, **environment)
         assert run.done.returncode == code, run.done.stderr
-        return (clone / "asked").read_text().splitlines(), run.done.stderr
+        return (run.clone / "asked").read_text().splitlines(), run.done.stderr
 
     run.clone = clone
     return run
@@ -51,6 +51,14 @@ def test_versions_of_the_lock_are_installed_once(enter):
         lock.write("another==1.0\n")
     (asked,), _ = enter()
     assert LOCKED in asked and "--upgrade" not in asked and enter() == ([], "")
+
+
+def test_package_of_a_clone_that_was_moved_or_copied_is_its_own(enter, tmp_path):
+    """And not that of the folder from which it was copied."""
+    assert enter() == ([], "")
+    enter.clone = enter.clone.rename(tmp_path.with_name("another folder"))
+    (asked,), _ = enter()
+    assert asked.endswith("--editable .") and enter() == ([], "")
 
 
 def test_newest_versions_are_installed_if_asked_for(enter):
