@@ -102,9 +102,12 @@ pip_install() {
 
 # install_requirements EXTRA...: of setup.py, besides those that have been installed before; `test` has all of them.
 install_requirements() {
-    local wanted extras package lock=requirements.lock kept=
+    local wanted extra extras package lock=requirements.lock kept=
     wanted="$(cat requirements.txt requirements.lock setup.py pyproject.toml | cksum)${SMOOTHADV_NEWEST:+ newest} in $(pwd -P)"
     extras=$({ tail -n +2 .venv/installed 2>/dev/null; printf '%s\n' "$@"; } | sort -u | grep . | paste -sd , - || true)
+    for extra; do
+        grep -qE "^ +\"$extra\": \\[" setup.py || fail "there is no extra '$extra'; docs/install.md lists them"
+    done
     case ",$extras," in *,test,*) extras=test ;; esac
     wanted=$wanted${extras:+$'\n'${extras//,/$'\n'}}
     [ "$(cat .venv/installed 2>/dev/null)" != "$wanted" ] || return 0

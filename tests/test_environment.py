@@ -109,6 +109,12 @@ def test_extras_are_added_to_what_is_there(enter):
     assert asked.endswith("--editable .[test]") and enter("--engine", "ray") == ([], "")
 
 
+def test_unknown_extra_is_refused(enter):
+    """pip only warns of it."""
+    asked, said = enter(code=1, SMOOTHADV_EXTRAS="onnx,tim")
+    assert asked == [] and said == "error: there is no extra 'tim'; docs/install.md lists them\n"
+
+
 def test_scripts_install_no_more_than_they_need(enter, repository):
     texts = {path.stem: path.read_text() for path in (repository / "scripts").glob("*.sh")}
     needs = {name: re.findall(r"(?m)^SMOOTHADV_EXTRAS=(\w+)$", text) for name, text in texts.items()}
