@@ -11,8 +11,9 @@ fail() {
 }
 
 find_python() {
-    local candidate
-    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
+    local candidate candidates=(python3 python3.13 python3.12 python3.11 python3.10)
+    [ -z "${PYTHON-}" ] || candidates=("$PYTHON")
+    for candidate in "${candidates[@]}"; do
         if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
             echo "$candidate"
             return
@@ -40,7 +41,7 @@ PYTHON
 
 # .venv/installed says what is installed; who makes .venv without these scripts has no such file in it.
 make_venv() {
-    local python tools shared=
+    local python tools said shared=
     python=$(find_python) || exit 1
     if "$python" -c 'import sys; sys.exit(sys.prefix != sys.base_prefix)' && pytorch_of "$python" >/dev/null; then
         shared=--system-site-packages
@@ -48,7 +49,8 @@ make_venv() {
     echo "== making .venv with $("$python" --version)"
     rm -rf .venv
     # Debian has venv in a separate package; virtualenv from PyPI does the same without it.
-    if ! "$python" -m venv $shared .venv >/dev/null 2>&1; then
+    if ! said=$("$python" -m venv $shared .venv 2>&1); then
+        ! said=$(grep -m 1 "^Error: \[Errno" <<<"$said") || fail "no .venv can be made in $PWD: ${said#Error: }"
         rm -rf .venv
         tools=$(mktemp -d)
         "$python" -m pip install --quiet --target "$tools" virtualenv >/dev/null 2>&1 \
@@ -111,6 +113,9 @@ install_requirements() {
     case ",$extras," in *,test,*) extras=test ;; esac
     wanted=$wanted${extras:+$'\n'${extras//,/$'\n'}}
     [ "$(cat .venv/installed 2>/dev/null)" != "$wanted" ] || return 0
+    # Making .venv may have been interrupted before pip was there.
+    .venv/bin/python -c "import pip" 2>/dev/null || .venv/bin/python -m ensurepip >/dev/null 2>&1 \
+        || fail "$PWD/.venv has no pip: remove that folder and run this again"
     keep_pytorch
     check_disk "$extras"
     package=.${extras:+[$extras]}

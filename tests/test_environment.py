@@ -125,6 +125,25 @@ def test_scripts_install_no_more_than_they_need(enter, repository):
     assert installed.endswith("--editable .[test]") and ran.startswith("-m pytest") and ran.endswith(" -x")
 
 
+def test_environment_without_pip_is_completed(enter):
+    """As the making of one leaves it that was interrupted."""
+    no_pip = PIP.replace("\n", '\ncase "$*" in *"import pip"*) exit 1 ;; esac\n', 1)
+    (enter.clone / ".venv/bin/python").write_text(no_pip)
+    (enter.clone / ".venv/installed").unlink()
+    asked, _ = enter()
+    assert asked[0] == "-m ensurepip" and LOCKED in asked[1]
+
+
+def test_why_no_environment_can_be_made_is_said(enter, tmp_path):
+    """Of an interpreter whose path has a space."""
+    why = "[Errno 30] Read-only file system: '.venv'"
+    (python := tmp_path / "a python").write_text(f'#!/bin/sh\n[ "$1" != -m ] || {{ echo "Error: {why}"; exit 1; }}\n')
+    python.chmod(0o755)
+    (enter.clone / ".venv/bin/python").unlink()
+    asked, said = enter(code=1, PYTHON=str(python))
+    assert asked == [] and said == f"error: no .venv can be made in {enter.clone}: {why}\n"
+
+
 @pytest.mark.parametrize("whose", ["the interpreter's", "of a .venv that a person made"])
 def test_pytorch_that_is_there_is_kept(enter, tmp_path, whose):
     (enter.clone / "pytorch").write_text("torch==2.9.0+cpu\ntorchvision==0.24.0+cpu\n")
