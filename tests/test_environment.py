@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from support.clones import make_clone
 from support.commands import run_process
 
-# Answers for Python and pip: appends what is asked of pip to `asked`; if there is a file `refuses`, it says why no lock can be had.
+# Answers for Python and pip: appends what is asked of pip to `asked`; a file `refuses` says why no lock can be had.
 # Its PyTorch is what the file `pytorch` says; `-m venv` copies it.
 PIP = """#!/bin/sh
 [ "$1" != - ] || exec cat pytorch
