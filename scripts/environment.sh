@@ -11,8 +11,9 @@ fail() {
 }
 
 find_python() {
-    local candidate
-    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
+    local candidate candidates=(python3 python3.13 python3.12 python3.11 python3.10)
+    [ -z "${PYTHON-}" ] || candidates=("$PYTHON")
+    for candidate in "${candidates[@]}"; do
         if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
             echo "$candidate"
             return
@@ -40,7 +41,7 @@ PYTHON
 
 # .venv/installed says what is installed; who makes .venv without these scripts has no such file in it.
 make_venv() {
-    local python tools shared=
+    local python tools said shared=
     python=$(find_python) || exit 1
     if "$python" -c 'import sys; sys.exit(sys.prefix != sys.base_prefix)' && pytorch_of "$python" >/dev/null; then
         shared=--system-site-packages
@@ -48,7 +49,8 @@ make_venv() {
     echo "== making .venv with $("$python" --version)"
     rm -rf .venv
     # Debian has venv in a separate package; virtualenv from PyPI does the same without it.
-    if ! "$python" -m venv $shared .venv >/dev/null 2>&1; then
+    if ! said=$("$python" -m venv $shared .venv 2>&1); then
+        ! said=$(grep -m 1 "^Error: \[Errno" <<<"$said") || fail "no .venv can be made in $PWD: ${said#Error: }"
         rm -rf .venv
         tools=$(mktemp -d)
         "$python" -m pip install --quiet --target "$tools" virtualenv >/dev/null 2>&1 \
@@ -102,12 +104,18 @@ pip_install() {
 
 # install_requirements EXTRA...: of setup.py, besides those that have been installed before; `test` has all of them.
 install_requirements() {
-    local wanted extras package lock=requirements.lock kept=
-    wanted=$(cat requirements.txt requirements.lock setup.py pyproject.toml | cksum)${SMOOTHADV_NEWEST:+ newest}
+    local wanted extra extras package lock=requirements.lock kept=
+    wanted="$(cat requirements.txt requirements.lock setup.py pyproject.toml | cksum)${SMOOTHADV_NEWEST:+ newest} in $(pwd -P)"
     extras=$({ tail -n +2 .venv/installed 2>/dev/null; printf '%s\n' "$@"; } | sort -u | grep . | paste -sd , - || true)
+    for extra; do
+        grep -qE "^ +\"$extra\": \\[" setup.py || fail "there is no extra '$extra'; docs/install.md lists them"
+    done
     case ",$extras," in *,test,*) extras=test ;; esac
     wanted=$wanted${extras:+$'\n'${extras//,/$'\n'}}
     [ "$(cat .venv/installed 2>/dev/null)" != "$wanted" ] || return 0
+    # Making .venv may have been interrupted before pip was there.
+    .venv/bin/python -c "import pip" 2>/dev/null || .venv/bin/python -m ensurepip >/dev/null 2>&1 \
+        || fail "$PWD/.venv has no pip: remove that folder and run this again"
     keep_pytorch
     check_disk "$extras"
     package=.${extras:+[$extras]}
@@ -118,6 +126,8 @@ install_requirements() {
     if [ -n "${SMOOTHADV_NEWEST-}" ]; then
         pip_install --upgrade --upgrade-strategy eager $kept --editable "$package"
     elif ! pip_install --constraint $lock $kept --editable "$package" 2>.venv/refused; then
+        # Ctrl-C, the disk or the network: other versions are no help.
+        ! grep -E "ERROR.*(cancelled by user|OSError|from versions: none)" .venv/refused >&2 || exit 1
         echo "warning: the versions in requirements.lock cannot be installed here, so others are:" \
             "$(grep -m 1 ERROR .venv/refused || tail -n 1 .venv/refused)" >&2
         pip_install $kept --editable "$package"

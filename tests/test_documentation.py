@@ -63,6 +63,13 @@ def test_site_lists_every_page():
     assert {"index", "tour"} <= set(listed) and len(listed) == len(set(listed))
 
 
+def test_reference_has_the_names_that_pages_import():
+    pages = "\n".join((DOCS / f"{name}.md").read_text() for name in ("python", "extending", "plugins"))
+    lists = re.findall(r"^ *from smoothadv\S* import (.+)$", pages, re.MULTILINE)
+    names = {name.strip() for names in lists for name in names.split(",")}
+    assert len(names) > 20 and names - set(re.findall(r"\w+", (DOCS / "api.md").read_text())) == set()
+
+
 @pytest.mark.slow
 def test_notebook_runs_from_top_to_bottom(warm, tmp_path):
     """Its code cells, as one program; where smoothadv can be imported, nothing is installed."""

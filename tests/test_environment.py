@@ -15,14 +15,14 @@ from packaging.utils import canonicalize_name
 from support.clones import make_clone
 from support.commands import run_process
 
-# Answers for Python and pip: appends what is asked of pip to `asked`; if there is a file `refuses`, no lock can be had.
+# Answers for Python and pip: appends what is asked of pip to `asked`; a file `refuses` says why no lock can be had.
 # Its PyTorch is what the file `pytorch` says; `-m venv` copies it.
 PIP = """#!/bin/sh
 [ "$1" != - ] || exec cat pytorch
 [ "$1" = -m ] || exit 0
 [ "$2" != venv ] || { for folder; do :; done; mkdir -p $folder/bin; cp "$0" $folder/bin/python; }
 echo "$@" >>asked
-case "$*" in *--constraint*) [ ! -e refuses ] || { echo "ERROR: no numpy==9"; echo "more"; exit 1; } >&2 ;; esac
+case "$*" in *--constraint*) [ ! -e refuses ] || { cat refuses; echo "more"; exit 1; } >&2 ;; esac
 """
 LOCKED = "--constraint requirements.lock"
 
@@ -35,11 +35,11 @@ def enter(tmp_path):
     (installed := clone / ".venv/installed").write_text(installed.read_text().removesuffix("test\n"))
 
     def run(*words: str, code: int = 0, **environment: str) -> tuple[list[str], str]:
-        (clone / "asked").write_text("")
+        (run.clone / "asked").write_text("")
         program = ["bash", "-euo", "pipefail", "-c", "source scripts/environment.sh", "bash", *words]
-        run.done = run_process(program, clone, **environment)
+        run.done = run_process(program, run.clone, **environment)
         assert run.done.returncode == code, run.done.stderr
-        return (clone / "asked").read_text().splitlines(), run.done.stderr
+        return (run.clone / "asked").read_text().splitlines(), run.done.stderr
 
     run.clone = clone
     return run
@@ -53,6 +53,14 @@ def test_versions_of_the_lock_are_installed_once(enter):
     assert LOCKED in asked and "--upgrade" not in asked and enter() == ([], "")
 
 
+def test_package_of_a_clone_that_was_moved_or_copied_is_its_own(enter, tmp_path):
+    """And not that of the folder from which it was copied."""
+    assert enter() == ([], "")
+    enter.clone = enter.clone.rename(tmp_path.with_name("another folder"))
+    (asked,), _ = enter()
+    assert asked.endswith("--editable .") and enter() == ([], "")
+
+
 def test_newest_versions_are_installed_if_asked_for(enter):
     (asked,), _ = enter(SMOOTHADV_NEWEST="1")
     assert "--upgrade" in asked and LOCKED not in asked and enter(SMOOTHADV_NEWEST="1")[0] == []
@@ -62,12 +70,27 @@ def test_newest_versions_are_installed_if_asked_for(enter):
 
 def test_other_versions_are_installed_where_those_of_the_lock_cannot_be_had(enter):
     """As on a Python or a platform for which a version was never made."""
-    (enter.clone / "refuses").touch()
+    (enter.clone / "refuses").write_text("ERROR: no numpy==9\n")
     (enter.clone / "requirements.lock").write_text("numpy==9\n")
     (first, second), said = enter()
     assert LOCKED in first and LOCKED not in second
     (line,) = said.splitlines()
     assert line.startswith("warning: ") and line.endswith("ERROR: no numpy==9")
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        "Operation cancelled by user",
+        "Could not install packages due to an OSError: full",
+        "No torch (from versions: none)",
+    ],
+)
+def test_installation_that_is_stopped_is_not_tried_with_other_versions(enter, why):
+    (enter.clone / "refuses").write_text(f"ERROR: {why}\n")
+    (enter.clone / "requirements.lock").write_text("numpy==9\n")
+    asked, said = enter(code=1)
+    assert len(asked) == 1 and said == f"ERROR: {why}\n"
 
 
 def test_extras_are_added_to_what_is_there(enter):
@@ -86,6 +109,12 @@ def test_extras_are_added_to_what_is_there(enter):
     assert asked.endswith("--editable .[test]") and enter("--engine", "ray") == ([], "")
 
 
+def test_unknown_extra_is_refused(enter):
+    """pip only warns of it."""
+    asked, said = enter(code=1, SMOOTHADV_EXTRAS="onnx,tim")
+    assert asked == [] and said == "error: there is no extra 'tim'; docs/install.md lists them\n"
+
+
 def test_scripts_install_no_more_than_they_need(enter, repository):
     texts = {path.stem: path.read_text() for path in (repository / "scripts").glob("*.sh")}
     needs = {name: re.findall(r"(?m)^SMOOTHADV_EXTRAS=(\w+)$", text) for name, text in texts.items()}
@@ -94,6 +123,25 @@ def test_scripts_install_no_more_than_they_need(enter, repository):
     assert run_process(["bash", "scripts/test.sh", "-x"], enter.clone).returncode == 0
     installed, ran = (enter.clone / "asked").read_text().splitlines()
     assert installed.endswith("--editable .[test]") and ran.startswith("-m pytest") and ran.endswith(" -x")
+
+
+def test_environment_without_pip_is_completed(enter):
+    """As the making of one leaves it that was interrupted."""
+    no_pip = PIP.replace("\n", '\ncase "$*" in *"import pip"*) exit 1 ;; esac\n', 1)
+    (enter.clone / ".venv/bin/python").write_text(no_pip)
+    (enter.clone / ".venv/installed").unlink()
+    asked, _ = enter()
+    assert asked[0] == "-m ensurepip" and LOCKED in asked[1]
+
+
+def test_why_no_environment_can_be_made_is_said(enter, tmp_path):
+    """Of an interpreter whose path has a space."""
+    why = "[Errno 30] Read-only file system: '.venv'"
+    (python := tmp_path / "a python").write_text(f'#!/bin/sh\n[ "$1" != -m ] || {{ echo "Error: {why}"; exit 1; }}\n')
+    python.chmod(0o755)
+    (enter.clone / ".venv/bin/python").unlink()
+    asked, said = enter(code=1, PYTHON=str(python))
+    assert asked == [] and said == f"error: no .venv can be made in {enter.clone}: {why}\n"
 
 
 @pytest.mark.parametrize("whose", ["the interpreter's", "of a .venv that a person made"])

@@ -81,7 +81,10 @@ def test_npz_that_is_none_has_no_training_images_or_would_fill_the_memory_is_ref
 @pytest.fixture
 def saved(tmp_path):
     """Saves images and labels as the package datasets does, in splits of these names; returns the dataset's name."""
-    datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
+    # This folder can be imported as `datasets` too.
+    pytest.importorskip("datasets.features", reason="the package datasets is not installed")
+    import datasets
+
     datasets.disable_progress_bars()
 
     def save(*splits: str, images=COLOURS, label=None, image=None) -> str:

@@ -23,7 +23,7 @@ def make_clone(folder: Path) -> Path:
     python.chmod(0o755)
     content = b"".join((folder / name).read_bytes() for name in _INSTALLED)
     checksum = subprocess.run(["cksum"], input=content, capture_output=True, check=True).stdout
-    (folder / ".venv/installed").write_bytes(checksum + b"test\n")
+    (folder / ".venv/installed").write_text(f"{checksum.decode().strip()} in {folder.resolve()}\ntest\n")
     return folder
 
 

@@ -103,7 +103,7 @@ def _eight_bit(image: Image) -> Image:
     """
     import PIL.Image
 
-    if image.mode.startswith("I;16"):
+    if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG"):  # so in older versions of Pillow
         return PIL.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode.startswith(("I", "F")):
         raise ValueError(f"it has more than 16 bits per channel (mode {image.mode}); convert it to 8 bits")
