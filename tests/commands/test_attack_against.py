@@ -134,7 +134,7 @@ def printed_flips(outcome: Outcome) -> dict[int, tuple[re.Match[str], str]]:
     """The printed flips by image: the match of the line, and the command that repeats the attack."""
     pattern = (
         r"flipped: image (\d+) \(class (\d+)\), certified as (\d+) within ([\d.e-]+), is predicted as (\d+) at a "
-        r"distance of ([\d.e-]+); again with\n  (python code/attack.py .*)\n"
+        r"distance of ([\d.e-]+); again with\n  (smoothadv attack .*)\n"
     )
     return {int(match[1]): (match, match[7]) for match in re.finditer(pattern, outcome.out)}
 
@@ -172,7 +172,7 @@ def test_each_flip_is_repeated_by_the_command_printed_with_it(attack, false, wor
     assert flips, "there must be flips for this test to say anything"
     for index, (_, command) in list(flips.items())[:4]:
         words = shlex.split(command)
-        assert words[:2] == ["python", "code/attack.py"]
+        assert words[:2] == ["smoothadv", "attack"]
         again = call(capsys, "attack", *words[2:])
         (repeated,) = printed_flips(again)
         assert repeated == index

@@ -154,7 +154,7 @@ def _repeating_command(parser: Parser, options: argparse.Namespace, log: Written
     changes = {"batch": log.batch, "attack_batch": log.attack_batch, "outdir": outdir}
     without = ("only", "skip", "max", "shard", "existing", "png", "debug")
     words = command_line_of(parser, options, without, changes)
-    return shlex.join(["python", "code/attack.py", *words, "--only", str(index)])
+    return shlex.join([*parser.prog.split(), *words, "--only", str(index)])
 
 
 def _print_verdict(verdict: Verdict, request: FalsifyRequest, repeat: Callable[[str, int], str]) -> None:
