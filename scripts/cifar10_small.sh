@@ -24,7 +24,7 @@ python code/sweep.py plan $grid
 
 say "2/4  training and certifying"
 python -c 'import sys, torch; sys.exit(torch.cuda.is_available())' && jobs=(--jobs 2) || jobs=()
-python code/sweep.py run $grid "${jobs[@]}" "$@"
+python code/sweep.py run $grid ${jobs[@]+"${jobs[@]}"} "$@"
 
 say "3/4  attacking the certificates"
 gaussian=$(find logs/cifar10-small/gaussian -name 'sigma_*.tsv')
