@@ -15,7 +15,9 @@ source "$(dirname "$0")/environment.sh"
 made=logs/cifar10_small
 grid=$made/cifar10-small.toml
 mkdir -p $made
-sed -e "s#\"cifar10\"#\"${DATASET:-cifar10}\"#; s#\"fp32\"#\"${PRECISION:-fp32}\"#" scripts/grids/cifar10-small.toml >$grid
+sed -e "s#\"cifar10\"#\"${DATASET:-cifar10}\"#; s#\"fp32\"#\"${PRECISION:-fp32}\"#" scripts/grids/cifar10-small.toml >$grid.new
+[ ! -e $grid ] || cmp -s $grid $grid.new || { rm $grid.new && fail "$made is of another DATASET or PRECISION: set those of $grid, or start anew"; }
+mv $grid.new $grid
 
 say() { printf '\n== %s\n' "$*"; }
 
@@ -24,7 +26,7 @@ python code/sweep.py plan $grid
 
 say "2/4  training and certifying"
 python -c 'import sys, torch; sys.exit(torch.cuda.is_available())' && jobs=(--jobs 2) || jobs=()
-python code/sweep.py run $grid "${jobs[@]}" "$@"
+python code/sweep.py run $grid ${jobs[@]+"${jobs[@]}"} "$@"
 
 say "3/4  attacking the certificates"
 gaussian=$(find logs/cifar10-small/gaussian -name 'sigma_*.tsv')

@@ -5,17 +5,20 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 MOST_THREADS = 1024
+JOBS_AT_A_TIME = "SMOOTHADV_JOBS"
+"""The environment variable that says how many jobs a sweep runs at a time on this machine."""
 # Threads that sleep soon gain nothing on images of 8x8 pixels (benchmarks/threads.py).
 _PIXELS_OF_A_THREAD = 64
 
 
 def usable_cpus(root: Path = Path("/")) -> int:
-    """The CPUs that affinity and the quotas of cgroups leave to this process, one of torchrun's on this machine.
+    """The CPUs that affinity and the quotas of cgroups leave to this process, one of torchrun's and of a sweep's.
 
     At least 1; a part of a CPU is left out. ``root`` is the folder of the system's files.
     """
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min([cpus, *_quotas(root)])) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    sharing = int(os.environ.get("LOCAL_WORLD_SIZE") or 1) * int(os.environ.get(JOBS_AT_A_TIME) or 1)
+    return max(1, int(min([cpus, *_quotas(root)])) // sharing)
 
 
 def _quotas(root: Path) -> Iterator[float]:

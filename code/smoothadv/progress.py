@@ -4,7 +4,9 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
-from time import monotonic
+from functools import cache
+from threading import Thread
+from time import monotonic, sleep
 from typing import Any
 
 from tqdm import tqdm
@@ -20,11 +22,11 @@ class Progress(tqdm):
     """A bar of tqdm, with its arguments, where standard error is a terminal; ``quiet`` shows nothing.
 
     Elsewhere, as under nohup, a line says how far the work is whenever a minute has passed without one. Other lines,
-    written within ``external_write_mode``, count as well.
+    written within ``external_write_mode``, count as well. Of a bar over an iterable, lines come between its items only.
     """
 
     def __init__(self, *arguments: Any, quiet: bool = False, **options: Any) -> None:
-        self._makes_lines = sys.stderr is not None and not sys.stderr.isatty()
+        self._makes_lines = sys.stderr is not None and not getattr(sys.stderr, "isatty", bool)()
         self._last_line = monotonic()
         if self._makes_lines:
             # Any update may make a line, since they may be rare; the rate is that of all the work.
@@ -33,6 +35,7 @@ class Progress(tqdm):
         super().__init__(*arguments, disable=quiet or _quiet.get() or sys.stderr is None, **options)
         if self._makes_lines:
             self.sp = None  # tqdm then ends without a bar
+            _watch()
 
     def display(self, *arguments: Any, **options: Any) -> bool:
         """What tqdm calls to show how far the work is."""
@@ -50,6 +53,26 @@ class Progress(tqdm):
             self._last_line = monotonic()
         else:
             super().clear(*arguments, **options)
+
+
+@cache
+def _watch() -> None:
+    """Start the thread by which lines come while one step, like a job of a sweep or an evaluation, takes long."""
+
+    def watch() -> None:
+        while True:
+            sleep(1)
+            _look()
+
+    Thread(target=watch, daemon=True).start()
+
+
+def _look() -> None:
+    """Make the lines that are due; none of a bar over an iterable, which may stay open in the traceback of an error."""
+    with tqdm.get_lock():
+        for bar in tqdm._instances.copy():
+            if isinstance(bar, Progress) and hasattr(bar, "start_t") and bar._makes_lines and bar.iterable is None:
+                bar.refresh(nolock=True)
 
 
 @contextlib.contextmanager

@@ -210,6 +210,7 @@ def test_certificates_of_a_module_are_attacked_and_others_are_refused(tmp_path):
     options = {"against": log, "sigma": SIGMA, "n": 100, "attack": PGD(0.5, 3), "num_noise_vec": 2}
     verdict = smoothadv.falsify(network(), IMAGES, LABELS, **options)
     assert not verdict.refutes and len(verdict.flips) <= verdict.tolerated
+    assert verdict.sentence.startswith(f"{log}: "), "no file that is gone"
     other = network()
     with torch.no_grad():
         other[4].bias += 1

@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -35,6 +36,7 @@ def clock(monkeypatch) -> SimpleNamespace:
     """The time, which passes by adding to ``now``."""
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr("smoothadv.progress.monotonic", lambda: clock.now)
+    monkeypatch.setattr("smoothadv.progress._look", lambda: None)  # at any time
     return clock
 
 
@@ -70,6 +72,18 @@ def test_other_lines_count(clock, capsys):
     assert capsys.readouterr().err == "epoch\n" * 9
 
 
+def test_lines_come_while_a_step_takes_long(monkeypatch, capsys):
+    """As a job of a sweep, or the evaluation after an epoch; none of a bar over an iterable, which nobody may close."""
+    idle, said, end = Progress(range(2), "idle"), "", time.monotonic() + 60
+    monkeypatch.setattr("smoothadv.progress.SECONDS_BETWEEN_LINES", 0.1)
+    with Progress(total=1, desc="sweeping"):
+        while said.count("sweeping: 0 of 1 (0%)") < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+            said += capsys.readouterr().err
+    idle.close()
+    assert said.count("sweeping: 0 of 1 (0%)") == 2 and "idle" not in said
+
+
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
 def test_quiet_work_says_nothing(clock, monkeypatch, kind):
     monkeypatch.setattr(sys, "stderr", kind())
@@ -78,6 +92,13 @@ def test_quiet_work_says_nothing(clock, monkeypatch, kind):
     for _ in zip(hidden, Progress(range(10), quiet=True)):
         clock.now += 100
     assert sys.stderr.getvalue() == ""
+
+
+def test_stream_may_be_any_object_to_write_to(monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=said.append, flush=lambda: None))
+    monkeypatch.setattr("smoothadv.progress.SECONDS_BETWEEN_LINES", 0.0)
+    assert list(Progress(range(2), "counting")) == [0, 1] and "counting: 1 of 2" in "".join(said)
 
 
 def test_terminal_gets_the_bar_of_tqdm(monkeypatch, clock):

@@ -42,6 +42,8 @@ def test_usable_cpus(files, expected, tmp_path, monkeypatch):
     assert usable_cpus(tmp_path) == expected
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     assert usable_cpus(tmp_path) == max(1, expected // 3)
+    monkeypatch.setenv("SMOOTHADV_JOBS", "2")
+    assert usable_cpus(tmp_path) == max(1, expected // 6)
 
 
 def test_threads_suit_images_and_cpus(monkeypatch, free_choice):

@@ -109,6 +109,7 @@ class Watched:
         with self._lock:
             self.seen[job.name] = environment.get("CUDA_VISIBLE_DEVICES")
             self._present += 1
+            self.share = environment["SMOOTHADV_JOBS"]
             self.most = max(self.most, self._present)
         self._barrier.wait(HANG_SECONDS)
         with self._lock:
@@ -141,7 +142,7 @@ def test_gpus_that_jobs_see_and_how_many_run_at_once(monkeypatch, what):
     where = Site("name", Path("logs"), **{**site, "gpus": tuple(site.get("gpus", ()))})
     Local(given.get("at_a_time")).run(jobs, where, lambda job, how: ends.append((job.name, how)))
     assert sorted(ends) == [(job.name, DONE) for job in jobs]
-    assert watched.most == at_once and sorted(set(watched.seen.values()), key=str) == expected
+    assert watched.most == int(watched.share) == at_once and sorted(set(watched.seen.values()), key=str) == expected
 
 
 @pytest.mark.parametrize("cause", ["Ctrl-C at once", "Ctrl-C", "a defect"])

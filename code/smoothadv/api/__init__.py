@@ -207,7 +207,7 @@ def falsify(
             false_alarm=false_alarm,
         )
         _, certificates = falsifying.falsify(request)
-        return falsifying.verdict(request, certificates)
+        return falsifying.verdict(request, certificates, named=against if folder is None else None)
 
 
 @torch_settings_kept()

@@ -213,15 +213,20 @@ def falsify(request: FalsifyRequest) -> tuple[WrittenLog, Certificates]:
     return write_log(job, plan), certificates
 
 
-def verdict(request: FalsifyRequest, certificates: Certificates, table: pd.DataFrame | None = None) -> Verdict:
-    """Judge ``certificates`` by the whole log of ``falsify``; ``table`` holds the log's rows (None: read them)."""
+def verdict(
+    request: FalsifyRequest, certificates: Certificates, table: pd.DataFrame | None = None, named: object = None
+) -> Verdict:
+    """Judge ``certificates`` by the whole log of ``falsify``; ``table`` holds the log's rows (None: read them).
+
+    The sentence is about ``named`` (None: that log).
+    """
     path = request.outdir / records.FALSIFICATION_LOG
     table = read_prediction_log(path) if table is None else table
     flips = table[table.flipped == 1]
     chance = certificates.alpha + request.alpha
     tolerated = tolerated_false_statements(len(certificates.images), chance, request.false_alarm)
     sentence = (
-        f"{path}: {len(table)} certificates attacked at {certificates.fraction:.10g} of their radii, "
+        f"{named or path}: {len(table)} certificates attacked at {certificates.fraction:.10g} of their radii, "
         f"{len(flips)} flipped, {(table.predict == ABSTAIN).sum()} abstained; of {len(certificates.images)} images up "
         f"to {tolerated} flips are credible at alpha {certificates.alpha:g} + {request.alpha:g}"
     )

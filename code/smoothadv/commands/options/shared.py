@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from smoothadv.commands.options.components import add_options
 from smoothadv.commands.runner import Parser
-from smoothadv.cpus import MOST_THREADS, suitable_threads
+from smoothadv.cpus import MOST_THREADS, suitable_threads, usable_cpus
 from smoothadv.datasets import DATASETS, describe_dataset, source_of
 from smoothadv.datasets.preparation import parsed, prepared_name, split_location
 from smoothadv.errors import UsageError, UserError
@@ -106,6 +106,7 @@ def use_threads(options: argparse.Namespace, resumed: Path | None = None) -> Non
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
     elif "OMP_NUM_THREADS" not in os.environ:
+        threads = min(most, usable_cpus())
         # What cannot be read is for the command itself to complain about.
         with contextlib.suppress(UserError, OSError, ValueError, LookupError, TypeError, AttributeError):
             threads = suitable_threads(describe_dataset(options.dataset, options.data_dir).image_shape, most)

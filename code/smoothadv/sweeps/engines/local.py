@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
+from smoothadv.cpus import JOBS_AT_A_TIME
 from smoothadv.errors import UserError
 from smoothadv.sweeps.engines import ENGINES, Engine, ReportEnd, Site
 from smoothadv.sweeps.job_execution import execute
@@ -28,7 +29,7 @@ class Local(Engine):
 
         def work(job: Job) -> str:
             environment = {"CUDA_VISIBLE_DEVICES": ",".join(thread.gpus)} if thread.gpus else {}
-            return execute(job, environment, stop, {"engine": "local"})
+            return execute(job, {**environment, JOBS_AT_A_TIME: str(len(groups))}, stop, {"engine": "local"})
 
         with ThreadPoolExecutor(len(groups), initializer=take_gpus) as pool:
             try:
