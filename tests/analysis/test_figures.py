@@ -86,6 +86,12 @@ def test_plot_shows_the_curve_of_each_log():
     assert figure.axes[0].get_ylim() == (0, 100) and figure.axes[0].get_xlim() == pytest.approx((0, 2.08))
 
 
+def test_curves_have_the_names_given_to_single_logs():
+    one, two = (replace(log(name, [0.5], group), grouped=True) for name, group in (("a", "First"), ("b", "Second")))
+    for logs, names in (([one, two], ["First", "Second"]), ([one, replace(two, group="First")], ["a", "b"])):
+        assert entries(CertifiedAccuracyPlot(confidence=0.9)(Logs(logs))) == names
+
+
 def test_plot_of_a_log_without_a_correct_example_is_a_line_at_nothing():
     figure = CertifiedAccuracyPlot()(Logs([log("wrong", [None, None])]))
     assert set(lines_of(figure)["wrong"].get_ydata()) == {0}

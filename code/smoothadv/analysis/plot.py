@@ -58,13 +58,15 @@ class CertifiedAccuracyPlot(Bands, Norm, Analysis):
         if self.of == _P_A:
             labels, end = ("lower confidence bound of $p_A$", "images of at least this bound (%)"), 1.0
             axes.axvline(0.5, color="0.7", linewidth=1, linestyle=":", label="")
-        shown = [(log.label.shown, corners, shares) for log, corners, shares in curves]
+        by_group = len({log.group for log, _, _ in curves if log.grouped}) == len(curves)
+        names = [log.labelled(log.group if by_group else log.name).shown for log, _, _ in curves]
+        shown = [(name, corners, shares) for name, (_, corners, shares) in zip(names, curves)]
         lines = draw_steps(axes, shown, looks(len(curves)), end)
         for (log, corners, shares), line in zip(curves, lines if self.confidence is not None else []):
             # To the right end: where no image counts, a band may have a width too.
             low, high = self.ends(np.append(shares, 0.0), len(log.table))
             whole, band = np.append(corners, end or 1.0), {"color": line.get_color(), "alpha": 0.18, "linewidth": 0}
-            axes.fill_between(whole, 100 * low, 100 * high, step="pre", label=log.label.shown, **band)
+            axes.fill_between(whole, 100 * low, 100 * high, step="pre", label=line.get_label(), **band)
         return finished(figure, lines, labels, end, self.title)
 
     def _curves(self, logs: Sequence[Log]) -> list[tuple[Log, np.ndarray, np.ndarray]]:
