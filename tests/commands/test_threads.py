@@ -87,6 +87,13 @@ def test_log_goes_on_with_its_threads(used, monkeypatch, checkpoint, workplace):
     assert used(*words, "--max", 1, "--overwrite") == [2]
 
 
+def test_command_that_names_no_images_keeps_to_the_usable_cpus(used, monkeypatch, checkpoint, workplace):
+    used("log.tsv.manifest.json", "certify", "digits", checkpoint, "0.25", "log.tsv", "--N", 200, "--max", 1)
+    monkeypatch.setattr("smoothadv.commands.options.shared.usable_cpus", lambda: 1)
+    succeed("certify", "verify", "log.tsv", "--device", "cpu")
+    assert torch.get_num_threads() == 1
+
+
 def test_training_goes_on_with_its_threads(used, workplace):
     few = ["--noise", 0.25, "--steps-per-epoch", 1, "--batch", 32, "--evaluate-images", 1, "--epochs"]
 
