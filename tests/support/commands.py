@@ -3,6 +3,7 @@
 import csv
 import importlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -77,7 +78,12 @@ def call(capsys, name: str, *arguments: object) -> Outcome:
     capsys.readouterr()
     code = command_main(name)([str(argument) for argument in arguments])
     captured = capsys.readouterr()
-    return Outcome(code, captured.out, captured.err)
+    return Outcome(code, captured.out, without_progress(captured.err))
+
+
+def without_progress(text: str) -> str:
+    """``text`` without the lines about progress, which are there on a slow machine."""
+    return re.sub(r"(?m)^.*\b\d+ of [\d?]+ \(\d+%\), .* so far, .* left.*\n", "", text)
 
 
 def succeed(name: str, *arguments: object) -> None:

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from support.commands import ENVIRONMENT, rows, script, timeless
+from support.commands import ENVIRONMENT, rows, script, timeless, without_progress
 from support.patience import HANG_SECONDS, wait_for
 from support.sweeping import is_alive, write_grid
 from support.weights import same_state
@@ -55,7 +55,7 @@ class Running:
 
     @property
     def err(self) -> str:
-        return self._err.read_text()
+        return without_progress(self._err.read_text())
 
     def wait(self, seconds: float = HANG_SECONDS) -> int:
         """The exit code, once it ends."""
