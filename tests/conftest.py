@@ -1,6 +1,7 @@
 """Puts the package of this clone, and what tests share, on the path; keeps torch from fighting over the cores."""
 
 import os
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # for the tests that take several
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "code"))
+# With SMOOTHADV_TEST_SEED=1, every model that a test trains is another one.
+runpy.run_path(str(ROOT / "tests/support/reseeded/sitecustomize.py"))
 
 # The same examples in each run, on machines of any speed.
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None, max_examples=80)
@@ -48,17 +51,6 @@ def quick_disk() -> Iterator[None]:
 
 
 @pytest.fixture
-def one_thread() -> Iterator[None]:
-    """As in the processes that tests start: sums over several threads may differ in their last digits."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder, which is the working folder."""
     monkeypatch.chdir(tmp_path)
@@ -81,6 +73,22 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("SMOOTHADV_CACHE", str(folder))
         patch.setitem(ENVIRONMENT, "SMOOTHADV_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Classifiers of digits, trained under noise of 0.25: the same on every machine, by the recipe that made each."""
+    from support.classifiers import restore
+    from support.recipes import RECIPES
+
+    folder = tmp_path_factory.mktemp("trained")
+    return {name: restore(name, folder / name) for name in RECIPES}
+
+
+@pytest.fixture(scope="session")
+def checkpoint(checkpoints: dict[str, Path]) -> Path:
+    """The one of them that was trained without attacks."""
+    return checkpoints["gaussian"]
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,6 @@ from smoothadv.readers import read_examples
 from support import refusals
 from support.read_elsewhere import messages
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 WEIGHT = "1.conv1.weight"
 SHAPE = (16, 1, 3, 3)
 SPREAD = torch.zeros(1).expand(SHAPE)

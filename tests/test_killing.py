@@ -19,13 +19,6 @@ METHODS = {
 }
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("trained") / "model"
-    succeed("train", "digits", "digits_resnet8", folder, "--epochs", 1, "--noise", 0.25, "--device", "cpu")
-    return folder / "checkpoint.pth.tar"
-
-
 def certification(checkpoint: Path, log: Path, *options: object) -> list[object]:
     return ["digits", checkpoint, 0.25, log, "--device", "cpu", *options]
 

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +12,7 @@ from support.commands import Outcome, call, header, refused
 from support.stopping import after_update, send
 from support.weights import read, same_state
 
-pytestmark = pytest.mark.usefixtures("one_thread", "workplace")
+pytestmark = pytest.mark.usefixtures("workplace")
 SMALL = ["--noise", 0.25, "--device", "cpu", "--batch", 256, "--evaluate-images", 20, "--epochs", 1]
 CHOSEN = ["--objective", "acr-weakness", "--num-noise-vec", 1, "--attack-from-epoch", 1, "--drop-below", 0.1]
 CHOSEN += ["--epochs", 2, "--steps-per-epoch", 3]
@@ -85,7 +86,7 @@ REFUSED = {
     "--teacher": (CAT_RS, ["--objective", "distillation"], DISTILLED[2:]),
     "--teacher-draws": ([*DISTILLED, "--teacher-draws", 3],),
     "--choose-from-epoch": (["--drop-below", 0.5], ["--resample-every", 2]),
-    "--drop-below": (["--drop-below", 1.5, "--choose-from-epoch", 1], ["--drop-below", 1, "--choose-from-epoch", 0]),
+    "--drop-below": (["--drop-below", 1.5, "--choose-from-epoch", 1],),
     "--momentum": (["--optimizer", "adamw", "--momentum", 0.5],),
     "--noise": (["--choose-from-epoch", 0, "--noise", 0],),
     "--transfer": ([*DISTILLED, "--transfer", 1.5],),
@@ -95,12 +96,18 @@ REFUSED = {
 
 @pytest.mark.parametrize("word", REFUSED)
 def test_what_contradicts_itself_is_refused_in_one_line(word, capsys):
-    """Also a teacher of other classes; and a share that leaves no images."""
+    """Also a teacher of other classes."""
     assert train(capsys, "t", "--steps-per-epoch", 1).code == 0
     content = read(Path("t"))
     last = {name: value[:2].clone() for name, value in content["state_dict"].items() if value.shape[:1] == (10,)}
     torch.save({**content, "classes": ["a", "b"], "state_dict": content["state_dict"] | last}, CHECKPOINT)
     for options in REFUSED[word]:
         outcome = train(capsys, "run", *options)
-        assert refused(outcome, word, code=1 if word == CHECKPOINT or options[1] == 1 else 2), outcome
+        assert refused(outcome, word, code=1 if word == CHECKPOINT else 2), outcome
         assert not Path("run/checkpoint.pth.tar").exists()
+
+
+def test_share_that_no_image_reaches_is_refused(capsys, monkeypatch):
+    monkeypatch.setattr(loop, "count_votes", lambda classifier, images, indices, *_, **__: np.zeros((len(indices), 1)))
+    outcome = train(capsys, "run", "--drop-below", 0.01, "--choose-from-epoch", 0)
+    assert refused(outcome, "--drop-below") and not Path("run/checkpoint.pth.tar").exists()

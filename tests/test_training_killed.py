@@ -23,7 +23,6 @@ from support.commands import call, rows, script, start_process, succeed, timeles
 from support.stopping import AT_ONCE, after_update, send
 from support.weights import read, same_state
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TRAINING = ["digits", "digits_resnet8"]
 STEPS = 12
 SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)

@@ -14,7 +14,6 @@ from support.commands import call, rows, run_process, script, snapshot, succeed,
 from support.stopping import AT_ONCE, after_update, send
 from support.weights import read, same_state
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TRAINING = ["digits", "digits_resnet8"]
 STEPS = 12
 RECIPE = ["--noise", 0.25, "--device", "cpu", "--lr-step-size", 1, "--epochs", 2, "--evaluate-images", 20]
@@ -37,10 +36,7 @@ def interruptible():
 def whole(tmp_path_factory) -> Path:
     """A run that nothing disturbed."""
     folder = tmp_path_factory.mktemp("trained") / "whole"
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     succeed("train", *TRAINING, folder, *RECIPE)
-    torch.set_num_threads(threads)
     return folder
 
 

@@ -22,7 +22,6 @@ from support.sharding import key_of_log
 
 SIGMA, COUNT, CLASSES = 0.5, 6, 4
 QUICK = {"sigma": SIGMA, "n0": 20, "n": 200, "device": "cpu"}
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def network() -> nn.Sequential:

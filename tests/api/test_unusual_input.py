@@ -25,7 +25,6 @@ IMAGES = np.random.default_rng(0).random((COUNT, 1, 6, 6), dtype=np.float32)
 LABELS = np.arange(COUNT) % CLASSES
 QUICK = {"sigma": 0.25, "n0": 10, "n": 50, "device": "cpu"}
 TRAINING = {"objective": Gaussian(noise_sd=0.25), "schedule": {"epochs": 1, "batch": 3}, "device": "cpu", "quiet": True}
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def network() -> nn.Sequential:

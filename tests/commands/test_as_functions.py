@@ -1,6 +1,5 @@
 """The functions of the package are its commands: the same checkpoint, images and seed give the same log."""
 
-import pytest
 import torch
 
 import smoothadv
@@ -8,8 +7,6 @@ from smoothadv.checkpoints import load_classifier
 from smoothadv.datasets import get_dataset
 from support.commands import succeed, timeless
 from support.sharding import key_of_log, manifest_of
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_certify_as_a_function_writes_the_log_of_the_command(checkpoint, workplace):

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from scipy import stats
 
 from smoothadv.attacks.pgd import PGD
@@ -23,7 +22,6 @@ from support.attack_runs import SIGMA, archive, assert_same_attack, l2_norms, no
 from support.commands import Outcome, call, header, refused, rows, snapshot, succeed, timeless
 from support.sharding import manifest_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 USUAL = ["--device", "cpu", "--N", 100, "--num-steps", 3, "--num-noise-vec", 4]
 COLUMNS = ["idx", "label", "predict", "basePredict", "correct", "time", "attack_norm", "epsilon", "abstain"]
 COLUMNS += ["certified", "radius", "flipped"]
@@ -247,11 +245,8 @@ def test_no_attack_counts_as_a_flip_beyond_the_radius(attack, certified, workpla
 @pytest.fixture(scope="module")
 def sound(checkpoint, tmp_path_factory) -> Path:
     """Certificates for images of 8 bits and the arithmetic of this machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     log = tmp_path_factory.mktemp("sound") / "sound.tsv"
     succeed("certify", "digits", checkpoint, SIGMA, log, "--sound", "--N", 300, "--max", 8, "--device", "cpu")
-    torch.set_num_threads(threads)
     return log
 
 

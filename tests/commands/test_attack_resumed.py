@@ -29,7 +29,6 @@ from support.commands import (
 )
 from support.sharding import manifest_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 # Images of two draws each: 64 share a pass, so that stopped runs continue in groups of other images.
 USUAL = ["--device", "cpu", "--epsilon", 0.5, "--N", 50, "--max", 9, "--num-steps", 2, "--num-noise-vec", 2]
 USUAL += ["--attack-batch", 128]

@@ -15,7 +15,6 @@ from support.attack_runs import SIGMA, archive, assert_same_attack
 from support.commands import call, refused, rows, script, snapshot, succeed
 from support.sharding import OneWorker, manifest_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 USUAL = ["--device", "cpu", "--N", 50, "--max", 20, "--num-steps", 2, "--num-noise-vec", 4]
 SIZES = ["--epsilon", 0.25, 0.5]
 NAMES = ["epsilon_0.25", "epsilon_0.5"]

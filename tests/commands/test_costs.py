@@ -146,7 +146,7 @@ def test_ensemble_without_evaluations_costs_nothing(known, monkeypatch):
     assert "shortest job takes about 0 seconds" in costs.cost_table(read_grid(Path("grid.toml")), found, "cpu")
 
 
-def test_waiting_for_other_programs_is_not_counted(one_thread):
+def test_waiting_for_other_programs_is_not_counted():
     low, high = costs._CostMeter(torch.device("cpu"))._seconds(lambda: time.sleep(0.1))
     assert 0 <= low <= high < 0.05
 

@@ -13,13 +13,12 @@ from support.attack_runs import SIGMA
 from support.commands import call, refused, rows, succeed, timeless
 from support.sharding import manifest_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 FEW = ["--device", "cpu", "--N", 400, "--skip", 24]
 
 
 @pytest.fixture(scope="module")
-def members(trained_folders) -> list[Path]:
-    return [trained_folders[name] / "checkpoint.pth.tar" for name in ("gaussian", "PGD", "DDN")]
+def members(checkpoints) -> list[Path]:
+    return [checkpoints[name] for name in ("gaussian", "PGD", "DDN")]
 
 
 @pytest.fixture(scope="module")

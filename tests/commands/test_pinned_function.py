@@ -10,7 +10,6 @@ from smoothadv.smoothing.voting import VoteCounter
 from support.commands import call, refused, rows, script
 from support.sharding import OneWorker, manifest_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 # The same processor with the kernels of older ones: what another machine would compute.
 OTHER_KERNELS = [{"ONEDNN_MAX_CPU_ISA": "SSE41"}, {"MKL_CBWR": "COMPATIBLE"}]
 MODES = [[], ["--sound"]]

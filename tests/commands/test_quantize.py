@@ -11,6 +11,7 @@ from smoothadv.datasets.images import InMemoryImages
 from smoothadv.smoothing.integer_engine import ByteConvolution
 from support.attack_runs import SMALL, archive, l2_norms
 from support.commands import call, refused, rows, run_process, script, succeed, timeless
+from support.integers import needs_bytes
 from support.sharding import manifest_of
 
 SHORT = ("--calibration", 64, "--held-out", 20, "--draws", 50)
@@ -103,10 +104,7 @@ def test_batch_that_memory_halves_is_checked_again(fault, integers, workplace, c
         assert outcome.code == 0 and timeless(Path("log.tsv")) == timeless(Path("whole.tsv"))
 
 
-HAS_VNNI = getattr(torch.cpu, "_is_vnni_supported", bool)()
-
-
-@pytest.mark.skipif(not HAS_VNNI, reason="votes are in bytes on CPUs with AVX-512 VNNI, from PyTorch 2.5 on")
+@needs_bytes
 def test_votes_are_in_bytes(integers, workplace, monkeypatch):
     exact, began = ByteConvolution.total, []
 

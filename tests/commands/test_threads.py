@@ -26,7 +26,7 @@ CGROUPS = [
 
 
 @pytest.fixture
-def free_choice(monkeypatch, one_thread) -> None:
+def free_choice(monkeypatch) -> None:
     """No environment says how many threads to use, and PyTorch would use two."""
     monkeypatch.delenv("OMP_NUM_THREADS")
     torch.set_num_threads(2)

@@ -16,7 +16,6 @@ from support.commands import Outcome, call, header, rows, timeless
 
 SIGMA, N, EXAMPLES = 0.5, 600, 30
 CERTIFIED = ["idx", "label", "predict", "radius", "correct", "time", "successes", "trials"]
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from support.commands import call, header, on_a_small_disk, refused, rows, script, snapshot, succeed, timeless
-from support.recipes import EPOCHS, RECIPES
+from support.recipes import EPOCHS, RECIPES, train_shortly
 from support.weights import read, same_state
 
 COLUMNS = ["epoch", "time", "lr", "epsilon", "train_loss", "train_accuracy", "train_unattacked_accuracy"]
@@ -28,9 +28,18 @@ def train(name: str, folder: Path, *options: object) -> None:
     succeed(command, "digits", "digits_resnet8", folder, "--device", "cpu", *recipe, *options)
 
 
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    """Of a run of each recipe."""
+    root = tmp_path_factory.mktemp("trained")
+    for name in RECIPES:
+        train_shortly(name, root / name)
+    return {name: root / name for name in RECIPES}
+
+
 @pytest.fixture(params=RECIPES)
-def folder(request: pytest.FixtureRequest, trained_folders: dict[str, Path]) -> Path:
-    return trained_folders[request.param]
+def folder(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
+    return folders[request.param]
 
 
 def test_checkpoint_has_the_released_format_and_what_a_reader_needs(folder):
@@ -62,8 +71,8 @@ def test_training_log_has_a_row_per_epoch_and_training_teaches_something(folder)
     [("gaussian", [0, 0, 0]), ("PGD", [0, 0.25, 0.5]), ("DDN", [64 / 255] * 3)],
     ids=["no attack", "warmup of 2 epochs", "no warmup"],
 )
-def test_log_says_the_epsilon_of_each_epoch(trained_folders, recipe, epsilons):
-    logged = [float(row["epsilon"]) for row in rows(trained_folders[recipe] / "log.txt")]
+def test_log_says_the_epsilon_of_each_epoch(folders, recipe, epsilons):
+    logged = [float(row["epsilon"]) for row in rows(folders[recipe] / "log.txt")]
     assert logged == pytest.approx(epsilons)
 
 

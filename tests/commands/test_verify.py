@@ -78,8 +78,8 @@ def test_few_rows_are_chosen_at_random(logs, capsys):
     assert call(capsys, *command, "--seed", 3).out == call(capsys, *command, "--seed", 3).out
 
 
-def test_another_checkpoint_is_refused(logs, trained_folders, capsys):
-    other = trained_folders["PGD"] / "checkpoint.pth.tar"
+def test_another_checkpoint_is_refused(logs, checkpoints, capsys):
+    other = checkpoints["PGD"]
     outcome = call(capsys, "certify", "verify", logs["float"], "--classifier", other, "--device", "cpu")
     assert refused(outcome, "cannot be repeated here", "checkpoint_sha256")
 

@@ -27,7 +27,6 @@ SIGMA, SHAPE, N0, N = 0.25, (1, 8, 8), 50, 400
 IMAGES = np.full((3, *SHAPE), 51 / 255, dtype=np.float32)
 LABELS = np.zeros(3, dtype=np.int64)
 PUBLIC = "Philox4x32-10 at (seed, example, purpose, draw)"
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Recogniser(nn.Module):

@@ -13,8 +13,16 @@ from pathlib import Path
 from support.patience import HANG_SECONDS, wait_for
 
 CODE = Path(__file__).parents[2] / "code"
-# Equal on every machine: one thread and no accelerator.
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+RESEEDED = Path(__file__).parent / "reseeded"
+
+
+def finding(*folders: object) -> dict[str, str]:
+    """The environment in which a process finds the modules in ``folders`` and trains with the seeds of this process."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, map(str, [RESEEDED, *folders])))}
+
+
+# As many threads as in this process, and no accelerator: what is computed there and here is equal.
+ENVIRONMENT = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **finding(os.environ.get("PYTHONPATH", ""))}
 
 
 def script(name: str, *arguments: object) -> list[str]:

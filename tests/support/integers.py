@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -43,3 +44,26 @@ def slow_logits(network: IntegerNetwork, images: torch.Tensor) -> np.ndarray:
     record, tensors = network.stored()
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     return slow_integers.logits(json.loads(json.dumps(record)), arrays, images.numpy())
+
+
+def _bytes_are_exact() -> bool:
+    """Whether oneDNN adds products of bytes exactly in this process.
+
+    It does with AVX-512 VNNI, unless ONEDNN_MAX_CPU_ISA keeps it from these instructions. With others, sums of two
+    products saturate at 2^15 - 1.
+    """
+    if not getattr(torch.cpu, "_is_vnni_supported", bool)():
+        return False
+    images, weight = torch.full((1, 8, 4, 4), 255, dtype=torch.uint8), torch.full((8, 8, 3, 3), 127, dtype=torch.int8)
+    scales, zeros = torch.ones(8), torch.zeros(8, dtype=torch.int64)
+    geometry, result = ([1, 1], [1, 1], [1, 1], 1), (1.0, 0, torch.float32, "none", [], "")
+    packed = torch.ops.onednn.qconv_prepack(weight, scales, 1.0, 0, *geometry, None)
+    sums = torch.ops.onednn.qconv2d_pointwise(images, 1.0, 0, packed, scales, zeros, None, *geometry, *result)
+    return torch.equal(sums, nn.functional.conv2d(images.float(), weight.float(), padding=1))
+
+
+BYTES_ARE_EXACT = _bytes_are_exact()
+needs_bytes = pytest.mark.skipif(
+    not BYTES_ARE_EXACT,
+    reason="needs PyTorch 2.5 and AVX-512 VNNI, which ONEDNN_MAX_CPU_ISA must allow",
+)

@@ -1,4 +1,8 @@
-"""The short training runs that the tests of the commands share."""
+"""The short training runs of which test_train.py looks at the artefacts, and tests/data keeps the classifiers."""
+
+from pathlib import Path
+
+from support.commands import succeed
 
 EPOCHS = 3
 RECIPES = {
@@ -7,3 +11,9 @@ RECIPES = {
     "DDN": ("train_pgd", "--noise 0.25 --attack DDN --epsilon 64/255 --num-steps 2 --num-noise-vec 1 --warmup 0"),
 }
 RECIPES = {name: (command, options.split()) for name, (command, options) in RECIPES.items()}
+
+
+def train_shortly(name: str, folder: Path) -> None:
+    """Train a classifier of digits on the CPU by the recipe ``name``."""
+    command, options = RECIPES[name]
+    succeed(command, "digits", "digits_resnet8", folder, "--epochs", EPOCHS, "--device", "cpu", *options)

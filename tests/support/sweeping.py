@@ -13,7 +13,7 @@ from typing import Any
 
 from smoothadv.sweeps.jobs import Job
 from smoothadv.sweeps.stages import Stage, StageProgress
-from support.commands import CODE, ENVIRONMENT, succeed
+from support.commands import CODE, ENVIRONMENT, finding, succeed
 
 # Two epochs of three updates.
 FIXED = {"dataset": "digits", "arch": "digits_resnet8", "recipe": "smoke"}
@@ -163,10 +163,9 @@ print(execute(job, json.loads(sys.argv[2]), threading.Event(), {}), flush=True)
 
 def watcher(job_file: Path, environment: Mapping[str, str]) -> subprocess.Popen[str]:
     """A process that executes the pickled job in a file."""
-    path = os.pathsep.join([str(CODE), str(CODE.parent / "tests")])
     return subprocess.Popen(
         [sys.executable, "-c", _WATCHER, str(job_file), json.dumps(dict(environment))],
-        env={**ENVIRONMENT, "PYTHONPATH": path},
+        env={**ENVIRONMENT, **finding(CODE, CODE.parent / "tests")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

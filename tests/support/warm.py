@@ -19,7 +19,7 @@ from typing import IO
 
 import pytest
 
-from support.commands import CODE, ENVIRONMENT
+from support.commands import CODE, ENVIRONMENT, finding
 from support.patience import HANG_SECONDS
 
 # Reads what to run and forks a process that forks it, prints its id at once and writes its exit code to a file.
@@ -84,7 +84,7 @@ class WarmProcesses:
         self._count, self._lock = 0, threading.Lock()
         self._server = subprocess.Popen(
             [sys.executable, "-c", _SERVER, *_COMMANDS, *_LATER],
-            env={**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(CODE), str(CODE.parent / "tests")])},
+            env={**ENVIRONMENT, **finding(CODE, CODE.parent / "tests")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

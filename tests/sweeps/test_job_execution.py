@@ -310,13 +310,11 @@ def test_too_few_gpus_are_an_error_before_anything_runs(locally):
     assert locally(jobs, gpus=("0",), wants_gpus=False) == [("0", DONE)], "on the CPU none are needed"
 
 
-def test_stopped_training_is_saved_within_its_epoch_and_ends_with_the_weights_of_one_that_was_not(
-    one_thread, warm, monkeypatch
-):
+def test_stopped_training_is_saved_within_its_epoch_and_ends_with_the_weights_of_one_that_was_not(warm, monkeypatch):
     patch_stages(warm, monkeypatch)
     sweep = {"noise": 0.25, "epochs": EPOCHS}
     (job,) = jobs_of(write_grid(Path("grid.toml"), sweep))
-    job = replace(job, threads=1)
+    job = replace(job, threads=int(os.environ["OMP_NUM_THREADS"]))
     log, stop, outcome = job.training.folder / "log.txt", threading.Event(), []
     thread = threading.Thread(target=lambda: outcome.append(execute(job, {}, stop, {})))
     thread.start()

@@ -9,7 +9,7 @@ from smoothadv.sweeps.jobs import StateKind, state_of
 from support.commands import call
 from support.sweeping import CERTIFY, finish, jobs_of, write_grid
 
-pytestmark = pytest.mark.usefixtures("one_thread", "workplace")
+pytestmark = pytest.mark.usefixtures("workplace")
 HERE = "digits/digits_resnet8/noise_0.25"
 TEACHER = f"models/grid/gaussian/{HERE}/checkpoint.pth.tar"
 FEW = {"noise": 0.25, "num-noise-vec": 2}

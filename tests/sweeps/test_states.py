@@ -19,7 +19,7 @@ from support.commands import call, rows, snapshot, succeed, timeless
 from support.patience import wait_for
 from support.sweeping import CERTIFY, FIXED, do, finish, held_by_another, is_locked, jobs_of, write_grid
 
-pytestmark = pytest.mark.usefixtures("one_thread", "workplace")
+pytestmark = pytest.mark.usefixtures("workplace")
 NOISE = {"noise": 0.25}
 ATTACK = {"max": 3, "N": 100, "num-steps": 1, "num-noise-vec": 2, "epsilon": [0.25, 0.5]}
 FOLDER = Path("gaussian/digits/digits_resnet8/noise_0.25")

@@ -17,7 +17,6 @@ from support.integers import grey_images, quantized
 from support.stopping import after_update, send
 from support.weights import read, same_state
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 DIGITS = ["digits", "digits_resnet8"]
 SHORT = ["--noise", 0.25, "--device", "cpu", "--batch", 32, "--steps-per-epoch", 6, "--evaluate-images", 20]
 SMOOTHADV = ["--attack", "PGD", "--epsilon", 0.25, "--num-steps", 1, "--warmup", 1]
