@@ -19,7 +19,7 @@ from smoothadv.evaluation.falsifying import Certificates, Claim, verdict
 from smoothadv.evaluation.requests import AttackPlan, FalsifyRequest
 from smoothadv.noise import Noise, Purpose
 from support.attack_runs import SIGMA, archive, assert_same_attack, l2_norms, noisy_logits, predicted
-from support.commands import Outcome, call, header, refused, rows, snapshot, succeed, timeless
+from support.commands import Outcome, call, header, place_of, refused, rows, snapshot, succeed, timeless
 from support.sharding import manifest_of
 
 USUAL = ["--device", "cpu", "--N", 100, "--num-steps", 3, "--num-noise-vec", 4]
@@ -57,9 +57,13 @@ def attack(checkpoint, workplace, capsys) -> Callable[..., Outcome]:
     )
 
 
+def certifies(row: dict[str, str]) -> bool:
+    return row["predict"] != "-1" and float(row["radius"]) > 0
+
+
 def claims(log: Path) -> dict[str, dict[str, str]]:
     """The rows of a certification log that claim a radius."""
-    return {row["idx"]: row for row in rows(log) if row["predict"] != "-1" and float(row["radius"]) > 0}
+    return {row["idx"]: row for row in rows(log) if certifies(row)}
 
 
 def test_true_certificates_withstand_the_attack(attack, certified, workplace):
@@ -222,13 +226,14 @@ def test_falsification_is_continued(attack, certified, workplace):
 
 
 def test_manifest_names_the_certificates_and_others_are_not_taken_for_these(attack, certified, false, workplace):
-    attack(certified, "--max", 1, "--fraction", 0.9)
+    some = place_of(certified, "certified", certifies) + 1
+    attack(certified, "--max", some, "--fraction", 0.9)
     settings, before = manifest_of(workplace / LOG)["settings"], snapshot(workplace)
     assert settings["against"].keys() == {"sha256", "fraction", "alpha"}
     assert settings["against"]["fraction"] == 0.9 and settings["against"]["alpha"] == 0.001
     assert settings["attack"]["epsilon"] is None, "each image has its own"
-    assert refused(attack(certified, "--max", 2), "against.fraction was 0.9, now 0.999")
-    assert refused(attack(false, "--max", 2, "--fraction", 0.9), "against.sha256")
+    assert refused(attack(certified, "--max", some), "against.fraction was 0.9, now 0.999")
+    assert refused(attack(false, "--max", some, "--fraction", 0.9), "against.sha256")
     assert snapshot(workplace) == before
 
 

@@ -110,6 +110,13 @@ def rows(log: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file, delimiter="\t"))
 
 
+def place_of(log: Path, wanted: str, holds: Callable[[dict[str, str]], bool]) -> int:
+    """Which row of a log, from 0, is the first of which ``holds`` is true; fails where none is ``wanted``."""
+    found = [place for place, row in enumerate(rows(log)) if holds(row)]
+    assert found, f"none of the {len(rows(log))} images in {log} is {wanted}, and this test needs one"
+    return found[0]
+
+
 def timeless(log: Path) -> list[dict[str, str]]:
     """The rows of a log without what differs between equal runs: times, and rates computed from them."""
     timed = ("time", "images_per_second")
