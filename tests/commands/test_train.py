@@ -63,7 +63,7 @@ def test_training_log_has_a_row_per_epoch_and_training_teaches_something(folder)
         assert float(row["lr"]) == 0.1 and float(row["time"]) > 0
     first, *_, last = rows(folder / "log.txt")
     assert float(last["train_loss"]) < float(first["train_loss"])
-    assert float(last["test_accuracy"]) > 0.4, "guessing gives 0.1"
+    assert float(last["test_accuracy"]) > 0.4, "guessing gives 0.1, and each of seven seeds 0.69 to 0.86"
 
 
 @pytest.mark.parametrize(

@@ -116,5 +116,7 @@ def test_row_of_no_image_is_refused(changed, capsys):
 
 
 def test_log_of_another_sigma_comes_out_differently(changed, capsys):
-    outcome = call(capsys, "certify", "verify", changed(sigma=0.5), "--device", "cpu")
+    """In all radii; an abstention has none, and its counts may be equal by chance."""
+    copy = changed(lambda lines: [line for line in lines if line.split("\t")[2] != "-1"], sigma=0.5)
+    outcome = call(capsys, "certify", "verify", copy, "--device", "cpu")
     assert outcome.code == 1 and "20 differ" in outcome.err

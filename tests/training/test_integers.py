@@ -29,13 +29,11 @@ def network() -> IntegerNetwork:
 
 
 @pytest.fixture(scope="module")
-def integers(tmp_path_factory):
-    """A checkpoint of integers, and the one that it was made of."""
-    folder = tmp_path_factory.mktemp("integers")
-    succeed("train", *DIGITS, folder, *SHORT, "--epochs", 2)
-    options = ["--calibration", 64, "--held-out", 20, "--draws", 20]
-    succeed("quantize", "digits", folder / "checkpoint.pth.tar", 0.25, folder / "integers.pth.tar", *options)
-    return folder / "integers.pth.tar"
+def integers(checkpoint, tmp_path_factory):
+    """A checkpoint of integers, made of the classifier of most tests."""
+    path = tmp_path_factory.mktemp("integers") / "integers.pth.tar"
+    succeed("quantize", "digits", checkpoint, 0.25, path, "--calibration", 64, "--held-out", 20, "--draws", 20)
+    return path
 
 
 def finetune(capsys, integers, folder, *options, command: str = "train_pgd"):
@@ -137,10 +135,9 @@ def test_checkpoint_is_one_of_integers_and_a_stopped_run_goes_on(integers, tmp_p
     assert len(rows(log)) == 4
 
 
-def test_what_does_not_fit_is_refused(integers, tmp_path, capsys):
-    floats = integers.parent / "checkpoint.pth.tar"
+def test_what_does_not_fit_is_refused(checkpoint, integers, tmp_path, capsys):
     folder = tmp_path / "run"
-    assert refused(finetune(capsys, floats, folder), floats, "holds a digits_resnet8", "integer:digits_resnet8")
+    assert refused(finetune(capsys, checkpoint, folder), checkpoint, "holds a digits_resnet8", "integer:digits_resnet8")
     for wrong in (["--precision", "bf16"], ["--pretrained-model", None]):
         options = ["--finetune-quantized", "--pretrained-model", integers, *wrong]
         options = options[:1] if None in wrong else options
