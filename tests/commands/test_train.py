@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -173,11 +174,12 @@ def test_running_out_of_memory_ends_with_one_line(tmp_path, capsys, monkeypatch)
     assert refused(retrain(capsys, tmp_path / "run"), "out of memory", "--batch")
 
 
-def test_checkpoint_of_other_software_is_not_continued(one_epoch, capsys):
+def test_checkpoint_of_other_software_is_not_continued(one_epoch, workplace, capsys):
     content = read(one_epoch)
     del content["recipe"]
-    torch.save(content, one_epoch / "checkpoint.pth.tar")
-    assert refused(retrain(capsys, one_epoch, "--resume"), "not written by smoothadv")
+    shutil.copytree(one_epoch, "run")
+    torch.save(content, "run/checkpoint.pth.tar")
+    assert refused(retrain(capsys, Path("run"), "--resume"), "not written by smoothadv")
 
 
 DIGITS = ["digits", "digits_resnet8"]
