@@ -9,7 +9,7 @@ import pytest
 
 from smoothadv import plugins
 from smoothadv.checkpoints import read_checkpoint
-from support.commands import call, header, refused, rows, succeed, timeless
+from support.commands import call, header, place_of, refused, rows, succeed, timeless
 from support.plugin_page import COMMANDS, GRID, SHAPES, words
 from support.sharding import manifest_of
 from support.sweeping import jobs_of
@@ -81,6 +81,7 @@ def test_training_says_how_to_certify_with_the_plugin(workplace, capsys):
 
 
 def test_attack_against_the_log_of_a_plugin(workplace, capsys):
+    place_of(Path("logs/shapes.tsv"), "certified", lambda row: float(row["radius"]) > 0)
     outcome = call(capsys, "attack", *words("attack"), "--device", "cpu", "--num-steps", 2, "--num-noise-vec", 2)
     assert outcome.code == 0 and "certificates attacked" in outcome.out, outcome
     assert manifest_of(Path("logs/attacked/against.tsv"))["settings"]["plugins"].keys() == {"shapes.py"}
