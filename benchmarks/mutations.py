@@ -109,7 +109,7 @@ def run_tests(clone: Path, tests: Sequence[str]) -> str:
         sys.stdout.flush()
         os._exit(code)
     code = _exit_code(child)
-    if code in (4, 5):
+    if code in (3, 4, 5):
         raise RuntimeError(f"{', '.join(tests)} cannot be run: {output.read_text()[-500:]}")
     if code == 0:
         return ""

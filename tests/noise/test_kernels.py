@@ -47,7 +47,7 @@ def test_every_batch_is_that_of_the_definition_in_one_launch(interpreted, blocks
 def test_gaussian_noise_is_as_accurate_as_stated(interpreted):
     by_kernel, by_torch = zip(*(each["errors"] for each in interpreted["batches"] if each["errors"]))
     assert max(by_kernel) < 4e-7 < max(by_torch), "what torch computes in float32 would be noticed"
-    assert interpreted["extremes"] < 2e-9
+    assert interpreted["extremes"] < 3e-9
 
 
 def compiled(name: str, kind: str, arch: int):

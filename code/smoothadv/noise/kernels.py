@@ -41,7 +41,7 @@ def words_at(counter, draw, example, purpose, k0, k1):
 
 @triton.jit
 def _radius(word, sigma):
-    """sigma * sqrt(-2 log u) for u = (word + 1/2) / 2^32, in float64, to 2e-9 sigma."""
+    """sigma * sqrt(-2 log u) for u = (word + 1/2) / 2^32, in float64, to 3e-9 sigma."""
     u = (word.to(tl.float64) + 0.5) * _UNIT
     bits = u.to(tl.int64, bitcast=True)
     exponent = (bits >> 52) - 1023

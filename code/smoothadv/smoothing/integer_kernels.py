@@ -7,8 +7,6 @@ digits in int8, whose sums in int32 are exact. A sum that float32 must divide in
 product with the multiplier and the rounding behind it are float32 operations, which the compiler must not fuse.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections import Counter
