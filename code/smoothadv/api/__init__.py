@@ -14,7 +14,6 @@ log as the commands do, row by row and with a manifest: the same call again cont
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -35,6 +34,7 @@ from smoothadv.evaluation.classifiers import trained_on_logits
 from smoothadv.objectives import Objective
 from smoothadv.progress import progress_hidden
 from smoothadv.readers import read_certification_log, read_prediction_log
+from smoothadv.settings import checked
 from smoothadv.training.job import Trained
 from smoothadv.training.job import train as train_as_requested
 from smoothadv.training.request import ScheduleChoices, TrainingRequest
@@ -76,9 +76,10 @@ def certify(
     UserError on bad input, NonFiniteError where a logit is NaN or infinite.
     """
     fields = arguments.common_fields("certify", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
+    given = {} if settings is None else settings
     with arguments.log_at(log) as outfile:
         request = requests.CertifyRequest(
-            **fields, outfile=outfile, n0=n0, method=method, procedure_settings=dict(settings or {}), sound=sound
+            **fields, outfile=outfile, n0=n0, method=method, procedure_settings=given, sound=sound
         )
         certifying.certify(request)
         return read_certification_log(outfile)
@@ -118,9 +119,11 @@ def predict(
     what else the log has. UserError on bad input, NonFiniteError where a logit is NaN or infinite.
     """
     fields = arguments.common_fields("predict", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
+    further: dict[str, Any] = {"restarts": restarts, "target": target, "attack_batch": attack_batch}
     plan = None
-    if attack is not None:
-        further = {"restarts": restarts, "target": target, "batch": attack_batch}
+    if attack is None:
+        arguments.refuse_without_attack(num_noise_vec=num_noise_vec, base_attack=base_attack, **further)
+    else:
         plan = arguments.attack_plan(attack, num_noise_vec, base_attack, **further)
     with arguments.log_at(log) as outfile:
         request = requests.PredictRequest(**fields, outfile=outfile, attack=plan, top_k=top_k)
@@ -163,7 +166,7 @@ def attack(
 
     fields = arguments.common_fields("attack", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
     plan = arguments.attack_plan(
-        attack, num_noise_vec, base_attack, restarts=restarts, target=target, batch=attack_batch
+        attack, num_noise_vec, base_attack, restarts=restarts, target=target, attack_batch=attack_batch
     )
     sizes = arguments.attack_sizes(epsilons, attack)
     with arguments.folder_at(folder) as outdir:
@@ -201,8 +204,8 @@ def falsify(
         request = requests.FalsifyRequest(
             **fields,
             outdir=outdir,
-            attack=arguments.attack_plan(attack, num_noise_vec, False, restarts=restarts, batch=attack_batch),
-            against=Path(against),
+            attack=arguments.attack_plan(attack, num_noise_vec, False, restarts=restarts, attack_batch=attack_batch),
+            against=arguments.path_of("against", against),
             fraction=fraction,
             false_alarm=false_alarm,
         )
@@ -251,9 +254,14 @@ def train(
     if foreign:
         hint = f": give schedule={{'{foreign[0]}': ...}}" if foreign[0] in ScheduleChoices.__dataclass_fields__ else ""
         raise TypeError(f"train() got an unexpected keyword argument '{foreign[0]}'{hint}")
-    unknown = sorted((schedule or {}).keys() - ScheduleChoices.__dataclass_fields__.keys())
+    chosen = checked("schedule", {} if schedule is None else schedule, None, Mapping)
+    unknown = sorted(chosen.keys() - ScheduleChoices.__dataclass_fields__.keys(), key=str)
     if unknown:
-        raise UserError(f"schedule: found '{unknown[0]}', expected {', '.join(ScheduleChoices.__dataclass_fields__)}")
+        raise UserError(f"schedule: found {unknown[0]!r}, expected {', '.join(ScheduleChoices.__dataclass_fields__)}")
+    if test is None and test_labels is not None:
+        raise UserError("test_labels without test: give the images that they are of, or leave them out")
+    if not isinstance(model, (str, torch.nn.Module)):
+        raise UserError(f"the model is a {type(model).__name__}: give a torch.nn.Module or name an architecture")
     sources: str | tuple[ImageDataset, ImageDataset]
     if isinstance(images, str):
         if not (labels is None and test is None and test_labels is None):
@@ -268,16 +276,16 @@ def train(
     request = TrainingRequest(
         classifier=model,
         images=sources,
-        outdir=Path(outdir),
+        outdir=arguments.path_of("outdir", outdir),
         objective=objective,
-        schedule=ScheduleChoices(**(schedule or {})),
-        seed=operator.index(seed),
+        schedule=ScheduleChoices(**chosen),
+        seed=seed,
         device=None if device is None else usable_device(device),
-        existing=requests.check_existing(existing),
+        existing=existing,
         data_dir=data_dir,
         command=arguments.called_from("train"),
         **options,
     )
     to_logits = trained_on_logits(model, description) if isinstance(model, torch.nn.Module) else nullcontext()
-    with to_logits, progress_hidden(quiet):
+    with to_logits, progress_hidden(checked("quiet", quiet, None)):
         return train_as_requested(request, (lambda line: None) if quiet else print)

@@ -141,7 +141,9 @@ def _tensor(values: Any, name: str) -> torch.Tensor:
     """``values`` as a tensor on the CPU, without gradients; UserError, which calls them ``name``, if they are none."""
     try:
         if isinstance(values, torch.Tensor):
-            return values.detach().cpu()
+            return values.detach().cpu().to_dense()
+        if np.ma.is_masked(values):
+            raise UserError(f"{name}: found a masked array, expected all of its values: fill it first")
         array = np.asarray(values)
         if array.dtype == object:
             array = np.array(array.tolist())

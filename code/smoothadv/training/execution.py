@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from smoothadv.graphs import call_compiled, let_compiler_choose_alike
+from smoothadv.settings import check_settings, checked_field, one_of, positive_float
 
 # None leaves convolutions in float32.
 CONVOLUTION_DTYPES: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
@@ -23,11 +24,15 @@ class Execution:
     graphs (None: where there are such, unless compiled).
     """
 
-    precision: str = "fp32"
-    compile: bool = False
-    synchronized_norm: bool = False
-    checkpoint_minutes: float = 10.0
-    cuda_graph: bool | None = None
+    precision: str = checked_field(one_of(CONVOLUTION_DTYPES), "fp32")
+    compile: bool = checked_field(None, False)
+    synchronized_norm: bool = checked_field(None, False)
+    checkpoint_minutes: float = checked_field(positive_float, 10.0)
+    cuda_graph: bool | None = checked_field(None, None)
+
+    def __post_init__(self) -> None:
+        """UserError where a value is out of its range."""
+        check_settings(self)
 
     def record(self) -> dict[str, Any]:
         """The settings that decide the weights, including their rounding."""
