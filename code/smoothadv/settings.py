@@ -25,12 +25,15 @@ class SettingError(UserError, argparse.ArgumentTypeError, ValueError):
 
 
 def number(kind: type[Number], description: str, accept: Callable[[Number], bool]) -> Callable[[str], Number]:
-    """A parser of texts: ``kind(text)`` if finite and accepted; else SettingError "... is not ``description``"."""
+    """A parser of texts: ``kind(text)`` if finite and accepted; else SettingError "... is not ``description``".
+
+    Digits of other scripts, which Python reads too, are none.
+    """
 
     def parse(text: str) -> Number:
         try:
             value = kind(text)
-            if math.isfinite(value) and accept(value):
+            if text.isascii() and math.isfinite(value) and accept(value):
                 return value
         except (ValueError, OverflowError):  # OverflowError: an integer too large for a float
             pass
@@ -51,15 +54,17 @@ def one_of(names: Iterable[str]) -> Callable[[str], str]:
     return parse
 
 
-positive_int = number(int, "a whole number of at least 1", lambda v: v >= 1)
-non_negative_int = number(int, "a whole number of at least 0", lambda v: v >= 0)
+_MOST = 4_000_000_000
+positive_int = number(int, "a whole number from 1 to 4,000,000,000", lambda v: 1 <= v <= _MOST)
+non_negative_int = number(int, "a whole number from 0 to 4,000,000,000", lambda v: 0 <= v <= _MOST)
+any_seed = number(int, "a whole number from 0 to 2^128 - 1", lambda v: 0 <= v < 2**128)
+"""Parses the seed of random numbers; all other whole numbers are counts, which a run could come to."""
 positive_float = number(float, "a number above 0", lambda v: v > 0)
 non_negative_float = number(float, "a number of at least 0", lambda v: v >= 0)
 share_of_one = number(float, "a share from 0 to 1", lambda v: 0 <= v <= 1)
 probability = number(float, "a probability strictly between 0 and 1", lambda v: 0 < v < 1)
-number_of_draws = number(int, "a whole number from 1 to 4,000,000,000", lambda v: 1 <= v <= 4_000_000_000)
-any_seed = number(int, "a whole number from 0 to 2^128 - 1", lambda v: 0 <= v < 2**128)
-batch_size = number(int, "a whole number from 1 to 1,000,000", lambda v: 1 <= v <= 1_000_000)
+batch_size = up_to_a_million = number(int, "a whole number from 1 to 1,000,000", lambda v: 1 <= v <= 1_000_000)
+momentum = number(float, "a number from 0 to below 1, like 0.9", lambda v: 0 <= v < 1)
 noise_level = number(
     float, "a standard deviation between 0 and 10 on images in [0, 1], like 0.25", lambda v: 0 <= v <= 10
 )
@@ -121,12 +126,18 @@ def setting(
     """A dataclass field that becomes an option: ``--field-name`` unless ``flag`` says otherwise.
 
     ``parse`` turns the text into the value and raises SettingError on a bad one; without it the setting is a switch (a
-    bool, False by default). ``many`` takes one value or more, as a list. ``check`` reads what is given in Python, in the
-    place of ``parse``. A field without default is a required option.
+    bool, False by default). ``many`` takes one value or more, as a list. ``check`` reads what is given in Python
+    (None: as ``parse``). A field without default is a required option.
     The result is Any, as for dataclasses.field: the annotation of the field is its type.
     """
     how = {"help": help, "parse": parse, "flag": flag, "many": many, "check": check or parse}
     return dataclasses.field(default=default, metadata=how)
+
+
+def _found(value: Any) -> str:
+    """A value as a message names it; Python writes out no number of more than 4,300 digits."""
+    is_huge = isinstance(value, int) and value.bit_length() > 1024
+    return f"found a number of {value.bit_length()} bits" if is_huge else f"found {value!r}"
 
 
 def checked_field(
@@ -148,32 +159,33 @@ def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any
     is_scalar = getattr(value, "shape", None) == () and not getattr(value, "mask", False)
     plain = value.item() if is_scalar else value
     is_number = isinstance(plain, (Real, Decimal)) and not isinstance(plain, bool)
-    if isinstance(plain, int) and plain.bit_length() > 1024:  # no float64, and more digits than Python writes
-        raise SettingError(f"{name}: found a whole number of {plain.bit_length()} bits, expected a smaller one")
     if parse is None:
         if isinstance(plain, kind):
             return plain
-        raise SettingError(f"{name}: found {value!r}, expected {'True or False' if kind is bool else kind.__name__}")
+        raise SettingError(f"{name}: {_found(value)}, expected {'True or False' if kind is bool else kind.__name__}")
     if is_number and not isinstance(plain, int):
         plain = float(plain)
         plain = int(plain) if plain.is_integer() else plain
-    text = os.fspath(plain) if isinstance(plain, os.PathLike) else str(plain)
     try:
+        text = os.fspath(plain) if isinstance(plain, os.PathLike) else str(plain)
         parsed = parse(text)
     except SettingError as error:
         reason = str(error).replace(f"'{text}' is not known; known:", "expected one of")
         reason = reason.replace(f"'{text}' is not", "expected")
-        raise SettingError(f"{name}: found {value!r}, {reason}") from None
+        raise SettingError(f"{name}: {_found(value)}, {reason}") from None
+    except ValueError:
+        raise SettingError(f"{name}: {_found(value)}, expected a smaller one") from None
     wants_number = isinstance(parsed, (int, float))
     if not (is_number if wants_number else isinstance(plain, (str, os.PathLike))):
-        raise SettingError(f"{name}: found {value!r}, expected {'a number' if wants_number else 'a name'}")
+        raise SettingError(f"{name}: {_found(value)}, expected {'a number' if wants_number else 'a name'}")
     return parsed
 
 
 def checked_list(name: str, values: Any, parse: Callable[[str], Any]) -> tuple[Any, ...]:
     """Several values, each as ``checked`` reads it; SettingError also where they are no list."""
-    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
-        raise SettingError(f"{name}: found {values!r}, expected a list")
+    is_list = isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping))
+    if not is_list or getattr(values, "shape", None) == ():
+        raise SettingError(f"{name}: {_found(values)}, expected a list")
     return tuple(checked(name, value, parse) for value in values)
 
 

@@ -250,7 +250,8 @@ def train(
     """
     if not isinstance(objective, Objective):
         raise UserError(f"the objective is a {type(objective).__name__}: give one, like Gaussian(noise_sd=0.25)")
-    foreign = sorted(set(options) - TrainingRequest.__dataclass_fields__.keys())
+    known = TrainingRequest.__dataclass_fields__.keys() - {"classifier", "command", "arguments"}
+    foreign = sorted(options.keys() - known)
     if foreign:
         hint = f": give schedule={{'{foreign[0]}': ...}}" if foreign[0] in ScheduleChoices.__dataclass_fields__ else ""
         raise TypeError(f"train() got an unexpected keyword argument '{foreign[0]}'{hint}")

@@ -19,11 +19,10 @@ from smoothadv.errors import UserError
 from smoothadv.evaluation.classifiers import count_classes
 from smoothadv.evaluation.named_networks import class_names_of, is_named
 from smoothadv.evaluation.requests import AttackPlan
-from smoothadv.settings import checked, checked_list, number, perturbation_size
+from smoothadv.settings import checked, checked_list, perturbation_size, up_to_a_million
 
 Model = str | os.PathLike[str] | torch.nn.Module
 FilePath = str | os.PathLike[str]
-_classes = number(int, "a whole number from 1 to 1,000,000", lambda v: 1 <= v <= 1_000_000)
 
 
 class CommonOptions(TypedDict, total=False):
@@ -96,7 +95,7 @@ def attack_plan(
     """An attack of a request, with ``further`` fields of it; UserError if it is none or cannot be carried out."""
     if not isinstance(attack, GradientAttack):
         raise UserError(f"attack is a {type(attack).__name__}: give an attack, like attacks.pgd.PGD(0.5, 20)")
-    draws = 1 if base_attack else num_noise_vec
+    draws = 1 if checked("base_attack", base_attack, None) else num_noise_vec
     plan = AttackPlan(attack=attack, num_noise_vec=draws, is_on_base=base_attack, batch=attack_batch, **further)
     try:
         plan.smoothed(sigma=1.0, seed=0)
@@ -133,7 +132,7 @@ def dataset_of(
     model: str | Path | torch.nn.Module, images: Any, labels: Any, num_classes: int | None, name: str
 ) -> ImageDataset:
     """What the caller handed over, as a dataset with the classes of the model; UserError where it cannot be one."""
-    num_classes = None if num_classes is None else checked("num_classes", num_classes, _classes)
+    num_classes = None if num_classes is None else checked("num_classes", num_classes, up_to_a_million)
     if hasattr(images, "fingerprint") and hasattr(images, "description"):
         return images
     items = items_of(images, labels)

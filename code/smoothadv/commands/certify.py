@@ -22,7 +22,7 @@ from smoothadv.commands.runner import Parser, run
 from smoothadv.errors import UserError
 from smoothadv.evaluation.requests import CertifyRequest
 from smoothadv.readers import read_certification_log
-from smoothadv.settings import non_negative_int, number_of_draws, positive_int
+from smoothadv.settings import non_negative_int, positive_int
 
 _EXAMPLES = """examples:
   python code/certify.py digits models/digits_gaussian/checkpoint.pth.tar 0.25 logs/digits.tsv --N 10000
@@ -67,7 +67,7 @@ def make_parser() -> Parser:
         + ", ".join(f"{procedure.default_n:,} for {name}" for name, procedure in PROCEDURES.items())
         + ")",
     )
-    add_options(parser, {"--N0": (number_of_draws, "draws that select the class (default: 100)", 100)})
+    add_options(parser, {"--N0": (positive_int, "draws that select the class (default: 100)", 100)})
     group = parser.add_argument_group("procedure")
     names = f"certification procedure, one of {', '.join(sorted(PROCEDURES))} (default: exact)"
     add_components(group, "--method", PROCEDURES, names, "exact")

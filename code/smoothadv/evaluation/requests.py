@@ -20,16 +20,16 @@ from smoothadv.datasets import SPLITS
 from smoothadv.errors import UserError
 from smoothadv.evaluation.shards import Shard
 from smoothadv.settings import (
+    Checked,
     any_seed,
     batch_size,
-    check_settings,
     checked_field,
     number,
-    number_of_draws,
     one_of,
     positive_int,
     positive_noise_level,
     probability,
+    up_to_a_million,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _fraction = number(float, "a share of the radius strictly between 0 and 1", lamb
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationRequest:
+class EvaluationRequest(Checked):
     """The fields that all requests share.
 
     - ``classifier``: a checkpoint, an ensemble as ``ensembles`` names it, a network by name, with its weights if
@@ -69,7 +69,7 @@ class EvaluationRequest:
     alpha: float = checked_field(probability, 0.001)
     seed: int = checked_field(any_seed, 0)
     denoiser: str | os.PathLike[str] | None = checked_field(str, None)
-    draws: int | None = checked_field(number_of_draws, None, name="n")
+    draws: int | None = checked_field(positive_int, None, name="n")
     input_layer: str | None = checked_field(one_of(INPUT_LAYER_NAMES), None)
     pretrained: bool = checked_field(None, True)
     data_dir: str | Path | None = checked_field(str, None)
@@ -83,10 +83,6 @@ class EvaluationRequest:
     shard: Shard | None = None
     existing: str = checked_field(one_of(EXISTING), "resume")
     command: Sequence[str] | None = None
-
-    def __post_init__(self) -> None:
-        """UserError where a value is out of its range."""
-        check_settings(self)
 
     @property
     def n(self) -> int:
@@ -136,7 +132,7 @@ class CertifyRequest(EvaluationRequest):
     """
 
     outfile: Path
-    n0: int = checked_field(number_of_draws, 100)
+    n0: int = checked_field(positive_int, 100)
     method: str = checked_field(str, "exact")
     procedure_settings: Mapping[str, Any] = checked_field(
         None, name="settings", kind=Mapping, default_factory=lambda: MappingProxyType({})
@@ -167,7 +163,7 @@ class CertifyRequest(EvaluationRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackPlan:
+class AttackPlan(Checked):
     """An attack on a smoothed classifier: ``attack``, averaged over ``num_noise_vec`` draws of noise.
 
     ``is_on_base`` attacks the base classifier, without noise. ``restarts``, ``target`` and ``batch`` (None: one that
@@ -175,15 +171,11 @@ class AttackPlan:
     """
 
     attack: GradientAttack
-    num_noise_vec: int = checked_field(positive_int, 1)
+    num_noise_vec: int = checked_field(up_to_a_million, 1)
     is_on_base: bool = checked_field(None, False, name="base_attack")
     restarts: int = checked_field(positive_int, 1)
     target: int | str | None = None
     batch: int | None = checked_field(batch_size, None, name="attack_batch")
-
-    def __post_init__(self) -> None:
-        """UserError where a value is out of its range."""
-        check_settings(self)
 
     def smoothed(self, sigma: float, seed: int, batch: int = 256, plain_noise: bool = False) -> SmoothedAttack:
         """The attack on a classifier that is smoothed with ``sigma``: the last four arguments of ``SmoothedAttack``."""

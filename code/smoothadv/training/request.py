@@ -20,9 +20,10 @@ from smoothadv.objectives import DataPolicy, Objective
 from smoothadv.plugins import Plugin
 from smoothadv.records import CHECKPOINT
 from smoothadv.settings import (
+    Checked,
     any_seed,
-    check_settings,
     checked_field,
+    momentum,
     non_negative_float,
     non_negative_int,
     one_of,
@@ -38,7 +39,7 @@ _TEACHER_DRAWS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScheduleChoices:
+class ScheduleChoices(Checked):
     """The fields of a ``Schedule`` that are chosen; None stands for the paper's value for the dataset.
 
     ``split_updates`` makes m updates of each batch, on batch/m images in m copies, as the released code does.
@@ -50,17 +51,13 @@ class ScheduleChoices:
     learning_rate_step: int | None = checked_field(positive_int, None)
     learning_rate_factor: float | None = checked_field(positive_float, None)
     learning_rate_shape: str | None = checked_field(one_of(SHAPES), None)
-    momentum: float | None = checked_field(non_negative_float, None)
+    momentum: float | None = checked_field(momentum, None)
     weight_decay: float | None = checked_field(non_negative_float, None)
     micro_batch: int | None = checked_field(positive_int, None)
     steps_per_epoch: int | None = checked_field(positive_int, None)
     optimizer: str | None = checked_field(one_of(OPTIMIZERS), None)
     layer_decay: float | None = checked_field(positive_float, None)
     split_updates: bool = checked_field(None, False)
-
-    def __post_init__(self) -> None:
-        """UserError where a value is out of its range."""
-        check_settings(self)
 
     def schedule(self, description: DatasetDescription, copies: int) -> Schedule:
         """The schedule on a dataset, for ``copies`` (m) of each image; UsageError where the batch is too small."""
@@ -82,7 +79,7 @@ class ScheduleChoices:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingRequest:
+class TrainingRequest(Checked):
     """Train a classifier for an objective, in the folder ``outdir``.
 
     - ``classifier``: the name of an architecture, or a module that maps images [B, C, H, W] in [0, 1] to logits
@@ -130,8 +127,6 @@ class TrainingRequest:
     arguments: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        """UserError where a value is out of its range."""
-        check_settings(self)
         if isinstance(self.classifier, str) and plugins.names_function(self.classifier):  # frozen, but not complete
             object.__setattr__(self, "classifier", chosen_architecture(self.classifier))
 

@@ -13,7 +13,9 @@ from smoothadv.commands.runner import Parser
 from smoothadv.datasets import SPLITS
 from smoothadv.evaluation.requests import EvaluationRequest
 from smoothadv.evaluation.shards import Shard
-from smoothadv.settings import batch_size, number_of_draws, positive_int, positive_noise_level, probability
+from smoothadv.settings import batch_size, number, positive_int, positive_noise_level, probability
+
+_draws = number(int, "a whole number from 1 to 4,000,000,000", lambda v: 1 <= v <= 4_000_000_000)
 
 
 def shard(text: str) -> Shard:
@@ -70,7 +72,7 @@ def add_smoothing(parser: Parser, outfile: str, n_help: str, output: str = "outf
     add_options(parser, {**_WHAT, f"{output} {output.upper()}": (Path, outfile)})
     group = parser.add_argument_group("smoothing")
     alpha = "probability of a false statement per image (default: 0.001)"
-    add_options(group, {"--N": (number_of_draws, n_help), "--alpha": (probability, alpha, 0.001)})
+    add_options(group, {"--N": (_draws, n_help), "--alpha": (probability, alpha, 0.001)})
     layer = "first layer of a model whose checkpoint does not record it (released checkpoints do not)"
     random = "random weights, drawn from --seed, for a network by name: to try things out"
     add_options(parser, {"--input-layer": (INPUT_LAYER_NAMES, layer), "--no-pretrained": (None, random)})

@@ -20,16 +20,17 @@ from smoothadv.settings import (
     Setting,
     non_negative_float,
     non_negative_int,
+    number,
     positive_float,
     positive_int,
     settings_of,
-    share_of_one,
 )
 from smoothadv.training.evaluate import EvaluationSchedule
 from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution
 from smoothadv.training.request import ScheduleChoices, TrainingRequest
 from smoothadv.training.schedule import OPTIMIZERS, SHAPES
 
+_share = number(float, "a share from 0 to 1", lambda value: 0 <= value <= 1)
 _RECIPES = {
     "--recipe NAME": (str, f"take options from a recipe: {', '.join(recipe_names())}, or a file"),
     "--released-behaviour": (
@@ -94,7 +95,7 @@ _DATA = {
         "with replacement, by the weights of --resample-every (acr-weakness does so by itself)",
     ),
     "--drop-below P": (
-        share_of_one,
+        _share,
         "leave out images of which fewer than this share of 100 noisy copies is classified correctly",
     ),
     "--resample-every K": (

@@ -11,14 +11,14 @@ from scipy.special import ndtri
 
 from smoothadv.bounds import lower_confidence_bound
 from smoothadv.errors import UserError
-from smoothadv.settings import check_settings, checked_field, non_negative_int, positive_int, share_of_one
+from smoothadv.settings import Checked, checked_field, non_negative_int, positive_int, share_of_one
 
 _ALPHA = 0.1
 _LEAST_SHARE = 0.75
 
 
 @dataclass(frozen=True)
-class DataPolicy:
+class DataPolicy(Checked):
     """Each image once in an epoch before ``from_epoch``, counted from 0; from then on draws with replacement.
 
     Images of which fewer than a share ``drop_below`` of ``drop_draws`` noisy copies are classified correctly before
@@ -36,7 +36,6 @@ class DataPolicy:
     resample_draws: int = checked_field(positive_int, 16)
 
     def __post_init__(self) -> None:
-        check_settings(self)
         if self.weights(np.zeros(1, int)).min() <= 0:
             raise ValueError(f"{self} has too few resample_draws: 16 are usual")
 
