@@ -163,17 +163,17 @@ def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any
         if isinstance(plain, kind):
             return plain
         raise SettingError(f"{name}: {_found(value)}, expected {'True or False' if kind is bool else kind.__name__}")
-    if is_number and not isinstance(plain, int):
-        plain = float(plain)
-        plain = int(plain) if plain.is_integer() else plain
     try:
+        if is_number and not isinstance(plain, int):
+            plain = float(plain)
+            plain = int(plain) if plain.is_integer() else plain
         text = os.fspath(plain) if isinstance(plain, os.PathLike) else str(plain)
         parsed = parse(text)
     except SettingError as error:
         reason = str(error).replace(f"'{text}' is not known; known:", "expected one of")
         reason = reason.replace(f"'{text}' is not", "expected")
         raise SettingError(f"{name}: {_found(value)}, {reason}") from None
-    except ValueError:
+    except (ValueError, OverflowError):
         raise SettingError(f"{name}: {_found(value)}, expected a smaller one") from None
     wants_number = isinstance(parsed, (int, float))
     if not (is_number if wants_number else isinstance(plain, (str, os.PathLike))):

@@ -170,7 +170,7 @@ def _label(label: Any, classes: int, name: str) -> int:
         number = int(label)
         if isinstance(label, str) or number != label:
             raise ValueError
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError, np.ma.MAError):
         raise UserError(f"{name} has the label {label!r}, expected a whole number") from None
     if not 0 <= number < classes:
         raise UserError(f"{name} has the label {number}, the classes are 0 to {classes - 1}")
