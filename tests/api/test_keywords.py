@@ -3,6 +3,7 @@
 import math
 from dataclasses import MISSING, fields, replace
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -61,7 +62,13 @@ KEYWORDS = {
     "predict": {**SHARED, **ATTACKED, "base_attack": SWITCH, "top_k": [*COUNT[:-1], None]},
     "predict clean": {"num_noise_vec": [8], "restarts": [5], "base_attack": [True], "target": [1], "attack_batch": [4]},
     "attack": {
-        **{**ATTACKED, "base_attack": SWITCH, "folder": PATH},
+        **{
+            **ATTACKED,
+            "base_attack": SWITCH,
+            "folder": PATH,
+            "attack": OTHER,
+            "target": [-1, 1.5, True, "cat", "", [1], {}],
+        },
         "epsilons": [
             "12",
             "",
@@ -135,6 +142,12 @@ FIELDS = [
 ]
 
 
+NEEDED = {
+    **{"noise_sd": 0.25, "epsilon": 0.5, "num_steps": 2, "attack": PGD(0.5, 1), "from_epoch": 1, "beta": 1, "sigma": 1},
+    "smoothing": Smoothing(0.25, 1, 9, 0.1),
+}
+
+
 def call(function: str, model: nn.Module | None = None, **options):
     """``smoothadv.function`` of four images, with few draws, and ``options``."""
     images = np.random.default_rng(0).random((4, 1, 6, 6), dtype=np.float32)
@@ -144,50 +157,46 @@ def call(function: str, model: nn.Module | None = None, **options):
 
 def made(kind: type, **given):
     """A dataclass with the fields ``given``, and usual ones where it needs some."""
-    usual = {
-        "noise_sd": 0.25,
-        "epsilon": 0.5,
-        "num_steps": 2,
-        "attack": PGD(0.5, 1),
-        "smoothing": Smoothing(0.25, 1, 9, 0.1),
-    }
-    usual |= {"from_epoch": 1, "beta": 1, "sigma": 1}
-    needed = {field.name: usual[field.name] for field in fields(kind) if field.default is MISSING}
-    return kind(**{**needed, **given})
+    return kind(**{**{one.name: NEEDED[one.name] for one in fields(kind) if one.default is MISSING}, **given})
 
 
-def assert_refused(keyword: str, values, make) -> None:
-    """UserError, in one line that begins with the keyword, for ``make(value)`` of each of the values."""
-    for value in values:
-        with pytest.raises(UserError, match=f"^{keyword}: found [^\n]{{1,400}}$"):
-            make(value)
+CASES = {
+    **{
+        f"{name} {each}": (partial(call, name), each, KEYWORDS[name][each])
+        for name in KEYWORDS
+        for each in KEYWORDS[name]
+    },
+    **{f"{kind.__name__} {each} {len(wrong)}": (partial(made, kind), each, wrong) for kind, each, wrong in FIELDS},
+}
 
 
-@pytest.mark.parametrize(("function", "keyword"), [(name, keyword) for name in KEYWORDS for keyword in KEYWORDS[name]])
-def test_keywords_take_what_the_options_of_the_commands_take(function, keyword, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("make", "keyword", "wrong"), CASES.values(), ids=CASES)
+def test_keywords_take_what_the_options_of_the_commands_take(make, keyword, wrong, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert_refused(keyword, KEYWORDS[function][keyword], lambda value: call(function, **{keyword: value}))
+    for value in wrong:
+        with pytest.raises(UserError, match=f"^{keyword}: found [^\n]{{1,400}}$"):
+            make(**{keyword: value})
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("kind", "field", "wrong"), FIELDS, ids=lambda one: getattr(one, "__name__", None))
-def test_fields_of_every_component_take_what_their_options_take(kind, field, wrong):
-    assert_refused(field, wrong, lambda value: made(kind, **{field: value}))
-    assert made(kind) == replace(made(kind)), "what was checked once is right"
 
 
 def test_numbers_of_other_kinds_become_pythons():
     attack = PGD(np.float32(0.5), torch.tensor(3), step_size=Fraction(1, 4), random_start=np.True_)
     assert repr(attack) == repr(PGD(0.5, 3, step_size=0.25, random_start=True))
     assert ScheduleChoices(epochs=1e2, micro_batch=None, momentum=0) == ScheduleChoices(epochs=100, momentum=0.0)
-    assert PGD(99, 1).epsilon == 99, "in Python an attack may have all of the space"
+    assert replace(attack) == attack and PGD(99, 1).epsilon == 99, "in Python an attack may have all of the space"
+
+
+class Detach(nn.Module):
+    """Keeps gradients from what comes before it."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.detach()
 
 
 NAN, INF, CUT = (
     *(lambda model, value=value: nn.init.constant_(model[1].weight, value) for value in (math.nan, math.inf)),
-    lambda model: model[1].register_forward_pre_hook(lambda layer, inputs: inputs[0].detach()),
+    lambda model: model.insert(0, Detach()),
 )
-NOISE = {"objective": OBJECTIVES["acr-weakness"](0.25, attack_from_epoch=0)}
 
 
 @pytest.mark.parametrize(
@@ -199,7 +208,7 @@ NOISE = {"objective": OBJECTIVES["acr-weakness"](0.25, attack_from_epoch=0)}
             for fault in (NAN, INF)
         ),
         *((name, CUT, {}, UserError) for name in ("predict", "attack", "train")),
-        ("train", CUT, NOISE, UserError),
+        ("train", CUT, {"objective": OBJECTIVES["acr-weakness"](0.25, attack_from_epoch=0)}, UserError),
     ],
 )
 def test_models_that_cannot_be_used_are_named_as_such(function, fault, options, error, tmp_path, monkeypatch):

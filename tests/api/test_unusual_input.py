@@ -228,25 +228,6 @@ def test_settings_of_the_process_stay_as_they_were():
     assert settings() == before
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"attack": "PGD"}, "attack is a str"),
-        ({"epsilons": 0.5}, "epsilons: found 0.5"),
-        ({"epsilons": [-0.5]}, "epsilons: found -0.5, expected an l2 norm"),
-        ({"epsilons": [0.5, 0.5]}, "epsilons: found \\[0.5, 0.5\\], expected a list of one"),
-        ({"target": "cat"}, "unknown target 'cat'"),
-        ({"target": -1}, "there is no class -1"),
-        ({"restarts": 0}, "restarts: found 0"),
-        ({"num_noise_vec": 0}, "num_noise_vec: found 0"),
-    ],
-)
-def test_attacks_that_make_no_sense_are_refused(options, message):
-    given = {"sigma": 0.25, "n": 20, "device": "cpu", "attack": PGD(0.5, 1), **options}
-    with pytest.raises(UserError, match=message):
-        smoothadv.attack(network(), IMAGES, LABELS, **given)
-
-
 @dataclass
 class Output:
     logits: torch.Tensor

@@ -111,6 +111,7 @@ def predict(
 
     The attack averages over ``num_noise_vec`` draws of noise, or attacks the base classifier (``base_attack``);
     ``restarts`` and ``target`` as in ``attacks.SmoothedAttack``; ``attack_batch`` bounds its noisy images per pass.
+    Without an attack they are refused.
     With ``top_k`` above 1, a prediction is the set of the k most probable classes, in columns class_1 to class_k, and
     ``predict`` is the label if it is one of them.
     ``log`` is the file to write or to continue (None: no file). ``options``: see ``CommonOptions``.

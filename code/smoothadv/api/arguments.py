@@ -93,8 +93,7 @@ def attack_plan(
     attack: GradientAttack, num_noise_vec: int, base_attack: bool, attack_batch: int | None, **further: Any
 ) -> AttackPlan:
     """An attack of a request, with ``further`` fields of it; UserError if it is none or cannot be carried out."""
-    if not isinstance(attack, GradientAttack):
-        raise UserError(f"attack is a {type(attack).__name__}: give an attack, like attacks.pgd.PGD(0.5, 20)")
+    checked("attack", attack, None, GradientAttack)
     draws = 1 if checked("base_attack", base_attack, None) else num_noise_vec
     plan = AttackPlan(attack=attack, num_noise_vec=draws, is_on_base=base_attack, batch=attack_batch, **further)
     try:
