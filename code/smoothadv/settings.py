@@ -93,7 +93,7 @@ def perturbation_size(text: str) -> float:
         value = float(numerator) / (float(denominator) if slash else 1.0)
     except (ValueError, ZeroDivisionError):
         value = math.nan
-    if not (math.isfinite(value) and value >= 0):
+    if not (text.isascii() and math.isfinite(value) and value >= 0):
         raise SettingError(f"'{text}' is not {_L2}")
     if value > _LARGEST_L2:
         raise SettingError(

@@ -16,6 +16,7 @@ from smoothadv.attacks.estimators import PlugIn, Stein
 from smoothadv.attacks.pgd import PGD
 from smoothadv.certification import PROCEDURES, Smoothing
 from smoothadv.errors import NonFiniteError, UserError
+from smoothadv.evaluation.requests import CertifyRequest
 from smoothadv.objectives import OBJECTIVES, DataPolicy
 from smoothadv.objectives.denoising import DENOISING
 from smoothadv.objectives.smoothadv import SmoothAdv
@@ -183,6 +184,9 @@ def test_numbers_of_other_kinds_become_pythons():
     attack = PGD(np.float32(0.5), torch.tensor(3), step_size=Fraction(1, 4), random_start=np.True_)
     assert repr(attack) == repr(PGD(0.5, 3, step_size=0.25, random_start=True))
     assert ScheduleChoices(epochs=1e2, micro_batch=None, momentum=0) == ScheduleChoices(epochs=100, momentum=0.0)
+    limits = {"sigma": 10, "seed": 2**128 - 1, "draws": 4e9, "batch": 10**6, "maximum": None}
+    assert CertifyRequest(classifier=nn.Flatten(), images="digits", outfile="log.tsv", **limits).n == 4_000_000_000
+    assert made(DataPolicy, from_epoch=0, drop_below=1) and made(Stein, sigma=10) and made(PGD, epsilon=0, num_steps=1)
     assert replace(attack) == attack and PGD(99, 1).epsilon == 99, "in Python an attack may have all of the space"
 
 
