@@ -136,8 +136,8 @@ def setting(
 
 def _found(value: Any) -> str:
     """A value as a message names it; Python writes out no number of more than 4,300 digits."""
-    is_huge = isinstance(value, int) and value.bit_length() > 1024
-    return f"found a number of {value.bit_length()} bits" if is_huge else f"found {value!r}"
+    bits = value.bit_length() if isinstance(value, int) else 0
+    return f"found a number of {bits} bits" if bits > 1024 else f"found {value!r}"
 
 
 def checked_field(
@@ -156,13 +156,13 @@ def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any
     Numbers become Python's, of NumPy's or of a tensor with one entry; a whole number may be a float like 1e5.
     SettingError, which calls the value ``name``, where a command would accept no text for it.
     """
-    is_scalar = getattr(value, "shape", None) == () and not getattr(value, "mask", False)
-    plain = value.item() if is_scalar else value
+    plain = value.item() if getattr(value, "shape", None) == () and not getattr(value, "mask", False) else value
     is_number = isinstance(plain, (Real, Decimal)) and not isinstance(plain, bool)
     if parse is None:
         if isinstance(plain, kind):
             return plain
-        raise SettingError(f"{name}: {_found(value)}, expected {'True or False' if kind is bool else kind.__name__}")
+        expected = "True or False" if kind is bool else getattr(kind, "__name__", kind)
+        raise SettingError(f"{name}: {_found(value)}, expected {expected}")
     try:
         if is_number and not isinstance(plain, int):
             plain = float(plain)

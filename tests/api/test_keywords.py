@@ -68,7 +68,7 @@ KEYWORDS = {
             "base_attack": SWITCH,
             "folder": PATH,
             "attack": OTHER,
-            "target": [-1, 1.5, True, "cat", "", [1], {}],
+            "target": [-1, 1.5, True, "cat", "", [1], {}, np.array([1, 2])],
         },
         "epsilons": [
             "12",

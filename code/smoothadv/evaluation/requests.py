@@ -174,7 +174,7 @@ class AttackPlan(Checked):
     num_noise_vec: int = checked_field(up_to_a_million, 1)
     is_on_base: bool = checked_field(None, False, name="base_attack")
     restarts: int = checked_field(positive_int, 1)
-    target: int | str | None = None
+    target: int | str | None = checked_field(None, None, kind=int | str)
     batch: int | None = checked_field(batch_size, None, name="attack_batch")
 
     def smoothed(self, sigma: float, seed: int, batch: int = 256, plain_noise: bool = False) -> SmoothedAttack:
