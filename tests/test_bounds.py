@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import mpmath
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from smoothadv import bounds
@@ -90,10 +90,16 @@ def test_smallest_count_that_certifies(trials, successes):
     assert certified_radius(successes - 1, trials, 0.25, 1e-3) is None
 
 
-@pytest.mark.parametrize("trials, top", [(100, 67), (1_000, 553), (10_000, 5_166), (100_000, 50_521)])
+@pytest.mark.parametrize(
+    "trials, top", [(100, 67), (1_000, 553), (10_000, 5_166), (100_000, 50_521), (10**6, 501_646), (10**7, 5_005_204)]
+)
 def test_smallest_count_that_predicts(trials, top):
     assert bounds.vote_is_significant(top, trials - top, 1e-3)
     assert not bounds.vote_is_significant(top - 1, trials - top + 1, 1e-3)
+    with mpmath.workdps(DIGITS):
+        p_value = float(2 * probability_of_at_most(trials - top, trials, mpmath.mpf(1) / 2))
+    assert not bounds.vote_is_significant(top, trials - top, math.nextafter(p_value, 0)), "rounding decides nothing"
+    assert bounds.vote_is_significant(top, trials - top, p_value * (1 + 1.1e-10))
 
 
 def test_fewest_trials_at_the_level_of_the_paper():
@@ -243,11 +249,14 @@ def test_abstains_exactly_where_one_half_cannot_be_excluded(count, alpha):
 
 
 @given(st.integers(0, 200), st.integers(0, 200), alphas)
+@example(9, 6, 0.1)  # where SciPy's p-value is too small
 def test_vote_test_is_the_exact_two_sided_binomial_test(one, other, alpha):
     top, runner_up = max(one, other, 1), min(one, other)
     p_value = 1 if top == runner_up else 2 * upper_half_tail(top, top + runner_up)
-    assume(abs(p_value / Fraction(alpha) - 1) > 1e-9)  # nearer than that, rounding decides
+    assert not bounds.vote_is_significant(top, runner_up, math.nextafter(float(p_value), 0)), "rounding decides nothing"
+    assume(abs(p_value / Fraction(alpha) - 1) > 1e-9)  # nearer than that, the margin decides
     assert bounds.vote_is_significant(top, runner_up, alpha) == (p_value <= alpha)
+    assert p_value == 1 or bounds.vote_is_significant(top, runner_up, float(p_value) * (1 + 1.1e-10)), "nor does more"
 
 
 def radius_at_sigma_one(successes: int, trials: int, alpha: float) -> float | None:

@@ -37,7 +37,7 @@ ALLOWED = {
     "": {"api", "plugins", "version"},
     "version": set(),
     "errors": set(),
-    "settings": set(),
+    "settings": {"errors"},
     "bounds": set(),
     "choices": set(),
     "registry": {"errors"},

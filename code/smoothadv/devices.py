@@ -13,7 +13,7 @@ def usable_device(name: str | torch.device) -> torch.device:
         device = torch.device(name)
         torch.Generator(device=device)  # smoothing needs random numbers
         torch.zeros((), dtype=torch.float64, device=device)  # and float64, which mps, for example, lacks
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError, ValueError) as error:
         raise UserError(f"'{name}' is no device that can be used here: {first_line(error)}") from None
     return device
 

@@ -65,6 +65,9 @@ SAME = {
     "float64": lambda: (IMAGES.astype(np.float64), LABELS.tolist()),
     "tensors": lambda: PAIRS.tensors,
     "loader": lambda: (DataLoader(PAIRS, batch_size=4),),
+    "sparse images": lambda: (torch.tensor(IMAGES).to_sparse(), LABELS),
+    "sparse labels": lambda: (IMAGES, torch.tensor(LABELS).to_sparse()),
+    "a mask that hides nothing": lambda: (np.ma.masked_array(IMAGES), LABELS),
     "read-only images": lambda: (read_only(), LABELS),
     "images reversed twice": lambda: (np.ascontiguousarray(IMAGES[:, :, ::-1])[:, :, ::-1], LABELS),
     "images in Fortran's order": lambda: (np.asfortranarray(IMAGES), LABELS),
@@ -103,6 +106,8 @@ REFUSED = {
     "grey levels": (IMAGES * 255, LABELS, "expected \\[0, 1\\].*divide grey levels by 255"),
     "standardized": ((IMAGES - 0.5) / 0.25, LABELS, "put normalization into the model"),
     "not a number": (np.where(IMAGES > 0.9, np.nan, IMAGES), LABELS, "values that are not numbers"),
+    "masked": (np.ma.masked_greater(IMAGES, 0.9), LABELS, "images: found a masked array"),
+    "masked labels": (IMAGES, np.ma.masked_equal(LABELS, 1), "labels: found a masked array"),
     "one image": (IMAGES[0], None, "shape \\[1, 6, 6\\]: give a batch"),
     "channels last": (IMAGES.transpose(0, 2, 3, 1), LABELS, "channels last"),
     "no images": (IMAGES[:0], LABELS[:0], "there are no images"),
@@ -124,6 +129,8 @@ REFUSED = {
     "another size": (Items({2: (IMAGES[2][:, 1:], 0)}), None, "image 2 has shape"),
     "grey levels in a dataset": (Items({3: (IMAGES[3] * 255, 0)}), None, "image 3: found values"),
     "label between": (Items({0: (IMAGES[0], 0.5)}), None, "image 0 has the label 0.5"),
+    "masked in a dataset": (Items({2: (np.ma.masked_less(IMAGES[2], 0.1), 0)}), None, "image 2: found a masked array"),
+    "masked label": (Items({0: (IMAGES[0], np.ma.masked)}), None, "image 0 has the label masked"),
     "one-hot": (Items({0: (IMAGES[0], torch.eye(2)[0])}), None, "expected a whole number"),
 }
 
@@ -221,34 +228,6 @@ def test_settings_of_the_process_stay_as_they_were():
     assert settings() == before
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"attack": "PGD"}, "attack is a str"),
-        ({"epsilons": 0.5}, "epsilons: found 0.5"),
-        ({"epsilons": [-0.5]}, "epsilons: found \\[-0.5\\]"),
-        ({"target": "cat"}, "unknown target 'cat'"),
-        ({"target": -1}, "there is no class -1"),
-        ({"restarts": 0}, "restarts: found 0"),
-        ({"num_noise_vec": 0}, "num_noise_vec: found 0"),
-    ],
-)
-def test_attacks_that_make_no_sense_are_refused(options, message):
-    given = {"sigma": 0.25, "n": 20, "device": "cpu", "attack": PGD(0.5, 1), **options}
-    with pytest.raises(UserError, match=message):
-        smoothadv.attack(network(), IMAGES, LABELS, **given)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [("fraction", 2, "fraction: found 2"), ("fraction", -1, "fraction: found -1"), ("false_alarm", 0, "false_alarm: ")],
-)
-def test_falsifications_that_make_no_sense_are_refused(name, value, message, tmp_path):
-    options = {"against": tmp_path / "log.tsv", "sigma": 0.25, "attack": PGD(0.5, 1), name: value}
-    with pytest.raises(UserError, match=message):
-        smoothadv.falsify(network(), IMAGES, LABELS, **options)
-
-
 @dataclass
 class Output:
     logits: torch.Tensor
@@ -319,6 +298,11 @@ def test_an_architecture_is_trained_on_arrays_and_certified(tmp_path):
         ({"input_layer": "center"}, UserError, "leave pretrained_model and input_layer out"),
         ({"model": nn.Flatten()}, UserError, "there is nothing to train"),
         ({"images": "digits"}, UserError, "labels and test images of its own"),
+        ({"test_labels": LABELS}, UserError, "test_labels without test"),
+        ({"schedule": {5: 1, "lr": 1}}, UserError, "schedule: found 5, expected epochs"),
+        ({"model": 5}, UserError, "the model is a int"),
+        ({"device": 2**70}, UserError, "is no device that can be used here"),
+        ({"arguments": {}}, TypeError, "unexpected keyword argument 'arguments'"),
     ],
 )
 def test_trainings_that_make_no_sense_are_refused(options, error, message, tmp_path):

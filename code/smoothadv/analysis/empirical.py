@@ -11,12 +11,12 @@ from smoothadv.analysis.shared.hyper_parameters import path_without_attack
 from smoothadv.analysis.shared.log_statistics import abstention_rate, accuracy
 from smoothadv.analysis.shared.logs import Log, Logs, grouped
 from smoothadv.analysis.shared.radii import radius_column
-from smoothadv.analysis.shared.selection import Choosing, grouping, groups_of, one_of
+from smoothadv.analysis.shared.selection import Choosing, grouping, groups_of
 from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table, columns_of
 from smoothadv.bounds import binomial_interval
 from smoothadv.errors import UserError
 from smoothadv.records import DENOISER
-from smoothadv.settings import probability, setting
+from smoothadv.settings import one_of, probability, setting
 
 _ACCURACY, _ABSTENTION = _SHOWN = ("empirical_accuracy", "abstention_rate")
 

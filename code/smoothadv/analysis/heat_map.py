@@ -16,9 +16,9 @@ from smoothadv.analysis.shared.hyper_parameters import FIELDS, ParameterValue, d
 from smoothadv.analysis.shared.log_statistics import average_certified_radius
 from smoothadv.analysis.shared.logs import Log, Logs, grouped
 from smoothadv.analysis.shared.radii import AtRadii, radius_text
-from smoothadv.analysis.shared.selection import Choosing, hyper_parameter, one_of, refuse_several
+from smoothadv.analysis.shared.selection import Choosing, hyper_parameter, refuse_several
 from smoothadv.errors import UserError
-from smoothadv.settings import setting
+from smoothadv.settings import one_of, setting
 
 if TYPE_CHECKING:
     from matplotlib.collections import QuadMesh

@@ -14,7 +14,6 @@ log as the commands do, row by row and with a manifest: the same call again cont
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -35,6 +34,7 @@ from smoothadv.evaluation.classifiers import trained_on_logits
 from smoothadv.objectives import Objective
 from smoothadv.progress import progress_hidden
 from smoothadv.readers import read_certification_log, read_prediction_log
+from smoothadv.settings import checked
 from smoothadv.training.job import Trained
 from smoothadv.training.job import train as train_as_requested
 from smoothadv.training.request import ScheduleChoices, TrainingRequest
@@ -76,9 +76,10 @@ def certify(
     UserError on bad input, NonFiniteError where a logit is NaN or infinite.
     """
     fields = arguments.common_fields("certify", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
+    given = {} if settings is None else settings
     with arguments.log_at(log) as outfile:
         request = requests.CertifyRequest(
-            **fields, outfile=outfile, n0=n0, method=method, procedure_settings=dict(settings or {}), sound=sound
+            **fields, outfile=outfile, n0=n0, method=method, procedure_settings=given, sound=sound
         )
         certifying.certify(request)
         return read_certification_log(outfile)
@@ -110,6 +111,7 @@ def predict(
 
     The attack averages over ``num_noise_vec`` draws of noise, or attacks the base classifier (``base_attack``);
     ``restarts`` and ``target`` as in ``attacks.SmoothedAttack``; ``attack_batch`` bounds its noisy images per pass.
+    Without an attack they are refused.
     With ``top_k`` above 1, a prediction is the set of the k most probable classes, in columns class_1 to class_k, and
     ``predict`` is the label if it is one of them.
     ``log`` is the file to write or to continue (None: no file). ``options``: see ``CommonOptions``.
@@ -118,9 +120,11 @@ def predict(
     what else the log has. UserError on bad input, NonFiniteError where a logit is NaN or infinite.
     """
     fields = arguments.common_fields("predict", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
+    further: dict[str, Any] = {"restarts": restarts, "target": target, "attack_batch": attack_batch}
     plan = None
-    if attack is not None:
-        further = {"restarts": restarts, "target": target, "batch": attack_batch}
+    if attack is None:
+        arguments.refuse_without_attack(num_noise_vec=num_noise_vec, base_attack=base_attack, **further)
+    else:
         plan = arguments.attack_plan(attack, num_noise_vec, base_attack, **further)
     with arguments.log_at(log) as outfile:
         request = requests.PredictRequest(**fields, outfile=outfile, attack=plan, top_k=top_k)
@@ -163,7 +167,7 @@ def attack(
 
     fields = arguments.common_fields("attack", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n)
     plan = arguments.attack_plan(
-        attack, num_noise_vec, base_attack, restarts=restarts, target=target, batch=attack_batch
+        attack, num_noise_vec, base_attack, restarts=restarts, target=target, attack_batch=attack_batch
     )
     sizes = arguments.attack_sizes(epsilons, attack)
     with arguments.folder_at(folder) as outdir:
@@ -201,8 +205,8 @@ def falsify(
         request = requests.FalsifyRequest(
             **fields,
             outdir=outdir,
-            attack=arguments.attack_plan(attack, num_noise_vec, False, restarts=restarts, batch=attack_batch),
-            against=Path(against),
+            attack=arguments.attack_plan(attack, num_noise_vec, False, restarts=restarts, attack_batch=attack_batch),
+            against=arguments.path_of("against", against),
             fraction=fraction,
             false_alarm=false_alarm,
         )
@@ -247,13 +251,19 @@ def train(
     """
     if not isinstance(objective, Objective):
         raise UserError(f"the objective is a {type(objective).__name__}: give one, like Gaussian(noise_sd=0.25)")
-    foreign = sorted(set(options) - TrainingRequest.__dataclass_fields__.keys())
+    known = TrainingRequest.__dataclass_fields__.keys() - {"classifier", "command", "arguments"}
+    foreign = sorted(options.keys() - known)
     if foreign:
         hint = f": give schedule={{'{foreign[0]}': ...}}" if foreign[0] in ScheduleChoices.__dataclass_fields__ else ""
         raise TypeError(f"train() got an unexpected keyword argument '{foreign[0]}'{hint}")
-    unknown = sorted((schedule or {}).keys() - ScheduleChoices.__dataclass_fields__.keys())
+    chosen = checked("schedule", {} if schedule is None else schedule, None, Mapping)
+    unknown = sorted(chosen.keys() - ScheduleChoices.__dataclass_fields__.keys(), key=str)
     if unknown:
-        raise UserError(f"schedule: found '{unknown[0]}', expected {', '.join(ScheduleChoices.__dataclass_fields__)}")
+        raise UserError(f"schedule: found {unknown[0]!r}, expected {', '.join(ScheduleChoices.__dataclass_fields__)}")
+    if test is None and test_labels is not None:
+        raise UserError("test_labels without test: give the images that they are of, or leave them out")
+    if not isinstance(model, (str, torch.nn.Module)):
+        raise UserError(f"the model is a {type(model).__name__}: give a torch.nn.Module or name an architecture")
     sources: str | tuple[ImageDataset, ImageDataset]
     if isinstance(images, str):
         if not (labels is None and test is None and test_labels is None):
@@ -268,16 +278,16 @@ def train(
     request = TrainingRequest(
         classifier=model,
         images=sources,
-        outdir=Path(outdir),
+        outdir=arguments.path_of("outdir", outdir),
         objective=objective,
-        schedule=ScheduleChoices(**(schedule or {})),
-        seed=operator.index(seed),
+        schedule=ScheduleChoices(**chosen),
+        seed=seed,
         device=None if device is None else usable_device(device),
-        existing=requests.check_existing(existing),
+        existing=existing,
         data_dir=data_dir,
         command=arguments.called_from("train"),
         **options,
     )
     to_logits = trained_on_logits(model, description) if isinstance(model, torch.nn.Module) else nullcontext()
-    with to_logits, progress_hidden(quiet):
+    with to_logits, progress_hidden(checked("quiet", quiet, None)):
         return train_as_requested(request, (lambda line: None) if quiet else print)

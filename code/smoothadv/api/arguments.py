@@ -1,6 +1,5 @@
 """What the functions of the Python face share: their arguments, and the parts of a request that these become."""
 
-import math
 import os
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from smoothadv.errors import UserError
 from smoothadv.evaluation.classifiers import count_classes
 from smoothadv.evaluation.named_networks import class_names_of, is_named
 from smoothadv.evaluation.requests import AttackPlan
+from smoothadv.settings import checked, checked_list, perturbation_size, up_to_a_million
 
 Model = str | os.PathLike[str] | torch.nn.Module
 FilePath = str | os.PathLike[str]
@@ -71,6 +71,7 @@ def common_fields(
     name, num_classes = fields.pop("name", "images"), fields.pop("num_classes", None)
     if not isinstance(model, (str, os.PathLike, torch.nn.Module)):
         raise UserError(f"the model is a {type(model).__name__}: give a torch.nn.Module or the path of a checkpoint")
+    name = checked("name", name, str)
     source = model if isinstance(model, torch.nn.Module) else Path(model)
     if isinstance(images, str):
         if labels is not None:
@@ -88,12 +89,13 @@ def called_from(function: str) -> tuple[str, ...]:
     return (f"smoothadv.{function}", *sys.argv)
 
 
-def attack_plan(attack: GradientAttack, num_noise_vec: int, base_attack: bool, **further: Any) -> AttackPlan:
+def attack_plan(
+    attack: GradientAttack, num_noise_vec: int, base_attack: bool, attack_batch: int | None, **further: Any
+) -> AttackPlan:
     """An attack of a request, with ``further`` fields of it; UserError if it is none or cannot be carried out."""
-    if not isinstance(attack, GradientAttack):
-        raise UserError(f"attack is a {type(attack).__name__}: give an attack, like attacks.pgd.PGD(0.5, 20)")
-    draws = 1 if base_attack else num_noise_vec
-    plan = AttackPlan(attack=attack, num_noise_vec=draws, is_on_base=base_attack, **further)
+    checked("attack", attack, None, GradientAttack)
+    draws = 1 if checked("base_attack", base_attack, None) else num_noise_vec
+    plan = AttackPlan(attack=attack, num_noise_vec=draws, is_on_base=base_attack, batch=attack_batch, **further)
     try:
         plan.smoothed(sigma=1.0, seed=0)
     except ValueError as error:
@@ -101,13 +103,26 @@ def attack_plan(attack: GradientAttack, num_noise_vec: int, base_attack: bool, *
     return plan
 
 
+def refuse_without_attack(**given: Any) -> None:
+    """UserError where an argument of an attack is ``given``, but for the values that it has anyway."""
+    usual = {"num_noise_vec": 1, "restarts": 1, "base_attack": False}
+    for name, value in given.items():
+        if value is not usual.get(name):
+            raise UserError(f"{name}: found {value!r}, and there is no attack: give one, like attack=PGD(0.5, 20)")
+
+
+def path_of(name: str, value: Any) -> Path:
+    """A path that a caller handed over as ``name``; UserError where it is none, or names nothing."""
+    path = checked(name, value, Path)
+    if not path.name:
+        raise UserError(f"{name}: found {str(value)!r}, expected the name of a file or folder")
+    return path
+
+
 def attack_sizes(epsilons: Sequence[float] | None, attack: GradientAttack) -> tuple[float, ...]:
     """The l2 norms of an ``AttackRequest``; UserError unless they are one or several different numbers >= 0."""
-    try:
-        sizes = (attack.epsilon,) if epsilons is None else tuple(float(epsilon) for epsilon in epsilons)
-    except (TypeError, ValueError):
-        sizes = ()
-    if not sizes or len(set(sizes)) < len(sizes) or not all(0 <= epsilon < math.inf for epsilon in sizes):
+    sizes = checked_list("epsilons", (attack.epsilon,) if epsilons is None else epsilons, perturbation_size)
+    if not sizes or len(set(sizes)) < len(sizes):
         raise UserError(f"epsilons: found {epsilons!r}, expected a list of one l2 norm or several different ones")
     return sizes
 
@@ -116,6 +131,7 @@ def dataset_of(
     model: str | Path | torch.nn.Module, images: Any, labels: Any, num_classes: int | None, name: str
 ) -> ImageDataset:
     """What the caller handed over, as a dataset with the classes of the model; UserError where it cannot be one."""
+    num_classes = None if num_classes is None else checked("num_classes", num_classes, up_to_a_million)
     if hasattr(images, "fingerprint") and hasattr(images, "description"):
         return images
     items = items_of(images, labels)
@@ -156,17 +172,18 @@ def torch_settings_kept() -> Iterator[None]:
 @contextmanager
 def log_at(path: FilePath | None) -> Iterator[Path]:
     """The log to write, or one in a folder that is removed afterwards."""
-    if path is not None and not Path(path).name:
-        raise UserError(f"log: found {str(path)!r}, expected the name of a file")
-    with folder_at(None if path is None else Path(path).parent) as folder:
-        yield folder / "log.tsv" if path is None else Path(path)
+    if path is not None:
+        yield path_of("log", path)
+        return
+    with folder_at(None) as folder:
+        yield folder / "log.tsv"
 
 
 @contextmanager
 def folder_at(path: FilePath | None) -> Iterator[Path]:
     """The folder to write to, or one that is removed afterwards."""
     if path is not None:
-        yield Path(path)
+        yield path_of("folder", path)
         return
     if torch.distributed.is_available() and torch.distributed.is_torchelastic_launched():
         raise UserError("under torchrun the processes share a log: name the file or folder to write")

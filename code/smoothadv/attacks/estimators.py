@@ -13,6 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from smoothadv.errors import UserError
+from smoothadv.settings import Checked, checked_field, number, positive_noise_level
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -92,18 +95,14 @@ def plug_in(model: Model, points: torch.Tensor, labels: torch.Tensor, noise: tor
 
 
 @dataclass(frozen=True)
-class PlugIn:
+class PlugIn(Checked):
     """``plug_in`` with softmax(beta * logits) as the probabilities (SmoothAdv, appendix B).
 
     The larger ``beta``, the closer their mean is to the share of votes. The gradients have another length, which
-    neither vanishes nor overflows however large beta is. ValueError unless beta is positive and finite.
+    neither vanishes nor overflows however large beta is. SettingError unless beta is positive and finite.
     """
 
-    beta: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.beta < math.inf:
-            raise ValueError(f"beta: found {self.beta}, expected a finite number above 0")
+    beta: float = checked_field(number(float, "a finite number above 0", lambda v: v > 0))
 
     def __call__(self, model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
         def ascent(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -144,20 +143,29 @@ def _gradient(
     with torch.enable_grad():
         points = points.detach().requires_grad_()
         logits = noisy_logits(model, points, noise)
-        (gradient,) = torch.autograd.grad(loss(logits, labels).sum(), points)
-    return gradient, logits.detach()
+        return differentiated(loss(logits, labels).sum(), points), logits.detach()
+
+
+def differentiated(loss: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    """The gradient of a ``loss`` [] with respect to ``points``; UserError where the model cut it off."""
+    if not loss.requires_grad:
+        raise UserError(
+            "the model's logits have no gradient with respect to the images: let its forward compute them without "
+            "detach, no_grad or argmax, or attack with attacks.estimators.Stein, which needs none"
+        )
+    return torch.autograd.grad(loss, points)[0]
 
 
 @dataclass(frozen=True)
-class Stein:
+class Stein(Checked):
     """The gradient-free estimator (SmoothAdv, section 3.1): by Stein's lemma grad G_y = E[F_y(x + d) d] / sigma^2.
 
     Ascends -G_y: minus (1 / (m sigma^2)) sum_i F(x + d_i)_y d_i. ``sigma`` > 0 is the noise's standard
     deviation. F is the softmax, or with ``hard`` the indicator that the base classifier answers y.
     """
 
-    sigma: float
-    hard: bool = False
+    sigma: float = checked_field(positive_noise_level)
+    hard: bool = checked_field(None, False)
 
     @torch.no_grad()
     def __call__(self, model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from smoothadv.attacks.estimators import Model, frozen
+from smoothadv.attacks.estimators import Model, differentiated, frozen
 from smoothadv.attacks.shared.geometry import l2_norm, per_example, project_ball, unit
 
 
@@ -85,5 +85,4 @@ def _ascent(
     with torch.enable_grad():
         noise = noise.detach().requires_grad_()
         logits = model(images.repeat_interleave(copies, 0) + noise)
-        (gradient,) = torch.autograd.grad(loss(logits), noise)
-    return gradient, logits.detach()
+        return differentiated(loss(logits), noise), logits.detach()

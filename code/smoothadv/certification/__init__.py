@@ -17,6 +17,7 @@ import numpy as np
 from smoothadv.bounds import certified_radius, check_alpha, check_sigma
 from smoothadv.records import COUNT_COLUMNS
 from smoothadv.registry import Registry, discover
+from smoothadv.settings import Checked
 
 ABSTAIN = -1
 """The class that stands for "no statement" in results and logs."""
@@ -80,7 +81,7 @@ class Smoothing:
 
 
 @dataclass(frozen=True)
-class Procedure(ABC):
+class Procedure(Checked, ABC):
     """A certification procedure with its settings: ``PROCEDURES[name](smoothing, **settings)``.
 
     A subclass is a frozen dataclass; the fields that ``settings.setting`` makes become options of certify.

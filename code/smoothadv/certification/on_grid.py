@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,8 +50,6 @@ class GridProcedure(Procedure):
 
     def __post_init__(self) -> None:
         radii = PAPER_RADII if self.radii is None else self.radii
-        if not all(math.isfinite(radius) and radius >= 0 for radius in radii):
-            raise ValueError(f"radii must be finite and at least 0, got {', '.join(map(str, radii))}")
         if self.smoothing.alpha < SMALLEST_ALPHA:
             name = type(self).__name__.lower()
             raise ValueError(f"alpha must be at least {SMALLEST_ALPHA:g} for {name}, got {self.smoothing.alpha:g}")

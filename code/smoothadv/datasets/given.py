@@ -141,7 +141,9 @@ def _tensor(values: Any, name: str) -> torch.Tensor:
     """``values`` as a tensor on the CPU, without gradients; UserError, which calls them ``name``, if they are none."""
     try:
         if isinstance(values, torch.Tensor):
-            return values.detach().cpu()
+            return values.detach().cpu().to_dense()
+        if np.ma.is_masked(values):
+            raise UserError(f"{name}: found a masked array, expected all of its values: fill it first")
         array = np.asarray(values)
         if array.dtype == object:
             array = np.array(array.tolist())
@@ -168,7 +170,7 @@ def _label(label: Any, classes: int, name: str) -> int:
         number = int(label)
         if isinstance(label, str) or number != label:
             raise ValueError
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError, np.ma.MAError):
         raise UserError(f"{name} has the label {label!r}, expected a whole number") from None
     if not 0 <= number < classes:
         raise UserError(f"{name} has the label {number}, the classes are 0 to {classes - 1}")

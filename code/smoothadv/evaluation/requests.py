@@ -8,17 +8,29 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from smoothadv import plugins
 from smoothadv.certification import PROCEDURES, Procedure
-from smoothadv.choices import PRECISION_NAMES
+from smoothadv.choices import EXISTING, INPUT_LAYER_NAMES, PRECISION_NAMES
 from smoothadv.datasets import SPLITS
 from smoothadv.errors import UserError
 from smoothadv.evaluation.shards import Shard
+from smoothadv.settings import (
+    Checked,
+    any_seed,
+    batch_size,
+    checked_field,
+    number,
+    one_of,
+    positive_int,
+    positive_noise_level,
+    probability,
+    up_to_a_million,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -28,13 +40,12 @@ if TYPE_CHECKING:
 
 PREDICTION_DRAWS = 100_000
 """The draws of PREDICT per image, by default."""
-EXISTING = ("resume", "overwrite", "refuse")
-"""What to do with a log, or a training run, that exists already."""
 DEFAULT_FRACTION, DEFAULT_FALSE_ALARM = 0.999, 0.001
+_fraction = number(float, "a share of the radius strictly between 0 and 1", lambda v: 0 < v < 1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationRequest:
+class EvaluationRequest(Checked):
     """The fields that all requests share.
 
     - ``classifier``: a checkpoint, an ensemble as ``ensembles`` names it, a network by name, with its weights if
@@ -54,40 +65,24 @@ class EvaluationRequest:
 
     classifier: Path | torch.nn.Module
     images: str | ImageDataset
-    sigma: float
-    alpha: float = 0.001
-    seed: int = 0
-    denoiser: str | os.PathLike[str] | None = None
-    draws: int | None = None
-    input_layer: str | None = None
-    pretrained: bool = True
-    data_dir: str | Path | None = None
-    split: str = "test"
-    skip: int = 1
-    maximum: int | None = None
-    batch: int | None = None
-    precision: str = "fp32"
-    compile: bool = False
+    sigma: float = checked_field(positive_noise_level)
+    alpha: float = checked_field(probability, 0.001)
+    seed: int = checked_field(any_seed, 0)
+    denoiser: str | os.PathLike[str] | None = checked_field(str, None)
+    draws: int | None = checked_field(positive_int, None, name="n")
+    input_layer: str | None = checked_field(one_of(INPUT_LAYER_NAMES), None)
+    pretrained: bool = checked_field(None, True)
+    data_dir: str | Path | None = checked_field(str, None)
+    split: str = checked_field(one_of(SPLITS), "test")
+    skip: int = checked_field(positive_int, 1)
+    maximum: int | None = checked_field(positive_int, None)
+    batch: int | None = checked_field(batch_size, None)
+    precision: str = checked_field(one_of(PRECISION_NAMES), "fp32")
+    compile: bool = checked_field(None, False)
     device: torch.device | None = None
     shard: Shard | None = None
-    existing: str = "resume"
+    existing: str = checked_field(one_of(EXISTING), "resume")
     command: Sequence[str] | None = None
-
-    def __post_init__(self) -> None:
-        """UserError where a value is out of its range."""
-        _convert(self, int, "seed", "draws")
-        _convert(self, float, "sigma", "alpha")
-        _require(
-            0 < self.sigma <= 10, "sigma", self.sigma, "a standard deviation above 0, up to 10, on images in [0, 1]"
-        )
-        is_name, kind = isinstance(self.denoiser, (str, os.PathLike)), type(self.denoiser).__name__
-        _require(self.denoiser is None or is_name, "denoiser", kind, "the path of a checkpoint, or diffusers:PATH")
-        _require(0 < self.alpha < 1, "alpha", self.alpha, "a probability strictly between 0 and 1")
-        _require(self.draws is None or 1 <= self.draws <= 4_000_000_000, "n", self.draws, "1 to 4,000,000,000 draws")
-        _require_from_one(self, "skip", "maximum", "batch", *(name for name in ("n0", "top_k") if hasattr(self, name)))
-        _require(0 <= self.seed < 2**128, "seed", self.seed, "a whole number from 0 to 2^128 - 1")
-        for name, known in (("split", SPLITS), ("precision", PRECISION_NAMES), ("existing", EXISTING)):
-            _require(getattr(self, name) in known, name, getattr(self, name), f"one of {', '.join(known)}")
 
     @property
     def n(self) -> int:
@@ -122,45 +117,10 @@ class EvaluationRequest:
         }
 
 
-def _require(is_right: bool, name: str, found: Any, expected: str) -> None:
-    if not is_right:
-        raise UserError(f"{name}: found {found!r}, expected {expected}")
-
-
-def _convert(request: Any, kind: type[int] | type[float], *names: str) -> None:
-    """Make fields Python's numbers, which manifests can hold, of NumPy's and of 1e5; UserError where they are none."""
-    for name in names:
-        found = getattr(request, name)
-        if found is not None and type(found) is not kind:
-            try:
-                number = kind(found)
-                if isinstance(found, str) or (kind is int and number != found):
-                    raise ValueError
-            except (TypeError, ValueError, OverflowError, RuntimeError):
-                expected = "a whole number" if kind is int else "a number"
-                _require(False, "n" if name == "draws" else name, found, expected)
-            object.__setattr__(request, name, number)  # the dataclass is frozen, but not yet complete
-
-
-def _require_from_one(request: Any, *names: str) -> None:
-    """UserError unless these fields are whole numbers of at least 1; None where the field's default is None."""
-    _convert(request, int, *names)
-    for name in names:
-        value = getattr(request, name)
-        is_right = type(request).__dataclass_fields__[name].default is None if value is None else value >= 1
-        _require(is_right, name, value, "a whole number of at least 1")
-
-
 def select_examples(size: int, skip: int, maximum: int | None) -> range:
     """Every ``skip``-th index of a dataset of ``size`` images, at most ``maximum`` of them (None: all)."""
     indices = range(0, size, skip)
     return indices if maximum is None else indices[:maximum]
-
-
-def check_existing(existing: str) -> str:
-    """``existing``; UserError where it is none of EXISTING."""
-    _require(existing in EXISTING, "existing", existing, f"one of {', '.join(EXISTING)}")
-    return existing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,16 +132,20 @@ class CertifyRequest(EvaluationRequest):
     """
 
     outfile: Path
-    n0: int = 100
-    method: str = "exact"
-    procedure_settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    sound: bool = False
+    n0: int = checked_field(positive_int, 100)
+    method: str = checked_field(str, "exact")
+    procedure_settings: Mapping[str, Any] = checked_field(
+        None, name="settings", kind=Mapping, default_factory=lambda: MappingProxyType({})
+    )
+    sound: bool = checked_field(None, False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         fields = {field.name for field in dataclasses.fields(self.procedure)} - {"smoothing"}
         for name in self.procedure_settings:
-            _require(name in fields, f"settings of method '{self.method}'", name, ", ".join(sorted(fields)) or "none")
+            if name not in fields:
+                known = ", ".join(sorted(fields)) or "none"
+                raise UserError(f"settings of method '{self.method}': found {name!r}, expected {known}")
 
     @property
     def procedure(self) -> type[Procedure]:
@@ -199,7 +163,7 @@ class CertifyRequest(EvaluationRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackPlan:
+class AttackPlan(Checked):
     """An attack on a smoothed classifier: ``attack``, averaged over ``num_noise_vec`` draws of noise.
 
     ``is_on_base`` attacks the base classifier, without noise. ``restarts``, ``target`` and ``batch`` (None: one that
@@ -207,15 +171,11 @@ class AttackPlan:
     """
 
     attack: GradientAttack
-    num_noise_vec: int = 1
-    is_on_base: bool = False
-    restarts: int = 1
-    target: int | str | None = None
-    batch: int | None = None
-
-    def __post_init__(self) -> None:
-        """UserError where a value is out of its range."""
-        _require_from_one(self, "num_noise_vec", "restarts", "batch")
+    num_noise_vec: int = checked_field(up_to_a_million, 1)
+    is_on_base: bool = checked_field(None, False, name="base_attack")
+    restarts: int = checked_field(positive_int, 1)
+    target: int | str | None = checked_field(None, None, kind=int | str)
+    batch: int | None = checked_field(batch_size, None, name="attack_batch")
 
     def smoothed(self, sigma: float, seed: int, batch: int = 256, plain_noise: bool = False) -> SmoothedAttack:
         """The attack on a classifier that is smoothed with ``sigma``: the last four arguments of ``SmoothedAttack``."""
@@ -235,7 +195,7 @@ class PredictRequest(EvaluationRequest):
 
     outfile: Path
     attack: AttackPlan | None = None
-    top_k: int = 1
+    top_k: int = checked_field(positive_int, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,12 +221,6 @@ class FalsifyRequest(EvaluationRequest):
     outdir: Path
     attack: AttackPlan
     against: Path
-    fraction: float = DEFAULT_FRACTION
-    false_alarm: float = DEFAULT_FALSE_ALARM
+    fraction: float = checked_field(_fraction, DEFAULT_FRACTION)
+    false_alarm: float = checked_field(probability, DEFAULT_FALSE_ALARM)
     only: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _convert(self, float, "fraction", "false_alarm")
-        _require(0 < self.fraction < 1, "fraction", self.fraction, "a share of the radius strictly between 0 and 1")
-        _require(0 < self.false_alarm < 1, "false_alarm", self.false_alarm, "a probability strictly between 0 and 1")

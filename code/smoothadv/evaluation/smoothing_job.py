@@ -277,7 +277,8 @@ def _check_module(voter: VotingClassifier, image: torch.Tensor, name: str, warns
     except (RuntimeError, ValueError, TypeError) as error:
         message = f"{name} does not run with weights and images of {voter.dtype}, batch 3: {first_line(error)}"
         raise UserError(message) from error
-    if warns and not torch.allclose(logits, again, rtol=_FUNCTION, atol=_FUNCTION * float(logits.abs().max())):
+    scale = float(logits.abs().max())  # NaN: the votes will tell
+    if warns and scale == scale and not torch.allclose(logits, again, rtol=_FUNCTION, atol=_FUNCTION * scale):
         warn(
             f"the logits of {name} for an image depend on the other images in a batch, or on chance, in eval mode too: "
             "certificates are about a function of one image"

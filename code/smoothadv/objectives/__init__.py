@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from smoothadv.noise import training_noise
 from smoothadv.objectives.shared.policy import DataPolicy as DataPolicy
 from smoothadv.registry import Registry, discover
+from smoothadv.settings import Checked
 
 _NOTHING = torch.empty(0)
 Some = TypeVar("Some", bound="Batch")
@@ -68,7 +69,7 @@ class Outcome:
     terms: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
-class Objective(ABC):
+class Objective(Checked, ABC):
     """What ``training`` needs of an objective; ``noise_sd`` is the standard deviation of its noise.
 
     TERMS names the parts of the loss that ``criterion`` returns, for the log.

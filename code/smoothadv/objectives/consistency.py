@@ -1,7 +1,8 @@
 """Consistency regularization (Jeong and Shin, 2020): the predictions on noisy copies of an image shall agree."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -9,7 +10,7 @@ from smoothadv.attacks import GradientAttack
 from smoothadv.objectives import OBJECTIVES, mean_cross_entropy
 from smoothadv.objectives.shared.attacked import AttackedObjective
 from smoothadv.objectives.shared.weights import resolve, weight
-from smoothadv.settings import non_negative_float, positive_int, setting
+from smoothadv.settings import checked_field, non_negative_float, positive_int, setting
 
 _PAPER = {0.25: 20.0, 0.5: 10.0, 1.0: 10.0}
 
@@ -24,7 +25,7 @@ class Consistency(AttackedObjective):
     """
 
     TERMS = ("cross_entropy", "divergence", "entropy")
-    attack: GradientAttack | None = field(default=None, kw_only=True)
+    attack: GradientAttack | None = checked_field(None, None, kind=Callable, kw_only=True)
     num_noise_vec: int = setting(2, parse=positive_int, help="m, the noise draws per image")
     regularization: float = weight()
     eta: float = setting(

@@ -1,6 +1,7 @@
 """MACER (Zhai et al., 2020): maximizes a soft certified radius of the images that are classified correctly."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -8,7 +9,7 @@ from smoothadv.attacks import GradientAttack
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.objectives.shared.attacked import AttackedObjective
 from smoothadv.objectives.shared.weights import resolve, weight
-from smoothadv.settings import positive_float, positive_int, setting
+from smoothadv.settings import checked_field, positive_float, positive_int, setting
 
 _PAPER = {0.25: 12.0, 0.5: 6.0, 1.0: 12.0}
 _TINY = 1e-10
@@ -26,7 +27,7 @@ class Macer(AttackedObjective):
     """
 
     TERMS = ("cross_entropy", "hinge")
-    attack: GradientAttack | None = field(default=None, kw_only=True)
+    attack: GradientAttack | None = checked_field(None, None, kind=Callable, kw_only=True)
     num_noise_vec: int = setting(16, parse=positive_int, help="k, the noise draws per image")
     regularization: float = weight()
     sharpness: float = setting(

@@ -1,5 +1,6 @@
 """SmoothAdv (Salman et al., 2019, Pseudocode 1) and, without noise in its attack, PGD training on noisy images."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 from smoothadv.attacks import GradientAttack
 from smoothadv.objectives import OBJECTIVES, Outcome
 from smoothadv.objectives.shared.attacked import AttackedObjective
-from smoothadv.settings import setting
+from smoothadv.settings import checked_field, setting
 
 
 @OBJECTIVES.register("smoothadv")
@@ -19,7 +20,7 @@ class SmoothAdv(AttackedObjective):
     ``base_attack`` is "Vanilla PGD + noise" of the paper's appendix C.1, and a ``noise_sd`` of 0 is its "Vanilla PGD".
     """
 
-    attack: GradientAttack
+    attack: GradientAttack = checked_field(None, kind=Callable)
     train_first_copy: bool = setting(
         False, help="train on the first of the m copies only, as the released code does without --train-multi-noise"
     )

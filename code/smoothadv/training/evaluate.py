@@ -8,17 +8,18 @@ import torch
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.noise import Purpose
 from smoothadv.objectives import draw_uniforms
+from smoothadv.settings import Checked, checked_field, positive_int
 from smoothadv.training.update import Address, Update
 
 COLUMNS = ("test_loss", "test_accuracy", "test_clean_accuracy", "test_adversarial_accuracy", "test_images")
 
 
 @dataclass(frozen=True)
-class EvaluationSchedule:
+class EvaluationSchedule(Checked):
     """Evaluate after every ``every``-th epoch and the last one, on ``images`` evenly spaced test images (None: all)."""
 
-    every: int = 1
-    images: int | None = 1000
+    every: int = checked_field(positive_int, 1)
+    images: int | None = checked_field(positive_int, 1000)
 
     def is_due(self, epoch: int, epochs: int) -> bool:
         return (epoch + 1) % self.every == 0 or epoch + 1 == epochs

@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from smoothadv.graphs import call_compiled, let_compiler_choose_alike
+from smoothadv.settings import Checked, checked_field, one_of, positive_float
 
 # None leaves convolutions in float32.
 CONVOLUTION_DTYPES: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
-class Execution:
+class Execution(Checked):
     """How to train: ``precision`` of convolutions, a key of CONVOLUTION_DTYPES; weights, losses and sums stay float32.
 
     ``compile`` compiles the network. ``synchronized_norm`` computes the statistics of batch normalization over all
@@ -23,11 +24,11 @@ class Execution:
     graphs (None: where there are such, unless compiled).
     """
 
-    precision: str = "fp32"
-    compile: bool = False
-    synchronized_norm: bool = False
-    checkpoint_minutes: float = 10.0
-    cuda_graph: bool | None = None
+    precision: str = checked_field(one_of(CONVOLUTION_DTYPES), "fp32")
+    compile: bool = checked_field(None, False)
+    synchronized_norm: bool = checked_field(None, False)
+    checkpoint_minutes: float = checked_field(positive_float, 10.0)
+    cuda_graph: bool | None = checked_field(None, None)
 
     def record(self) -> dict[str, Any]:
         """The settings that decide the weights, including their rounding."""

@@ -12,47 +12,57 @@ import torch
 from smoothadv import plugins
 from smoothadv.architectures import chosen_architecture
 from smoothadv.checkpoints import MODULE_PREFIX
+from smoothadv.choices import EXISTING, INPUT_LAYER_NAMES
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.errors import UsageError
 from smoothadv.objectives import DataPolicy, Objective
 from smoothadv.plugins import Plugin
 from smoothadv.records import CHECKPOINT
-from smoothadv.settings import settings_record
+from smoothadv.settings import (
+    Checked,
+    any_seed,
+    checked_field,
+    momentum,
+    non_negative_float,
+    non_negative_int,
+    one_of,
+    positive_float,
+    positive_int,
+    settings_record,
+)
 from smoothadv.training.evaluate import EvaluationSchedule
 from smoothadv.training.execution import Execution
-from smoothadv.training.schedule import OPTIMIZERS, Schedule
+from smoothadv.training.schedule import OPTIMIZERS, SHAPES, Schedule
 
 _TEACHER_DRAWS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScheduleChoices:
+class ScheduleChoices(Checked):
     """The fields of a ``Schedule`` that are chosen; None stands for the paper's value for the dataset.
 
     ``split_updates`` makes m updates of each batch, on batch/m images in m copies, as the released code does.
     """
 
-    epochs: int | None = None
-    batch: int | None = None
-    learning_rate: float | None = None
-    learning_rate_step: int | None = None
-    learning_rate_factor: float | None = None
-    learning_rate_shape: str | None = None
-    momentum: float | None = None
-    weight_decay: float | None = None
-    micro_batch: int | None = None
-    steps_per_epoch: int | None = None
-    optimizer: str | None = None
-    layer_decay: float | None = None
-    split_updates: bool = False
+    epochs: int | None = checked_field(positive_int, None)
+    batch: int | None = checked_field(positive_int, None)
+    learning_rate: float | None = checked_field(positive_float, None)
+    learning_rate_step: int | None = checked_field(positive_int, None)
+    learning_rate_factor: float | None = checked_field(positive_float, None)
+    learning_rate_shape: str | None = checked_field(one_of(SHAPES), None)
+    momentum: float | None = checked_field(momentum, None)
+    weight_decay: float | None = checked_field(non_negative_float, None)
+    micro_batch: int | None = checked_field(positive_int, None)
+    steps_per_epoch: int | None = checked_field(positive_int, None)
+    optimizer: str | None = checked_field(one_of(OPTIMIZERS), None)
+    layer_decay: float | None = checked_field(positive_float, None)
+    split_updates: bool = checked_field(None, False)
 
     def schedule(self, description: DatasetDescription, copies: int) -> Schedule:
         """The schedule on a dataset, for ``copies`` (m) of each image; UsageError where the batch is too small."""
         fields = dataclasses.asdict(description.defaults)
         fields |= {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
-        if self.optimizer not in (None, *OPTIMIZERS):
-            raise UsageError(f"the optimizer is '{self.optimizer}', expected {' or '.join(OPTIMIZERS)}")
         if self.optimizer == "sgd":
             del fields["optimizer"]  # as where none is named
         elif self.optimizer is not None and self.learning_rate is None:
@@ -69,7 +79,7 @@ class ScheduleChoices:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingRequest:
+class TrainingRequest(Checked):
     """Train a classifier for an objective, in the folder ``outdir``.
 
     - ``classifier``: the name of an architecture, or a module that maps images [B, C, H, W] in [0, 1] to logits
@@ -94,25 +104,25 @@ class TrainingRequest:
     images: str | tuple[ImageDataset, ImageDataset]
     outdir: Path
     objective: Objective
-    schedule: ScheduleChoices = ScheduleChoices()
-    execution: Execution = Execution()
-    tests: EvaluationSchedule = EvaluationSchedule()
-    seed: int = 0
+    schedule: ScheduleChoices = checked_field(None, ScheduleChoices(), kind=ScheduleChoices)
+    execution: Execution = checked_field(None, Execution(), kind=Execution)
+    tests: EvaluationSchedule = checked_field(None, EvaluationSchedule(), kind=EvaluationSchedule)
+    seed: int = checked_field(any_seed, 0)
     device: torch.device | None = None
-    data_dir: str | Path | None = None
-    input_layer: str | None = None
-    crop_padding: int | None = None
-    horizontal_flip: bool | None = None
-    pretrained_model: Path | None = None
-    pretrained: bool = False
-    finetune_quantized: bool = False
-    policy: DataPolicy | None = None
-    teacher: Path | None = None
-    teacher_draws: int | None = None
-    use_unlabelled: Path | None = None
-    unlabelled_weight: float = 1.0
-    existing: str = "refuse"
-    board: bool = False
+    data_dir: str | Path | None = checked_field(str, None)
+    input_layer: str | None = checked_field(one_of(INPUT_LAYER_NAMES), None)
+    crop_padding: int | None = checked_field(non_negative_int, None)
+    horizontal_flip: bool | None = checked_field(None, None)
+    pretrained_model: Path | None = checked_field(Path, None)
+    pretrained: bool = checked_field(None, False)
+    finetune_quantized: bool = checked_field(None, False)
+    policy: DataPolicy | None = checked_field(None, None, kind=DataPolicy)
+    teacher: Path | None = checked_field(Path, None)
+    teacher_draws: int | None = checked_field(positive_int, None)
+    use_unlabelled: Path | None = checked_field(Path, None)
+    unlabelled_weight: float = checked_field(positive_float, 1.0)
+    existing: str = checked_field(one_of(EXISTING), "refuse")
+    board: bool = checked_field(None, False)
     command: Sequence[str] | None = None
     arguments: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -133,14 +143,8 @@ class TrainingRequest:
     def refuse_contradictions(self) -> None:
         """UsageError where the objective, its teacher and the data policy do not fit together."""
         objective, name = self.objective, type(self.objective).__name__
-        if self.policy is not None and not isinstance(self.policy, DataPolicy):
-            raise UsageError(f"policy is a {type(self.policy).__name__}: give a smoothadv.objectives.DataPolicy")
-        if self.teacher is not None and not isinstance(self.teacher, (str, Path)):
-            raise UsageError(f"teacher is a {type(self.teacher).__name__}: give the path of a checkpoint")
         if self.teacher is not None and Path(self.teacher).resolve() == (self.outdir / CHECKPOINT).resolve():
             raise UsageError(f"--teacher {self.teacher} is what this training writes: name another folder")
-        if self.teacher_draws is not None and not (isinstance(self.teacher_draws, int) and self.teacher_draws >= 1):
-            raise UsageError(f"teacher_draws is {self.teacher_draws!r}, expected a whole number of at least 1")
         if objective.TEACHER != "accuracy" and bool(objective.TEACHER) != (self.teacher is not None):
             needed = "a --classifier CHECKPOINT" if objective.DENOISES else "a --teacher CHECKPOINT"
             advice = f"needs {needed}" if objective.TEACHER else "has no teacher: leave --teacher out"

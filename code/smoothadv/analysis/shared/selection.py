@@ -1,6 +1,6 @@
 """Selects logs: filters and groups by hyper-parameter, and says which differ in what must be equal."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -9,22 +9,9 @@ from smoothadv.analysis.shared.hyper_parameters import FIELDS, ParameterValue, d
 from smoothadv.analysis.shared.logs import Log, Logs, grouped, sizes_of
 from smoothadv.analysis.shared.table_formats import Cell, Column, Label, Table
 from smoothadv.errors import UserError
-from smoothadv.settings import SettingError, setting
+from smoothadv.settings import one_of, setting
 
 _FEWEST_TO_RECOGNISE = 20  # fewer rows may be equal by chance
-
-
-def one_of(names: Iterable[str]) -> Callable[[str], str]:
-    """A parser of texts: one of ``names``."""
-    known = tuple(names)
-
-    def parse(text: str) -> str:
-        if text not in known:
-            raise SettingError(f"'{text}' is not known; known: {', '.join(known)}")
-        return text
-
-    return parse
-
 
 hyper_parameter = one_of(FIELDS)
 

@@ -1,6 +1,7 @@
 """``onnx:FILE``: a network that ONNX Runtime computes, in float32 and without gradients; normalization is inside it."""
 
 import hashlib
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from torch import nn
 
 from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork
 from smoothadv.datasets.description import DatasetDescription
-from smoothadv.errors import UserError
+from smoothadv.errors import UserError, first_line
+from smoothadv.files import read_regular
 
 
 class OnnxNetwork(nn.Module):
@@ -28,8 +30,11 @@ class OnnxNetwork(nn.Module):
         super().__init__()
         content = Path(file).read_bytes()
         places = re.finditer(rb"\x0a\x08location\x12(.)", content, re.DOTALL)  # "location" and the length of its text
-        names = {content[one.end() : one.end() + one[1][0]].decode() for one in places}
-        parts = [content, *((Path(file).parent / name).read_bytes() for name in sorted(names))]
+        names = {os.fsdecode(content[one.end() : one.end() + one[1][0]]) for one in places}
+        try:
+            parts = [content, *(read_regular(Path(file).parent / name) for name in sorted(names))]
+        except (OSError, ValueError) as error:
+            raise UserError(f"onnx:{file}: its weights cannot be read: {first_line(error)}") from error
         digest = hashlib.sha256(b"".join(parts)).digest()
         self.register_buffer("sha256", torch.tensor(list(digest), dtype=torch.uint8))
         options = onnxruntime.SessionOptions()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from smoothadv.attacks.estimators import Estimate, GradientEstimator, Model, frozen, no_noise, noisy_logits, plug_in
 from smoothadv.attacks.shared.geometry import Randomness, project_ball, project_box
 from smoothadv.attacks.shared.micro_batches import FixedShape
-from smoothadv.settings import perturbation_size, positive_int, setting
+from smoothadv.settings import Checked, checked_field, l2_norm, perturbation_size, positive_int, setting
 
 
 @dataclass(frozen=True)
@@ -63,25 +63,21 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class GradientAttack(ABC):
+class GradientAttack(Checked, ABC):
     """``num_steps`` steps of some method within the l2 ball of radius ``epsilon``, on images in [0, 1].
 
     ``estimator`` supplies gradients. The labels are the classes that the attack leads away from or, if ``targeted``,
-    those that it aims at. A subclass defines ``perturbation``. ValueError unless epsilon >= 0 and num_steps >= 1.
+    those that it aims at. A subclass defines ``perturbation``. SettingError where a setting is out of its range.
     """
 
     epsilon: float = setting(
-        parse=perturbation_size, help="l2 norm of the attack on images in [0, 1], like 0.25 or 64/255"
+        parse=perturbation_size, check=l2_norm, help="l2 norm of the attack on images in [0, 1], like 0.25 or 64/255"
     )
     num_steps: int = setting(
         parse=positive_int, help="steps of the attack (paper: 1 to 10 in training, 20 in evaluation)"
     )
-    estimator: GradientEstimator = plug_in
-    targeted: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.epsilon < math.inf or self.num_steps < 1:
-            raise ValueError(f"need epsilon >= 0 and num_steps >= 1, got {self.epsilon} and {self.num_steps}")
+    estimator: GradientEstimator = checked_field(None, plug_in, kind=Callable)
+    targeted: bool = checked_field(None, False)
 
     @torch.inference_mode(False)  # callers are often in inference mode, where there are no gradients
     def __call__(

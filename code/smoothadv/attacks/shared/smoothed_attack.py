@@ -294,6 +294,6 @@ def _check_target(target: int | str | None) -> None:
     """ValueError unless it is None, a number that a class can have, or the name of a rule."""
     if isinstance(target, int) and not isinstance(target, bool):
         if target < 0:
-            raise ValueError(f"there is no class {target}")
+            raise ValueError(f"target: found {target}, but there is no class {target}")
     elif target is not None and target not in KNOWN_TARGETS:
-        raise ValueError(f"unknown target {target!r}; known: {', '.join(KNOWN_TARGETS)}, or the number of a class")
+        raise ValueError(f"target: found {target!r}, expected {', '.join(KNOWN_TARGETS)}, or the number of a class")

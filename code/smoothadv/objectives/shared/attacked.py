@@ -7,7 +7,7 @@ import torch
 
 from smoothadv.attacks import GradientAttack
 from smoothadv.objectives import Objective
-from smoothadv.settings import noise_level, non_negative_int, positive_int, setting
+from smoothadv.settings import checked_field, noise_level, non_negative_int, positive_int, setting
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class AttackedObjective(Objective):
     ``base_attack``, and where ``noise_sd`` is 0, the base classifier is attacked (Madry et al., 2018).
     """
 
-    attack: GradientAttack | None
+    attack: GradientAttack | None = checked_field(None, kind=Callable)
     noise_sd: float = setting(
         flag="--noise",
         parse=noise_level,

@@ -11,13 +11,14 @@ from scipy.special import ndtri
 
 from smoothadv.bounds import lower_confidence_bound
 from smoothadv.errors import UserError
+from smoothadv.settings import Checked, checked_field, non_negative_int, positive_int, share_of_one
 
 _ALPHA = 0.1
 _LEAST_SHARE = 0.75
 
 
 @dataclass(frozen=True)
-class DataPolicy:
+class DataPolicy(Checked):
     """Each image once in an epoch before ``from_epoch``, counted from 0; from then on draws with replacement.
 
     Images of which fewer than a share ``drop_below`` of ``drop_draws`` noisy copies are classified correctly before
@@ -28,17 +29,15 @@ class DataPolicy:
     themselves.
     """
 
-    from_epoch: int
-    drop_below: float = 0.0
-    resample_every: int = 0
-    drop_draws: int = 100
-    resample_draws: int = 16
+    from_epoch: int = checked_field(non_negative_int)
+    drop_below: float = checked_field(share_of_one, 0.0)
+    resample_every: int = checked_field(non_negative_int, 0)
+    drop_draws: int = checked_field(positive_int, 100)
+    resample_draws: int = checked_field(positive_int, 16)
 
     def __post_init__(self) -> None:
-        if self.from_epoch < 0 or not 0 <= self.drop_below <= 1 or self.resample_every < 0:
-            raise ValueError(f"need from_epoch and resample_every >= 0 and drop_below in [0, 1], got {self}")
-        if self.drop_draws < 1 or self.resample_draws < 1 or self.weights(np.zeros(1, int)).min() <= 0:
-            raise ValueError(f"{self} has too few drop_draws or resample_draws: 100 and 16 are usual")
+        if self.weights(np.zeros(1, int)).min() <= 0:
+            raise ValueError(f"{self} has too few resample_draws: 16 are usual")
 
     def drops_before(self, epoch: int) -> bool:
         """Whether images are left out for good before this epoch."""

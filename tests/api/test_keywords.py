@@ -1,0 +1,225 @@
+"""Every keyword of the Python face with what callers mistype: one line that names it, before anything is written."""
+
+import math
+from dataclasses import MISSING, fields, replace
+from fractions import Fraction
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import smoothadv
+from smoothadv.attacks import ATTACKS
+from smoothadv.attacks.estimators import PlugIn, Stein
+from smoothadv.attacks.pgd import PGD
+from smoothadv.certification import PROCEDURES, Smoothing
+from smoothadv.errors import NonFiniteError, UserError
+from smoothadv.evaluation.requests import CertifyRequest
+from smoothadv.objectives import OBJECTIVES, DataPolicy
+from smoothadv.objectives.denoising import DENOISING
+from smoothadv.objectives.smoothadv import SmoothAdv
+from smoothadv.settings import settings_of
+from smoothadv.training.request import EvaluationSchedule, Execution, ScheduleChoices
+
+NO_NUMBERS = [
+    *(True, math.nan, math.inf, "5", "x", "", b"5", [1], {}, 1j, object(), 10**6000, np.array([1, 2])),
+    *(torch.tensor(math.nan), np.ma.masked, np.True_, Fraction(1, 3) + 2**1025),
+]
+OTHER = [*NO_NUMBERS, -1]
+SIZE = [*OTHER, -0.5]
+POSITIVE = [*SIZE, 0]
+INSIDE = [*POSITIVE, 1]
+WHOLE = [*OTHER, 1.5]
+COUNT = [*WHOLE, 0, 2**70]
+UP_TO_A_MILLION = [*COUNT, 1_000_001]
+NAME = [True, math.nan, -1, 10**6000, b"x", [1], {}, object()]
+CHOICE = [*NAME, "x", "", None]
+SWITCH = [*NO_NUMBERS[1:-2], 0, 1, None]
+PATH = [*NAME, "", "/"]
+SHARED = {
+    **{
+        "sigma": [*POSITIVE, 10.1],
+        "alpha": INSIDE,
+        "n": COUNT,
+        "seed": [*WHOLE, 2**128],
+        "skip": COUNT,
+        "maximum": COUNT,
+    },
+    **{
+        "batch": UP_TO_A_MILLION,
+        "num_classes": UP_TO_A_MILLION,
+        "split": CHOICE,
+        "precision": CHOICE,
+        "existing": CHOICE,
+    },
+    **{"input_layer": CHOICE[:-1], "pretrained": SWITCH, "compile": SWITCH, "name": NAME, "data_dir": NAME},
+    **{"denoiser": NAME},
+}
+ATTACKED = {"num_noise_vec": UP_TO_A_MILLION, "restarts": COUNT, "attack_batch": UP_TO_A_MILLION}
+KEYWORDS = {
+    "certify": {**SHARED, "n0": COUNT, "method": NAME, "settings": [5, [], "x", True], "sound": SWITCH, "log": PATH},
+    "predict": {**SHARED, **ATTACKED, "base_attack": SWITCH, "top_k": [*COUNT[:-1], None]},
+    "predict clean": {"num_noise_vec": [8], "restarts": [5], "base_attack": [True], "target": [1], "attack_batch": [4]},
+    "attack": {
+        **{
+            **ATTACKED,
+            "base_attack": SWITCH,
+            "folder": PATH,
+            "attack": OTHER,
+            "target": [-1, 1.5, True, "cat", "", [1], {}, np.array([1, 2])],
+        },
+        "epsilons": [
+            "12",
+            "",
+            b"1",
+            0.5,
+            True,
+            {0.5: 1},
+            np.float32(1),
+            torch.tensor(0.5),
+            *([one] for one in SIZE),
+            [64],
+        ],
+    },
+    "falsify": {**ATTACKED, "against": PATH, "fraction": INSIDE, "false_alarm": INSIDE, "folder": PATH},
+    "train": {
+        **{
+            "num_classes": UP_TO_A_MILLION,
+            "seed": SHARED["seed"],
+            "existing": CHOICE,
+            "quiet": SWITCH,
+            "data_dir": NAME,
+        },
+        **{"schedule": [5, [], "x", True], "execution": OTHER, "tests": OTHER, "policy": OTHER, "board": SWITCH},
+        **{"crop_padding": [*WHOLE, -3], "horizontal_flip": SWITCH[:-1], "teacher_draws": COUNT, "outdir": PATH},
+        **{"unlabelled_weight": POSITIVE, "pretrained": SWITCH, "finetune_quantized": SWITCH, "teacher": NAME},
+        **{"use_unlabelled": NAME, "pretrained_model": NAME, "input_layer": CHOICE[:-1]},
+    },
+}
+CLEAN = {"sigma": 0.25, "n": 20, "device": "cpu"}
+USUAL = {
+    **{
+        "certify": CLEAN,
+        "predict clean": CLEAN,
+        **dict.fromkeys(("predict", "attack"), {**CLEAN, "attack": PGD(0.5, 1)}),
+    },
+    "falsify": {**CLEAN, "attack": PGD(0.5, 1), "against": "log.tsv"},
+    "train": {"objective": SmoothAdv(PGD(0.5, 1), 0.25, warmup=0), "device": "cpu", "quiet": True, "outdir": "run"},
+}
+FIELDS = [
+    *((ScheduleChoices, name, COUNT) for name in ("epochs", "batch", "learning_rate_step", "micro_batch")),
+    *((ScheduleChoices, name, POSITIVE) for name in ("learning_rate", "learning_rate_factor", "layer_decay")),
+    *((ScheduleChoices, "momentum", [*SIZE, 1, 7]), (ScheduleChoices, "weight_decay", SIZE)),
+    *((ScheduleChoices, name, CHOICE[:-1]) for name in ("learning_rate_shape", "optimizer")),
+    *((ScheduleChoices, "steps_per_epoch", COUNT), (ScheduleChoices, "split_updates", SWITCH)),
+    *((Execution, "precision", [*CHOICE, "fp16"]), (Execution, "compile", SWITCH)),
+    *((Execution, "synchronized_norm", SWITCH), (Execution, "checkpoint_minutes", POSITIVE)),
+    *(
+        (Execution, "cuda_graph", SWITCH[:-1]),
+        (EvaluationSchedule, "every", COUNT),
+        (EvaluationSchedule, "images", COUNT),
+    ),
+    *((DataPolicy, name, WHOLE) for name in ("from_epoch", "resample_every")),
+    *((DataPolicy, name, COUNT) for name in ("drop_draws", "resample_draws")),
+    *((DataPolicy, "drop_below", [*SIZE, 1.1]), (PlugIn, "beta", POSITIVE), (Stein, "sigma", [*POSITIVE, 11])),
+    *(
+        (Stein, "hard", SWITCH),
+        (PGD, "targeted", SWITCH),
+        (PGD, "estimator", OTHER),
+        (SmoothAdv, "attack", [*OTHER, None]),
+    ),
+    *(
+        (
+            kind,
+            one.field,
+            SWITCH if one.parse is None else [NO_NUMBERS, *([each] for each in OTHER)] if one.many else OTHER,
+        )
+        for registry in (ATTACKS, OBJECTIVES, DENOISING, PROCEDURES)
+        for kind in registry.values()
+        for one in settings_of(kind)
+    ),
+]
+
+
+NEEDED = {
+    **{"noise_sd": 0.25, "epsilon": 0.5, "num_steps": 2, "attack": PGD(0.5, 1), "from_epoch": 1, "beta": 1, "sigma": 1},
+    "smoothing": Smoothing(0.25, 1, 9, 0.1),
+}
+
+
+def call(function: str, model: nn.Module | None = None, **options):
+    """``smoothadv.function`` of four images, with few draws, and ``options``."""
+    images = np.random.default_rng(0).random((4, 1, 6, 6), dtype=np.float32)
+    model = model or nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
+    return getattr(smoothadv, function.split()[0])(model, images, [0, 1, 0, 1], **{**USUAL[function], **options})
+
+
+def made(kind: type, **given):
+    """A dataclass with the fields ``given``, and usual ones where it needs some."""
+    return kind(**{**{one.name: NEEDED[one.name] for one in fields(kind) if one.default is MISSING}, **given})
+
+
+CASES = {
+    **{
+        f"{name} {each}": (partial(call, name), each, KEYWORDS[name][each])
+        for name in KEYWORDS
+        for each in KEYWORDS[name]
+    },
+    **{f"{kind.__name__} {each} {len(wrong)}": (partial(made, kind), each, wrong) for kind, each, wrong in FIELDS},
+}
+
+
+@pytest.mark.parametrize(("make", "keyword", "wrong"), CASES.values(), ids=CASES)
+def test_keywords_take_what_the_options_of_the_commands_take(make, keyword, wrong, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for value in wrong:
+        with pytest.raises(UserError, match=f"^{keyword}: found [^\n]{{1,400}}$"):
+            make(**{keyword: value})
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_of_other_kinds_become_pythons():
+    attack = PGD(np.float32(0.5), torch.tensor(3), step_size=Fraction(1, 4), random_start=np.True_)
+    assert repr(attack) == repr(PGD(0.5, 3, step_size=0.25, random_start=True))
+    assert ScheduleChoices(epochs=1e2, micro_batch=None, momentum=0) == ScheduleChoices(epochs=100, momentum=0.0)
+    limits = {"sigma": 10, "seed": 2**128 - 1, "draws": 4e9, "batch": 10**6, "maximum": None}
+    assert CertifyRequest(classifier=nn.Flatten(), images="digits", outfile="log.tsv", **limits).n == 4_000_000_000
+    assert made(DataPolicy, from_epoch=0, drop_below=1) and made(Stein, sigma=10) and made(PGD, epsilon=0, num_steps=1)
+    assert replace(attack) == attack and PGD(99, 1).epsilon == 99, "in Python an attack may have all of the space"
+
+
+class Detach(nn.Module):
+    """Keeps gradients from what comes before it."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.detach()
+
+
+NAN, INF, CUT = (
+    *(lambda model, value=value: nn.init.constant_(model[1].weight, value) for value in (math.nan, math.inf)),
+    lambda model: model.insert(0, Detach()),
+)
+
+
+@pytest.mark.parametrize(
+    ("function", "fault", "options", "error"),
+    [
+        *(
+            (name, fault, {}, NonFiniteError)
+            for name in ("certify", "predict clean", "predict")
+            for fault in (NAN, INF)
+        ),
+        *((name, CUT, {}, UserError) for name in ("predict", "attack", "train")),
+        ("train", CUT, {"objective": OBJECTIVES["acr-weakness"](0.25, attack_from_epoch=0)}, UserError),
+    ],
+)
+def test_models_that_cannot_be_used_are_named_as_such(function, fault, options, error, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
+    fault(model)
+    with pytest.raises(
+        error, match="no gradient with respect to the images: .*Stein" if fault is CUT else "not finite"
+    ):
+        call(function, model, **options)
