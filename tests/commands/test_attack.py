@@ -10,7 +10,7 @@ from scipy import stats
 
 from smoothadv.datasets import get_dataset
 from smoothadv.noise import Purpose
-from support.attack_runs import SIGMA, SMALL, accuracy, archive, assert_same_attack, l2_norms, predicted
+from support.attack_runs import LINEAR, SIGMA, SMALL, accuracy, archive, assert_same_attack, l2_norms, predicted
 from support.commands import call, header, rows, snapshot, succeed, timeless
 from support.sharding import manifest_of
 
@@ -201,17 +201,19 @@ def test_seed_alone_decides_the_examples(checkpoint, workplace, capsys, options)
     assert (archive(one)["adversarial"] != archive(other)["adversarial"]).any((1, 2, 3)).all()
 
 
-def test_attack_batch_changes_examples_by_rounding_only_and_that_of_the_votes_nothing(attack, finished, workplace):
+def test_attack_batch_changes_examples_by_rounding_only_and_that_of_the_votes_nothing(workplace, capsys):
     """Batches of less than one image, and of parts of an image that differ in size."""
-    log, usual = workplace / "out/epsilon_0.5.tsv", finished / "epsilon_0.5.tsv"
-    for batch in (1, 7):
-        assert attack("out", "--attack-batch", batch, "--overwrite").code == 0
-        np.testing.assert_allclose(archive(log)["adversarial"], archive(usual)["adversarial"], atol=1e-5)
+    Path("nets.py").write_text(LINEAR)
+    for outdir, *batch in [("usual",), ("1", "--attack-batch", 1), ("7", "--attack-batch", 7), ("votes", "--batch", 7)]:
+        network = ["digits", "nets.py:linear", SIGMA, outdir, "--epsilon", 0.5]
+        assert call(capsys, "attack", *network, *SMALL, *batch).code == 0
+    usual, one, seven, votes = (Path(outdir, "epsilon_0.5.tsv") for outdir in ("usual", "1", "7", "votes"))
+    for log, batch in ((one, 1), (seven, 7)):
+        np.testing.assert_allclose(archive(log)["adversarial"], archive(usual)["adversarial"], rtol=0, atol=1e-5)
         assert [row["predict"] for row in rows(log)] == [row["predict"] for row in rows(usual)]
         assert manifest_of(log)["settings"]["attack_batch"] == batch
-    attack("out", "--batch", 7, "--overwrite")
-    assert timeless(log) == timeless(usual)
-    assert archive(log)["adversarial"].tobytes() == archive(usual)["adversarial"].tobytes()
+    assert timeless(votes) == timeless(usual)
+    assert archive(votes)["adversarial"].tobytes() == archive(usual)["adversarial"].tobytes()
 
 
 @pytest.mark.parametrize(

@@ -212,9 +212,11 @@ def test_plugin_that_takes_no_part_does_not_stand_in_the_way(workplace, capsys):
     assert names == [["shapes.py"], ["shapes.py", "other.py"]]
 
 
-def test_without_plugins_settings_and_checkpoints_are_as_before(checkpoint, tmp_path):
-    succeed("certify", "digits", checkpoint, 0.25, tmp_path / "log.tsv", "--max", 2, "--N", 100, "--device", "cpu")
-    manifest = manifest_of(tmp_path / "log.tsv")
+def test_without_plugins_settings_and_checkpoints_are_as_before(workplace):
+    succeed("train", "digits", "digits_resnet8", "run", "--noise", 0.25, "--recipe", "smoke", "--device", "cpu")
+    checkpoint = Path("run/checkpoint.pth.tar")
+    succeed("certify", "digits", checkpoint, 0.25, "log.tsv", "--max", 2, "--N", 100, "--device", "cpu")
+    manifest = manifest_of(Path("log.tsv"))
     assert "plugins" not in manifest["settings"] and manifest["runs"][0]["plugins"] == []
     content = read_checkpoint(checkpoint)
     assert "plugins" not in content and "plugins" not in content["recipe"]

@@ -16,6 +16,17 @@ from support.sharding import manifest_of
 SIGMA, DRAWS = 0.25, 4
 # Twelve images, of which some survive an attack of 0.25 and few one of 1. Options given later win.
 SMALL = ["--device", "cpu", "--N", 50, "--max", 12, "--num-steps", 3, "--num-noise-vec", DRAWS]
+# A network whose loss has a smooth gradient that is nowhere near zero: what rounds otherwise changes an attack by as
+# little. With ReLU, or where the softmax is nearly one, it can change everything.
+LINEAR = """
+import torch
+
+def linear(description):
+    weight = torch.sin(1.7 * torch.arange(640.0)).view(10, 64) / 2
+    layer = torch.nn.Linear(64, 10)
+    layer.load_state_dict({"weight": weight, "bias": torch.zeros(10)})
+    return torch.nn.Sequential(torch.nn.Flatten(), layer)
+"""
 
 
 def archive(log: Path) -> dict[str, np.ndarray]:
