@@ -144,6 +144,7 @@ RESUMED = {
     "no history": ({"history": "absent"}, "lacks history"),
     "no runs": ({"runs": "absent"}, "lacks runs"),
     "no optimizer": ({"optimizer": "absent"}, "lacks optimizer"),
+    "no step": ({"step": "absent"}, "lacks step"),
     "no sums": ({**WITHIN, "sums": "absent"}, "lacks sums"),
     "no seconds": ({**WITHIN, "seconds": None}, "lacks seconds"),
     "two sums": ({**WITHIN, "sums": [1.0] * 2}, "its sums is a list of 2, expected a list of 5"),
