@@ -48,7 +48,9 @@ def refusal(path: Path) -> str:
 
 FIELDS = {
     "weights are a tensor": ({"state_dict": torch.zeros(3)}, "its state_dict is a tensor"),
+    **{f"no {name}": ({name: "absent"}, f"lacks {name}") for name in ("epoch", "arch", "state_dict")},
     "weights are None": ({"state_dict": None}, "lacks state_dict"),
+    "weights are a model": ({"state_dict": nn.Linear(1, 1)}, "it asks to load torch.nn.modules.linear.Linear"),
     "a weight is a number": ({"weight": 5}, f"its state_dict['{WEIGHT}'] is 5, expected a tensor"),
     "keys that are numbers": ({"state_dict": {1: torch.zeros(3)}}, "key in state_dict is 1, expected text"),
     "mean is text": ({"mean": "abc"}, "its mean is 'abc', expected a list"),
@@ -142,6 +144,7 @@ RESUMED = {
     "no history": ({"history": "absent"}, "lacks history"),
     "no runs": ({"runs": "absent"}, "lacks runs"),
     "no optimizer": ({"optimizer": "absent"}, "lacks optimizer"),
+    "no step": ({"step": "absent"}, "lacks step"),
     "no sums": ({**WITHIN, "sums": "absent"}, "lacks sums"),
     "no seconds": ({**WITHIN, "seconds": None}, "lacks seconds"),
     "two sums": ({**WITHIN, "sums": [1.0] * 2}, "its sums is a list of 2, expected a list of 5"),

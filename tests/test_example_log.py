@@ -155,6 +155,8 @@ def test_other_settings_are_refused_with_both_values_and_only_those(tmp_path, ch
     assert words in message
     assert not any(f"{field} was" in message for field in SETTINGS.keys() - change.keys())
     assert (tmp_path / "log").read_bytes() == WHOLE[: WHOLE.index(b"20\t")]
+    with open_log(tmp_path / "log", "resume") as log:
+        assert log.done == {0}, "it is released for the next attempt"
 
 
 def test_settings_compare_as_the_manifest_stores_them(tmp_path):
@@ -178,13 +180,6 @@ def test_log_without_a_readable_manifest_cannot_be_resumed(tmp_path, content):
 @pytest.mark.parametrize("existing", ["refuse", "resume", "overwrite"])
 def test_folder_is_refused(tmp_path, existing):
     assert "is a folder" in refusal(tmp_path, existing=existing)
-
-
-def test_refused_log_is_released_for_the_next_attempt(tmp_path):
-    write_log(tmp_path / "log", ROWS[:2])
-    refusal(tmp_path / "log", existing="resume", settings={"sigma": 1})
-    with open_log(tmp_path / "log", "resume") as log:
-        assert log.done == {0, 20}
 
 
 @pytest.mark.parametrize("existing", ["resume", "overwrite"])

@@ -25,6 +25,7 @@ from support.commands import run_process
 
 
 @given(st.floats(min_value=0, exclude_min=True, allow_infinity=False, allow_nan=False))
+@example(1e6)
 @example(1.9057)  # the released code prints this radius as 1.91
 @example(0.1)  # as a float, a little more than a tenth
 @example(5e-324)
@@ -33,17 +34,8 @@ def test_printed_radius_is_never_the_larger_and_hardly_the_smaller(radius):
     printed, exact = Decimal(format_radius(radius)), Decimal(radius)
     assert printed <= exact
     assert (exact - printed) / exact < Decimal("1e-15")
-
-
-@given(st.floats(min_value=0, max_value=10))
-def test_printed_radius_reads_back_as_the_radius_or_the_float_below(radius):
-    # Within the relative error above nothing lies but the radius and its neighbours.
-    assert radius * (1 - 1e-15) <= float(format_radius(radius)) <= radius
-
-
-@given(st.floats(min_value=1e-6, max_value=1e6))
-def test_printed_radius_has_no_exponent(radius):
-    assert set(format_radius(radius)) <= set("0123456789.")
+    assert float(format_radius(radius)) == radius, "nor is it another when it is read"
+    assert set(format_radius(radius)) <= set("0123456789."), "there is no exponent"
 
 
 def test_radius_of_an_abstention_is_printed_as_in_the_released_logs():

@@ -160,7 +160,7 @@ def require_resumable(content: dict[str, Any], path: Path) -> None:
     """UserError unless a checkpoint that is ``checked`` holds all that a run needs to be continued."""
     _require(_FIELDS_OF_A_RUN | (_OF_DENOISERS if content.get("denoiser") else {}), content, path)
     within_epoch = ("sums", "seconds") if content.get("step") else ()
-    if missing := [name for name in ("history", "runs", "optimizer", *within_epoch) if name not in content]:
+    if missing := [name for name in ("history", "runs", "optimizer", "step", *within_epoch) if name not in content]:
         raise UserError(f"checkpoint {path} lacks {', '.join(missing)}, so the run cannot be resumed")
     if (rows := len(content["history"])) != content["epoch"]:
         raise UserError(f"checkpoint {path}: its history has {rows} entries, expected {content['epoch']}, its epoch")

@@ -68,7 +68,7 @@ under the attack of the training at its full epsilon. nan where there is no atta
 LOGITS = "logits_sha256"
 """The setting that names the function which votes: a digest of the classifier's logits for a fixed batch of images."""
 CLASSIFIER = "classifier_sha256"
-"""The setting that keys the noise, with dataset, sigma and seed; older logs have none."""
+"""The setting that keys the noise, with dataset, sigma and seed."""
 
 DENOISER = "denoiser"
 """The setting, of logs with a denoiser before the classifier, that says which; a run says where it lies."""
@@ -182,10 +182,9 @@ def warn_of_other_logits(what: Path, before: dict[str, Any], *now: dict[str, Any
 
 
 def _are_other_logits(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Whether the logits are known to differ, or not known although the log is not of the time before digests."""
-    if LOGITS not in before or LOGITS not in now:
-        return CLASSIFIER in before and CLASSIFIER in now
-    return None not in (before[LOGITS], now[LOGITS]) and before[LOGITS] != now[LOGITS]
+    """Whether the digests of the logits differ; None is that of a batch for which memory was too small."""
+    digests = [record.get(LOGITS, "") for record in (before, now)]
+    return None not in digests and digests[0] != digests[1]
 
 
 def settings_and_logits(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -295,7 +294,7 @@ class ExampleLog:
             content = read_manifest_file(self.path)
         except UserError as error:
             raise UserError(f"cannot resume {self.path}: {error}; --overwrite starts anew") from error
-        compared = settings_and_logits(content), settings_and_logits(now)
+        compared = content["settings"], now["settings"]
         if difference := differing_settings(*compared):
             raise UserError(f"cannot resume {self.path} with other settings: {difference}; --overwrite starts anew")
         warn_of_other_logits(self.path, *compared)

@@ -54,6 +54,12 @@ CERTIFICATION_PATHS = {
     ),
     "cifar10_sigma_0.5_alpha_0.01": {"sigma": 0.5, "N": 100_000, "alpha": 0.01},
     "results/log.tsv": PUBLISHED,
+    # The innermost folder wins.
+    "noise_1.00/eps_512/PGD_10steps/noise_0.25/eps_64/DDN_2steps/sigma_0.5/sigma_0.25": dict(
+        PUBLISHED,
+        **{"training": "SmoothAdv-DDN", "objective": "SmoothAdv", "attack": "DDN", "num_noise_vec": 1},
+        **{"noise": 0.25, "epsilon": 0.25, "num_steps": 2, "sigma": 0.25},
+    ),
 }
 COHEN, UNDER_PGD = "data/predict/predict_cifar_cohen", {"dataset": "cifar10", "N": 10_000, "attack": "PGD"}
 PREDICTION_PATHS = {
@@ -71,18 +77,15 @@ PREDICTION_PATHS = {
 }
 
 
-@pytest.mark.parametrize("path, values", CERTIFICATION_PATHS.items(), ids=list(CERTIFICATION_PATHS))
-def test_path_of_a_certification_log_is_understood(path, values):
-    parameters = parameters_of("certification", Path(path), {})
+OF_KINDS = {"certification": CERTIFICATION_PATHS, "prediction": PREDICTION_PATHS}
+
+
+@pytest.mark.parametrize(("kind", "path"), [(kind, path) for kind, paths in OF_KINDS.items() for path in paths])
+def test_path_of_a_log_is_understood(kind, path):
+    """What that of predictions does not say is unknown: the published n and alpha are those of certification."""
+    parameters, values = parameters_of(kind, Path(path), {}), OF_KINDS[kind][path]
     assert parameters.values == values
     assert parameters.sources.keys() == values.keys() and parameters.manifest is None
-
-
-@pytest.mark.parametrize("path, values", PREDICTION_PATHS.items(), ids=list(PREDICTION_PATHS))
-def test_path_of_a_prediction_log_is_understood(path, values):
-    """What it does not say is unknown: the published n and alpha are those of certification."""
-    parameters = parameters_of("prediction", Path(path), {})
-    assert parameters.values == values and parameters.sources.keys() == values.keys()
 
 
 @pytest.mark.parametrize(
@@ -111,13 +114,6 @@ def test_impossible_value_in_a_path_is_not_computed_with(tmp_path, capsys, name)
     assert call(capsys, "analyze", "summary", tmp_path / "sigma_0.5").code == 0
     outcome = call(capsys, "analyze", "summary", tmp_path / name)
     assert outcome.code == 0 or (outcome.code == 1 and f"{name} " in outcome.err)
-
-
-def test_innermost_folder_wins():
-    path = Path("noise_1.00/eps_512/PGD_10steps/noise_0.25/eps_64/DDN_2steps/sigma_0.5/sigma_0.25")
-    parameters = parameters_of("certification", path, {})
-    found = [parameters.get(name) for name in ("noise", "epsilon", "attack", "num_steps", "sigma")]
-    assert found == [0.25, 0.25, "DDN", 2, 0.25]
 
 
 def test_every_value_says_where_it_is_from():

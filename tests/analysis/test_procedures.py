@@ -226,10 +226,16 @@ def test_exact_logs_alone_have_no_column_for_grids(analyze):
     assert "grid" not in analyze("summary", "exact")[0]
 
 
-def test_reader_of_a_grid_is_told(analyze):
-    assert "on a grid" in notes_of("grid/log.tsv") and "lower bound" in notes_of("grid/log.tsv")
-    assert "grid" not in notes_of("exact/log.tsv")
-    assert "on a grid" in analyze("summary", "grid")[1]
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("grid", ["on a grid", "lower bound"]), ("aware", ["2 of its images were given up", "abstentions mean nothing"])],
+)
+def test_reader_of_a_grid_or_a_label_aware_log_is_told(analyze, name, words):
+    assert all(word in notes_of(f"{name}/log.tsv") and word not in notes_of("exact/log.tsv") for word in words)
+    assert words[0] in analyze("summary", name)[1] and words[0] in analyze("envelope", name)[1]
+    assert "given up" not in notes_of("grid/log.tsv")
+    analyze("report", "exact", "grid", "aware", "-o", "page.html")
+    assert all(text in Path("page.html").read_text() for text in ("on the grid", "2 of its images were given up"))
 
 
 def test_given_up_images_are_no_abstentions(analyze):
@@ -248,17 +254,6 @@ def test_envelope_shows_no_abstention_rate_of_given_up_images(analyze, name, rat
     assert [entry["abstention_rate"] for entry in found] == [rate, rate]
     shown = analyze(*options, "--show", "abstention_rate")[0].splitlines()[-1]
     assert shown.count("–") == (2 if rate is None else 0)
-
-
-def test_reader_of_a_label_aware_log_is_told(analyze):
-    note = notes_of("aware/log.tsv")
-    assert "2 of its images were given up" in note and "abstentions mean nothing" in note
-    assert "given up" in analyze("envelope", "aware")[1] and "given up" not in notes_of("grid/log.tsv")
-
-
-def test_report_of_all_procedures_says_the_same(analyze):
-    analyze("report", "exact", "grid", "aware", "-o", "page.html")
-    assert all(words in Path("page.html").read_text() for words in ("on the grid", "2 of its images were given up"))
 
 
 def test_partial_counts_that_rule_out_a_certificate_are_abstentions():

@@ -68,29 +68,38 @@ def test_condition_that_nothing_meets_is_refused_with_the_values_there_are():
     assert str(error.value) == "no log has sigma=1 training=Gaussian; sigma is 0.25, 0.50, –"
 
 
-def test_groups_are_those_of_the_command_line_in_its_order():
-    logs = [log("b1", group="B"), log("a1", group="A"), log("b2", group="B"), log("c")]
-    assert names(groups_of(logs, [])) == {"B": ["b1", "b2"], "A": ["a1"], "all": ["c"]}
+OURS, THEIRS = log("o", group="Ours", sigma=0.5), log("t", group="Cohen", sigma=0.5)
+GROUPED = {
+    "of the command line, in its order": (
+        [log("b1", group="B"), log("a1", group="A"), log("b2", group="B"), log("c")],
+        [[]],
+        {"B": ["b1", "b2"], "A": ["a1"], "all": ["c"]},
+    ),
+    "numbers ascend, unknown ones are last": (
+        [log("x"), log("y", sigma=1.0), log("z", sigma=0.12), log("v", sigma=0.5), log("w", sigma=0.5)],
+        [["sigma"]],
+        {"sigma = 0.12": ["z"], "sigma = 0.50": ["v", "w"], "sigma = 1.00": ["y"], "sigma = –": ["x"]},
+    ),
+    "the first hyper-parameter comes first": (
+        [log("a", N=1000, sigma=1.0), log("b", N=100, sigma=1.0), log("c", N=1000, sigma=0.5)],
+        [["sigma", "N"]],
+        {"sigma = 0.50, n = 1,000": ["c"], "sigma = 1.00, n = 100": ["b"], "sigma = 1.00, n = 1,000": ["a"]},
+    ),
+    "named, since there are several": (
+        [OURS, THEIRS],
+        [["sigma"]],
+        {"Ours, sigma = 0.50": ["o"], "Cohen, sigma = 0.50": ["t"]},
+    ),
+    "of one group, not named": ([OURS], [["sigma"]], {"sigma = 0.50": ["o"]}),
+    "named, since the caller wants it": ([OURS], [["sigma"], True], {"Ours, sigma = 0.50": ["o"]}),
+}
 
 
-def test_hyper_parameters_split_groups_numbers_ascending_and_unknown_ones_last():
-    logs = [log("x"), log("y", sigma=1.0), log("z", sigma=0.12), log("v", sigma=0.5), log("w", sigma=0.5)]
-    expected = {"sigma = 0.12": ["z"], "sigma = 0.50": ["v", "w"], "sigma = 1.00": ["y"], "sigma = –": ["x"]}
-    assert names(groups_of(logs, ["sigma"])) == expected
-    assert list(groups_of(logs, ["sigma"])) == list(expected)
-
-
-def test_group_is_named_where_there_are_several_or_the_caller_wants_it():
-    ours, theirs = log("o", group="Ours", sigma=0.5), log("t", group="Cohen", sigma=0.5)
-    assert list(groups_of([ours, theirs], ["sigma"])) == ["Ours, sigma = 0.50", "Cohen, sigma = 0.50"]
-    assert list(groups_of([ours], ["sigma"])) == ["sigma = 0.50"]
-    assert list(groups_of([ours], ["sigma"], name_group=True)) == ["Ours, sigma = 0.50"]
-
-
-def test_several_hyper_parameters_sort_from_the_first_on():
-    logs = [log("a", N=1000, sigma=1.0), log("b", N=100, sigma=1.0), log("c", N=1000, sigma=0.5)]
-    expected = [(0.5, "1,000"), (1.0, "100"), (1.0, "1,000")]
-    assert list(groups_of(logs, ["sigma", "N"])) == [f"sigma = {sigma:.2f}, n = {n}" for sigma, n in expected]
+@pytest.mark.parametrize("what", GROUPED)
+def test_groups_of_logs_have_names_and_an_order(what):
+    logs, arguments, expected = GROUPED[what]
+    groups = groups_of(logs, *arguments)
+    assert names(groups) == expected and list(groups) == list(expected)
 
 
 values = st.sampled_from([None, 0.25, 127 / 256, 0.5, 1.0, 10])

@@ -112,23 +112,6 @@ def test_a_worker_that_rounds_differently_does_not_join_with_sound(at, workplace
     assert at(HERE, "certify", "agreed.tsv", "--max", 3, *mode).err == ""
 
 
-def test_a_log_of_before_is_continued_without_a_digest(at, workplace):
-    """Older logs have no digest: nothing can be compared, but the runs that follow record theirs."""
-    at(HERE, "certify", "log.tsv", "--max", 2, "--sound")
-    manifest = manifest_of(workplace / "log.tsv")
-    for name in ("logits_sha256", "classifier_sha256"):
-        del manifest["settings"][name]
-    del manifest["runs"][0]["logits_sha256"]
-    manifest["settings"]["generator"] = "Philox4x32-10 at (seed, example, purpose, draw)"
-    (workplace / "log.tsv.manifest.json").write_text(json.dumps(manifest))
-    outcome = at(ELSEWHERE, "certify", "log.tsv", "--max", 4, "--sound")
-    assert outcome.code == 0 and outcome.err.count("\n") == 1 and "depends on --seed alone" in outcome.err
-    after = manifest_of(workplace / "log.tsv")
-    assert "logits_sha256" not in after["settings"] and after["runs"][-1]["logits_sha256"] == ELSEWHERE
-    outcome = at(HERE, "certify", "log.tsv", "--max", 5, "--sound")
-    assert outcome.code == 1 and "logits_sha256 was" in outcome.err, "from then on the digests of the runs count"
-
-
 def test_a_digest_that_was_removed_is_a_difference(at, workplace):
     at(HERE, "certify", "log.tsv", "--max", 2, "--sound")
     manifest = manifest_of(workplace / "log.tsv")

@@ -209,18 +209,13 @@ def test_contradicting_options_are_refused_in_one_line(workplace, capsys, option
     assert list(workplace.iterdir()) == []
 
 
-def test_command_line_wins_over_a_switch_of_a_recipe(workplace, capsys):
-    (workplace / "mine").write_text("--horizontal-flip --crop-padding 1")
-    succeed("train", *DIGITS, "run", "--noise", 0.25, *SHORT, "--recipe", "mine", "--no-horizontal-flip")
-    recipe = json.loads((workplace / "run/args.json").read_text())["recipe"]
-    assert (recipe["horizontal_flip"], recipe["crop_padding"]) == (False, 1)
-
-
-def test_effective_arguments_are_all_recorded(workplace):
+def test_effective_arguments_are_all_recorded_and_the_command_line_wins_over_a_recipe(workplace):
     """Also those that do not decide the weights and those that a recipe set."""
-    (workplace / "mine").write_text("--evaluate-images 7 --checkpoint-minutes 3")
-    succeed("train", *DIGITS, "run", "--noise", 0.25, *SHORT, "--recipe", "mine")
-    (run,) = json.loads((workplace / "run/args.json").read_text())["runs"]
+    (workplace / "mine").write_text("--evaluate-images 7 --checkpoint-minutes 3 --horizontal-flip --crop-padding 1")
+    succeed("train", *DIGITS, "run", "--noise", 0.25, *SHORT, "--recipe", "mine", "--no-horizontal-flip")
+    content = json.loads((workplace / "run/args.json").read_text())
+    assert (content["recipe"]["horizontal_flip"], content["recipe"]["crop_padding"]) == (False, 1)
+    (run,) = content["runs"]
     assert (run["arguments"]["evaluate_images"], run["arguments"]["checkpoint_minutes"]) == (7, 3)
     assert (run["arguments"]["recipe"], run["arguments"]["dataset"]) == ("mine", "digits")
     assert read(workplace / "run")["runs"] == [run]

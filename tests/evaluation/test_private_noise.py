@@ -1,7 +1,6 @@
-"""A classifier cannot be made to fit its own noise; a log is continued with the noise that began it, by whom it was."""
+"""A classifier cannot be made to fit its own noise; a log is continued with the noise that began it alone."""
 
 import itertools
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,19 +13,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import smoothadv
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.pgd import PGD
-from smoothadv.errors import DoubtfulWarning, UserError
+from smoothadv.errors import UserError
 from smoothadv.evaluation import smoothing_job
 from smoothadv.evaluation.classifiers import classifier_digest
 from smoothadv.noise import GaussianNoise, Noise, NoiseKey, Purpose, RoundedGaussianNoise, Rows, streams
-from smoothadv.records import manifest_path
 from support import slow_noise
-from support.commands import rows, timeless
+from support.commands import timeless
 from support.sharding import key_of_log, manifest_of, settings_of
 
 SIGMA, SHAPE, N0, N = 0.25, (1, 8, 8), 50, 400
 IMAGES = np.full((3, *SHAPE), 51 / 255, dtype=np.float32)
 LABELS = np.zeros(3, dtype=np.int64)
-PUBLIC = "Philox4x32-10 at (seed, example, purpose, draw)"
 
 
 class Recogniser(nn.Module):
@@ -60,33 +57,13 @@ def certify(module: nn.Module, log: Path, sound: bool = False, **changes) -> lis
     return timeless(log)
 
 
-def make_public(log: Path, **changes: object) -> None:
-    """Let the manifest be one of when noise was keyed by the seed alone."""
-    manifest = {**manifest_of(log), **changes}
-    for name in ("classifier_sha256", "logits_sha256"):
-        del manifest["settings"][name]
-    manifest["settings"]["generator"] = PUBLIC
-    manifest_path(log).write_text(json.dumps(manifest))
-
-
-def begun_before(module: nn.Module, log: Path, sound: bool = False) -> None:
-    """Make the log with only its header and such a manifest."""
-    certify(module, log, sound, skip=2)
-    log.write_text(log.read_text().splitlines()[0] + "\n")
-    make_public(log, runs=[])
-
-
 @pytest.mark.parametrize("kind", [GaussianNoise, RoundedGaussianNoise])
 def test_a_network_that_recognises_public_draws_is_certified_on_none(kind, tmp_path):
-    module, sound = Recogniser(recogniser_draws(kind(SIGMA, 0))), kind is RoundedGaussianNoise
+    draws, sound = recogniser_draws(kind(SIGMA, 0)), kind is RoundedGaussianNoise
+    module = Recogniser(draws)
     for row in certify(module, tmp_path / "log.tsv", sound):
         assert row["predict"] == "1" and float(row["radius"]) > 0.4, "class 0 has probability 0 under fresh noise"
-    # The control: under the public noise of older logs, the same network gets false certificates.
-    begun_before(module, tmp_path / "old.tsv", sound)
-    with pytest.warns(DoubtfulWarning, match="noise that depends on --seed alone"):
-        found = certify(module, tmp_path / "old.tsv", sound)
-    for row in found:
-        assert row["predict"] == "0" and float(row["radius"]) > 0.4
+    assert (module(draws).argmax(1) == 0).all(), "the control: noise of the seed alone is recognised"
 
 
 class Hiding(Recogniser):
@@ -137,40 +114,6 @@ def test_tensors_without_values_are_refused(buffer, tmp_path):
     module.register_buffer("odd", buffer)
     with pytest.raises(UserError, match="whose values cannot be read"):
         certify(module, tmp_path / "log.tsv")
-
-
-def test_logs_with_public_noise_are_continued_with_it(tmp_path):
-    torch.manual_seed(0)
-    module, log = nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), tmp_path / "old.tsv"
-    begun_before(module, log)
-    with pytest.warns(DoubtfulWarning, match="noise that depends on --seed alone"):
-        certify(module, log, skip=1)
-    settings = manifest_of(log)["settings"]
-    assert "classifier_sha256" not in settings and settings["generator"] == PUBLIC
-    for row in rows(log):
-        stream = GaussianNoise(SIGMA, 0).stream(int(row["idx"]), "cpu")
-        stream.reserve(N0)
-        votes = module(stream.noisy(N, torch.from_numpy(IMAGES[0]))).argmax(1)
-        assert int(row["trials"]) < N or (votes == int(row["predict"])).sum() == int(row["successes"])
-    before = timeless(log)
-    assert certify(module, log, existing="overwrite") != before, "a new log has private noise"
-    begun_before(module, tmp_path / "gone.tsv")
-    (tmp_path / "gone.tsv").unlink()
-    certify(module, tmp_path / "gone.tsv")
-    assert key_of_log(tmp_path / "gone.tsv").classifier, "a manifest without its log continues nothing"
-
-
-def test_each_log_of_an_attack_keeps_its_own_noise(tmp_path):
-    """One epsilon was attacked before noise was keyed by the classifier, the other is new."""
-    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
-    attack = dict(sigma=SIGMA, n=20, attack=PGD(0.5, 1), num_classes=2, device="cpu", folder=tmp_path)
-    smoothadv.attack(module, IMAGES, LABELS, epsilons=[0.25], **attack)
-    make_public(tmp_path / "epsilon_0.25.tsv")
-    with pytest.warns(DoubtfulWarning, match="epsilon_0.25.tsv was begun") as warned:
-        smoothadv.attack(module, IMAGES, LABELS, epsilons=[0.25, 0.5], **attack)
-    assert sum("--seed alone" in str(warning.message) for warning in warned) == 1
-    assert manifest_of(tmp_path / "epsilon_0.25.tsv")["settings"]["generator"] == PUBLIC
-    assert key_of_log(tmp_path / "epsilon_0.5.tsv").classifier
 
 
 def test_every_part_of_the_key_changes_all_draws():
@@ -258,7 +201,7 @@ def classes_of(log: Path, **changes) -> list[str]:
 
 def test_a_kernel_is_recorded_and_torch_is_not(kernels, tmp_path):
     assert classes_of(tmp_path / "torch.tsv") == ["0"] * 3
-    assert "noise_kernel" not in settings_of(tmp_path / "torch.tsv"), "older logs have no such setting either"
+    assert "noise_kernel" not in settings_of(tmp_path / "torch.tsv")
     kernels("Triton 9")
     assert classes_of(tmp_path / "kernel.tsv") == ["1"] * 3
     assert settings_of(tmp_path / "kernel.tsv") == {**settings_of(tmp_path / "torch.tsv"), "noise_kernel": "Triton 9"}
@@ -266,35 +209,22 @@ def test_a_kernel_is_recorded_and_torch_is_not(kernels, tmp_path):
     assert "noise_kernel" not in settings_of(tmp_path / "sound.tsv"), "its bits do not depend on who draws them"
 
 
-def test_a_log_is_continued_with_the_noise_that_began_it(kernels, tmp_path):
-    classes_of(tmp_path / "torch.tsv", skip=2)
-    kernels("Triton 9")
-    assert classes_of(tmp_path / "torch.tsv") == ["0"] * 3
-    classes_of(tmp_path / "kernel.tsv", skip=2)
-    for version in (None, "Triton 10"):
-        kernels(version)
-        with pytest.raises(UserError, match=f"noise_kernel was 'Triton 9', now {version!r}; --overwrite starts anew"):
-            classes_of(tmp_path / "kernel.tsv")
-
-
-def test_an_attack_has_the_noise_of_its_log(kernels, tmp_path, monkeypatch):
-    """Also in its gradients, of two epsilons, of which torch's noise began one."""
-    plain, noise = [], SmoothedAttack._noise
-
-    def watched(self, *given) -> torch.Tensor:
-        plain.append(self.plain_noise)
-        return noise(self, *given)
-
-    monkeypatch.setattr(SmoothedAttack, "_noise", watched)
-    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
-    attack = dict(sigma=0.25, n=20, attack=PGD(0.5, 1), num_classes=2, device="cpu", folder=tmp_path)
-    smoothadv.attack(module, IMAGES, LABELS, epsilons=[0.25], skip=2, **attack)
-    kernels("Triton 9")
-    plain.clear()
-    smoothadv.attack(module, IMAGES, LABELS, epsilons=[0.25, 0.5], **attack)
-    assert plain[0] and not plain[-1]
-    assert "noise_kernel" not in settings_of(tmp_path / "epsilon_0.25.tsv")
-    assert settings_of(tmp_path / "epsilon_0.5.tsv")["noise_kernel"] == "Triton 9"
+@pytest.mark.parametrize("begun, now", [(None, "Triton 9"), ("Triton 9", None), ("Triton 9", "Triton 10")])
+def test_a_log_is_continued_by_the_kernel_that_began_it_alone(kernels, tmp_path, begun, now):
+    """Also an attack's log, with --sound too: its gradients have Gaussian noise."""
+    module, log = nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), tmp_path / "log.tsv"
+    nn.init.zeros_(module[1].weight), nn.init.constant_(module[1].bias[:1], 9)
+    attack = dict(sigma=SIGMA, n=20, attack=PGD(0.5, 1), num_classes=2, device="cpu", against=log)
+    for sound in (True, False):
+        kernels(begun)
+        certify(module, log, sound, existing="overwrite", skip=2)
+        smoothadv.falsify(module, IMAGES, LABELS, folder=tmp_path / str(sound), **attack)
+        assert settings_of(tmp_path / str(sound) / "against.tsv").get("noise_kernel") == begun
+        kernels(now)
+        with pytest.raises(UserError, match=f"noise_kernel was {begun!r}, now {now!r}; --overwrite starts anew"):
+            smoothadv.falsify(module, IMAGES, LABELS, folder=tmp_path / str(sound), **attack)
+    with pytest.raises(UserError, match=f"noise_kernel was {begun!r}, now {now!r}; --overwrite starts anew"):
+        certify(module, log)
 
 
 @pytest.mark.parametrize("shares", [1, 5, 41])

@@ -202,7 +202,11 @@ DAMAGES = {
     "torn row": (lambda lines: [*lines[:-1], lines[-1][:4]], "torn"),
     "row of another shard": (lambda lines: [*lines, "5\t5\t0:00:00\n"], "4 rows of 3"),
     "row twice": (lambda lines: [*lines, lines[-1]], "4 rows of 3"),
-    "row of another shard in place of one": (lambda lines: [*lines[:-1], "5\t5\t0:00:00\n"], ""),
+    "row of another shard in place of one": (
+        lambda lines: [*lines[:-1], "5\t5\t0:00:00\n"],
+        "example 5 does not belong",
+    ),
+    "row of no shard in place of one": (lambda lines: [*lines[:-1], "16\t6\t0:00:00\n"], "example 16 does not belong"),
     "row twice in place of one": (lambda lines: [*lines[:-1], lines[-2]], ""),
     "text in place of a row": (lambda lines: [*lines[:-1], "what is this?\n"], ""),
     "blank line": (lambda lines: [*lines, "\n"], ""),
@@ -240,19 +244,12 @@ def test_other_columns_are_refused(log):
     assert "columns" in message and "more" in message and str(shards_of(log)[2]) in message
 
 
-def test_log_that_is_no_shard_is_refused(log, tmp_path):
-    whole = tmp_path / "whole.tsv"
-    with closing(ExampleLog(whole, COLUMNS, SETTINGS, {})):
-        pass
-    message = refusal(log, [*shards_of(log)[:2], whole])
-    assert str(whole) in message and "no shard" in message
-
-
-@pytest.mark.parametrize("record", [None, 3, [], {"index": 0}, {"index": 0, "count": 3}])
-def test_manifest_that_does_not_say_which_shard_it_is_is_refused(log, record):
-    manifest = manifest_path(shards_of(log)[0])
-    manifest.write_text(json.dumps({"settings": {**SETTINGS, "shard": record}, "runs": []}))
-    assert "no shard" in refusal(log)
+@pytest.mark.parametrize("record", ["absent", None, 3, [], {"index": 0}, {"index": 0, "count": 3}])
+def test_log_whose_manifest_does_not_say_which_shard_it_is_is_refused(log, record):
+    """Such as a log that is no shard."""
+    settings = SETTINGS if record == "absent" else {**SETTINGS, "shard": record}
+    manifest_path(shards_of(log)[2]).write_text(json.dumps({"settings": settings, "runs": []}))
+    assert f"{shards_of(log)[2]} is no shard" in refusal(log)
 
 
 @pytest.mark.parametrize("content", [None, "", '{"settings": {"sig', "[]", "{}", '{"settings": 1, "runs": []}'])
@@ -273,12 +270,6 @@ def test_no_other_file_is_replaced_by_a_merged_log(log):
     """For example a checkpoint that was named by mistake."""
     log.write_bytes(b"PK\x03\x04 weights")
     assert "no log" in refusal(log, overwrite=True)
-
-
-def test_foreign_rows_are_told_from_missing_ones(log):
-    path = shards_of(log)[0]
-    path.write_text(path.read_text().replace("15\t5", "16\t6"))
-    assert "example 16 does not belong to it" in refusal(log)
 
 
 @given(st.integers(1, 30), st.integers(1, 5), st.integers(1, 12), st.randoms(use_true_random=False))

@@ -333,19 +333,6 @@ def test_log_is_whole_by_its_rows_if_it_holds_no_others(done, selection):
     assert kind(the_job(certify={**CERTIFY, "max": 6})) is StateKind.STOPPED
 
 
-@pytest.mark.parametrize("stated", [{}, {"images": "many"}, {"images": -1}])
-def test_log_whose_manifest_lacks_the_number_of_images_is_asked_for_once(done, stated):
-    """Like logs from before manifests recorded that number."""
-    manifest = json.loads(Path(f"{LOG}.manifest.json").read_text())
-    del manifest["runs"][-1]["images"]
-    manifest["runs"][-1] |= stated
-    Path(f"{LOG}.manifest.json").write_text(json.dumps(manifest))
-    before = LOG.read_bytes()
-    assert kind(done) is StateKind.STOPPED and "5 of ? images" in state_of(done).detail
-    do(done.evaluations[0])
-    assert kind(done) is StateKind.DONE and LOG.read_bytes() == before
-
-
 def test_log_without_a_byte_is_none(done):
     """A full disk may leave an empty log without a manifest; the command begins it anew."""
     LOG.write_bytes(b"")

@@ -131,8 +131,6 @@ def write_log(job: SmoothingJob, plan: LogPlan) -> WrittenLog:
     workers, is_share = job.workers, job.request.shard is not None
     is_first = workers is None or workers.rank == 0
     _refuse_other_way(job, settings)
-    if job.noise.key is None and is_first:
-        warn(f"{job.log} was begun with noise that depends on --seed alone, and is continued with it")
     _Writer(job, plan, settings).run()
     if workers is not None:
         workers.wait_for_all("shards")
@@ -257,13 +255,11 @@ class _Writer:
         run = {**self.job.run, "images": len(self.job.dataset), "batch": self.counter.batch}
         if self.plan.attack is not None:
             run["attack_batch"] = self.plan.attack.batch
-        key = self.job.noise.key
-        if key is not None:
-            run["seeds"] = _used_seeds(key)
+        run["seeds"] = _used_seeds(self.job.key)
         had_images = existing == "overwrite" and recorded_settings(path).get(_IMAGES)
         log = ExampleLog(path, self.plan.columns, settings, run, existing)
-        if key is not None:
-            write_cached(f"{_seeds_of(key)}/{key.seed}", b"")  # a file of its own: several processes may do so at once
+        # A file of its own: several processes may do so at once.
+        write_cached(f"{_seeds_of(self.job.key)}/{self.job.key.seed}", b"")
         if had_images:  # only now, when this process has locked the log
             examples_path(path).unlink(missing_ok=True)
             spool_path(path).unlink(missing_ok=True)

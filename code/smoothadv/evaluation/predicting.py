@@ -48,7 +48,7 @@ def fit_to_job(plan: AttackPlan, job: SmoothingJob, usual_batch: int | None = No
         shape, is_shard = job.dataset.description.image_shape, job.request.shard is not None
         batch = default_attack_batch(job.attacked, shape, job.device, plan.num_noise_vec, is_shard)
     batch = batch if job.workers is None else job.workers.agree("attack_batch", batch)
-    return plan.smoothed(job.request.sigma, job.attack_seed, batch, job.has_plain_noise)
+    return plan.smoothed(job.request.sigma, job.key.attack_seed, batch)
 
 
 @dataclass(frozen=True)

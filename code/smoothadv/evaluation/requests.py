@@ -177,13 +177,13 @@ class AttackPlan(Checked):
     target: int | str | None = checked_field(None, None, kind=int | str)
     batch: int | None = checked_field(batch_size, None, name="attack_batch")
 
-    def smoothed(self, sigma: float, seed: int, batch: int = 256, plain_noise: bool = False) -> SmoothedAttack:
-        """The attack on a classifier that is smoothed with ``sigma``: the last four arguments of ``SmoothedAttack``."""
+    def smoothed(self, sigma: float, seed: int, batch: int = 256) -> SmoothedAttack:
+        """The attack on a classifier that is smoothed with ``sigma``: the last arguments of ``SmoothedAttack``."""
         from smoothadv.attacks import SmoothedAttack
 
         sigma = 0.0 if self.is_on_base else sigma
         goal: dict[str, Any] = {"restarts": self.restarts, "target": self.target, "batch": batch}
-        return SmoothedAttack(self.attack, sigma, self.num_noise_vec, seed=seed, plain_noise=plain_noise, **goal)
+        return SmoothedAttack(self.attack, sigma, self.num_noise_vec, seed=seed, **goal)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,8 +76,9 @@ def check_siblings(log: Path, settings: dict[str, Any]) -> None:
     ours, others = _without_index(settings), []
     for path in shards_of(log):
         theirs = records.recorded_settings(path)
-        is_shard = isinstance(theirs.get("shard"), dict)
-        if is_shard and (difference := records.differing_settings(_without_index(theirs), ours)):
+        if not isinstance(theirs.get("shard"), dict):
+            continue
+        if difference := records.differing_settings(_without_index(theirs), ours):
             raise UserError(
                 f"{path} was made with other settings: {difference}; give the same ones, or remove {path.parent}"
             )
@@ -134,7 +135,7 @@ def _common_settings(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]
     for path, manifest in zip(shards, manifests):
         if not _is_record(manifest["settings"].get("shard")):
             raise UserError(f"{path} is no shard: its manifest does not say which one")
-        shared.append(_without_index(records.settings_and_logits(manifest)))
+        shared.append(_without_index(manifest["settings"]))
         difference = records.differing_settings(shared[0], shared[-1])
         if difference:
             raise UserError(f"cannot merge {path} with {shards[0]}, made with other settings: {difference}")

@@ -40,8 +40,6 @@ from smoothadv.smoothing.voting import VoteCounter, check_exact, check_repeatabl
 # Logits of an image that differ by more than this share of the largest one differ by more than rounding, also in bf16.
 _FUNCTION = 0.02
 _GENERATOR = "Philox4x32-10 at (classifier, dataset, sigma, seed; example, purpose, draw)"
-# How older logs drew their noise, the same for all classifiers. They are continued in this way.
-_PUBLIC_GENERATOR = "Philox4x32-10 at (seed, example, purpose, draw)"
 # What a log of a network of integers with --sound does not record: its votes are the same on all machines.
 _OF_MACHINE = ("batch", "compiled", "folded", "fused", "device", "torch", "tf32", "cpu_capability", "threads")
 # The setting of logs whose Gaussian noise a kernel rounded: the version of Triton. Others have the noise of torch.
@@ -53,8 +51,8 @@ class SmoothingJob:
     """All that a ``request`` needs for its log ``log``, loaded.
 
     ``classifier`` is the base classifier as trained, ``voter`` the form that votes, ``attacked`` the form that is
-    attacked. ``noise`` makes the noise of each image, keyed by ``key`` unless an older log goes on; ``indices`` are
-    those of the images to evaluate. ``settings`` decide the numbers in the log, ``run`` describes this process.
+    attacked. ``noise`` makes the noise of each image, keyed by ``key``; ``indices`` are those of the
+    images to evaluate. ``settings`` decide the numbers in the log, ``run`` describes this process.
     ``workers`` is None without torchrun.
     """
 
@@ -99,16 +97,6 @@ class SmoothingJob:
             ) from error
 
     @property
-    def attack_seed(self) -> int:
-        """The seed of the attacks on this job's images."""
-        return self.noise.seed if self.noise.key is None else self.noise.key.attack_seed
-
-    @property
-    def has_plain_noise(self) -> bool:
-        """Whether torch alone draws the Gaussian noise of this job's log."""
-        return _KERNEL not in self.settings
-
-    @property
     def is_exact(self) -> bool:
         """Whether votes are the same on all machines, in all batches: those of integers with noise in integers."""
         return self.voter.integers is not None and isinstance(self.noise, RoundedGaussianNoise)
@@ -127,24 +115,14 @@ class SmoothingJob:
         return digest if counter.batch == batch else None
 
     def for_log(self, log: Path) -> SmoothingJob:
-        """The same job for ``log``: with the batch and the noise with which that log was begun, where it was."""
+        """The same job for ``log``: with the batch with which that log was begun, where it was."""
         batch = self.request.batch or recorded_number(self.request, log, "batch") or self.batch
-        is_public = _recorded(self.request, log, "generator") == _PUBLIC_GENERATOR
-        key, digest = None if is_public else self.key, self.logits_digest(batch)
-        settings = {name: value for name, value in self.settings.items() if name not in (CLASSIFIER, LOGITS, _KERNEL)}
-        settings |= {"batch": batch, "generator": _PUBLIC_GENERATOR if is_public else _GENERATOR}
-        if key is not None:
-            settings |= {CLASSIFIER: key.classifier, LOGITS: digest}
-        noise, kernel = self.noise if key == self.noise.key else replace(self.noise, key=key), None
-        if isinstance(noise, GaussianNoise) or getattr(self.request, "attack", None) is not None:
-            kernel = _kernel(self.request, log, self.device)
-            settings |= {} if kernel is None else {_KERNEL: kernel}
-        if isinstance(noise, GaussianNoise):
-            noise = replace(noise, plain=kernel is None)
+        digest = self.logits_digest(batch)
+        settings = {**self.settings, "batch": batch, LOGITS: digest}
         if self.is_exact and getattr(self.request, "attack", None) is None:  # the gradients of an attack are float32
             settings = {name: value for name, value in settings.items() if name not in _OF_MACHINE}
         run, workers = {**self.run, LOGITS: digest}, self.workers and self.workers.for_log(log.name)
-        return replace(self, log=log, noise=noise, batch=batch, settings=settings, run=run, workers=workers)
+        return replace(self, log=log, batch=batch, settings=settings, run=run, workers=workers)
 
 
 def noise_kind(sound: bool) -> type[GaussianNoise] | type[RoundedGaussianNoise]:
@@ -294,6 +272,8 @@ def _settings(base: BaseClassifier, job: SmoothingJob) -> dict[str, Any]:
         **base.settings,
         "num_classes": job.dataset.description.num_classes,
         "noise": type(job.noise).__name__,
+        "generator": _GENERATOR,
+        CLASSIFIER: job.key.classifier,
         "folded": job.voter.is_folded,
         "device": device_name(device),
         "torch": torch.__version__,
@@ -302,6 +282,9 @@ def _settings(base: BaseClassifier, job: SmoothingJob) -> dict[str, Any]:
         settings["fused"] = True
     if device.type == "cuda" and request.precision == "fp32":
         settings["tf32"] = torch.backends.cudnn.allow_tf32
+    kernels = kernels_on(device)
+    if kernels is not None and (isinstance(job.noise, GaussianNoise) or getattr(request, "attack", None) is not None):
+        settings[_KERNEL] = kernels.VERSION
     if isinstance(job.noise, RoundedGaussianNoise) and device.type == "cpu":
         # --sound certifies the executed program: what may change its rounding is part of the settings.
         settings["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
@@ -327,14 +310,6 @@ def recorded_number(request: EvaluationRequest, log: Path, setting: str) -> int 
     """A setting, a whole number >= 1, that the log to be continued or one of its shards records; None if none does."""
     recorded = _recorded(request, log, setting)
     return recorded if isinstance(recorded, int) and recorded >= 1 else None
-
-
-def _kernel(request: EvaluationRequest, log: Path, device: torch.device) -> str | None:
-    """The kernel that draws a log's Gaussian noise; None: torch alone, which also continues what it has begun."""
-    if _recorded(request, log, "noise") is not None and _recorded(request, log, _KERNEL) is None:
-        return None
-    kernels = kernels_on(device)
-    return None if kernels is None else kernels.VERSION
 
 
 def _recorded(request: EvaluationRequest, log: Path, setting: str) -> Any:

@@ -92,13 +92,11 @@ class Noise(ABC):
     ``sigma`` > 0 is the standard deviation on images in [0, 1]. All streams are keyed by ``key``, or by ``seed`` >= 0
     alone where there is none. The random bits of a draw are a function of the key and its address (example, purpose,
     number of the draw): they do not depend on the batch, the order of examples, the device or an interruption.
-    ``plain`` makes torch compute the noise also where a kernel can (``kernels_on``).
     """
 
     sigma: float
     seed: int
     key: NoiseKey | None = field(default=None, kw_only=True)
-    plain: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if not (self.sigma > 0 and np.isfinite(self.sigma)):
@@ -140,7 +138,7 @@ class Noise(ABC):
         """
         if any(rows.stream.noise != self for rows in batch):
             raise ValueError("the streams of a batch have several noises")
-        kernels = None if self.plain else kernels_on(out.device)
+        kernels = kernels_on(out.device)
         if kernels is not None and len(out):
             images = [rows.image.to(out.device, torch.float32).contiguous() for rows in batch]
             self._launch(kernels, out, to_device(torch.from_numpy(self._plan(len(out), batch, images)), out.device))

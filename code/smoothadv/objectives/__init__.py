@@ -85,11 +85,6 @@ class Objective(Checked, ABC):
     """Whether the model is a denoiser, and the teacher the classifier behind it."""
     noise_sd: float
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "on_noise" in vars(cls):
-            raise TypeError(f"{cls.__name__}.on_noise would not be called: replace on_batch, which takes a Batch")
-
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of a training log for TERMS."""

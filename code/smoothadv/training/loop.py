@@ -106,7 +106,7 @@ class TrainingRun:
         self.run.restore(saved, self.model, self.optimizer)
         self.history = saved["history"]
         self.weights = self.run.image_weights(saved, len(self.job.training), self.policy)
-        self.first_step = saved.get("step", 0)
+        self.first_step = saved["step"]
         if self.first_step > self.steps:
             raise UserError(
                 f"cannot resume: {self.run.checkpoint} is of step {self.first_step}, an epoch has {self.steps}"

@@ -110,7 +110,7 @@ class RunFolder:
         difference = differing_fields(saved["recipe"], self.recipe)
         if difference:
             raise UserError(f"cannot resume {self.folder} with another recipe: {difference}; --overwrite starts anew")
-        self.runs[0].update(first_epoch=saved["epoch"], first_step=saved.get("step", 0))
+        self.runs[0].update(first_epoch=saved["epoch"], first_step=saved["step"])
         self.runs = [*saved["runs"], *self.runs]
         self.saved, self.has_checkpoint = saved, True
         self._write_log(saved["history"])
@@ -148,7 +148,7 @@ class RunFolder:
 
         UserError where they are missing or wrong.
         """
-        begun = len(saved["history"]) + (saved.get("step", 0) > 0)
+        begun = len(saved["history"]) + (saved["step"] > 0)
         if policy is None or begun <= policy.from_epoch:
             return None
         weights = saved.get("image_weights")

@@ -67,7 +67,7 @@ _GRADIENTS = {"plug_in": "plug-in", "PlugIn": "plug-in", "expected_loss": "expec
 _PUBLISHED = {"N": 100_000, "alpha": 0.001}
 _NOMINAL: dict[ParameterValue, ParameterValue] = {127 / 256: 0.5, 255 / 256: 1.0}
 """What the paper calls the epsilons of released models."""
-# Only for logs whose manifest does not state the shape of the images: the released ones, and older ones of ours.
+# Only for logs without a manifest that states the shape of the images, such as the released ones.
 _DIMENSIONS = {"cifar10": 3 * 32 * 32, "imagenet32": 3 * 32 * 32, "imagenet": 3 * 224 * 224, "digits": 8 * 8}
 
 

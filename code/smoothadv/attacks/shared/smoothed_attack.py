@@ -88,8 +88,7 @@ class SmoothedAttack:
     ``TARGET_RULES``, or ``EVERY``; examples whose label is the target are returned unchanged.
 
     ``batch`` is the largest number of noisy copies in a forward and backward pass. Where memory runs out, it is halved
-    and ``on_smaller_batch`` is called with the new value; it affects nothing but the rounding of sums. ``plain_noise``
-    draws with torch alone, as ``Noise.plain``.
+    and ``on_smaller_batch`` is called with the new value; it affects nothing but the rounding of sums.
     """
 
     def __init__(
@@ -103,7 +102,6 @@ class SmoothedAttack:
         target: int | str | None = None,
         batch: int = 256,
         on_smaller_batch: Callable[[int], None] = lambda batch: None,
-        plain_noise: bool = False,
     ) -> None:
         if min(num_noise_vec, restarts, batch) < 1 or seed < 0 or not 0 <= sigma < math.inf:
             raise ValueError("need num_noise_vec, restarts and batch of at least 1, seed and sigma of at least 0")
@@ -114,7 +112,7 @@ class SmoothedAttack:
         _check_target(target)
         self.attack, self.sigma, self.num_noise_vec, self.seed = attack, sigma, num_noise_vec, seed
         self.restarts, self.target, self.batch = restarts, target, batch
-        self.on_smaller_batch, self.plain_noise = on_smaller_batch, plain_noise
+        self.on_smaller_batch = on_smaller_batch
 
     @property
     def examples_per_pass(self) -> int:
@@ -252,7 +250,7 @@ class SmoothedAttack:
         """The draws of each example, [B, m, ...], which no prediction uses; zeros for the base classifier."""
         if self.sigma == 0:
             return no_noise(inputs)
-        noise = GaussianNoise(self.sigma, self.seed, plain=self.plain_noise)
+        noise = GaussianNoise(self.sigma, self.seed)
         drawn = torch.empty(
             (len(inputs), self.num_noise_vec, *inputs.shape[1:]), dtype=inputs.dtype, device=inputs.device
         )

@@ -110,6 +110,6 @@ def use_threads(options: argparse.Namespace, resumed: Path | None = None) -> Non
         # What cannot be read is for the command itself to complain about.
         with contextlib.suppress(UserError, OSError, ValueError, LookupError, TypeError, AttributeError):
             threads = suitable_threads(describe_dataset(options.dataset, options.data_dir).image_shape, most)
-            if resumed is not None:  # older records do not say: PyTorch chose
-                threads = max(1, min(int(read_json(resumed)["runs"][-1].get("torch_threads", most)), most))
+            if resumed is not None:
+                threads = max(1, min(int(read_json(resumed)["runs"][-1]["torch_threads"]), most))
     torch.set_num_threads(threads or most)
