@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pkgutil
 import re
 import shutil
 import sys
@@ -278,7 +279,8 @@ def test_code_is_a_folder_not_a_package():
 def test_no_script_hides_an_installed_module():
     """Running code/X.py puts code/ first on the path: a file there would be imported in a module's place."""
     own = {path.stem if path.suffix == ".py" else path.name for path in CODE.iterdir()} - {"smoothadv"}
-    others = set(sys.stdlib_module_names) | metadata.packages_distributions().keys()
+    installed = pkgutil.iter_modules(path for path in sys.path if path.endswith("-packages"))
+    others = sys.stdlib_module_names | {module.name for module in installed}
     assert {"torch", "numpy", "code"} <= others
     assert own & others == set()
 
@@ -311,6 +313,7 @@ def test_installation_requires_what_requirements_lists(built):
 def test_requirements_list_what_the_code_imports(built):
     """Directly, and not by the grace of another requirement; what is optional, as an extra."""
     imported = {name for names in graph(SOURCES).values() for name in names} - SOURCES.keys() - sys.stdlib_module_names
+    imported -= {"tomllib"}  # from Python 3.11 on
     distributions = {"sklearn": "scikit-learn", "PIL": "pillow", "typing_extensions": "typing-extensions"}
     distributions["triton"] = "torch"  # which requires it where there can be a GPU; without it torch draws the noise
     listed = set(re.findall(r"^[\w-]+", (REPOSITORY / "requirements.txt").read_text().lower(), re.MULTILINE))
