@@ -20,6 +20,7 @@ from torch.nn import functional as F
 EXACT = 2**24
 """float32 holds all integers up to this size."""
 _ROUNDED = 1 + 2**-22  # more than two roundings to float32 can add
+_LEAST = torch.finfo(torch.float32).tiny  # smaller numbers are 0 to some kernels
 Pair = tuple[int, int]
 _RANGES = {"low": (1 - EXACT, EXACT - 1), "high": (1 - EXACT, EXACT - 1), "padding": (0, 255), "ceil_mode": (0, 1)}
 _TYPES = (torch.int8, torch.int16, torch.int32)
@@ -73,8 +74,8 @@ class IntegerLayer(nn.Module, ABC):
                 raise ValueError(f"{type(self).__name__}: {name} is {value!r:.100}")
             setattr(self, name, value)
         for name, tensor in tensors.items():
+            is_whole = name == "multiplier" or torch.equal(tensor, tensor.round())  # before .9999999999 becomes 1
             values = tensor.to(torch.float32, copy=True)
-            is_whole = name == "multiplier" or torch.equal(values, values.round())
             if not is_whole or not bool((values.abs() < EXACT).all()):
                 raise ValueError(f"{type(self).__name__}: {name} holds other numbers than it may")
             self.register_buffer(name, values)
@@ -136,7 +137,10 @@ class Convolution(IntegerLayer):
         return self.high < self.low
 
     def bound(self, *sizes: float) -> float:
-        """sum |w| times the size of an input, plus |b|; a sum that may reach 2^24 is divided into exact parts."""
+        """sum |w| times the size of an input, plus |b|; a sum that may reach 2^24 is divided into exact parts.
+
+        ValueError, too, where a multiplier of the last layer is no power of 2.
+        """
         self.largest_input = sizes[0]
         totals = self.weight.double().abs().sum((2, 3)) * sizes[0]  # [O, I]
         channels, self.parts = totals.shape[1], 1
@@ -151,7 +155,11 @@ class Convolution(IntegerLayer):
         if self.largest_sum >= 2**31:
             raise ValueError("a sum over a convolution's inputs may exceed 2^31")
         size = float((per_channel * self.multiplier.double().abs()).max())
-        return size if self.is_last else self._range_of(size * _ROUNDED + 1)
+        if not self.is_last:
+            return self._range_of(size * _ROUNDED + 1)
+        if not bool(((self.multiplier.frexp()[0] == 0.5) & (self.multiplier >= _LEAST)).all()):
+            raise ValueError("a multiplier of the last layer is no power of 2 from 2^-126 on")
+        return size
 
     def total(self, x: torch.Tensor, in_float64: bool = False) -> torch.Tensor:
         """w * x + b; ``in_float64`` it needs no proof to be exact, but is slow."""
