@@ -7,8 +7,10 @@ command-line option, so that the file of a new component also defines what comma
 import argparse
 import dataclasses
 import math
+import os
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 Number = TypeVar("Number", int, float)
@@ -19,12 +21,15 @@ class SettingError(argparse.ArgumentTypeError):
 
 
 def number(kind: type[Number], description: str, accept: Callable[[Number], bool]) -> Callable[[str], Number]:
-    """A parser of texts: ``kind(text)`` if finite and accepted; else SettingError "... is not ``description``"."""
+    """A parser of texts: ``kind(text)`` if finite and accepted; else SettingError "... is not ``description``".
+
+    Digits of other scripts, which Python reads too, are none.
+    """
 
     def parse(text: str) -> Number:
         try:
             value = kind(text)
-            if math.isfinite(value) and accept(value):
+            if text.isascii() and math.isfinite(value) and accept(value):
                 return value
         except (ValueError, OverflowError):  # OverflowError: an integer too large for a float
             pass
@@ -33,8 +38,11 @@ def number(kind: type[Number], description: str, accept: Callable[[Number], bool
     return parse
 
 
-positive_int = number(int, "a whole number of at least 1", lambda v: v >= 1)
-non_negative_int = number(int, "a whole number of at least 0", lambda v: v >= 0)
+_MOST = 4_000_000_000
+positive_int = number(int, "a whole number from 1 to 4,000,000,000", lambda v: 1 <= v <= _MOST)
+non_negative_int = number(int, "a whole number from 0 to 4,000,000,000", lambda v: 0 <= v <= _MOST)
+any_seed = number(int, "a whole number from 0 to 2^128 - 1", lambda v: 0 <= v < 2**128)
+"""Parses the seed of random numbers; all other whole numbers are counts, which a run could come to."""
 positive_float = number(float, "a number above 0", lambda v: v > 0)
 non_negative_float = number(float, "a number of at least 0", lambda v: v >= 0)
 probability = number(float, "a probability strictly between 0 and 1", lambda v: 0 < v < 1)
@@ -65,7 +73,7 @@ def perturbation_size(text: str) -> float:
         value = float(numerator) / (float(denominator) if slash else 1.0)
     except (ValueError, ZeroDivisionError):
         value = math.nan
-    if not (math.isfinite(value) and value >= 0):
+    if not (text.isascii() and math.isfinite(value) and value >= 0):
         raise SettingError(f"'{text}' is not an l2 norm: write a number like 0.25 or a fraction like 64/255")
     if value > _LARGEST_L2:
         raise SettingError(
@@ -84,6 +92,20 @@ def perturbation_size_in_256ths(text: str) -> float:
     if value > _LARGEST_L2:
         raise SettingError(f"'{text}' is {value:g} on images in [0, 1], far beyond the paper's largest, 4")
     return value
+
+
+def output_file(text: str) -> Path:
+    """Parses the path of a file to write."""
+    if os.path.basename(text) in ("", ".", ".."):
+        raise SettingError(f"'{text}' names no file: give the path of the file to write")
+    return Path(text)
+
+
+def output_folder(text: str) -> Path:
+    """Parses the path of a folder to write to."""
+    if not text:
+        raise SettingError("'' names no folder: write . for this one")
+    return Path(text)
 
 
 def setting(

@@ -64,7 +64,7 @@ def grown(content: dict[str, Any]) -> None:
     content["integer"]["steps"][-1][2] = {"padding": [255, 255]}
 
 
-NAN = float("nan")
+NAN, NEXT_TO_1 = float("nan"), torch.full((4, 1, 3, 3), 1 - 1e-10, dtype=torch.float64)
 DAMAGES = {
     "definition 2": (at("integer", "definition", value=2), "definition 2"),
     "no definition": (at("integer", "definition", value=None), "definition None"),
@@ -103,7 +103,7 @@ DAMAGES = {
     "weight of fractions": (tensor("1.weight", torch.full((4, 1, 3, 3), 0.5)), "weight holds other numbers"),
     "weight of NaN": (tensor("1.weight", torch.full((4, 1, 3, 3), NAN)), "weight holds other numbers"),
     "weight of 2^24": (tensor("1.weight", torch.full((4, 1, 3, 3), 2**24)), "weight holds other numbers"),
-    "weight next to 1": (tensor("1.weight", torch.full((4, 1, 3, 3), 1 - 1e-10, dtype=torch.float64)), "weight holds other numbers"),
+    "weight next to 1": (tensor("1.weight", NEXT_TO_1), "weight holds other numbers"),
     "complex weight": (tensor("1.weight", torch.full((4, 1, 3, 3), 1 + 1j)), "damaged"),
     "multiplier in float64": (tensor("4.multiplier", torch.full((10,), 0.5).double()), "4.multiplier is of type"),
     "logits times .3": (tensor("4.multiplier", torch.full((10,), 0.3)), "no power of 2"),

@@ -3,25 +3,31 @@
 import argparse
 import contextlib
 import io
+import itertools
 import os
 import re
 import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from smoothadv import plugins
 from smoothadv.commands.released_options import translated
-from smoothadv.errors import DoubtfulWarning, Terminated, UsageError, UserError, shown
+from smoothadv.errors import DoubtfulWarning, Terminated, UsageError, UserError, shown, visible
+from smoothadv.records import ARGUMENTS, CHECKPOINT, FALSIFICATION_LOG, TRAINING_LOG, files_of
 from smoothadv.registry import PLUGIN_HINT, did_you_mean
 from smoothadv.version import __version__
 
 COMPLETING = "_ARGCOMPLETE"
 """The environment variable that is set where a shell wants to know which words can come next."""
+_READ = "checkpoint classifier denoiser against dataset logs shards grids recipe plugin".split()
+_READ += ["pretrained_model", "teacher", "use_unlabelled"]
+"""The options that name files to read, also as KIND:FILE, FILE:FUNCTION, GROUP=FILE or FILE+FILE."""
+_IN_FOLDERS = (CHECKPOINT, TRAINING_LOG, ARGUMENTS, FALSIFICATION_LOG)
 SUCCESS, FAILURE, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
 
@@ -142,6 +148,25 @@ def _named_plugins(words: Sequence[str]) -> list[str]:
         return []
 
 
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _refuse_inputs(options: Mapping[str, Any]) -> None:
+    """UsageError if OUTFILE, OUTDIR or -o would make a file that an option in ``_READ`` names: it would be lost."""
+    written = _listed(options.get("output"))
+    if "outfile" in options:
+        written = [*files_of(options["outfile"])]
+    if (folder := options.get("outdir")) is not None:
+        written = [*(folder / name for name in _IN_FOLDERS), *folder.glob("epsilon_*")]
+    for name in _READ:
+        for text in map(str, _listed(options.get(name))):
+            read = text.partition(":")[2] if name == "dataset" else text
+            for path, part in itertools.product(written, {read, *re.split("[+:=]", read)}):
+                if os.path.exists(path) and os.path.exists(part) and os.path.samefile(path, part):
+                    raise UsageError(f"{path} is to be read, as {text}, and would be replaced: name another output")
+
+
 Body = Callable[[Parser, argparse.Namespace, Sequence[str]], None]
 """Carries out a command, given its parser, its options and the command line that repeats this run."""
 
@@ -159,7 +184,8 @@ def run(
     """
     _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # a line printed to a file is there at once
+        # A line printed to a file is there at once; what its encoding lacks, as ASCII does, is escaped.
+        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     try:
         with _warnings_as_lines():
             plugins.load_installed()
@@ -169,6 +195,7 @@ def run(
         if COMPLETING in os.environ:
             complete(parser, 1 + len(command.split()))
         options = parser.parse_args(arguments)
+        _refuse_inputs(vars(options))
         with _warnings_as_lines(), contextlib.redirect_stdout(_VisibleOutput(sys.stdout)):  # type: ignore[type-var]
             body(parser, options, ["smoothadv", *command.split(), *arguments])
         sys.stdout.flush()
@@ -200,11 +227,6 @@ def run(
         return TERMINATED
 
 
-def _visible(text: str) -> str:
-    """All lines of a text, each as ``shown``."""
-    return "\n".join(shown(line, None) for line in text.split("\n"))
-
-
 class _VisibleOutput:
     """``stream``, but what files and names hold is printed with escapes in place of what would steer a terminal."""
 
@@ -212,7 +234,7 @@ class _VisibleOutput:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        self._stream.write(_visible(text))
+        self._stream.write(visible(text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -229,7 +251,7 @@ def _warnings_as_lines() -> Iterator[None]:
             if issubclass(category, DoubtfulWarning):
                 print(f"warning: {shown(str(message))}", file=sys.stderr)
             else:
-                other(_visible(str(message)), category, *place, **options)  # a library may repeat a name
+                other(visible(str(message)), category, *place, **options)  # a library may repeat a name
 
         warnings.showwarning = show
         yield

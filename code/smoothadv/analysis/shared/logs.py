@@ -13,7 +13,7 @@ from smoothadv.analysis.shared.hyper_parameters import Parameters, ParameterValu
 from smoothadv.analysis.shared.plausibility import check_certificates
 from smoothadv.analysis.shared.procedure import is_on_grid, prediction_names, procedure_names, with_method
 from smoothadv.analysis.shared.table_formats import Label
-from smoothadv.errors import UserError
+from smoothadv.errors import UserError, shown
 from smoothadv.progress import Progress
 from smoothadv.readers import READERS, DataFrame, kind_of_log, resembles_log
 from smoothadv.records import images_selected, is_manifest, is_shard_folder
@@ -246,7 +246,7 @@ def _without_training_images(logs: Logs, left_out: list[str]) -> Logs:
 
 def _with_names(logs: list[Log]) -> list[Log]:
     """The logs with their names: paths without .tsv and without folders that all share; of one log, the file's name."""
-    whole = [log.path.absolute().parts for log in logs]
+    whole = [Path(shown(str(log.path.absolute()), None)).parts for log in logs]
     brief = [(*parts[:-1], parts[-1].removesuffix(".tsv")) for parts in whole]
     shared = set.intersection(*map(set, brief)) if len(logs) > 1 else set(brief[0][:-1] if brief else ())
     start = len(os.path.commonprefix(whole)) if len(logs) > 1 else 0
@@ -254,7 +254,7 @@ def _with_names(logs: list[Log]) -> list[Log]:
         ["/".join(part for part in parts if part not in shared) for parts in brief],
         ["/".join(parts[start:]) for parts in brief],
         ["/".join(parts[start:]) for parts in whole],
-        [f"{log.group}: {log.path}" for log in logs],  # one log in several groups
+        [shown(f"{log.group}: {log.path}", None) for log in logs],  # one log in several groups
     )
     names = next((names for names in attempts if len(set(names)) == len(names) and all(names)), attempts[-1])
     return [replace(log, name=name) for log, name in zip(logs, names)]
