@@ -15,7 +15,7 @@ from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Tab
 from smoothadv.certification.on_grid import LABEL_AWARE
 from smoothadv.errors import UserError, warn
 from smoothadv.readers import DataFrame
-from smoothadv.settings import probability, any_seed, setting
+from smoothadv.settings import any_seed, probability, setting
 
 _RESAMPLES = 4_000
 

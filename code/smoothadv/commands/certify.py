@@ -22,7 +22,7 @@ from smoothadv.commands.runner import Parser, run
 from smoothadv.errors import UserError
 from smoothadv.evaluation.requests import CertifyRequest
 from smoothadv.readers import read_certification_log
-from smoothadv.settings import positive_int, any_seed
+from smoothadv.settings import any_seed, positive_int
 
 _EXAMPLES = """examples:
   python code/certify.py digits models/digits_gaussian/checkpoint.pth.tar 0.25 logs/digits.tsv --N 10000

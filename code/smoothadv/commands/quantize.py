@@ -10,7 +10,7 @@ from smoothadv.choices import INPUT_LAYER_NAMES
 from smoothadv.commands.options.components import add_options, fields_given
 from smoothadv.commands.options.shared import THREADS, add_dataset, check_dataset, use_threads
 from smoothadv.commands.runner import Parser, run
-from smoothadv.settings import output_file, positive_int, positive_noise_level, any_seed
+from smoothadv.settings import any_seed, output_file, positive_int, positive_noise_level
 
 _EXAMPLES = """examples:
   python code/quantize.py digits models/gaussian/checkpoint.pth.tar 0.25 models/gaussian/integers.pth.tar

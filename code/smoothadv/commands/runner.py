@@ -149,7 +149,7 @@ def _named_plugins(words: Sequence[str]) -> list[str]:
 
 
 def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
+    return value if isinstance(value, list) else [value] * (value is not None)
 
 
 def _refuse_inputs(options: Mapping[str, Any]) -> None:

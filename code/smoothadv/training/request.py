@@ -176,9 +176,7 @@ class TrainingRequest:
         chosen: dict[str, Any] = {"crop_padding": self.crop_padding, "horizontal_flip": self.horizontal_flip}
         side = min(description.image_shape[1:])
         if self.crop_padding is not None and not 0 <= self.crop_padding < side:
-            raise UsageError(
-                f"--crop-padding {self.crop_padding}: give 0 to {side - 1}, else a crop may miss the image"
-            )
+            raise UsageError(f"--crop-padding {self.crop_padding}: give 0 to {side - 1}: a crop must meet its image")
         return dataclasses.replace(description, **{name: value for name, value in chosen.items() if value is not None})
 
     def stated_recipe(self, description: DatasetDescription, schedule: Schedule) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from smoothadv.datasets import DATASETS, describe_dataset, source_of
 from smoothadv.datasets.preparation import parsed, prepared_name, split_location
 from smoothadv.errors import UsageError, UserError
 from smoothadv.files import read_json
-from smoothadv.settings import number, any_seed
+from smoothadv.settings import any_seed, number
 
 if TYPE_CHECKING:
     import torch
