@@ -42,7 +42,7 @@ def convolution(seed: int, weight_shape: tuple[int, ...], **given) -> Convolutio
     weight, bias = random.integers(-127, 128, weight_shape), random.integers(-(2**14), 2**14, outputs)
     multiplier = random.uniform(0.2, 1.5, outputs) / 127 / np.sqrt(weight[0].size)
     multiplier = multiplier if "high" in given else 2.0 ** np.rint(np.log2(multiplier))
-    arrays = {"weight": weight, "bias": bias, "multiplier": multiplier}
+    arrays = {"weight": weight, "bias": bias, "multiplier": multiplier.astype(np.float32)}
     return Convolution(given, {name: torch.from_numpy(array) for name, array in arrays.items()})
 
 

@@ -20,7 +20,6 @@ from torch.nn import functional as F
 EXACT = 2**24
 """float32 holds all integers up to this size."""
 _ROUNDED = 1 + 2**-22  # more than two roundings to float32 can add
-_LEAST = torch.finfo(torch.float32).tiny  # smaller numbers are 0 to some kernels
 Pair = tuple[int, int]
 _RANGES = {"low": (1 - EXACT, EXACT - 1), "high": (1 - EXACT, EXACT - 1), "padding": (0, 255), "ceil_mode": (0, 1)}
 _TYPES = (torch.int8, torch.int16, torch.int32)
@@ -74,9 +73,10 @@ class IntegerLayer(nn.Module, ABC):
                 raise ValueError(f"{type(self).__name__}: {name} is {value!r:.100}")
             setattr(self, name, value)
         for name, tensor in tensors.items():
-            is_whole = name == "multiplier" or torch.equal(tensor, tensor.round())  # before .9999999999 becomes 1
+            # Before any rounding: in float32, .9999999999 is 1.
+            fits = tensor.dtype == torch.float32 if name == "multiplier" else torch.equal(tensor, tensor.round())
             values = tensor.to(torch.float32, copy=True)
-            if not is_whole or not bool((values.abs() < EXACT).all()):
+            if not fits or not bool((values.abs() < EXACT).all()):
                 raise ValueError(f"{type(self).__name__}: {name} holds other numbers than it may")
             self.register_buffer(name, values)
 
@@ -155,11 +155,10 @@ class Convolution(IntegerLayer):
         if self.largest_sum >= 2**31:
             raise ValueError("a sum over a convolution's inputs may exceed 2^31")
         size = float((per_channel * self.multiplier.double().abs()).max())
-        if not self.is_last:
-            return self._range_of(size * _ROUNDED + 1)
-        if not bool(((self.multiplier.frexp()[0] == 0.5) & (self.multiplier >= _LEAST)).all()):
+        is_power = (self.multiplier.frexp()[0] == 0.5) & (self.multiplier >= 2.0**-126)  # less is 0 to some kernels
+        if self.is_last and not bool(is_power.all()):
             raise ValueError("a multiplier of the last layer is no power of 2 from 2^-126 on")
-        return size
+        return size if self.is_last else self._range_of(size * _ROUNDED + 1)
 
     def total(self, x: torch.Tensor, in_float64: bool = False) -> torch.Tensor:
         """w * x + b; ``in_float64`` it needs no proof to be exact, but is slow."""

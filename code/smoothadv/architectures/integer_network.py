@@ -94,12 +94,10 @@ class IntegerNetwork(nn.Module):
             by_step: dict[str, dict[str, torch.Tensor]] = {}
             for name, tensor in tensors.items():
                 step, _, kind = name.partition(".")
-                if kind == "multiplier" and tensor.dtype != torch.float32:
-                    raise ValueError(f"{name} is of type {tensor.dtype}, expected torch.float32")
                 by_step.setdefault(step, {})[kind] = tensor
             mean = by_step.pop("mean")[""]
-            is_whole = not (mean.is_floating_point() or mean.is_complex())
-            if mean.shape != (image_shape[0],) or not is_whole or bool((mean.double().abs() > WHITE).any()):
+            is_other = mean.is_floating_point() or mean.is_complex() or mean.shape != (image_shape[0],)
+            if is_other or bool((mean.double().abs() > WHITE).any()):
                 raise ValueError(f"its mean is no grey level for each of {image_shape[0]} channels")
             made = [
                 Step(LAYERS[kind](settings, by_step.pop(str(number), {})), tuple(inputs))

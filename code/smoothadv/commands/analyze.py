@@ -51,10 +51,12 @@ _FILES = {
     ),
     "page": (output_folder, "page to write, or the folder to write report.html to (default: this folder)"),
 }
-_decimals = number(int, "a whole number from 0 to 100", lambda v: 0 <= v <= 100)
 _OUTPUT = {
     "--format": (list(FORMATS), "format of a table (default: by FILE's ending, else markdown)"),
-    "--decimals D": (_decimals, "decimals of percentages in markdown and latex (default: 1)"),
+    "--decimals D": (
+        number(int, "a whole number from 0 to 100", lambda v: 0 <= v <= 100),
+        "decimals of percentages in markdown and latex (default: 1)",
+    ),
 }
 _LOGS = {"logs LOG...": (str, "files, folders (searched throughout) or globs; NAME=LOG puts them into the group NAME")}
 _STATED = {

@@ -10,7 +10,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,10 +24,17 @@ from smoothadv.version import __version__
 
 COMPLETING = "_ARGCOMPLETE"
 """The environment variable that is set where a shell wants to know which words can come next."""
-_READ = "checkpoint classifier denoiser against dataset logs shards grids recipe plugin".split()
-_READ += ["pretrained_model", "teacher", "use_unlabelled"]
+_READ = """checkpoint classifier denoiser against dataset logs shards grids recipe plugin pretrained_model teacher
+use_unlabelled""".split()
 """The options that name files to read, also as KIND:FILE, FILE:FUNCTION, GROUP=FILE or FILE+FILE."""
-_IN_FOLDERS = (CHECKPOINT, TRAINING_LOG, ARGUMENTS, FALSIFICATION_LOG)
+_WRITTEN: dict[str, Callable[[Path], Iterable[Path]]] = {
+    "output": lambda path: [path],
+    "outfile": files_of,
+    "outdir": lambda folder: [
+        *(folder / name for name in (CHECKPOINT, TRAINING_LOG, ARGUMENTS, FALSIFICATION_LOG)),
+        *folder.glob("epsilon_*"),
+    ],
+}
 SUCCESS, FAILURE, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
 
@@ -153,12 +160,8 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _refuse_inputs(options: Mapping[str, Any]) -> None:
-    """UsageError if OUTFILE, OUTDIR or -o would make a file that an option in ``_READ`` names: it would be lost."""
-    written = _listed(options.get("output"))
-    if "outfile" in options:
-        written = [*files_of(options["outfile"])]
-    if (folder := options.get("outdir")) is not None:
-        written = [*(folder / name for name in _IN_FOLDERS), *folder.glob("epsilon_*")]
+    """UsageError if OUTFILE, OUTDIR or -o would make a file that an option in ``_READ`` names."""
+    written = [one for name, files in _WRITTEN.items() for path in _listed(options.get(name)) for one in files(path)]
     for name in _READ:
         for text in map(str, _listed(options.get(name))):
             read = text.partition(":")[2] if name == "dataset" else text

@@ -90,14 +90,18 @@ def quantize(request: QuantizeRequest) -> tuple[IntegerNetwork, Comparison]:
     float_network = read_network(classifier, shape)
     chosen = _spaced(len(images), request.calibration)
     rest = np.setdiff1d(np.arange(len(images)), chosen)
-    held_out = rest[_spaced(len(rest), request.held_out)]
     batches = _calibration_batches(float_network, images, chosen, noise)
     shown = Progress(batches, "calibrating", -(-len(chosen) // _PASS), delay=2)
     with reserved(request.outfile, request.overwrite):
         network = Builder(float_network, largest_values(float_network, shown, LEVELS), shape, noise.clip).build().eval()
         network.set_probe()
-        both = arrange(classifier, torch.device("cpu")), network
-        comparison = _compare(both, images, held_out, noise, request.draws)
+        comparison = _compare(
+            (arrange(classifier, torch.device("cpu")), network),
+            images,
+            rest[_spaced(len(rest), request.held_out)],
+            noise,
+            request.draws,
+        )
         _save(request, members.contents[0], images, network, comparison)
     return network, comparison
 

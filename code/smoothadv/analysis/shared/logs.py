@@ -195,7 +195,8 @@ def _find(argument: str, left_out: list[str]) -> list[_Found]:
 def _files_below(folder: Path, left_out: list[str]) -> list[Path]:
     """All files that are not hidden, also behind links, each folder once; without shards, which are no logs yet."""
     files, visited, refused = [], set(), list[OSError]()
-    for place, folders, names in os.walk(folder, followlinks=True, onerror=refused.append):
+    found = os.walk(folder, followlinks=True, onerror=refused.append)
+    for place, folders, names in Progress(found, f"searching {shown(str(folder), 80)}", unit="folder", delay=1):
         real = os.path.realpath(place)
         searched = [name for name in folders if not name.startswith(".") and not is_shard_folder(name)]
         folders[:] = [] if real in visited else searched

@@ -65,8 +65,7 @@ class OnnxNetwork(nn.Module):
         except Exception as error:  # ONNX Runtime's own, also for images of another shape
             raise ValueError(f"ONNX Runtime: {' '.join(str(error).split())}") from error
         if output.shape[:1] != (len(padded),):
-            made = f"{list(output.shape)} of a batch of {len(padded)}, expected [{len(padded)}, K]"
-            raise UserError(f"onnx:{self.file} makes {made}")
+            raise UserError(f"onnx:{self.file} makes {list(output.shape)} of a batch of {len(padded)}, expected [B, K]")
         return torch.from_numpy(output)[: len(images)]
 
 

@@ -31,7 +31,6 @@ from smoothadv.training.request import ScheduleChoices, TrainingRequest
 from smoothadv.training.schedule import OPTIMIZERS, SHAPES
 
 _share = number(float, "a share from 0 to 1", lambda value: 0 <= value <= 1)
-_momentum = number(float, "a number from 0 to below 1, like 0.9", lambda value: 0 <= value < 1)
 _RECIPES = {
     "--recipe NAME": (str, f"take options from a recipe: {', '.join(recipe_names())}, or a file"),
     "--released-behaviour": (
@@ -62,7 +61,7 @@ _SCHEDULE = {
         positive_float,
         "multiply the learning rate by D for each layer before the last one, in networks of timm, as 0.75 (default: 1)",
     ),
-    "--momentum": (_momentum, "of sgd (default: 0.9)"),
+    "--momentum": (number(float, "a number from 0 to below 1", lambda value: 0 <= value < 1), "of sgd (default: 0.9)"),
     "--weight-decay": (non_negative_float, "default: 1e-4"),
 }
 _DATA = {
