@@ -70,7 +70,7 @@ def reserved(path: Path, overwrite: bool = True) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")  # what write_atomically fills
     with contextlib.ExitStack() as stack:
-        for one in [temporary, *[path] * path.is_file()] if os.name != "nt" else ():  # which renames no open files
+        for one in [*[path] * path.is_file(), temporary] if os.name != "nt" else ():  # which renames no open files
             lock(stack.enter_context(one.open("ab")), path)
         stack.callback(temporary.unlink, missing_ok=True)
         if path.exists() and not overwrite:

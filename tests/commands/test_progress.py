@@ -90,9 +90,9 @@ def test_lines_come_while_a_step_takes_long(monkeypatch, capsys):
 @pytest.mark.parametrize(("images", "lines"), [(3_600_000_000, 1), (3_599_999_999, 0)])
 def test_work_of_hours_says_so_before_it_begins(images, lines, recwarn):
     warn_of_hours("2 epochs", images)
-    TrainingProgress(images, 0, 2, print, silent=False)
-    TrainingProgress(images + 10**12, 10**12, 2, print, silent=False)  # what is left
-    TrainingProgress(images, 0, 2, print, silent=True)
+    for done, silent in ((0, False), (10**12, False), (0, True)):  # what is left counts
+        with TrainingProgress(images + done, done, 2, print, silent):
+            pass
     said = ["2 epochs, take 1.0 hours even at 1,000,000 noisy images per second"]
     assert [str(one.message) for one in recwarn][:lines] == said * lines and len(recwarn) == 3 * lines
 

@@ -115,7 +115,7 @@ def test_attacks_on_top_k_certificates_look_for_the_class_in_the_set(run, workpl
         ("certify", ["--method", "top-k", "--top-k", 10], "--top-k 10: give a number below that of the classes, 10"),
         ("predict", ["--top-k", 10], "--top-k 10: give a number below that of the classes, 10"),
         ("certify", ["--top-k", 2], "--top-k is not read by --method exact, but by --method top-k: leave"),
-        ("predict", ["--top-k", 0], "'0' is not a whole number of at least 1"),
+        ("predict", ["--top-k", 0], "'0' is not a whole number from 1 to 4,000,000,000"),
     ],
 )
 def test_what_says_nothing_is_refused_before_anything_is_written(run, workplace, command, options, said):
