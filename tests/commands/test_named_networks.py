@@ -223,7 +223,11 @@ def test_denoiser_is_trained_for_a_network_that_knows_more_classes(place, capsys
 
 @pytest.mark.parametrize(
     ("kind", "inputs", "settings"),
-    [("RandomNormal", [], {"shape": [3, 3]}), ("Constant", [], {"value_float": 1.0}), ("ReduceSum", ["images"], {})],
+    [
+        ("RandomNormal", [], {"shape": [3, 3]}),
+        ("Constant", [], {"value_float": 1.0}),
+        ("ReduceSum", ["images"], {"keepdims": 0}),
+    ],
 )
 def test_onnx_network_whose_output_has_no_batch_is_refused(workplace, capsys, kind, inputs, settings):
     from onnx import TensorProto, helper, save
