@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import itertools
@@ -12,11 +13,11 @@ import re
 import stat
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from smoothadv.errors import UserError
+from smoothadv.errors import UserError, visible
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -57,6 +58,24 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         if isinstance(error, OSError) and error.filename is None:
             raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk is reported without the path
         raise
+
+
+@contextlib.contextmanager
+def reserved(path: Path, overwrite: bool = True) -> Iterator[None]:
+    """Within this context no other process reserves ``path``, or writes it as a log; its folder is made.
+
+    UserError if one does already, or if the file exists, without ``overwrite``.
+    """
+    path = Path(os.path.realpath(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")  # what write_atomically fills
+    with contextlib.ExitStack() as stack:
+        for one in [*[path] * path.is_file(), temporary] if os.name != "nt" else ():  # which renames no open files
+            lock(stack.enter_context(one.open("ab")), path)
+        stack.callback(temporary.unlink, missing_ok=True)
+        if path.exists() and not overwrite:
+            raise UserError(f"{path} exists already: add --overwrite to replace it")
+        yield
 
 
 def append_whole(file: IO[bytes], content: bytes, path: Path) -> None:
@@ -134,13 +153,14 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` as the whole content of ``path``, atomically; what no encoding has, as names may hold, escaped."""
-    write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
+    """Write ``text``, with escapes for what would steer a terminal, as the whole content of ``path``, atomically."""
+    write_atomically(path, lambda file: file.write(visible(text).encode()))
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write ``content`` as indented JSON, atomically."""
-    write_text(path, json.dumps(content, indent=2) + "\n")
+    # The only character that json leaves and write_text does not.
+    write_text(path, json.dumps(content, indent=2).replace("\x7f", "\\u007f") + "\n")
 
 
 def refuse_to_inflate(path: Path) -> None:
@@ -149,7 +169,7 @@ def refuse_to_inflate(path: Path) -> None:
     It may unpack to 1 GiB, or $SMOOTHADV_MAX_UNPACKED_GIB where that is set, and in any case to 20 times its size.
     """
     given = os.environ.get(_LARGEST, "1")
-    if not re.fullmatch(r"\d+(\.\d+)?", given):
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", given):
         raise UserError(f"${_LARGEST} is '{given}', expected a number of GiB")
     try:
         with zipfile.ZipFile(path) as archive:

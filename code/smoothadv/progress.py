@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from smoothadv.errors import shown
+from smoothadv.errors import shown, warn
 
 SECONDS_BETWEEN_LINES = 60.0
 _quiet = ContextVar("quiet", default=False)
@@ -53,6 +53,12 @@ class Progress(tqdm):
             self._last_line = monotonic()
         else:
             super().clear(*arguments, **options)
+
+
+def warn_of_hours(work: str, images: int) -> None:
+    """Warn, before it begins, of ``work`` on so many noisy images that even a fast machine needs hours."""
+    if (hours := images / 3.6e9) >= 1:
+        warn(f"{work}, take {hours:,.1f} hours even at 1,000,000 noisy images per second")
 
 
 @cache

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass
 from decimal import Decimal
 from numbers import Real
+from pathlib import Path
 from typing import Any, TypeVar
 
 from smoothadv.errors import UserError
@@ -112,6 +113,20 @@ def perturbation_size_in_256ths(text: str) -> float:
     if value > _LARGEST_L2:
         raise SettingError(f"'{text}' is {value:g} on images in [0, 1], far beyond the paper's largest, 4")
     return value
+
+
+def output_file(text: str) -> Path:
+    """Parses the path of a file to write."""
+    if os.path.basename(text) in ("", ".", ".."):
+        raise SettingError(f"'{text}' names no file: give the path of the file to write")
+    return Path(text)
+
+
+def output_folder(text: str) -> Path:
+    """Parses the path of a folder to write to."""
+    if not text:
+        raise SettingError("'' names no folder: write . for this one")
+    return Path(text)
 
 
 def setting(

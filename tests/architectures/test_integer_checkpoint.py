@@ -64,7 +64,7 @@ def grown(content: dict[str, Any]) -> None:
     content["integer"]["steps"][-1][2] = {"padding": [255, 255]}
 
 
-NAN = float("nan")
+NAN, NEXT_TO_1 = float("nan"), torch.full((4, 1, 3, 3), 1 - 1e-10, dtype=torch.float64)
 DAMAGES = {
     "definition 2": (at("integer", "definition", value=2), "definition 2"),
     "no definition": (at("integer", "definition", value=None), "definition None"),
@@ -103,11 +103,29 @@ DAMAGES = {
     "weight of fractions": (tensor("1.weight", torch.full((4, 1, 3, 3), 0.5)), "weight holds other numbers"),
     "weight of NaN": (tensor("1.weight", torch.full((4, 1, 3, 3), NAN)), "weight holds other numbers"),
     "weight of 2^24": (tensor("1.weight", torch.full((4, 1, 3, 3), 2**24)), "weight holds other numbers"),
+    "weight next to 1": (tensor("1.weight", NEXT_TO_1), "weight holds other numbers"),
+    "complex weight": (tensor("1.weight", torch.full((4, 1, 3, 3), 1 + 1j)), "damaged"),
+    "multiplier in float64": (
+        tensor("4.multiplier", torch.full((10,), 0.5).double()),
+        "multiplier holds other numbers",
+    ),
+    "logits times .3": (tensor("4.multiplier", torch.full((10,), 0.3)), "no power of 2"),
+    "logits times 0": (tensor("4.multiplier", torch.zeros(10)), "no power of 2"),
+    "logits times -1": (tensor("4.multiplier", torch.full((10,), -1.0)), "no power of 2"),
+    "logits times 3, one of them": (tensor("4.multiplier", torch.tensor([1.0] * 9 + [3.0])), "no power of 2"),
+    "logits times 2^-127": (tensor("4.multiplier", torch.full((10,), 2.0**-127)), "no power of 2"),
+    "logits times 1e-45": (tensor("4.multiplier", torch.full((10,), 1e-45)), "no power of 2"),
+    "logits times 2^24": (tensor("4.multiplier", torch.full((10,), 2.0**24)), "multiplier holds other numbers"),
     "multiplier of NaN": (tensor("1.multiplier", torch.full((4,), NAN)), "multiplier holds other numbers"),
     "multipliers of a rescaling": (tensor("3.multiplier", torch.ones(2)), "damaged"),
     "bias of other channels": (tensor("1.bias", torch.ones(3)), "damaged"),
     "mean of fractions": (tensor("mean", torch.tensor([0.5])), "mean"),
     "mean of NaN": (tensor("mean", torch.tensor([NAN])), "mean"),
+    "mean of the least integer": (tensor("mean", torch.tensor([-(2**15)], dtype=torch.int16)), "mean"),
+    "mean of the least long integer": (tensor("mean", torch.tensor([-(2**63)])), "mean"),
+    "mean of 256": (tensor("mean", torch.tensor([256])), "mean"),
+    "mean of -256": (tensor("mean", torch.tensor([-256])), "mean"),
+    "complex mean": (tensor("mean", torch.tensor([1 + 1j])), "mean"),
     "mean of 3 channels": (tensor("mean", torch.zeros(3, dtype=torch.int16)), "mean"),
     "images of another shape": (at("image_shape", value=[1, 16, 16]), "image_shape"),
     "no shape, other images": (without_fields(), "damaged", "cifar10"),
@@ -133,7 +151,13 @@ def test_other_number_of_logits_than_classes_is_refused(content, tmp_path):
     assert "it has 9 logits, expected 10" in refusals.refusal(load_classifier, path, "digits", names=path)
 
 
-def test_undamaged_checkpoint_is_read(content, tmp_path):
+@pytest.mark.parametrize(
+    ("mean", "multiplier"), [(None, None), (-255, 2.0**-126), (255, 2.0**23)], ids=["usual", "least", "largest"]
+)
+def test_undamaged_checkpoint_is_read(content, tmp_path, mean, multiplier):
+    content = copy.deepcopy(content)
+    for name, value in (("mean", mean), ("4.multiplier", multiplier)) if mean else ():
+        content["state_dict"][name].fill_(value)
     save_checkpoint(tmp_path / "integers.pth.tar", content)
     stored = torch.load(tmp_path / "integers.pth.tar", weights_only=True)
     assert stored["integer"] == content["integer"]

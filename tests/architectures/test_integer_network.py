@@ -37,11 +37,12 @@ def is_reference(network: IntegerNetwork, images: torch.Tensor) -> bool:
 
 
 def convolution(seed: int, weight_shape: tuple[int, ...], **given) -> Convolution:
-    """Random weights; most results lie within a few hundred."""
+    """Random weights; most results lie within a few hundred. Multipliers of logits are powers of 2, by definition."""
     random, outputs = np.random.default_rng(seed), weight_shape[0]
     weight, bias = random.integers(-127, 128, weight_shape), random.integers(-(2**14), 2**14, outputs)
     multiplier = random.uniform(0.2, 1.5, outputs) / 127 / np.sqrt(weight[0].size)
-    arrays = {"weight": weight, "bias": bias, "multiplier": multiplier}
+    multiplier = multiplier if "high" in given else 2.0 ** np.rint(np.log2(multiplier))
+    arrays = {"weight": weight, "bias": bias, "multiplier": multiplier.astype(np.float32)}
     return Convolution(given, {name: torch.from_numpy(array) for name, array in arrays.items()})
 
 

@@ -111,7 +111,56 @@ FILES = [
     (["analyze", "summary", "binary"], FAILURE, ["binary"]),
     (["analyze", "summary", "header.tsv"], FAILURE, ["header.tsv", "no rows"]),
 ]
-CASES = CHECKPOINTS + NUMBERS + NAMES + CONTRADICTIONS + OMISSIONS + FILES
+MANY = "1" + "0" * 25
+ANALYZE = ["analyze", "plot", "log.tsv", "--sigma", "0.25", "-o"]
+QUANTIZE = ["quantize", "digits", "model.tar", "0.25", "new.tar"]
+NO_FILES = [
+    *(([*command, path], USAGE, ["OUTFILE", f"'{path}'", "the file to write"])
+      for command in (CERTIFY[:4], PREDICT[:4], QUANTIZE[:4], ["certify", "merge"], ["quantize", "export", "model.tar"])
+      for path in ("", ".", "/", "..", "folder/", "folder/.")),
+    *(([*ANALYZE, path], USAGE, ["-o", f"'{path}'", "the file to write"]) for path in ("", ".", "/")),
+    (["analyze", "report", "log.tsv", "-o", ""], USAGE, ["-o", "''", "write . for this one"]),
+    (["sweep", "report", "grid.toml", "-o", ""], USAGE, ["-o", "''", "the file to write"]),
+    (replaced(TRAIN, outdir=""), USAGE, ["OUTDIR", "''", "write . for this one"]),
+    (["attack", *CERTIFY[1:4], "", "--epsilon", "0.5"], USAGE, ["OUTDIR", "''", "write . for this one"]),
+]  # fmt: skip
+BEYOND_SENSE = [
+    (["analyze", "envelope", "log.tsv", "--decimals", "9223372036854775808"], USAGE, ["--decimals", "0 to 100"]),
+    (["analyze", "envelope", "log.tsv", "--decimals", "101"], USAGE, ["--decimals", "0 to 100"]),
+    ([*PREDICT, *ATTACK, "--num-steps", MANY], USAGE, ["--num-steps", MANY, "4,000,000,000"]),
+    ([*QUANTIZE, "--calibration", MANY], USAGE, ["--calibration", MANY, "4,000,000,000"]),
+    ([*TRAIN, "--crop-padding", "20000"], USAGE, ["--crop-padding 20000", "0 to 7"]),
+    ([*TRAIN, "--crop-padding", "8"], USAGE, ["--crop-padding 8", "0 to 7"]),
+    ([*TRAIN, "--momentum", "7"], USAGE, ["--momentum", "'7'", "below 1"]),
+    ([*TRAIN, "--momentum", "1"], USAGE, ["--momentum", "'1'", "below 1"]),
+    (["analyze", "table", "log.tsv", "--where", "sigma=\u0662"], FAILURE, ["no log has sigma=\u0662"]),
+    (replaced(TRAIN, dataset="imagefolder:images@\u0668"), FAILURE, ["images@\u0668"]),
+]
+OVER_INPUTS = [
+    ([*QUANTIZE[:4], "model.tar", "--overwrite"], USAGE, ["model.tar"]),
+    ([*QUANTIZE[:4], "./folder/../model.tar", "--overwrite"], USAGE, ["model.tar"]),
+    ([*QUANTIZE[:4], "link.tar", "--overwrite"], USAGE, ["link.tar", "model.tar"]),
+    (["quantize", "export", "model.tar", "model.tar", "--overwrite"], USAGE, ["model.tar"]),
+    (["certify", "merge", "log.tsv", "other.tsv", "log.tsv", "--overwrite"], USAGE, ["log.tsv"]),
+    (["certify", "merge", "log", "log.manifest.json", "--overwrite"], USAGE, ["log.manifest.json"]),
+    ([*replaced(CERTIFY, outfile="model.tar"), "--overwrite"], USAGE, ["model.tar"]),
+    ([*replaced(CERTIFY, outfile="file"), "--denoiser", "file"], USAGE, ["file"]),
+    ([*replaced(PREDICT, checkpoint="log.tsv+model.tar", outfile="log.tsv")], USAGE, ["log.tsv+model.tar"]),
+    ([*replaced(PREDICT, dataset="npz:log.npz", outfile="log.tsv")], USAGE, ["log.npz"]),
+    ([*replaced(PREDICT, checkpoint="net.py:net", outfile="net.py")], USAGE, ["net.py:net"]),
+    (["attack", *CERTIFY[1:4], "trained", "--against", "trained/against.tsv"], USAGE, ["trained/against.tsv"]),
+    (["attack", "npz:trained/epsilon_1.npz", *CERTIFY[2:4], "trained", "--epsilon", "1"], USAGE, ["epsilon_1.npz"]),
+    *(([*replaced(TRAIN, outdir="trained"), flag, f"trained/{name}", "--overwrite"], USAGE, [f"trained/{name}"])
+      for flag, name in (("--pretrained-model", "checkpoint.pth.tar"), ("--teacher", "checkpoint.pth.tar"),
+                         ("--recipe", "args.json"), ("--use-unlabelled", "log.txt"))),
+    (["train_denoiser", "digits", "digits_dncnn", "trained", "--noise", "0.25", "--objective", "stability",
+      "--classifier", "trained/checkpoint.pth.tar", "--overwrite"], USAGE, ["trained/checkpoint.pth.tar"]),
+    (["analyze", "table", "log.tsv", "-o", "log.tsv"], USAGE, ["log.tsv"]),
+    (["analyze", "plot_training", "a=curves.svg", "-o", "curves.svg"], USAGE, ["a=curves.svg"]),
+    (["sweep", "report", "grid.toml", "-o", "grid.toml"], USAGE, ["grid.toml"]),
+]  # fmt: skip
+CASES = CHECKPOINTS + NUMBERS + NAMES + CONTRADICTIONS + OMISSIONS + FILES + NO_FILES + BEYOND_SENSE
+CASES += [(command, code, [*words, "replaced"]) for command, code, words in OVER_INPUTS]
 
 
 def write_images(folder: Path, *sizes: tuple[int, int]) -> None:
@@ -137,6 +186,12 @@ def place(checkpoint, tmp_path_factory) -> Path:
     (place / "folder").mkdir()
     (place / "log.tsv").write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n0\t1\t1\t0.5\t1\t0:00:01\n")
     (place / "header.tsv").write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n")
+    (place / "link.tar").symlink_to("model.tar")
+    for name in ("grid.toml", "net.py", "log", "log.manifest.json", "log.npz", "other.tsv", "curves.svg"):
+        (place / name).touch()
+    (place / "trained").mkdir()
+    for name in ("checkpoint.pth.tar", "args.json", "log.txt", "against.tsv", "epsilon_1.npz"):
+        (place / "trained" / name).touch()
     write_images(place / "images", (8, 8))
     write_images(place / "mixed", (8, 8), (6, 8))
     write_images(place / "torn", (8, 8), (8, 8))
@@ -155,7 +210,11 @@ def test_bad_input_gets_one_line_and_leaves_nothing(command, code, words, place,
 
 @pytest.mark.parametrize(
     "command",
-    [CERTIFY, PREDICT, [*PREDICT, *ATTACK], TRAIN, [*TRAIN_PGD, *ATTACK], [*TRAIN_PGD, *ATTACK_DDN]],
+    [
+        *(CERTIFY, PREDICT, [*PREDICT, *ATTACK, "--seed", str(2**128 - 1)]),
+        [*TRAIN, "--crop-padding", "7", "--momentum", "0.999", "--seed", str(2**128 - 1)],
+        *([*TRAIN_PGD, *ATTACK], [*TRAIN_PGD, *ATTACK_DDN]),
+    ],
     ids=" ".join,
 )
 def test_commands_that_the_bad_ones_are_made_from_are_good(command, place, monkeypatch, capsys, tmp_path):

@@ -221,6 +221,27 @@ def test_denoiser_is_trained_for_a_network_that_knows_more_classes(place, capsys
         assert refused(call(capsys, *behind[:3], "other", *behind[4:], words), message) and not Path("other").exists()
 
 
+@pytest.mark.parametrize(
+    ("kind", "inputs", "settings"),
+    [
+        ("RandomNormal", [], {"shape": [3, 3]}),
+        ("Constant", [], {"value_float": 1.0}),
+        ("ReduceSum", ["images"], {"keepdims": 0}),
+    ],
+)
+def test_onnx_network_whose_output_has_no_batch_is_refused(workplace, capsys, kind, inputs, settings):
+    from onnx import TensorProto, helper, save
+
+    image, logits = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("images", ["batch", 1, 8, 8]), ("logits", None))
+    )
+    graph = helper.make_graph([helper.make_node(kind, inputs, ["logits"], **settings)], "graph", [image], [logits])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7), "net.onnx")
+    outcome = call(capsys, "certify", "digits", "onnx:net.onnx", 0.25, "out.tsv", *CHEAP)
+    assert refused(outcome, "onnx:net.onnx makes [", "expected [B, K]")
+
+
 def test_function_of_a_file_trains_and_its_checkpoint_asks_for_the_file(place):
     """A checkpoint is data: it runs no code that the user does not name."""
     done = run_process(script("train", "digits", "nets.py:make", "run", *SMOKE, "--epochs", 1), place)

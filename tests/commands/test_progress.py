@@ -9,7 +9,10 @@ from types import SimpleNamespace
 import pytest
 from tqdm import tqdm
 
-from smoothadv.progress import Progress, progress_hidden
+from smoothadv.errors import UserError
+from smoothadv.progress import Progress, progress_hidden, warn_of_hours
+from smoothadv.training.progress import TrainingProgress
+from support.commands import call, command_main
 
 # Runs a command whose progress makes a line at each update, and ends without writing out what is buffered.
 OFTEN = """
@@ -82,6 +85,44 @@ def test_lines_come_while_a_step_takes_long(monkeypatch, capsys):
             said += capsys.readouterr().err
     idle.close()
     assert said.count("sweeping: 0 of 1 (0%)") == 2 and "idle" not in said
+
+
+@pytest.mark.parametrize(("images", "lines"), [(3_600_000_000, 1), (3_599_999_999, 0)])
+def test_work_of_hours_says_so_before_it_begins(images, lines, recwarn):
+    warn_of_hours("2 epochs", images)
+    for done, silent in ((0, False), (10**12, False), (0, True)):  # what is left counts
+        with TrainingProgress(images + done, done, 2, print, silent):
+            pass
+    said = ["2 epochs, take 1.0 hours even at 1,000,000 noisy images per second"]
+    assert [str(one.message) for one in recwarn][:lines] == said * lines and len(recwarn) == 3 * lines
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "times"),
+    [
+        ("certifying", ["certify", "log.tsv", "--N", 10, "--N0", 4_000_000_000], "4,000,000,010"),
+        ("predicting", ["predict", "log.tsv", "--N", 4_000_000_000], "4,000,000,000"),
+        (
+            "attacking",
+            ["attack", "out", "--epsilon", 1, "--N", 10, "--num-steps", 4, "--num-noise-vec", 5, "--restarts", 10**9],
+            "20,000,000,010",
+        ),
+    ],
+)
+def test_evaluation_of_hours_says_so_before_it_begins(module, words, times, checkpoint, workplace, capsys, monkeypatch):
+    def stop(*arguments: object) -> None:
+        raise UserError("begun")
+
+    monkeypatch.setattr(f"smoothadv.evaluation.{module}.write_log", stop)
+    done = call(capsys, words[0], "digits", checkpoint, 0.25, *words[1:], "--max", 2, "--device", "cpu")
+    assert f"warning: 2 images, each {times} times with noise, take " in done.err and done.err.endswith("begun\n")
+
+
+def test_search_of_folders_says_where(workplace, capsys, monkeypatch):
+    monkeypatch.setattr("smoothadv.progress.SECONDS_BETWEEN_LINES", 0.0)
+    (workplace / "logs/a").mkdir(parents=True)
+    assert command_main("analyze")(["summary", "logs"]) == 1
+    assert "searching logs: 2 of ?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])

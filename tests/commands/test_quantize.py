@@ -8,6 +8,7 @@ import torch
 import smoothadv
 from smoothadv.architectures.integer_network import IntegerNetwork
 from smoothadv.datasets.images import InMemoryImages
+from smoothadv.files import reserved
 from smoothadv.smoothing.integer_engine import ByteConvolution
 from support.attack_runs import SMALL, archive, l2_norms
 from support.commands import call, refused, rows, run_process, script, succeed, timeless
@@ -148,7 +149,11 @@ def test_refusals_are_one_line(checkpoint, integers, workplace, capsys, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(InMemoryImages, "__len__", lambda images: 1)
         assert refused(quantize(checkpoint), "one training image")
-    assert not Path("new.pth.tar").exists()
+    with reserved(Path("new.pth.tar")):
+        assert refused(quantize(checkpoint), "new.pth.tar is being written by another process")
+    assert list(Path().iterdir()) == []
+    Path("new.pth.tar").touch()
+    assert refused(quantize(checkpoint), "new.pth.tar exists already: add --overwrite")
     trained = ("digits", "digits_resnet8", "run", "--epochs", 1, "--noise", 0.25, "--device", "cpu")
     assert refused(call(capsys, "train", *trained, "--pretrained-model", integers), integers)
     bf16 = call(capsys, "certify", "digits", integers, 0.25, "log.tsv", *SOUND, "--precision", "bf16")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from smoothadv.files import lock
 from support.commands import call, refused, rows, snapshot, succeed, timeless
 from support.sharding import EXAMPLES, METHODS, assert_same, manifest_of
 
@@ -120,7 +121,11 @@ def test_merging_needs_shards_and_does_not_replace_a_log_unasked(start, merge, w
     (workplace / "log.tsv").write_text("idx\tlabel\n")
     assert refused(merge(), "log.tsv exists already", "--overwrite")
     assert (workplace / "log.tsv").read_text() == "idx\tlabel\n"
-    assert merge("--overwrite").code == 0
+    for held in ("log.tsv", "log.tsv.tmp"):
+        with (workplace / held).open("ab") as file:
+            lock(file, Path(held))
+            assert refused(merge("--overwrite"), "log.tsv is being written by another process")
+    assert merge("--overwrite").code == 0 and not (workplace / "log.tsv.tmp").exists()
     assert_same(workplace / "log.tsv", whole["exact"])
 
 

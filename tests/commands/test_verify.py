@@ -50,6 +50,8 @@ def test_all_rows_are_equal_where_the_log_was_made(logs, kind, capsys):
     before = snapshot(logs[kind].parent)
     outcome = call(capsys, "certify", "verify", logs[kind], "--rows", EXAMPLES, "--device", "cpu")
     assert outcome.code == 0 and f"{EXAMPLES} of {EXAMPLES} rows" in outcome.out
+    denoised = call(capsys, "certify", "verify", logs[kind], "--denoiser", "/nonexistent", "--device", "cpu")
+    assert refused(denoised, logs[kind], "leave --denoiser out")
     assert snapshot(logs[kind].parent) == before, "the log and its folder stay as they were"
 
 

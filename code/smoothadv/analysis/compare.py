@@ -15,7 +15,7 @@ from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Tab
 from smoothadv.certification.on_grid import LABEL_AWARE
 from smoothadv.errors import UserError, warn
 from smoothadv.readers import DataFrame
-from smoothadv.settings import non_negative_int, probability, setting
+from smoothadv.settings import any_seed, probability, setting
 
 _RESAMPLES = 4_000
 
@@ -29,7 +29,7 @@ class Comparison(AtRadii, Analysis):
     kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
     pairs_examples: ClassVar[bool] = True
     confidence: float = setting(0.95, parse=probability, help="LEVEL of the intervals")
-    seed: int = setting(0, parse=non_negative_int, help="seed of the resampling behind the radius's interval")
+    seed: int = setting(0, parse=any_seed, help="seed of the resampling behind the radius's interval")
 
     def __call__(self, logs: Logs) -> Table:
         if self.high_probability is not None:

@@ -73,9 +73,10 @@ class IntegerLayer(nn.Module, ABC):
                 raise ValueError(f"{type(self).__name__}: {name} is {value!r:.100}")
             setattr(self, name, value)
         for name, tensor in tensors.items():
+            # Before any rounding: in float32, .9999999999 is 1.
+            fits = tensor.dtype == torch.float32 if name == "multiplier" else torch.equal(tensor, tensor.round())
             values = tensor.to(torch.float32, copy=True)
-            is_whole = name == "multiplier" or torch.equal(values, values.round())
-            if not is_whole or not bool((values.abs() < EXACT).all()):
+            if not fits or not bool((values.abs() < EXACT).all()):
                 raise ValueError(f"{type(self).__name__}: {name} holds other numbers than it may")
             self.register_buffer(name, values)
 
@@ -136,7 +137,10 @@ class Convolution(IntegerLayer):
         return self.high < self.low
 
     def bound(self, *sizes: float) -> float:
-        """sum |w| times the size of an input, plus |b|; a sum that may reach 2^24 is divided into exact parts."""
+        """sum |w| times the size of an input, plus |b|; a sum that may reach 2^24 is divided into exact parts.
+
+        ValueError, too, where a multiplier of the last layer is no power of 2.
+        """
         self.largest_input = sizes[0]
         totals = self.weight.double().abs().sum((2, 3)) * sizes[0]  # [O, I]
         channels, self.parts = totals.shape[1], 1
@@ -151,6 +155,9 @@ class Convolution(IntegerLayer):
         if self.largest_sum >= 2**31:
             raise ValueError("a sum over a convolution's inputs may exceed 2^31")
         size = float((per_channel * self.multiplier.double().abs()).max())
+        is_power = (self.multiplier.frexp()[0] == 0.5) & (self.multiplier >= 2.0**-126)  # less is 0 to some kernels
+        if self.is_last and not bool(is_power.all()):
+            raise ValueError("a multiplier of the last layer is no power of 2 from 2^-126 on")
         return size if self.is_last else self._range_of(size * _ROUNDED + 1)
 
     def total(self, x: torch.Tensor, in_float64: bool = False) -> torch.Tensor:

@@ -96,7 +96,8 @@ class IntegerNetwork(nn.Module):
                 step, _, kind = name.partition(".")
                 by_step.setdefault(step, {})[kind] = tensor
             mean = by_step.pop("mean")[""]
-            if mean.shape != (image_shape[0],) or mean.is_floating_point() or not bool((mean.abs() <= WHITE).all()):
+            is_other = mean.is_floating_point() or mean.is_complex() or mean.shape != (image_shape[0],)
+            if is_other or bool((mean.double().abs() > WHITE).any()):
                 raise ValueError(f"its mean is no grey level for each of {image_shape[0]} channels")
             made = [
                 Step(LAYERS[kind](settings, by_step.pop(str(number), {})), tuple(inputs))

@@ -10,7 +10,7 @@ from smoothadv.attacks.shared.geometry import l2_norm, per_example, project_box,
 from smoothadv.attacks.shared.gradient_attack import GradientAttack, Problem
 from smoothadv.settings import number, positive_float, setting
 
-_levels = number(int, "a number of grey levels of at least 2, like 256", lambda v: v >= 2)
+_levels = number(int, "a number of grey levels from 2 to 65,536, like 256", lambda v: 2 <= v <= 65_536)
 _unit_interval = number(float, "a number strictly between 0 and 1, like 0.05", lambda v: 0 < v < 1)
 
 

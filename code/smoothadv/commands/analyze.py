@@ -17,7 +17,15 @@ from smoothadv.commands.options.components import add_options, add_settings, com
 from smoothadv.commands.runner import Parser, run
 from smoothadv.errors import warn
 from smoothadv.files import PAGE, refuse_to_replace, write_atomically, write_text
-from smoothadv.settings import non_negative_int, positive_int, positive_noise_level, probability, settings_of
+from smoothadv.settings import (
+    number,
+    output_file,
+    output_folder,
+    positive_int,
+    positive_noise_level,
+    probability,
+    settings_of,
+)
 
 _EXAMPLES = """examples:
   python code/analyze.py summary logs/quickstart
@@ -33,13 +41,22 @@ _EXAMPLES = """examples:
 """
 
 _FILES = {
-    "table": "file to write, in the format of its ending; may be given several times (default: standard output)",
-    "figure": "both FILE.png and FILE.pdf are written, whichever of the two FILE names; only FILE.svg if it names that",
-    "page": "page to write, or the folder to write report.html to (default: this folder)",
+    "table": (
+        output_file,
+        "file to write, in the format of its ending; may be given several times (default: standard output)",
+    ),
+    "figure": (
+        output_file,
+        "both FILE.png and FILE.pdf are written, whichever of the two FILE names; only FILE.svg if it names that",
+    ),
+    "page": (output_folder, "page to write, or the folder to write report.html to (default: this folder)"),
 }
 _OUTPUT = {
     "--format": (list(FORMATS), "format of a table (default: by FILE's ending, else markdown)"),
-    "--decimals D": (non_negative_int, "decimals of percentages in markdown and latex (default: 1)"),
+    "--decimals D": (
+        number(int, "a whole number from 0 to 100", lambda v: 0 <= v <= 100),
+        "decimals of percentages in markdown and latex (default: 1)",
+    ),
 }
 _LOGS = {"logs LOG...": (str, "files, folders (searched throughout) or globs; NAME=LOG puts them into the group NAME")}
 _STATED = {
@@ -73,9 +90,8 @@ def _make_parser() -> Parser:
         )
         _add_input(command)
         output = command.add_argument_group("output")
-        output.add_argument(
-            "-o", "--output", metavar="FILE", type=Path, action="append", default=[], help=_FILES[ANALYSES[name].makes]
-        )
+        kind, what = _FILES[ANALYSES[name].makes]
+        output.add_argument("-o", "--output", metavar="FILE", type=kind, action="append", default=[], help=what)
         add_options(output, _OUTPUT)
         add_settings(command.add_argument_group(name), settings_of(ANALYSES[name]))
         command.set_defaults(parser=command)

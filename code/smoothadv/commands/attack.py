@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from smoothadv.evaluation.falsifying import Verdict
 
 _STEPS, _DRAWS = 20, 64
-_fraction = number(float, "a number above 0 and below 1, like 0.999", lambda v: 0 < v < 1)
 
 _FALSIFICATION = {
     "--against LOG": (
@@ -40,7 +39,7 @@ _FALSIFICATION = {
         "fails if more certificates prove false than alpha allows",
     ),
     "--fraction": (
-        _fraction,
+        number(float, "a number above 0 and below 1, like 0.999", lambda v: 0 < v < 1),
         f"largest norm of an attack, as a fraction of the radius (default: {requests.DEFAULT_FRACTION:g})",
     ),
     "--false-alarm": (

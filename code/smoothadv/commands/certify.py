@@ -22,7 +22,7 @@ from smoothadv.commands.runner import Parser, run
 from smoothadv.errors import UserError
 from smoothadv.evaluation.requests import CertifyRequest
 from smoothadv.readers import read_certification_log
-from smoothadv.settings import non_negative_int, positive_int
+from smoothadv.settings import any_seed, positive_int
 
 _EXAMPLES = """examples:
   python code/certify.py digits models/digits_gaussian/checkpoint.pth.tar 0.25 logs/digits.tsv --N 10000
@@ -48,7 +48,7 @@ _VERIFY = {
     "--data-dir DIR": (str, "folder of the dataset's files (default: data; for imagenet IMAGENET_DIR)"),
     "--device": (device, "torch device like cpu or cuda:1 (default: cuda if there is one)"),
     **THREADS,
-    "--seed": (non_negative_int, "seed that chooses the rows (default: another one each time)"),
+    "--seed": (any_seed, "seed that chooses the rows (default: another one each time)"),
 }
 
 

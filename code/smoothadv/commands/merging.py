@@ -9,9 +9,10 @@ from smoothadv.commands.options.components import add_options
 from smoothadv.commands.runner import Body, Parser, run
 from smoothadv.evaluation.saved_examples import pack
 from smoothadv.evaluation.shards import Shard, WrittenLog, merge, shards_of
+from smoothadv.settings import output_file
 
 _MERGE: dict[str, tuple[Any, ...]] = {
-    "outfile OUTFILE": (Path, "log to write: the OUTFILE for which the shards were made"),
+    "outfile OUTFILE": (output_file, "log to write: the OUTFILE for which the shards were made"),
     "shards [SHARD...]": (Path, "shard logs (default: those in OUTFILE.shards)", []),
     "--overwrite": (None, "replace OUTFILE if it exists"),
 }

@@ -10,7 +10,7 @@ from smoothadv.choices import INPUT_LAYER_NAMES
 from smoothadv.commands.options.components import add_options, fields_given
 from smoothadv.commands.options.shared import THREADS, add_dataset, check_dataset, use_threads
 from smoothadv.commands.runner import Parser, run
-from smoothadv.settings import non_negative_int, positive_int, positive_noise_level
+from smoothadv.settings import any_seed, output_file, positive_int, positive_noise_level
 
 _EXAMPLES = """examples:
   python code/quantize.py digits models/gaussian/checkpoint.pth.tar 0.25 models/gaussian/integers.pth.tar
@@ -21,19 +21,19 @@ Whoever has the checkpoint of integers can repeat that log bit for bit: docs/int
 _OPTIONS = {
     "checkpoint CHECKPOINT": (Path, "checkpoint.pth.tar of a trained or released model"),
     "sigma SIGMA": (positive_noise_level, "standard deviation of the smoothing noise on images in [0, 1]"),
-    "outfile OUTFILE": (Path, "checkpoint of integers to write"),
+    "outfile OUTFILE": (output_file, "checkpoint of integers to write"),
     "--calibration M": (positive_int, "noisy training images that decide the ranges of values (default: 512)", 512),
     "--held-out M": (positive_int, "other training images on which the votes are compared (default: 200)", 200),
     "--draws N": (positive_int, "draws for each of these (default: 200)", 200),
     "--input-layer": (INPUT_LAYER_NAMES, "first layer of a model whose checkpoint does not record it"),
     "--data-dir DIR": (str, "folder of the dataset's files (default: data; for imagenet IMAGENET_DIR)"),
     **THREADS,
-    "--seed": (non_negative_int, "seed of the noise (default: 0)", 0),
+    "--seed": (any_seed, "seed of the noise (default: 0)", 0),
     "--overwrite": (None, "replace OUTFILE if it exists"),
 }
 _EXPORT = {
     "checkpoint CHECKPOINT": (Path, "checkpoint of integers, as quantize writes it"),
-    "outfile OUTFILE": (Path, "ONNX model to write"),
+    "outfile OUTFILE": (output_file, "ONNX model to write"),
     "--overwrite": (None, "replace OUTFILE if it is such a model"),
 }
 _WELL = 0.99  # digits have more, CIFAR-10 after a few epochs less

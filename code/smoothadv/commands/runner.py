@@ -3,25 +3,38 @@
 import argparse
 import contextlib
 import io
+import itertools
 import os
 import re
 import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from smoothadv import plugins
 from smoothadv.commands.released_options import translated
-from smoothadv.errors import DoubtfulWarning, Terminated, UsageError, UserError, shown
+from smoothadv.errors import DoubtfulWarning, Terminated, UsageError, UserError, shown, visible
+from smoothadv.records import ARGUMENTS, CHECKPOINT, FALSIFICATION_LOG, TRAINING_LOG, files_of
 from smoothadv.registry import PLUGIN_HINT, did_you_mean
 from smoothadv.version import __version__
 
 COMPLETING = "_ARGCOMPLETE"
 """The environment variable that is set where a shell wants to know which words can come next."""
+_READ = """checkpoint classifier denoiser against dataset logs shards grids recipe plugin pretrained_model teacher
+use_unlabelled""".split()
+"""The options that name files to read, also as KIND:FILE, FILE:FUNCTION, GROUP=FILE or FILE+FILE."""
+_WRITTEN: dict[str, Callable[[Path], Iterable[Path]]] = {
+    "output": lambda path: [path],
+    "outfile": files_of,
+    "outdir": lambda folder: [
+        *(folder / name for name in (CHECKPOINT, TRAINING_LOG, ARGUMENTS, FALSIFICATION_LOG)),
+        *folder.glob("epsilon_*"),
+    ],
+}
 SUCCESS, FAILURE, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
 
@@ -142,6 +155,21 @@ def _named_plugins(words: Sequence[str]) -> list[str]:
         return []
 
 
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value] * (value is not None)
+
+
+def _refuse_inputs(options: Mapping[str, Any]) -> None:
+    """UsageError if OUTFILE, OUTDIR or -o would make a file that an option in ``_READ`` names."""
+    written = [one for name, files in _WRITTEN.items() for path in _listed(options.get(name)) for one in files(path)]
+    for name in _READ:
+        for text in map(str, _listed(options.get(name))):
+            read = text.partition(":")[2] if name == "dataset" else text
+            for path, part in itertools.product(written, {read, *re.split("[+:=]", read)}):
+                if os.path.exists(path) and os.path.exists(part) and os.path.samefile(path, part):
+                    raise UsageError(f"{path} is to be read, as {text}, and would be replaced: name another output")
+
+
 Body = Callable[[Parser, argparse.Namespace, Sequence[str]], None]
 """Carries out a command, given its parser, its options and the command line that repeats this run."""
 
@@ -159,7 +187,8 @@ def run(
     """
     _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # a line printed to a file is there at once
+        # A line printed to a file is there at once; what its encoding lacks, as ASCII does, is escaped.
+        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     try:
         with _warnings_as_lines():
             plugins.load_installed()
@@ -169,6 +198,7 @@ def run(
         if COMPLETING in os.environ:
             complete(parser, 1 + len(command.split()))
         options = parser.parse_args(arguments)
+        _refuse_inputs(vars(options))
         with _warnings_as_lines(), contextlib.redirect_stdout(_VisibleOutput(sys.stdout)):  # type: ignore[type-var]
             body(parser, options, ["smoothadv", *command.split(), *arguments])
         sys.stdout.flush()
@@ -200,11 +230,6 @@ def run(
         return TERMINATED
 
 
-def _visible(text: str) -> str:
-    """All lines of a text, each as ``shown``."""
-    return "\n".join(shown(line, None) for line in text.split("\n"))
-
-
 class _VisibleOutput:
     """``stream``, but what files and names hold is printed with escapes in place of what would steer a terminal."""
 
@@ -212,7 +237,7 @@ class _VisibleOutput:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        self._stream.write(_visible(text))
+        self._stream.write(visible(text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -229,7 +254,7 @@ def _warnings_as_lines() -> Iterator[None]:
             if issubclass(category, DoubtfulWarning):
                 print(f"warning: {shown(str(message))}", file=sys.stderr)
             else:
-                other(_visible(str(message)), category, *place, **options)  # a library may repeat a name
+                other(visible(str(message)), category, *place, **options)  # a library may repeat a name
 
         warnings.showwarning = show
         yield

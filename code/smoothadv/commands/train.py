@@ -18,6 +18,7 @@ from smoothadv.commands.runner import Parser, run
 from smoothadv.objectives import Objective
 from smoothadv.objectives.denoising import DENOISING
 from smoothadv.records import ARGUMENTS, CHECKPOINT
+from smoothadv.settings import output_folder
 from smoothadv.training.job import train
 from smoothadv.training.processes import ended
 
@@ -49,7 +50,7 @@ def training_parser(name: str, description: str, examples: str, objective: str, 
     arch = chosen_architecture, text
     if objectives_with(objective) is DENOISING:
         arch = DENOISERS.require, f"one of {', '.join(DENOISERS)}"
-    outdir = Path, "folder for the checkpoint, the log and the arguments"
+    outdir = output_folder, "folder for the checkpoint, the log and the arguments"
     add_options(parser, {"arch ARCH": arch, "outdir OUTDIR": outdir})
     add_training(parser, objective, in_256ths if "--released-behaviour" in arguments else unchanged)
     add_running(parser)

@@ -21,7 +21,7 @@ _EXPECTED = (
     "write SIZE, or SIZE,RESIZE,INTERPOLATION, like 224 or 224,256,bicubic, with RESIZE at least SIZE or "
     f"'{SQUASH}', and one of {', '.join(INTERPOLATIONS)}"
 )
-_WRITTEN = re.compile(r"(\d{1,5})(?:,(\d{1,5}|squash)(?:,([a-z]{1,10}))?)?")
+_WRITTEN = re.compile("([0-9]{1,5})(?:,([0-9]{1,5}|squash)(?:,([a-z]{1,10}))?)?")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def split_location(location: str) -> tuple[str, Preparation | None]:
     What exists under the whole text is a path. UserError where the preparation cannot be meant.
     """
     path, at, text = location.rpartition("@")
-    is_preparation = at and re.match(r"\d[^/]*$", text) and not os.path.exists(os.path.expanduser(location))
+    is_preparation = at and re.match("[0-9][^/]*$", text) and not os.path.exists(os.path.expanduser(location))
     return (path, parsed(text)) if is_preparation else (location, None)
 
 

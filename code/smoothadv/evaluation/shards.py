@@ -13,7 +13,7 @@ from typing import Any
 
 from smoothadv import records
 from smoothadv.errors import UserError
-from smoothadv.files import read_regular, refuse_to_replace, write_json, write_text
+from smoothadv.files import read_regular, refuse_to_replace, reserved, write_json, write_text
 
 _SHARD_NAME = re.compile(r"\d+-of-\d+\.tsv")
 _EXAMPLES_PER_SHARD, _MOST_SHARDS = 8, 256
@@ -111,8 +111,6 @@ def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
     missing = [str(path) for path in shards if not path.is_file()]
     if missing:
         raise UserError(f"shard {missing[0]} does not exist")
-    if log.exists() and not overwrite:
-        raise UserError(f"{log} exists already: add --overwrite to replace it")
     refuse_to_replace(log, *records.LOG)
     manifests = [records.read_manifest_file(path) for path in shards]
     settings = _common_settings(shards, manifests)
@@ -121,11 +119,12 @@ def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
     runs = [
         {"shard": manifest["settings"]["shard"]["index"], **run} for manifest in manifests for run in manifest["runs"]
     ]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    # In this order, so that a kill at any point leaves no rows beside another log's manifest, and merging works again.
-    log.unlink(missing_ok=True)
-    write_json(records.manifest_path(log), {"settings": settings, "runs": runs})
-    write_text(log, "\n".join([header, *(rows[idx] for idx in sorted(rows))]) + "\n")
+    with reserved(log, overwrite):
+        # In this order, so that a kill at any point leaves no rows beside another log's manifest, and merging works
+        # again.
+        log.unlink(missing_ok=True)
+        write_json(records.manifest_path(log), {"settings": settings, "runs": runs})
+        write_text(log, "\n".join([header, *(rows[idx] for idx in sorted(rows))]) + "\n")
     return len(rows)
 
 

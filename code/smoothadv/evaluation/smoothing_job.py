@@ -22,10 +22,11 @@ from smoothadv.devices import default_device, device_name, device_of_process
 from smoothadv.errors import UsageError, UserError, first_line, warn
 from smoothadv.evaluation.classifiers import BaseClassifier, base_classifier, classifier_digest, with_denoiser
 from smoothadv.evaluation.named_networks import named_network
-from smoothadv.evaluation.requests import EvaluationRequest, select_examples
+from smoothadv.evaluation.requests import AttackPlan, EvaluationRequest, select_examples
 from smoothadv.evaluation.shards import shards_of
 from smoothadv.evaluation.workers import Workers, join_workers
 from smoothadv.noise import GaussianNoise, Noise, NoiseKey, NoiseStream, Purpose, RoundedGaussianNoise, kernels_on
+from smoothadv.progress import warn_of_hours
 from smoothadv.provenance import provenance
 from smoothadv.records import CLASSIFIER, DENOISER, LOGITS, recorded_settings
 from smoothadv.smoothing.classifier import (
@@ -140,6 +141,13 @@ def warn_of_few_draws(request: EvaluationRequest, top_k: int = 1) -> None:
         )
 
 
+def _warn_of_hours(request: EvaluationRequest, images: int) -> None:
+    plan: AttackPlan | None = getattr(request, "attack", None)
+    each = request.n + getattr(request, "n0", 0)
+    each += 0 if plan is None else plan.attack.num_steps * plan.num_noise_vec * plan.restarts
+    warn_of_hours(f"{images:,} images, each {each:,} times with noise", images * each)
+
+
 def check_top_k(top_k: int, description: DatasetDescription) -> None:
     """UsageError unless there are more classes than ``top_k``: any class is among the k most probable of k."""
     if top_k >= max(2, description.num_classes):
@@ -188,6 +196,7 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
     if is_first:
         for note in notes:
             warn(note)
+        _warn_of_hours(request, len(select_examples(len(dataset), request.skip, request.maximum)))
         base.warn_about_mismatch(request.images if isinstance(request.images, str) else None, request.sigma)
     example = dataset[0][0] if len(dataset) else None
     voter = arrange(classifier, device, example, request.precision)

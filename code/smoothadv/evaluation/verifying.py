@@ -124,6 +124,8 @@ def _request(request: VerifyRequest, manifest: dict[str, Any]) -> CertifyRequest
     if isinstance(layers := fields.get("input_layer"), list):  # of an ensemble: asked for where it is not recorded
         of_each = (layer for layer, content in zip(layers, contents) if content.get("input_layer") is None)
         fields["input_layer"] = next(of_each, None)
+    if request.denoiser is not None and DENOISER not in settings:
+        raise UserError(f"{request.log} is of a classifier without a denoiser: leave --denoiser out")
     denoisers = [run[DENOISER] for run in manifest["runs"] if run.get(DENOISER)]
     return CertifyRequest(
         **fields,

@@ -103,7 +103,10 @@ class Builder:
         return _value(self.largest[operation] / levels, levels, operation.is_positive)
 
     def _rescaled(self, value: _Value, target: _Value) -> _Value:
-        settings, tensors = {"low": target.low, "high": target.high}, {"multiplier": value.scale / target.scale}
+        settings, tensors = (
+            {"low": target.low, "high": target.high},
+            {"multiplier": (value.scale / target.scale).float()},
+        )
         return self._add(Rescaling(settings, tensors), [value], target)
 
     def _image(self, operation: Operation) -> _Value:
@@ -138,7 +141,7 @@ class Builder:
             exponent = -math.ceil(math.log2(max(*sizes, 2.0**-60)))
             target, scales = _value(1.0, 1, False), torch.full_like(bias, 2.0**-exponent)
         rounded = {"weight": (weight / scales.view(-1, 1, 1, 1)).round(), "bias": (bias / scales).round()}
-        layer = Convolution(settings, {**rounded, "multiplier": scales / target.scale})
+        layer = Convolution(settings, {**rounded, "multiplier": (scales / target.scale).float()})
         return self._add(layer, [value], target)
 
     def _relu(self, operation: Operation) -> _Value:

@@ -18,7 +18,7 @@ from smoothadv.architectures.integer_layers import Convolution, Maximum, Rescali
 from smoothadv.architectures.integer_network import DEFINITION, WHITE, IntegerNetwork, digest_of_logits
 from smoothadv.checkpoints import INTEGER, file_digest, integer_network, read_checkpoint
 from smoothadv.errors import UserError, first_line
-from smoothadv.files import refuse_to_replace, write_atomically
+from smoothadv.files import refuse_to_replace, reserved, write_atomically
 from smoothadv.version import __version__
 
 OPSET, _FORMAT, _NAME = 13, 7, "smoothadv"
@@ -37,8 +37,6 @@ def export(checkpoint: Path, outfile: Path, overwrite: bool = False) -> str | No
     except ImportError as error:
         raise UserError('the export needs onnx: pip install "smoothadv[onnx]" or onnx') from error
     refuse_to_replace(outfile, "ONNX model of smoothadv", _START)
-    if outfile.exists() and not overwrite:
-        raise UserError(f"{outfile} exists already: add --overwrite to replace it")
     content = read_checkpoint(checkpoint)
     if missing := [name for name in (INTEGER, "image_shape", "classes") if name not in content]:
         lacks = f"it lacks the fields {', '.join(missing)}"
@@ -53,8 +51,9 @@ def export(checkpoint: Path, outfile: Path, overwrite: bool = False) -> str | No
     model = as_onnx(network, facts, onnx)
     onnx.checker.check_model(model, full_check=True)
     serialized = model.SerializeToString(deterministic=True)
-    version = _check_with_runtime(serialized, network, outfile)
-    write_atomically(outfile, lambda file: file.write(serialized))
+    with reserved(outfile, overwrite):
+        version = _check_with_runtime(serialized, network, outfile)
+        write_atomically(outfile, lambda file: file.write(serialized))
     return version
 
 

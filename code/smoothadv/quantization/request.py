@@ -23,7 +23,7 @@ from smoothadv.checkpoints import (
 from smoothadv.datasets import get_dataset
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.errors import UserError
-from smoothadv.files import refuse_to_replace
+from smoothadv.files import refuse_to_replace, reserved
 from smoothadv.noise import Purpose, RoundedGaussianNoise
 from smoothadv.progress import Progress
 from smoothadv.provenance import provenance
@@ -77,8 +77,6 @@ class Comparison:
 def quantize(request: QuantizeRequest) -> tuple[IntegerNetwork, Comparison]:
     """Write the checkpoint; UserError where files do not fit or the network has no integer form."""
     refuse_to_replace(request.outfile, "checkpoint", b"pk")
-    if request.outfile.exists() and not request.overwrite:
-        raise UserError(f"{request.outfile} exists already: add --overwrite to replace it")
     members = read_members(request.checkpoint)
     if members.mean is not None or INTEGER in members.contents[0]:
         kind = "an ensemble: quantize its members" if members.mean is not None else "of integers already"
@@ -91,19 +89,20 @@ def quantize(request: QuantizeRequest) -> tuple[IntegerNetwork, Comparison]:
     shape = images.description.image_shape
     float_network = read_network(classifier, shape)
     chosen = _spaced(len(images), request.calibration)
-    batches = _calibration_batches(float_network, images, chosen, noise)
-    largest = largest_values(float_network, Progress(batches, "calibrating", -(-len(chosen) // _PASS), delay=2), LEVELS)
-    network = Builder(float_network, largest, shape, noise.clip).build().eval()
-    network.set_probe()
     rest = np.setdiff1d(np.arange(len(images)), chosen)
-    comparison = _compare(
-        (arrange(classifier, torch.device("cpu")), network),
-        images,
-        rest[_spaced(len(rest), request.held_out)],
-        noise,
-        request.draws,
-    )
-    _save(request, members.contents[0], images, network, comparison)
+    batches = _calibration_batches(float_network, images, chosen, noise)
+    shown = Progress(batches, "calibrating", -(-len(chosen) // _PASS), delay=2)
+    with reserved(request.outfile, request.overwrite):
+        network = Builder(float_network, largest_values(float_network, shown, LEVELS), shape, noise.clip).build().eval()
+        network.set_probe()
+        comparison = _compare(
+            (arrange(classifier, torch.device("cpu")), network),
+            images,
+            rest[_spaced(len(rest), request.held_out)],
+            noise,
+            request.draws,
+        )
+        _save(request, members.contents[0], images, network, comparison)
     return network, comparison
 
 
@@ -191,5 +190,4 @@ def _save(
         INTEGER: {**record, "made": made},
         "state_dict": tensors,
     }
-    request.outfile.parent.mkdir(parents=True, exist_ok=True)
     save_checkpoint(request.outfile, content)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from smoothadv.errors import UserError
-from smoothadv.progress import Progress
+from smoothadv.progress import Progress, warn_of_hours
 
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -28,6 +28,7 @@ class TrainingProgress:
             quiet=silent,
         )
         self._epochs, self._report, self._silent = epochs, report, silent
+        warn_of_hours(f"{epochs:,} epochs of {images // epochs:,} images", 0 if silent else images - done)
         self._printed = self._looked = -math.inf
 
     def __enter__(self) -> TrainingProgress:

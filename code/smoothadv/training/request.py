@@ -178,6 +178,8 @@ class TrainingRequest(Checked):
     def augmented(self, description: DatasetDescription) -> DatasetDescription:
         """The description of the dataset with the crops and mirror images that are asked for."""
         chosen: dict[str, Any] = {"crop_padding": self.crop_padding, "horizontal_flip": self.horizontal_flip}
+        if self.crop_padding is not None and not 0 <= self.crop_padding < (side := min(description.image_shape[1:])):
+            raise UsageError(f"--crop-padding {self.crop_padding}: give 0 to {side - 1}: a crop must meet its image")
         return dataclasses.replace(description, **{name: value for name, value in chosen.items() if value is not None})
 
     def stated_recipe(self, description: DatasetDescription, schedule: Schedule) -> dict[str, Any]:

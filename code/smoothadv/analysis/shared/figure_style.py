@@ -144,7 +144,7 @@ def add_title(put: Callable[[str], object], title: str | None) -> None:
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"the title '{title}' cannot be typeset: {reason}") from error
-    put(title)
+    put(shown(title, None))
 
 
 def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool = True) -> None:

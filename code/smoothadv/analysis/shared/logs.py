@@ -13,7 +13,7 @@ from smoothadv.analysis.shared.hyper_parameters import Parameters, ParameterValu
 from smoothadv.analysis.shared.plausibility import check_certificates
 from smoothadv.analysis.shared.procedure import is_on_grid, prediction_names, procedure_names, with_method
 from smoothadv.analysis.shared.table_formats import Label
-from smoothadv.errors import UserError
+from smoothadv.errors import UserError, shown
 from smoothadv.progress import Progress
 from smoothadv.readers import READERS, DataFrame, kind_of_log, resembles_log
 from smoothadv.records import images_selected, is_manifest, is_shard_folder
@@ -195,7 +195,8 @@ def _find(argument: str, left_out: list[str]) -> list[_Found]:
 def _files_below(folder: Path, left_out: list[str]) -> list[Path]:
     """All files that are not hidden, also behind links, each folder once; without shards, which are no logs yet."""
     files, visited, refused = [], set(), list[OSError]()
-    for place, folders, names in os.walk(folder, followlinks=True, onerror=refused.append):
+    found = os.walk(folder, followlinks=True, onerror=refused.append)
+    for place, folders, names in Progress(found, f"searching {shown(str(folder), 80)}", unit="folder", delay=1):
         real = os.path.realpath(place)
         searched = [name for name in folders if not name.startswith(".") and not is_shard_folder(name)]
         folders[:] = [] if real in visited else searched
@@ -246,7 +247,7 @@ def _without_training_images(logs: Logs, left_out: list[str]) -> Logs:
 
 def _with_names(logs: list[Log]) -> list[Log]:
     """The logs with their names: paths without .tsv and without folders that all share; of one log, the file's name."""
-    whole = [log.path.absolute().parts for log in logs]
+    whole = [Path(shown(str(log.path.absolute()), None)).parts for log in logs]
     brief = [(*parts[:-1], parts[-1].removesuffix(".tsv")) for parts in whole]
     shared = set.intersection(*map(set, brief)) if len(logs) > 1 else set(brief[0][:-1] if brief else ())
     start = len(os.path.commonprefix(whole)) if len(logs) > 1 else 0
@@ -254,7 +255,7 @@ def _with_names(logs: list[Log]) -> list[Log]:
         ["/".join(part for part in parts if part not in shared) for parts in brief],
         ["/".join(parts[start:]) for parts in brief],
         ["/".join(parts[start:]) for parts in whole],
-        [f"{log.group}: {log.path}" for log in logs],  # one log in several groups
+        [shown(f"{log.group}: {log.path}", None) for log in logs],  # one log in several groups
     )
     names = next((names for names in attempts if len(set(names)) == len(names) and all(names)), attempts[-1])
     return [replace(log, name=name) for log, name in zip(logs, names)]

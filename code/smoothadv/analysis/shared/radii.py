@@ -46,7 +46,7 @@ class Radius(float):
             radius = super().__new__(cls, float(exact))
         except (ValueError, ArithmeticError):
             exact = Fraction(-1)
-        if exact < 0:
+        if exact < 0 or not text.isascii():
             raise SettingError(f"'{text}' is no radius: write a number like 0.25 or a fraction like 2/255")
         radius.text, radius.exact = text, exact
         return radius

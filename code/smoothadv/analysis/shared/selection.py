@@ -39,7 +39,7 @@ def matches(value: ParameterValue, wanted: str) -> bool:
             number = Decimal(wanted)
         except InvalidOperation:
             return False
-        if not number.is_finite():
+        if not (wanted.isascii() and number.is_finite()):
             return False
         # At least two: 1 is to find 255/256 but not 1.125.
         digits = max(2, -int(number.as_tuple().exponent))

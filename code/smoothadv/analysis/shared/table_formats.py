@@ -185,4 +185,5 @@ def comma_separated(table: Table, decimals: int = 1) -> str:
 def json_records(table: Table, decimals: int = 1) -> str:
     """A list of objects, one per row; fractions of full precision, whatever ``decimals``."""
     keys = [column.key for column in table.columns]
-    return json.dumps([dict(zip(keys, row)) for row in table.rows], indent=2) + "\n"
+    text = json.dumps([dict(zip(keys, row)) for row in table.rows], indent=2)
+    return text.replace("\x7f", "\\u007f") + "\n"  # as files.write_json

@@ -69,6 +69,8 @@ class OnnxNetwork(nn.Module):
             output = self._session.run(None, {self._input: padded.numpy()})[0]
         except Exception as error:  # ONNX Runtime's own, also for images of another shape
             raise ValueError(f"ONNX Runtime: {' '.join(str(error).split())}") from error
+        if output.shape[:1] != (len(padded),):
+            raise UserError(f"onnx:{self.file} makes {list(output.shape)} of a batch of {len(padded)}, expected [B, K]")
         return torch.from_numpy(output)[: len(images)]
 
 

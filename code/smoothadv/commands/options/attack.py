@@ -11,7 +11,14 @@ from smoothadv.attacks.shared.smoothed_attack import EVERY, KNOWN_TARGETS, TARGE
 from smoothadv.commands.options.components import add_components, add_options, compose_chosen
 from smoothadv.commands.runner import Parser
 from smoothadv.evaluation.requests import AttackPlan
-from smoothadv.settings import Setting, batch_size, perturbation_size_in_256ths, positive_float, positive_int
+from smoothadv.settings import (
+    Setting,
+    batch_size,
+    non_negative_int,
+    perturbation_size_in_256ths,
+    positive_float,
+    positive_int,
+)
 
 BASE = "base"
 _GROUP = "attack"
@@ -90,7 +97,7 @@ def given_attack_flags(parser: Parser, options: argparse.Namespace) -> list[str]
 
 def _target(text: str) -> int | str:
     if text.isascii() and text.isdigit():
-        return int(text)
+        return non_negative_int(text)
     if text not in KNOWN_TARGETS:
         raise argparse.ArgumentTypeError(
             f"'{text}' is no target: write a class number, {', '.join(TARGET_RULES)} or {EVERY}"

@@ -17,7 +17,7 @@ from smoothadv.datasets import DATASETS, describe_dataset, source_of
 from smoothadv.datasets.preparation import parsed, prepared_name, split_location
 from smoothadv.errors import UsageError, UserError
 from smoothadv.files import read_json
-from smoothadv.settings import non_negative_int, number
+from smoothadv.settings import any_seed, number
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,7 @@ def add_running(parser: Parser, existing: str = "refuse") -> None:
             "--data-dir DIR": (str, "folder of the dataset's files (default: data; for imagenet IMAGENET_DIR)"),
             "--device": (device, "torch device like cpu or cuda:1 (default: cuda if there is one)"),
             **THREADS,
-            "--seed": (non_negative_int, "seed of all randomness (default: 0)", 0),
+            "--seed": (any_seed, "seed of all randomness (default: 0)", 0),
         },
     )
     choice = group.add_mutually_exclusive_group()

@@ -13,14 +13,12 @@ from smoothadv.commands.runner import Parser
 from smoothadv.datasets import SPLITS
 from smoothadv.evaluation.requests import EvaluationRequest
 from smoothadv.evaluation.shards import Shard
-from smoothadv.settings import batch_size, number, positive_int, positive_noise_level, probability
-
-_draws = number(int, "a whole number from 1 to 4,000,000,000", lambda v: 1 <= v <= 4_000_000_000)
+from smoothadv.settings import batch_size, output_file, output_folder, positive_int, positive_noise_level, probability
 
 
 def shard(text: str) -> Shard:
     """argparse type: K/N with 0 <= K < N."""
-    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+    match = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
     if not match or not int(match[1]) < int(match[2]):
         raise argparse.ArgumentTypeError(
             f"'{text}' is no shard: write K/N, K from 0 to N-1, as in 0/8, 1/8, ... 7/8 for eight shards"
@@ -69,10 +67,13 @@ _IMAGES = {
 def add_smoothing(parser: Parser, outfile: str, n_help: str, output: str = "outfile") -> None:
     """DATASET CHECKPOINT SIGMA OUTFILE and the options that certify, predict and attack share."""
     add_dataset(parser)
-    add_options(parser, {**_WHAT, f"{output} {output.upper()}": (Path, outfile)})
+    add_options(
+        parser,
+        {**_WHAT, f"{output} {output.upper()}": (output_file if output == "outfile" else output_folder, outfile)},
+    )
     group = parser.add_argument_group("smoothing")
     alpha = "probability of a false statement per image (default: 0.001)"
-    add_options(group, {"--N": (_draws, n_help), "--alpha": (probability, alpha, 0.001)})
+    add_options(group, {"--N": (positive_int, n_help), "--alpha": (probability, alpha, 0.001)})
     layer = "first layer of a model whose checkpoint does not record it (released checkpoints do not)"
     random = "random weights, drawn from --seed, for a network by name: to try things out"
     add_options(parser, {"--input-layer": (INPUT_LAYER_NAMES, layer), "--no-pretrained": (None, random)})

@@ -61,7 +61,7 @@ _SCHEDULE = {
         positive_float,
         "multiply the learning rate by D for each layer before the last one, in networks of timm, as 0.75 (default: 1)",
     ),
-    "--momentum": (non_negative_float, "of sgd (default: 0.9)"),
+    "--momentum": (number(float, "a number from 0 to below 1", lambda value: 0 <= value < 1), "of sgd (default: 0.9)"),
     "--weight-decay": (non_negative_float, "default: 1e-4"),
 }
 _DATA = {

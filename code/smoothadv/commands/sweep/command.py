@@ -22,7 +22,7 @@ from smoothadv.errors import UserError, warn
 from smoothadv.files import PAGE, refuse_to_replace, write_text
 from smoothadv.progress import Progress
 from smoothadv.records import TRAINING_LOG, is_shard_folder
-from smoothadv.settings import positive_int, settings_of
+from smoothadv.settings import output_file, positive_int, settings_of
 from smoothadv.sweeps.engines import ENGINES, Engine, Site
 from smoothadv.sweeps.grid import MOST_MODELS, Grid, read_grid
 from smoothadv.sweeps.jobs import Job, JobState, StateKind, count_states, state_of
@@ -87,7 +87,7 @@ def _add_engine(parser: Parser) -> None:
 
 def _add_report(parser: Parser) -> None:
     page = "page to write (default: report.html in the grid's folder of logs; for several grids logs/report.html)"
-    add_options(parser, {"-o --output FILE": (Path, page)})
+    add_options(parser, {"-o --output FILE": (output_file, page)})
     add_settings(parser, settings_of(Report))
 
 

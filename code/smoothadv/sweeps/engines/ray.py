@@ -35,7 +35,7 @@ _QUIET = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging":
 
 def _host_and_port(text: str) -> str:
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not (port.isascii() and port.isdigit()):
         raise SettingError(f"'{text}' is not HOST:PORT, like 10.0.0.1:6379")
     return text
 
