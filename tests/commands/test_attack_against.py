@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy import stats
 
 from smoothadv.attacks.pgd import PGD
 from smoothadv.bounds import certified_radius
 from smoothadv.checkpoints import load_classifier
-from smoothadv.evaluation.falsifying import Certificates, Claim, verdict
+from smoothadv.evaluation.falsifying import CertificatePolls, Certificates, Claim, read_certificates, verdict
+from smoothadv.evaluation.log_writing import Example
 from smoothadv.evaluation.requests import AttackPlan, FalsifyRequest
 from smoothadv.noise import Noise, Purpose
 from support.attack_runs import SIGMA, archive, assert_same_attack, l2_norms, noisy_logits, predicted
@@ -285,6 +287,23 @@ REQUEST = FalsifyRequest(
     outdir=Path("out"),
     attack=AttackPlan(attack=PGD(0.0, 1)),
 )
+
+
+@pytest.mark.parametrize(
+    ("printed", "least"),
+    [((0.123, 0.0456), (0.1225, 0.04555)), ((0.1234, 0.5), (0.12335, 0.49995)), ((0.12345, 0.5), (0.12345, 0.5))],
+)
+def test_radii_that_were_rounded_are_attacked_as_if_they_were_rounded_up(workplace, printed, least):
+    """And what is changed by the radius itself lies outside of the open ball."""
+    rows = [f"{idx}\t1\t1\t{radius}\t1\t0:00:01\n" for idx, radius in enumerate(printed)]
+    Path("log.tsv").write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n" + "".join(rows))
+    certificates = read_certificates(REQUEST)
+    radii = [claim.radius for claim in certificates.claims.values()]
+    assert radii == pytest.approx(least, rel=1e-12)
+    polls, example = CertificatePolls(None, None, certificates=certificates), Example(0, torch.zeros(1, 8, 8), 1)
+    cases = [(2, np.nextafter(radii[0], 0), 1), (2, radii[0], 0), (1, 0.0, 0), (-1, 0.0, 0)]
+    for predicted, norm, flipped in cases:
+        assert polls.outcome(example, predicted, {"attack_norm": norm})["flipped"] == flipped
 
 
 def certified_and_flipped(seed: int) -> tuple[Certificates, pd.DataFrame]:
