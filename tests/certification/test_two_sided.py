@@ -186,8 +186,8 @@ def test_wrong_counts_and_shares_are_refused():
     for counts in [(5, 6, 10), (5, -1, 10), (11, 0, 10)]:
         with pytest.raises(ValueError):
             two_sided_radius(*counts, 1.0, ALPHA, SHARE)
-    for share in (0.0, 1.5, np.nan):
-        with pytest.raises(ValueError):
+    for share in (0.0, 1.0000001, 1.5, np.nan):
+        with pytest.raises(ValueError, match="share must"):
             two_sided_radius(5, 1, 10, 1.0, ALPHA, share)
     for share in (0.0, 1.0):
         with pytest.raises(ValueError, match="alpha_share"):

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,7 @@ from smoothadv.evaluation.requests import AttackPlan, FalsifyRequest
 from smoothadv.noise import Noise, Purpose
 from support.attack_runs import SIGMA, archive, assert_same_attack, l2_norms, noisy_logits, predicted
 from support.commands import Outcome, call, header, place_of, refused, rows, snapshot, succeed, timeless
+from support.refusals import refusal
 from support.sharding import manifest_of
 
 USUAL = ["--device", "cpu", "--N", 100, "--num-steps", 3, "--num-noise-vec", 4]
@@ -302,8 +304,29 @@ def test_radii_that_were_rounded_are_attacked_as_if_they_were_rounded_up(workpla
     assert radii == pytest.approx(least, rel=1e-12)
     polls, example = CertificatePolls(None, None, certificates=certificates), Example(0, torch.zeros(1, 8, 8), 1)
     cases = [(2, np.nextafter(radii[0], 0), 1), (2, radii[0], 0), (1, 0.0, 0), (-1, 0.0, 0)]
-    for predicted, norm, flipped in cases:
-        assert polls.outcome(example, predicted, {"attack_norm": norm})["flipped"] == flipped
+    for answer, norm, flipped in cases:
+        assert polls.outcome(example, answer, {"attack_norm": norm})["flipped"] == flipped
+
+
+RECORD = (
+    "dataset split dataset_fingerprint checkpoint_sha256 module_sha256 denoiser input_layer sigma precision".split()
+)
+
+
+@pytest.mark.parametrize(
+    ("images", "classes", "changed"), [(4, 2, None), (5, 1, None), *((5, 2, name) for name in RECORD)]
+)
+def test_certificates_of_anything_else_are_not_attacked(images, classes, changed):
+    recorded = {name: f"one {name}" for name in RECORD}
+    certificates = Certificates(REQUEST.against, [4], {4: Claim(0, 1, 0.1)}, ALPHA, 1.0, recorded)
+
+    def check(images: int, classes: int, **settings: object) -> None:
+        dataset = mock.MagicMock(__len__=lambda dataset: images, description=mock.Mock(num_classes=classes))
+        certificates.check_job(mock.Mock(dataset=dataset, settings={**recorded, **settings}))
+
+    check(5, 2)
+    words = "it has image 4 and class 1" if changed is None else f"something else: {changed} was"
+    assert words in refusal(check, images, classes, **({changed: "another"} if changed else {}))
 
 
 def certified_and_flipped(seed: int) -> tuple[Certificates, pd.DataFrame]:
