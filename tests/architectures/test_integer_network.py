@@ -144,15 +144,10 @@ def test_compiled_network_is_the_reference_to_the_last_bit():
 # ---------------------------------------------------------------------------------------------------- proofs
 
 
-def wide_sum(weights: list[int], bias: int = 0) -> Convolution:
-    """One output, each of its weights times an input of its own; a result is that sum divided by 2^10."""
+def wide_sum(weights: list[int], bias: int = 0, multiplier: float = 2.0**-10) -> Convolution:
+    """One output, each of its weights times an input of its own; a result is that sum times the multiplier."""
     tensors = {"weight": torch.tensor(weights).view(1, -1, 1, 1), "bias": torch.tensor([bias])}
-    return Convolution(WIDE, {**tensors, "multiplier": torch.tensor([2.0**-10])})
-
-
-def scaled_image(multiplier: float) -> Convolution:
-    one = {"weight": torch.ones(1, 1, 1, 1), "bias": torch.zeros(1), "multiplier": torch.tensor([multiplier])}
-    return Convolution(WIDE, one)
+    return Convolution(WIDE, {**tensors, "multiplier": torch.tensor([multiplier])})
 
 
 def logits(inputs: int = 1) -> Convolution:
@@ -217,7 +212,7 @@ UNPROVEN = {
     "groups of two inputs": lambda: [(in_groups(2, LIMIT // 255), (0,))],
     "32 bits": lambda: [(wide_sum([LIMIT // 255] * 128, 128), (0,))],
     "511.6, which is 512": lambda: [(rescaling(511.6 / 255), (0,)), (wide_sum([2**15 + 1]), (1,))],
-    "511.6 of a convolution": lambda: [(scaled_image(511.6 / 255), (0,)), (wide_sum([2**15 + 1]), (1,))],
+    "511.6 of a convolution": lambda: [(wide_sum([1], 0, 511.6 / 255), (0,)), (wide_sum([2**15 + 1]), (1,))],
     "one input": lambda: [(wide_sum([LIMIT // 254]), (0,))],
     "sum": lambda: [(rescaling(33e3), (0,)), (rescaling(-33e3), (0,)), (Sum({"low": -9, "high": 9}, {}), (1, 2))],
     "total": lambda: [(rescaling(-33e3), (0,)), (Total({"kernel": (1, 3)}, {}), (1,))],

@@ -263,9 +263,9 @@ def test_options():
     assert rival > step and other.certified(votes, 0, look) == pytest.approx(
         0.5 * ((step + rival) / 100 - loss), abs=1e-12
     )
-    t, uneven = radius_probability(1.0, SMALL.sigma), Sequential(SMALL, radii=(1.0,), alpha_share=0.5)
-    first = next(n for n in range(10, 1000, 10) if t**n <= error_spending.spending(n, 1000, SMALL.alpha / 2, 0.9))
-    assert first in uneven.looks, "the first at which successes alone certify the radius"
+    t, looks = radius_probability(1.0, SMALL.sigma), Sequential(SMALL, radii=(1.0,), alpha_share=0.5).looks
+    passing = (n for n in range(10, 1000, 10) if t**n <= error_spending.spending(n, 1000, SMALL.alpha / 2, 0.9))
+    assert next(passing) in looks, "the first at which successes alone certify the radius"
     for share in (0.0, 1.0, 5e-324):
         with pytest.raises(ValueError, match="alpha_share"):
             Sequential(SMALL, alpha_share=share)

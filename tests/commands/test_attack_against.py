@@ -296,8 +296,8 @@ REQUEST = FalsifyRequest(
     [((0.123, 0.0456), (0.1225, 0.04555)), ((0.1234, 0.5), (0.12335, 0.49995)), ((0.12345, 0.5), (0.12345, 0.5))],
 )
 def test_radii_that_were_rounded_are_attacked_as_if_they_were_rounded_up(workplace, printed, least):
-    """And what is changed by the radius itself lies outside of the open ball."""
-    rows = [f"{idx}\t1\t1\t{radius}\t1\t0:00:01\n" for idx, radius in enumerate(printed)]
+    """A radius of 0 is no claim, and an image at the distance of the radius itself does not count."""
+    rows = [f"{idx}\t1\t1\t{radius}\t1\t0:00:01\n" for idx, radius in enumerate((*printed, 0.0))]
     Path("log.tsv").write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n" + "".join(rows))
     certificates = read_certificates(REQUEST)
     radii = [claim.radius for claim in certificates.claims.values()]

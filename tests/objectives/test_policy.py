@@ -42,8 +42,9 @@ def test_policy_of_acr_weakness_is_the_papers():
     assert [objective.policy for objective in objectives] == [
         *(DataPolicy(60, 0.5, 10), DataPolicy(70, 0.4, 10), DataPolicy(60, 0.4, 10))
     ]
-    lengths = [[each.epsilon(epoch) for epoch in (59, 60, 69, 70)] for each in objectives]
-    assert lengths == [[0, 0.75, 0.75, 0.75], [0, 0, 0, 1.5], [0, 2, 2, 2]], "the attack begins with the policy"
+    assert [[each.epsilon(epoch) for epoch in (59, 60, 69, 70)] for each in objectives] == [
+        *([0, 0.75, 0.75, 0.75], [0, 0, 0, 1.5], [0, 2, 2, 2])
+    ], "the attack begins with the policy"
 
 
 WRONG = [{"from_epoch": -1}, {"resample_draws": 3}, {"drop_draws": 0}]
