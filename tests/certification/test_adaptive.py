@@ -115,10 +115,19 @@ def test_radii_may_come_in_any_order_and_zero_is_always_among_them():
 
 
 @pytest.mark.parametrize("kind", [Adaptive, Sequential])
-def test_a_level_that_the_reserve_against_rounding_uses_up_is_refused(kind):
-    assert kind(dataclasses.replace(SMALL, alpha=1e-9)).columns
-    with pytest.raises(ValueError, match="alpha must be at least 1e-09"):
-        kind(dataclasses.replace(SMALL, alpha=math.nextafter(1e-9, 0)))
+@pytest.mark.parametrize(
+    ("words", "alpha", "radius"),
+    [
+        ("alpha must be at least 1e-09", math.nextafter(1e-9, 0), 0.5),
+        *(("radii must be finite and at least 0", 1e-9, radius) for radius in (-1e-9, math.inf, math.nan)),
+    ],
+)
+def test_radii_that_are_none_and_a_level_that_the_reserve_against_rounding_uses_up_are_refused(
+    kind, words, alpha, radius
+):
+    assert kind(dataclasses.replace(SMALL, alpha=1e-9), radii=(0.5,)).columns
+    with pytest.raises(ValueError, match=words):
+        kind(dataclasses.replace(SMALL, alpha=alpha), radii=(radius,))
 
 
 @pytest.mark.parametrize("radii", [PAPER_RADII, (0.3,)])
