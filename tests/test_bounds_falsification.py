@@ -70,7 +70,7 @@ def test_exact_deduction_is_the_smallest_share_of_false_certificates_that_exact_
 
 # statements, probability, false alarm, tolerated
 TABLE = [(0, 0.5, 0.001, 0), (1, 0.002, 0.001, 1), (1, 0.002, 0.01, 0)]
-TABLE += [(500, 0.002, 0.001, 5), (10_000, 0.002, 0.001, 35)]
+TABLE += [(500, 0.002, 0.001, 5), (10_000, 0.002, 0.001, 35), (1, 0.25, 0.25, 0), (1, 0.25, math.nextafter(0.25, 0), 1)]
 
 
 @pytest.mark.parametrize("statements, probability, false_alarm, tolerated", TABLE)

@@ -59,9 +59,11 @@ def test_distance_of_rounded_noise_costs_next_to_nothing():
     assert 0 < lost < 1.1e-7
 
 
-def test_nothing_is_certified_at_a_distance_that_leaves_no_radius():
+@pytest.mark.parametrize("distance", [1e-4, 6e-6])
+def test_nothing_is_certified_at_a_distance_that_leaves_no_radius(distance):
+    """p_lower is 1/2 + 8.9e-6, from which the distance is taken twice."""
     assert certified_radius(50_490, 100_000, 1.0, 1e-3) > 0
-    assert certified_radius(50_490, 100_000, 1.0, 1e-3, 1e-4) is None
+    assert certified_radius(50_490, 100_000, 1.0, 1e-3, distance) is None
 
 
 @pytest.mark.parametrize("distance", [0.0501, 0.3, 0.49])

@@ -85,6 +85,8 @@ DAMAGES = {
     "setting of text": (step(1, 2, {"stride": "11"}), "stride is '11'"),
     "setting of three": (step(1, 2, {"stride": [1, 1, 1]}), "stride is (1, 1, 1)"),
     "stride of 0": (step(1, 2, {"high": 255, "stride": [0, 0]}), "stride is (0, 0)"),
+    "stride of truth": (step(1, 2, {"high": 255, "stride": [True, True]}), "stride is (True, True)"),
+    "kernel of half a map": (step(2, 2, {"kernel": [4, 4]}), "maps of (8, 8), expected (4, 4)"),
     "negative padding": (step(1, 2, {"high": 255, "padding": [-1, -1]}), "padding is (-1, -1)"),
     "huge padding": (step(1, 2, {"high": 255, "padding": [10**9, 1]}), "padding is (1000000000, 1)"),
     "huge kernel": (step(2, 2, {"kernel": [2**40, 1]}), "kernel is"),

@@ -87,6 +87,7 @@ def networks(draw: st.DrawFn) -> IntegerNetwork:
 def test_any_small_network_is_the_reference_to_the_last_bit(network, seed):
     images = extreme_images(network, 7, seed)
     assert is_reference(network, images) and is_reference(network, images.to(memory_format=torch.channels_last))
+    assert is_reference(network, 3 * images - 1), "pixels beyond the range are clamped"
     record, tensors = network.stored()
     again = IntegerNetwork.read(record, tensors, network.image_shape, 5)
     form = fast_form(network, CPU) if BYTES_ARE_EXACT else None
@@ -144,10 +145,10 @@ def test_compiled_network_is_the_reference_to_the_last_bit():
 # ---------------------------------------------------------------------------------------------------- proofs
 
 
-def wide_sum(weights: list[int], bias: int = 0) -> Convolution:
-    """One output, each of its weights times an input of its own; a result is that sum divided by 2^10."""
+def wide_sum(weights: list[int], bias: int = 0, multiplier: float = 2.0**-10) -> Convolution:
+    """One output, each of its weights times an input of its own; a result is that sum times the multiplier."""
     tensors = {"weight": torch.tensor(weights).view(1, -1, 1, 1), "bias": torch.tensor([bias])}
-    return Convolution(WIDE, {**tensors, "multiplier": torch.tensor([2.0**-10])})
+    return Convolution(WIDE, {**tensors, "multiplier": torch.tensor([multiplier])})
 
 
 def logits(inputs: int = 1) -> Convolution:
@@ -155,22 +156,25 @@ def logits(inputs: int = 1) -> Convolution:
     return Convolution({}, tensors)
 
 
-def proven(*layers: tuple[torch.nn.Module, tuple[int, ...]]) -> IntegerNetwork:
+def proven(*layers: tuple[torch.nn.Module, tuple[int, ...]], mean: int = 0) -> IntegerNetwork:
     """The network of these layers, and logits behind them, for black and white images [C, 1, 3]."""
     first = layers[0][0]
     inputs, outputs = (first.weight.shape[1] * first.groups, len(first.weight)) if hasattr(first, "weight") else (1, 1)
     steps = [Step(layer, of) for layer, of in (*layers, (logits(outputs), (len(layers),)))]
-    return IntegerNetwork((inputs, 1, 3), 0, torch.zeros(inputs), steps).eval()
+    return IntegerNetwork((inputs, 1, 3), 0, torch.full((inputs,), mean), steps).eval()
 
 
 @settings(max_examples=25)
-@given(st.lists(st.integers(-(2**15), 2**15), min_size=1, max_size=12), st.integers(0, 2**23))
-@example([LIMIT // 255], 0)
-@example([LIMIT // 255], 1)
-def test_worst_image_attains_the_bound_and_a_sum_that_may_reach_the_limit_is_divided(weights, bias):
-    """LIMIT // 255 times white is LIMIT - 1."""
+@given(
+    st.lists(st.integers(-(2**15), 2**15), min_size=1, max_size=12), st.integers(0, 2**23), st.sampled_from([0, 255])
+)
+@example([LIMIT // 255], 0, 0)
+@example([LIMIT // 255], 1, 255)
+@example([LIMIT // 255] * 128, 127, 0)
+def test_worst_image_attains_the_bound_and_a_sum_that_may_reach_the_limit_is_divided(weights, bias, mean):
+    """LIMIT // 255 times white is LIMIT - 1; 128 times that and 127 are 2^31 - 1."""
     layer = wide_sum(weights, bias)
-    network = proven((layer, (0,)))
+    network = proven((layer, (0,)), mean=mean)
     worst = np.where(np.array(weights) > 0, 255, -255).reshape(1, -1, 1, 1)  # of inputs up to 255 in size
     attained = slow_integers.totals({}, layer.weight.numpy(), layer.bias.numpy(), worst).item()
     assert layer.largest_sum == attained and (layer.parts > 1) == (attained >= LIMIT)
@@ -199,13 +203,17 @@ def test_sums_of_groups_are_not_divided_but_may_have_any_bias(bias):
     assert is_reference(network, extreme_images(network, 5))
 
 
-def in_groups() -> Convolution:
-    weight = torch.full((2, 1, 1, 1), LIMIT // 254)
+def in_groups(inputs: int, size: int) -> Convolution:
+    weight = torch.full((2, inputs, 1, 1), size)
     return Convolution({**WIDE, "groups": 2}, {"weight": weight, "bias": torch.zeros(2), "multiplier": torch.ones(2)})
 
 
 UNPROVEN = {
-    "groups": lambda: [(in_groups(), (0,))],
+    "groups": lambda: [(in_groups(1, LIMIT // 254), (0,))],
+    "groups of two inputs": lambda: [(in_groups(2, LIMIT // 255), (0,))],
+    "32 bits": lambda: [(wide_sum([LIMIT // 255] * 128, 128), (0,))],
+    "511.6, which is 512": lambda: [(rescaling(511.6 / 255), (0,)), (wide_sum([2**15 + 1]), (1,))],
+    "511.6 of a convolution": lambda: [(wide_sum([1], 0, 511.6 / 255), (0,)), (wide_sum([2**15 + 1]), (1,))],
     "one input": lambda: [(wide_sum([LIMIT // 254]), (0,))],
     "sum": lambda: [(rescaling(33e3), (0,)), (rescaling(-33e3), (0,)), (Sum({"low": -9, "high": 9}, {}), (1, 2))],
     "total": lambda: [(rescaling(-33e3), (0,)), (Total({"kernel": (1, 3)}, {}), (1,))],
@@ -214,6 +222,7 @@ UNPROVEN = {
     "high below low": lambda: [(Sum({}, {}), (0, 0))],
     "window in the padding": lambda: [(Maximum({"kernel": (2, 2), "padding": (1, 1), "dilation": (3, 3)}, {}), (0,))],
     "value that comes later": lambda: [(Sum({"high": 9}, {}), (0, 2))],
+    "value of its own": lambda: [(Sum({"high": 9}, {}), (0, 1))],
     "one input for a sum of two": lambda: [(Sum({"high": 9}, {}), (0,))],
     "logits before the end": lambda: [(logits(), (0,))],
 }
@@ -221,7 +230,7 @@ UNPROVEN = {
 
 @pytest.mark.parametrize("layers", UNPROVEN.values(), ids=UNPROVEN)
 def test_network_whose_sums_are_not_proven_is_refused(layers):
-    with pytest.raises(ValueError, match=r"2\^24|clamps to|in the padding|reads the values|logits must come"):
+    with pytest.raises(ValueError, match=r"2\^24|2\^31|clamps to|in the padding|reads the values|logits must come"):
         proven(*layers())
 
 
@@ -259,6 +268,11 @@ def with_other_rows(network: IntegerNetwork, images: torch.Tensor, patch: pytest
     return found
 
 
+def with_levels_cut(network: IntegerNetwork, images: torch.Tensor, patch: pytest.MonkeyPatch) -> torch.Tensor:
+    """The images of the probe have whole grey levels, which are as they were."""
+    return network((images * 255 + 0.01).floor() / 255)
+
+
 @pytest.fixture(scope="module")
 def digits() -> IntegerNetwork:
     return house_network("digits_resnet8", 8)
@@ -270,7 +284,9 @@ def test_probe_accepts_exact_kernels_at_any_batch(digits, batch):
     assert digits.probe == digest_of_logits(torch.from_numpy(slow_logits(digits, digits.probe_images())))
 
 
-@pytest.mark.parametrize("fault", [with_changed_weight, with_halves_upwards, with_wrong_other_sums, with_other_rows])
+@pytest.mark.parametrize(
+    "fault", [with_changed_weight, with_halves_upwards, with_wrong_other_sums, with_other_rows, with_levels_cut]
+)
 def test_probe_refuses_another_function(digits, fault, monkeypatch):
     counter = VoteCounter(lambda images: fault(digits, images, monkeypatch), 10, 20, CPU)
     assert "--batch than 20" in refusal(check_exact, counter, digits)

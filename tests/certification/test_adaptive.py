@@ -6,6 +6,7 @@ The error of the whole procedure is simulated in test_adaptive_error.py.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from smoothadv.certification import ABSTAIN, Draws, Smoothing
 from smoothadv.certification.adaptive import Adaptive
 from smoothadv.certification.error_spending import efficacy_table
 from smoothadv.certification.on_grid import PAPER_RADII
+from smoothadv.certification.sequential import Sequential
 from support.votes import DrawnVotes, ListedVotes, certify, listed
 
 SMALL = Smoothing(sigma=0.5, n0=50, n=3000, alpha=1e-3)
@@ -110,6 +112,22 @@ def test_radii_may_come_in_any_order_and_zero_is_always_among_them():
     assert Adaptive(SMALL, radii=(1.0, 0.5, 1)) == Adaptive(SMALL, radii=(0.5, 0.0, 1.0))
     assert Adaptive(SMALL, radii=[1, 0.5]).radii == (0.0, 0.5, 1.0)
     assert Adaptive(SMALL).radii == PAPER_RADII and hash(Adaptive(SMALL)) == hash(Adaptive(SMALL, radii=PAPER_RADII))
+
+
+@pytest.mark.parametrize("kind", [Adaptive, Sequential])
+@pytest.mark.parametrize(
+    ("words", "alpha", "radius"),
+    [
+        ("alpha must be at least 1e-09", math.nextafter(1e-9, 0), 0.5),
+        *(("radii must be finite and at least 0", 1e-9, radius) for radius in (-1e-9, math.inf, math.nan)),
+    ],
+)
+def test_radii_that_are_none_and_a_level_that_the_reserve_against_rounding_uses_up_are_refused(
+    kind, words, alpha, radius
+):
+    assert kind(dataclasses.replace(SMALL, alpha=1e-9), radii=(0.5,)).columns
+    with pytest.raises(ValueError, match=words):
+        kind(dataclasses.replace(SMALL, alpha=alpha), radii=(radius,))
 
 
 @pytest.mark.parametrize("radii", [PAPER_RADII, (0.3,)])

@@ -5,14 +5,17 @@ A check on random outcomes rejects what is right with probability at most 1e-6, 
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from smoothadv.bounds import lead_is_significant
-from smoothadv.certification import ABSTAIN
+from smoothadv.certification import ABSTAIN, Draws
 from smoothadv.certification.prediction import least_draws, predict, predict_from_votes
 from support.statistical_checks import too_many
 
@@ -52,6 +55,9 @@ def test_a_set_is_selected_by_a_tenth_of_the_votes_and_proved_by_the_others():
     assert predicted([selection, np.array([380, 220, 90, 200, 10])], 1000, 1e-3, 2) == []  # 220 do not lead 200
     assert predicted([selection, np.array([380, 280, 200, 30, 10])], 1000, 1e-3, 3) == [0, 1, 2]
     assert predicted([np.array([630, 320, 50, 0, 0])], 1000, 1e-3, 1) == [0]
+    for n, selecting in [(2, 1), (9, 1), (19, 1), (20, 2)]:
+        voting = predict(n, 0.5, 2)
+        assert [next(voting), voting.send(selection)] == [Draws(selecting), Draws(n - selecting)]
     for top_k in (0, 5, 6):
         with pytest.raises(ValueError, match="top_k"):
             predicted([selection, selection], 1000, 1e-3, top_k)
@@ -76,10 +82,13 @@ def test_a_set_is_wrong_no_more_often_than_alpha(p, k):
 
 
 @many
-@given(st.integers(0, 400), st.integers(0, 400), st.sampled_from([0.2, 0.05, 1e-3, 1e-9]))
+@given(st.integers(0, 400), st.integers(0, 400), st.sampled_from([0.7, 0.2, 0.05, 1e-3, 1e-9]))
+@example(200, 200, 0.7)
 def test_a_lead_is_that_of_the_one_sided_binomial_test(ahead, behind, alpha):
-    expected = ahead > behind and stats.binomtest(ahead, ahead + behind, 0.5, "greater").pvalue <= alpha
+    tail = sum(Fraction(math.comb(ahead + behind, k), 2 ** (ahead + behind)) for k in range(ahead, ahead + behind + 1))
+    expected = ahead > behind and tail <= Fraction(alpha)
     assert lead_is_significant(ahead, behind, alpha) == expected
+    assert not lead_is_significant(ahead, behind, math.nextafter(float(tail), 0)), "no rounding may decide for it"
     if expected:
         assert lead_is_significant(ahead + 1, behind, alpha) and lead_is_significant(ahead, max(0, behind - 1), alpha)
 

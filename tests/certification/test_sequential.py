@@ -15,7 +15,7 @@ import pytest
 from scipy import signal, special, stats
 
 from smoothadv.bounds import quantile_loss, radius_probability, two_sided_radius
-from smoothadv.certification import ABSTAIN, Smoothing
+from smoothadv.certification import ABSTAIN, Smoothing, error_spending
 from smoothadv.certification.sequential import STEPS, Sequential
 from support.crossing import crossing_probability
 from support.statistical_checks import too_many
@@ -263,6 +263,9 @@ def test_options():
     assert rival > step and other.certified(votes, 0, look) == pytest.approx(
         0.5 * ((step + rival) / 100 - loss), abs=1e-12
     )
+    t, looks = radius_probability(1.0, SMALL.sigma), Sequential(SMALL, radii=(1.0,), alpha_share=0.5).looks
+    passing = (n for n in range(10, 1000, 10) if t**n <= error_spending.spending(n, 1000, SMALL.alpha / 2, 0.9))
+    assert next(passing) in looks, "the first at which successes alone certify the radius"
     for share in (0.0, 1.0, 5e-324):
         with pytest.raises(ValueError, match="alpha_share"):
             Sequential(SMALL, alpha_share=share)

@@ -7,10 +7,12 @@ classifier attains. Every check on random outcomes rejects a correct procedure w
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
@@ -103,13 +105,26 @@ def test_with_one_rival_it_is_the_two_sided_radius(trials, data, alpha, share):
 
 
 @settings(many, max_examples=60)
-@given(st.integers(1, 400), st.lists(st.integers(0, 300), min_size=1, max_size=5), st.sampled_from([0.0, 1e-6, 0.01]))
-def test_the_radius_is_that_of_the_theorem_in_sixty_digits_and_not_above_it(successes, rivals, distance):
+@given(
+    st.integers(1, 400),
+    st.lists(st.integers(0, 300), min_size=1, max_size=5),
+    st.sampled_from([0.0, 1e-6, 0.01]),
+    st.booleans(),
+)
+@example(53, [871, 0, 0], 0.0, True)
+@example(22, [1931, *[0] * 9], 0.0, True)
+def test_the_radius_is_that_of_the_theorem_in_sixty_digits_and_not_above_it(successes, rivals, distance, is_least):
+    """Also at the least level that certifies anything, where a radius of rounding errors would be false."""
     trials = successes + sum(rivals) + 20
-    radius = top_k_radius(successes, rivals, trials, 1.0, ALPHA, SHARE, distance)
+
+    def found(level: float) -> float | None:
+        return top_k_radius(successes, rivals, trials, 1.0, level, SHARE, distance)
+
+    alpha = least_level(found) if is_least else ALPHA
+    radius = found(alpha)
     with mpmath.workdps(60):
-        z = quantile(1 - mpmath.mpf(failure_upper_bound(successes, trials, SHARE * ALPHA)) - distance)
-        level = (1 - SHARE) * ALPHA / len(rivals)
+        z = quantile(1 - mpmath.mpf(failure_upper_bound(successes, trials, SHARE * alpha)) - distance)
+        level = (1 - SHARE) * alpha / len(rivals)
         u = sorted(mpmath.mpf(failure_upper_bound(trials - count, trials, level)) for count in rivals)
 
         def lead(r: mpmath.mpf) -> mpmath.mpf:
@@ -126,6 +141,14 @@ def test_the_radius_is_that_of_the_theorem_in_sixty_digits_and_not_above_it(succ
             assert lead(mpmath.mpf(1e-9)) <= 0
         else:
             assert lead(mpmath.mpf(radius)) > 0 >= lead(mpmath.mpf(radius) + mpmath.mpf(1e-9))
+
+
+def least_level(radius: Callable[[float], float | None]) -> float:
+    """The least level in 1e-9..0.9 at which there is a radius; 0.9 if there is none."""
+    low, high = 1e-9, 0.9
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if radius(middle) is None else (low, middle)
+    return high
 
 
 def quantile(p: mpmath.mpf) -> mpmath.mpf:
@@ -218,8 +241,9 @@ def test_wrong_counts_shares_and_numbers_of_classes_are_refused():
     for share in (0.0, 1.0):
         with pytest.raises(ValueError):
             top_k_radius(5, [1], 10, 1.0, ALPHA, share)
-    with pytest.raises(ValueError, match="top_k"):
-        TopK(Smoothing(1.0, 1, 1, ALPHA), top_k=0)
+    for top_k in (0, True, 100_001):
+        with pytest.raises(ValueError, match="top_k"):
+            TopK(Smoothing(1.0, 1, 1, ALPHA), top_k=top_k)
     with pytest.raises(ValueError, match="alpha_share"):  # a fourth of its rest is 0 in float64
         TopK(Smoothing(1.0, 1, 1, 1e-322), top_k=4)
     assert stats.binom.cdf(0, 10, failure_upper_bound(10, 10, ALPHA)) <= ALPHA

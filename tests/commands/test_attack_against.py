@@ -6,20 +6,24 @@ import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy import stats
 
 from smoothadv.attacks.pgd import PGD
 from smoothadv.bounds import certified_radius
 from smoothadv.checkpoints import load_classifier
-from smoothadv.evaluation.falsifying import Certificates, Claim, verdict
+from smoothadv.evaluation.falsifying import CertificatePolls, Certificates, Claim, read_certificates, verdict
+from smoothadv.evaluation.log_writing import Example
 from smoothadv.evaluation.requests import AttackPlan, FalsifyRequest
 from smoothadv.noise import Noise, Purpose
 from support.attack_runs import SIGMA, archive, assert_same_attack, l2_norms, noisy_logits, predicted
 from support.commands import Outcome, call, header, place_of, refused, rows, snapshot, succeed, timeless
+from support.refusals import refusal
 from support.sharding import manifest_of
 
 USUAL = ["--device", "cpu", "--N", 100, "--num-steps", 3, "--num-noise-vec", 4]
@@ -285,6 +289,44 @@ REQUEST = FalsifyRequest(
     outdir=Path("out"),
     attack=AttackPlan(attack=PGD(0.0, 1)),
 )
+
+
+@pytest.mark.parametrize(
+    ("printed", "least"),
+    [((0.123, 0.0456), (0.1225, 0.04555)), ((0.1234, 0.5), (0.12335, 0.49995)), ((0.12345, 0.5), (0.12345, 0.5))],
+)
+def test_radii_that_were_rounded_are_attacked_as_if_they_were_rounded_up(workplace, printed, least):
+    """A radius of 0 is no claim, and an image at the distance of the radius itself does not count."""
+    rows = [f"{idx}\t1\t1\t{radius}\t1\t0:00:01\n" for idx, radius in enumerate((*printed, 0.0))]
+    Path("log.tsv").write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n" + "".join(rows))
+    certificates = read_certificates(REQUEST)
+    radii = [claim.radius for claim in certificates.claims.values()]
+    assert radii == pytest.approx(least, rel=1e-12)
+    polls, example = CertificatePolls(None, None, certificates=certificates), Example(0, torch.zeros(1, 8, 8), 1)
+    cases = [(2, np.nextafter(radii[0], 0), 1), (2, radii[0], 0), (1, 0.0, 0), (-1, 0.0, 0)]
+    for answer, norm, flipped in cases:
+        assert polls.outcome(example, answer, {"attack_norm": norm})["flipped"] == flipped
+
+
+RECORD = (
+    "dataset split dataset_fingerprint checkpoint_sha256 module_sha256 denoiser input_layer sigma precision".split()
+)
+
+
+@pytest.mark.parametrize(
+    ("images", "classes", "changed"), [(4, 2, None), (5, 1, None), *((5, 2, name) for name in RECORD)]
+)
+def test_certificates_of_anything_else_are_not_attacked(images, classes, changed):
+    recorded = {name: f"one {name}" for name in RECORD}
+    certificates = Certificates(REQUEST.against, [4], {4: Claim(0, 1, 0.1)}, ALPHA, 1.0, recorded)
+
+    def check(images: int, classes: int, **settings: object) -> None:
+        dataset = mock.MagicMock(__len__=lambda dataset: images, description=mock.Mock(num_classes=classes))
+        certificates.check_job(mock.Mock(dataset=dataset, settings={**recorded, **settings}))
+
+    check(5, 2)
+    words = "it has image 4 and class 1" if changed is None else f"something else: {changed} was"
+    assert words in refusal(check, images, classes, **({changed: "another"} if changed else {}))
 
 
 def certified_and_flipped(seed: int) -> tuple[Certificates, pd.DataFrame]:

@@ -5,6 +5,7 @@ The random checks have a false-alarm probability of 1e-6 over the seeds (``suppo
 
 import math
 from dataclasses import dataclass
+from unittest import mock
 
 import mpmath
 import numpy as np
@@ -18,6 +19,7 @@ from smoothadv.bounds import squared_grey_radius
 from smoothadv.certification import Smoothing
 from smoothadv.certification.exact import Exact
 from smoothadv.noise import RoundedGaussianNoise
+from smoothadv.noise.rounded import _Ranks
 from support import slow_noise
 from support.slow_noise import SIGMAS, clip_of, noisy_grey, thresholds
 from support.statistical_checks import FALSE_ALARM
@@ -113,11 +115,13 @@ def test_noisy_pixels_reach_six_sigma_beyond_black_and_white(sigma, clip):
 def test_draws_are_those_of_a_slow_implementation(sigma, seed, shape, example, draw):
     grey = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(seed % 1000))
     rows = torch.empty(1, *shape)
-    RoundedGaussianNoise(sigma, seed).stream(example, "cpu").fill(rows, grey.to(torch.float32) / 255, draw)
+    with mock.patch.object(_Ranks, "at_most", autospec=True, side_effect=_Ranks.at_most) as asked:
+        RoundedGaussianNoise(sigma, seed).stream(example, "cpu").fill(rows, grey.to(torch.float32) / 255, draw)
     table, clip, dimension = thresholds(sigma), clip_of(sigma), grey.numel()
     uniforms = [slow_noise.uniform_coordinate(i, dimension, seed, example, 0, draw) for i in range(dimension)]
     expected = [noisy_grey(int(g), uniform, table, clip) for g, uniform in zip(grey.flatten(), uniforms)]
     assert grey_levels(rows.numpy()).flatten().tolist() == expected
+    assert asked.call_args.args[1].flatten().tolist() == uniforms, "all 62 bits, of which few decide"
 
 
 def drawn(sigma: float, count: int, seed: int = 0) -> np.ndarray:

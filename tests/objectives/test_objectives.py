@@ -12,6 +12,7 @@ from smoothadv.noise import training_noise
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
+from smoothadv.settings import SettingError, settings_of
 from support.models import Recorder, network_with_state, random_linear_classifier
 
 SIGMA = 0.25
@@ -155,6 +156,15 @@ def test_every_objective_gives_a_finite_loss_with_a_gradient(objective, noise_sd
     assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients)
     assert any(gradient.abs().max() > 0 for gradient in gradients)
     assert model.training
+
+
+@every_objective
+@pytest.mark.parametrize("text", ["-0.1", "10.1", "nan", "inf", "some"])
+def test_noise_of_every_objective_is_a_standard_deviation_of_at_most_10(objective, text):
+    (noise,) = [each for each in settings_of(objective) if each.field == "noise_sd"]
+    assert noise.parse("10") == 10
+    with pytest.raises(SettingError, match=text):
+        noise.parse(text)
 
 
 @every_objective

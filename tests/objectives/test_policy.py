@@ -38,11 +38,20 @@ def test_weights_are_quantiles_of_confidence_bounds_of_at_least_three_quarters_o
 
 
 def test_policy_of_acr_weakness_is_the_papers():
-    policies = [OBJECTIVES["acr-weakness"](noise_sd=noise_sd).policy for noise_sd in (0.25, 0.5, 1.0)]
-    assert policies == [DataPolicy(60, 0.5, 10), DataPolicy(70, 0.4, 10), DataPolicy(60, 0.4, 10)]
+    objectives = [OBJECTIVES["acr-weakness"](noise_sd=noise_sd) for noise_sd in (0.25, 0.5, 1.0)]
+    assert [objective.policy for objective in objectives] == [
+        *(DataPolicy(60, 0.5, 10), DataPolicy(70, 0.4, 10), DataPolicy(60, 0.4, 10))
+    ]
+    assert [[each.epsilon(epoch) for epoch in (59, 60, 69, 70)] for each in objectives] == [
+        *([0, 0.75, 0.75, 0.75], [0, 0, 0, 1.5], [0, 2, 2, 2])
+    ], "the attack begins with the policy"
 
 
-@pytest.mark.parametrize("wrong", [{"from_epoch": -1}, {"resample_draws": 3}, {"drop_draws": 0}, {"drop_below": 2}])
+WRONG = [{"from_epoch": -1}, {"resample_draws": 3}, {"drop_draws": 0}]
+WRONG += [{"drop_below": -1e-9}, {"drop_below": 1 + 1e-9}, {"resample_every": -1}]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_policy_that_makes_no_sense_is_refused(wrong):
     """With 3 draws a bound of 2 votes is below a half, and its quantile is no weight."""
     with pytest.raises(ValueError):
