@@ -119,7 +119,7 @@ def test_radii_may_come_in_any_order_and_zero_is_always_among_them():
     ("words", "alpha", "radius"),
     [
         ("alpha must be at least 1e-09", math.nextafter(1e-9, 0), 0.5),
-        *(("radii must be finite and at least 0", 1e-9, radius) for radius in (-1e-9, math.inf, math.nan)),
+        *(("expected a number of at least 0", 1e-9, radius) for radius in (-1e-9, math.inf, math.nan)),
     ],
 )
 def test_radii_that_are_none_and_a_level_that_the_reserve_against_rounding_uses_up_are_refused(
