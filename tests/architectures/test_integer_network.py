@@ -47,7 +47,7 @@ def convolution(seed: int, weight_shape: tuple[int, ...], **given) -> Convolutio
 
 
 def rescaling(multiplier: float, low: int = -LIMIT + 1, high: int = LIMIT - 1) -> Rescaling:
-    return Rescaling({"low": low, "high": high}, {"multiplier": torch.tensor([multiplier])})
+    return Rescaling({"low": low, "high": high}, {"multiplier": torch.tensor([float(multiplier)])})
 
 
 def pair(low: int, high: int) -> st.SearchStrategy:
