@@ -168,8 +168,7 @@ def test_votes_that_decide_late_leave_counts_that_look_whole():
 @pytest.mark.parametrize(("missing", "prediction"), [(0, 2), (1, ABSTAIN)])
 def test_fewer_votes_than_were_asked_for_certify_nothing(name, missing, prediction):
     voting = PROCEDURES[name](SMOOTHING).votes(2)
-    next(voting)
-    request = voting.send(np.array([0, 0, 100, 0]))
+    _, request = next(voting), voting.send(np.array([0, 0, 100, 0]))
     with pytest.raises(StopIteration) as end:
         voting.send(np.array([0, 0, request.count - missing, 0]))
     assert (end.value.value.prediction, end.value.value.trials) == (prediction, SMOOTHING.n - missing)
@@ -183,9 +182,7 @@ def test_largest_radius_is_that_of_successes_alone():
 
 
 def test_wrong_settings_are_refused():
-    for wrong in [(0, 1, 1, 0.1), (1, 0, 1, 0.1), (1, 1, 0, 0.1), (1, 1, 1, 0.0), (1, 1, 1, 1.0)]:
+    wrong = [(0, 1, 1, 0.1), (1, 0, 1, 0.1), (1, 1, 0, 0.1), (1, 1, 1, 0.0), (1, 1, 1, 1.0)]
+    for each in [*wrong, *((1, 1, 1, 0.1, distance) for distance in (-1e-9, 0.0501, np.nan))]:
         with pytest.raises(ValueError):
-            Smoothing(*wrong)
-    for distance in (-1e-9, 0.0501, np.nan):
-        with pytest.raises(ValueError, match="noise_distance"):
-            Smoothing(1, 1, 1, 0.1, distance)
+            Smoothing(*each)
