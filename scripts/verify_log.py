@@ -184,7 +184,8 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
         "no draws show so large a radius": radius <= settings["sigma"] * max(0, z) * (1 + 1e-9),
         "its counts are impossible": (0 <= successes) & (0 <= order[-1]) & (trials <= n),
         "its rivals do not descend": sum((a < b) * 1 for a, b in zip(order, order[1:])) == 0,
-        "no radius is decided after so many draws": claims <= ((trials == n) if grid is None else (trials > 0)),
+        "it is a certificate of no trials, or of a number that decides nothing": claims
+        <= ((trials == n) if grid is None else (trials > 0)),
     }
     if rivals:
         # The pigeonhole principle: of the other classes, none has more votes than the last of the rivals.
@@ -337,7 +338,9 @@ class Procedure:
         if self.adaptive:
             made = [0, *self.looks][row["looks"] : row["looks"] + 1]
             checks["trials, samples and looks disagree"] &= row["samples"] - self.n0 in made
-            checks["no radius is decided after so many draws"] &= not claims or row["trials"] in self.looks
+            checks["it is a certificate of no trials, or of a number that decides nothing"] &= (
+                not claims or row["trials"] in self.looks
+            )
             checks["its radius is not on the grid"] = self.both or radius <= float(radius) in self.grid
         if all(checks.values()) and claims:
             of_both = self.lacks_of_set if "rival_1" in row else self.lacks_of_two

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import combinations
 from statistics import NormalDist
 from typing import Any
 
@@ -148,7 +149,8 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
         "no draws show so large a radius": radius <= settings["sigma"] * max(0, z) * (1 + 1e-9),
         "its counts are impossible": (0 <= successes) & (0 <= order[-1]) & (trials <= n),
         "its rivals do not descend": sum((a < b) * 1 for a, b in zip(order, order[1:])) == 0,
-        "no radius is decided after so many draws": claims <= ((trials == n) if grid is None else (trials > 0)),
+        "it is a certificate of no trials, or of a number that decides nothing": claims
+        <= ((trials == n) if grid is None else (trials > 0)),
     }
     if rivals:
         # The pigeonhole principle: of the other classes, none has more votes than the last of the rivals.
@@ -176,3 +178,31 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
 
 
 # Here ends it.
+
+
+def prediction_checks(row: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """As ``row_checks``, of arrays, of a log of predictions, clean or under attack, or of attacks on certificates."""
+    classes, label, predict = settings.get("num_classes", 2**31), row["label"], row["predict"]
+    known = [row[name] for name in ("basePredict", "certified", "target") if name in row]
+    checks = {
+        "its label or predict is no class": (label < classes) & (predict < classes),
+        "its basePredict, certified or target is no class": sum(((0 > c) | (c >= classes)) * 1 for c in known) == 0,
+    }
+    if "attack_norm" in row:
+        checks["abstain is not whether predict is -1"] = row["abstain"] == (predict == -1)
+        norm, limit = row["attack_norm"], row["epsilon"] * (1 + 1e-5) + 1e-6  # it was computed in float32
+        checks["its attack_norm is not from 0 to epsilon"] = (0 <= norm) & (norm <= limit)
+    if "flipped" in row:
+        flips = (predict >= 0) & (predict != row["certified"]) & (norm < row["radius"])
+        checks["flipped is not whether another class is within radius"] = row["flipped"] == flips
+    if found := [row[name] for name in row if name.startswith("class_")]:
+        wanted, twice = row.get("certified", label), sum((a == b) & (a >= 0) for a, b in combinations(found, 2)) > 0
+        among = sum((c == wanted) * 1 for c in found) > 0
+        checks["predict is not the class wanted, or the first, of a set"] = (twice == 0) & (
+            (among & (predict == wanted)) | ((among == 0) & (predict == found[0]))
+        )
+        abstaining = sum((c == -1) * 1 for c in found)
+        checks["its classes are no set of classes"] = ((abstaining == 0) | (abstaining == len(found))) & (
+            sum(((c < -1) | (c >= classes)) * 1 for c in found) == 0
+        )
+    return checks

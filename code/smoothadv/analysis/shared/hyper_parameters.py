@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.errors import UserError
-from smoothadv.files import read_json
-from smoothadv.records import DENOISER, manifest_path
+from smoothadv.records import DENOISER, manifest_beside
 
 ParameterValue = str | float | int | bool | None
 
@@ -175,21 +174,11 @@ def _is_sensible(name: str, value: Any) -> bool:
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
-    """The manifest of a log, None if it has none; UserError if it cannot be read."""
-    manifest = manifest_path(path)
-    try:
-        content = read_json(manifest)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is left in doubt: its manifest {manifest} cannot be read ({error})") from error
-    if not isinstance(content, dict) or not isinstance(content.get("settings"), dict):
-        raise UserError(f"{path} is left in doubt: its manifest {manifest} states no settings")
-    for name in _SENSIBLE:
-        value = content["settings"].get(name)
-        if not _is_sensible(name, value):
-            raise UserError(f"{path} is left in doubt: its manifest {manifest} states the {name} {value!r}")
-    return content
+    """The manifest of a log, None if it has none; UserError if it cannot be one, or lacks what certificates need."""
+    manifest = manifest_beside(path)
+    if manifest and (missing := [name for name in _SENSIBLE if name not in manifest["settings"]]):
+        raise UserError(f"{path} is left in doubt: its manifest states no {missing[0]}")
+    return manifest
 
 
 def _from_certification_manifest(settings: dict[str, Any]) -> dict[str, ParameterValue]:
