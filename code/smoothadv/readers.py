@@ -118,6 +118,13 @@ def read_training_log(path: Path) -> DataFrame:
     return _frame(columns, table.notes, "epoch")
 
 
+def read_fields(path: Path) -> dict[int, dict[str, str]]:
+    """The fields of a certification log as printed, by the index of the image and by column; UserError as above."""
+    table = _parse(path, "certification log", str, _CERTIFICATION)
+    rows = [dict(zip(table.columns, fields)) for fields in zip(*table.columns.values())]
+    return {int(row["idx"]): row for row in rows}
+
+
 READERS: dict[str, Callable[[Path], DataFrame]] = {
     "certification": read_certification_log,
     "prediction": read_prediction_log,
