@@ -103,10 +103,9 @@ def fits(value: Any, form: str) -> bool:
     if type(value) is list:
         return bool(each) and all(fits(one, each) for one in value)
     for kind, *ends in map(str.split, filter(None, kinds.split(" or "))):
-        if type(value).__name__ in KINDS[kind].split() and (
-            not ends or Fraction(ends[0]) <= value <= Fraction(ends[2])
-        ):
-            return True
+        if type(value).__name__ in KINDS[kind].split():
+            low, high = map(int if kind == "whole" else float, ends[::2]) if ends else (value, value)
+            return ends == [] or bool(low <= value <= high)
     return False
 
 

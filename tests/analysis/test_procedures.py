@@ -298,8 +298,9 @@ def test_counts_of_a_grid_must_certify_its_radii():
     assert len(read_logs(["grid/log.tsv"]).certification) == 1
     for changes, said in [
         ({"successes": 200}, "counts do not certify"),
-        ({"looks": 6}, "no look of its procedure, first at idx 0"),
-        ({"trials": 399, "successes": 399}, "no look of its procedure"),
+        ({"looks": 6}, "counts of no look, or a radius not on the grid, first at idx 0"),
+        ({"trials": 399, "successes": 399}, "counts of no look"),
+        ({"radius": 0.51}, "radius not on the grid"),
     ]:
         assert said in refusal(put("log.tsv", [GRID[0] | changes, *GRID[1:]], "adaptive")), changes
     without = [{name: entry[name] for name in COLUMNS} for entry in GRID]

@@ -11,6 +11,7 @@ from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.procedure import is_on_grid, procedure_of, radii_follow_from_counts
 from smoothadv.bounds import maximum_radius
 from smoothadv.certification import ABSTAIN, Procedure, Smoothing
+from smoothadv.certification.adaptive import LADDER
 from smoothadv.certification.exact import Exact
 from smoothadv.certification.on_grid import GRID_COLUMNS, LABEL_AWARE, GridProcedure
 from smoothadv.certification.two_sided import RIVAL, TwoSided
@@ -141,21 +142,27 @@ def _check_looks(path: Path, table: DataFrame, parameters: Parameters) -> None:
         smoothing = Smoothing(settings["sigma"], settings["N0"], settings["N"], settings["alpha"], distance)
         looks = np.array([0, *procedure(smoothing, **{name: settings[name] for name in fields}).looks])
         decided |= (np.take(looks, table.looks, mode="clip") == drawn) & np.isin(table.trials, looks)
+    steps = table.radius.to_numpy() / settings["sigma"] * LADDER
+    on_ladder = (np.abs(steps - np.round(steps)) < 0.01) & (RIVAL in table or settings.get("ladder", False))
+    decided &= np.isin(table.radius, settings["radii"]) | on_ladder
     _check_radii_of_counts(path, table, parameters, settings["sigma"], TwoSided if RIVAL in table else Exact)
     if not decided.all():
-        raise UserError(f"{path} holds counts of no look of its procedure, first at idx {table.idx[~decided].iloc[0]}")
+        first = table.idx[~decided].iloc[0]
+        raise UserError(f"{path} holds counts of no look, or a radius not on the grid, first at idx {first}")
 
 
 def _check_partial_counts(path: Path, table: DataFrame, parameters: Parameters) -> None:
-    """UserError unless every row has n trials, or fewer, after which not even further successes alone would certify."""
-    n, fewer = parameters.n, table[table.trials < parameters.n]
+    """UserError unless every row has n trials, or fewer, after which not even further successes alone would certify.
+
+    Nor do those of an abstention.
+    """
+    n, fewer = parameters.n, table[(table.trials < parameters.n) | (table.predict < 0)]
     at_best = fewer.assign(successes=n - (fewer.trials - fewer.successes), trials=n)
     wrong = fewer[(fewer.predict >= 0) | ~np.isnan(_radii_of_counts(path, at_best, parameters, 1.0))]
     if len(wrong):
-        raise UserError(
-            f"{path} mixes certificates of different n: {wrong.trials.iloc[0]} trials at idx {wrong.idx.iloc[0]} "
-            f"where others have {n}"
-        )
+        trials, idx = wrong.trials.iloc[0], wrong.idx.iloc[0]
+        what = "mixes certificates of different n" if trials < n else "abstains although its counts certify"
+        raise UserError(f"{path} {what}: {trials} trials at idx {idx} where others have {n}")
 
 
 def _sigma_of_counts(path: Path, table: DataFrame, parameters: Parameters) -> float | None:
