@@ -104,8 +104,8 @@ def fits(value: Any, form: str) -> bool:
         return bool(each) and all(fits(one, each) for one in value)
     for kind, *ends in map(str.split, filter(None, kinds.split(" or "))):
         if type(value).__name__ in KINDS[kind].split():
-            low, high = map(int if kind == "whole" else float, ends[::2]) if ends else (value, value)
-            return ends == [] or bool(low <= value <= high)
+            number = int if kind == "whole" else float
+            return not ends or bool(number(ends[0]) <= value <= number(ends[2]))
     return False
 
 
@@ -170,9 +170,9 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
     classes, n, grid = settings["num_classes"], settings["N"], settings.get("radii")
     idx, label, predict, radius, correct, _, successes, trials = (row.get(name) for name in columns_of(settings)[:8])
     claims, rivals = predict >= 0, [row[name] for name in columns_of(settings) if name.startswith("rival")]
+    others, order, m = trials - successes - sum(rivals), [trials - successes, *rivals], row.get("squared_radius", 0)
     # All draws are successes; the sum of the bounds on the rivals of a set adds Phi^-1(1 - 1 / k) < 5 at most.
     z = -NormalDist().inv_cdf(min(1 - 2**-53, -math.expm1(math.log(settings["alpha"]) / n))) + 5 * ("top_k" in settings)
-    order = [trials - successes, *rivals]
     checks = {
         "its image is not among those selected": (images.start <= idx)
         & (idx < images.stop)
@@ -181,33 +181,32 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
         "correct is not whether predict is the label": correct == (predict == label),
         "an abstention has predict -1 and radius 0": (radius >= 0) & (claims | (radius == 0)),
         "no draws show so large a radius": radius <= settings["sigma"] * max(0, z) * (1 + 1e-9),
-        "its counts are impossible": (0 <= successes) & (0 <= order[-1]) & (trials <= n),
+        # The pigeonhole principle: of the other classes, none has more votes than the last of the rivals.
+        "its counts are impossible": (0 <= successes)
+        & (0 <= order[-1])
+        & (trials <= n)
+        & (0 <= others)
+        & (others <= (classes - 1 - len(rivals)) * [trials, *rivals][-1]),
         "its rivals do not descend": sum((a < b) * 1 for a, b in zip(order, order[1:])) == 0,
+        "its class does not lead the rival": (claims & (settings["alpha"] <= 0.5)) <= (successes > sum(rivals[-1:])),
         "it is a certificate of no trials, or of a number that decides nothing": claims
         <= ((trials == n) if grid is None else (trials > 0)),
+        "squared_radius is not below (255 R)^2": ((0 <= m) & (m < (255 * radius) ** 2)) | ((m == 0) & (radius == 0)),
     }
-    if rivals:
-        # The pigeonhole principle: of the other classes, none has more votes than the last of the rivals.
-        others = trials - successes - sum(rivals)
-        checks["its counts are impossible"] &= (0 <= others) & (others <= (classes - 1 - len(rivals)) * rivals[-1])
-        checks["its class does not lead the rival"] = (claims & (settings["alpha"] <= 0.5)) <= (successes > rivals[-1])
     if grid is not None:
-        drawn, looks, level = row["samples"] - settings["N0"], row["looks"], row["level"]
-        checks["trials, samples and looks disagree"] = (trials <= drawn) & (drawn <= n) & (claims | (trials == drawn))
-        checks["trials, samples and looks disagree"] &= (0 <= looks) & (looks <= drawn) & ((looks > 0) == (drawn > 0))
-        checks["level is not that of its radius"] = level + 1 == claims * sum(
-            (r <= radius * (1 + 1e-15)) * 1 for r in grid
-        )
-    if settings.get("label_aware"):
-        aware = row["label_aware"]
-        checks["label_aware is not whether its class was wrong"] = (claims <= (predict == label)) & (
-            ((aware == 1) & (drawn == 0)) | (aware == 0)
-        )
-    if settings["sound"]:
-        m = row["squared_radius"]
-        checks["squared_radius is not below (255 R)^2"] = ((0 <= m) & (m < (255 * radius) ** 2)) | (
-            (m == 0) & (radius == 0)
-        )
+        drawn, looks, aware = row["samples"] - settings["N0"], row["looks"], row.get("label_aware", 0)
+        level = claims * sum((r <= radius * (1 + 1e-15)) * 1 for r in grid) - 1
+        checks |= {
+            "trials, samples and looks disagree": (trials <= drawn)
+            & (drawn <= n)
+            & (claims | (trials == drawn))
+            & (0 <= looks)
+            & (looks <= drawn)
+            & ((looks > 0) == (drawn > 0)),
+            "level is not that of its radius": row["level"] == level,
+            "label_aware is not whether its class was wrong": ((claims & settings["label_aware"]) <= (predict == label))
+            & (((aware == 1) & (drawn == 0)) | (aware == 0)),
+        }
     return checks
 
 

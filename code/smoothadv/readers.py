@@ -157,16 +157,18 @@ def _checks(path: Path, table: _Rows, manifest: dict[str, Any]) -> dict[str, Any
 
     Nothing can be said of a log with the columns of a released one, and of the procedure of a plug-in.
     """
-    settings, names, of_sets = manifest["settings"], {*table.names}, records.numbered(table.names, records.CLASS)
-    is_prediction = "basePredict" in names
-    if {*names} <= {*records.CERTIFICATION_COLUMNS[:6]} or settings.get("method", "exact") not in METHODS:
+    settings, is_prediction = manifest["settings"], "basePredict" in table.names
+    if {*table.names} <= {*records.CERTIFICATION_COLUMNS[:6]} or settings.get("method", "exact") not in METHODS:
         return {}
-    if fault := "" if is_prediction else log_fault(manifest):
+    if is_prediction:
+        of_attack = records.ATTACK_COLUMNS if settings.get("attack") else records.PREDICTION_COLUMNS
+        further = [name for name in table.names if name == records.TARGET_COLUMN]
+        expected = [*further, *records.numbered(table.names, records.CLASS)]
+        expected += records.FALSIFICATION_COLUMNS if "against" in settings else of_attack
+    elif fault := log_fault(manifest):
         raise UserError(f"{path} is left in doubt: its manifest {fault}")
-    of_attack = records.ATTACK_COLUMNS if settings.get("attack") else records.PREDICTION_COLUMNS
-    of_prediction = records.FALSIFICATION_COLUMNS if "against" in settings else of_attack
-    further = [*of_sets, *([records.TARGET_COLUMN] if records.TARGET_COLUMN in names else [])]
-    expected = [*of_prediction, *further] if is_prediction else columns_of(settings)
+    else:
+        expected = columns_of(settings)
     if sorted(expected) != sorted(table.names):
         raise UserError(f"{path} has not the columns that its manifest tells of, {shown(' '.join(expected), 200)}")
     row = {name: table.number(name) for name in expected if name != "time"}

@@ -18,7 +18,7 @@ from typing import Any
 
 from smoothadv.errors import UserError, warn
 from smoothadv.files import append_whole, lock, read_json, refuse_to_replace, write_json
-from smoothadv.manifests import manifest_fault
+from smoothadv.manifests import images_of, manifest_fault
 
 CHECKPOINT = "checkpoint.pth.tar"
 TRAINING_LOG = "log.txt"
@@ -143,11 +143,7 @@ def manifest_beside(log: Path) -> dict[str, Any] | None:
 
 def images_selected(run: dict[str, Any]) -> int | None:
     """How many images a run selects: every ``skip``-th of ``images``, up to ``max``; None where it does not say."""
-    images, skip, most = (run.get(name, "") for name in _SELECTION)
-    most = images if most is None else most
-    if any(type(number) is not int or number < 0 for number in (images, skip, most)) or not skip:
-        return None
-    return min(-(-images // skip), most)
+    return len(images_of({}, run)) if {*_SELECTION} <= run.keys() else None
 
 
 def format_radius(radius: float) -> str:

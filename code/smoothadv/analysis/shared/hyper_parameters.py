@@ -99,13 +99,12 @@ class Parameters:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings in the manifest; empty without one."""
-        return _mapping((self.manifest or {}).get("settings"))
+        return (self.manifest or {}).get("settings", {})
 
     @property
     def runs(self) -> list[dict[str, Any]]:
         """The runs that wrote the log, as the manifest describes them."""
-        runs = (self.manifest or {}).get("runs")
-        return [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
+        return (self.manifest or {}).get("runs", [])
 
     def replaced(self, name: str, value: ParameterValue, source: str) -> Parameters:
         """A copy in which one hyper-parameter has another value, from another source."""
@@ -117,14 +116,8 @@ class Parameters:
         stated = self.number("dimension")
         if stated:
             return int(stated)
-        sizes = [size for run in self.runs if (size := _size(run.get("image_shape")))]
+        sizes = [math.prod(shape) for run in self.runs if (shape := run.get("image_shape"))]
         return sizes[-1] if sizes else _DIMENSIONS.get(str(self.get("dataset")))
-
-
-def _size(shape: Any) -> int | None:
-    """The number of coordinates of an image of this shape [C, H, W]; None if a manifest holds something else there."""
-    is_shape = isinstance(shape, list) and shape and all(type(length) is int and length >= 1 for length in shape)
-    return math.prod(shape) if is_shape else None
 
 
 def parameters_of(kind: str, path: Path, stated: Mapping[str, ParameterValue]) -> Parameters:
