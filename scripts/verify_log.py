@@ -111,10 +111,9 @@ def fits(value: Any, form: str) -> bool:
 
 def manifest_fault(manifest: Any) -> str:
     """What is impossible in a manifest: no settings and runs, or a value of another form; "" if nothing is."""
-    if not fits(manifest, "object") or not fits(manifest.get("settings"), "object"):
-        return "states no settings"
-    if not fits(manifest.get("runs"), "list of object"):
-        return "lists no runs"
+    parts = [manifest.get("settings"), manifest.get("runs")] if fits(manifest, "object") else [None, None]
+    if not fits(parts[0], "object") or not fits(parts[1], "list of object"):
+        return "holds no settings and runs"
     for part, forms in [(manifest["settings"], SETTINGS), *((run, RUN) for run in manifest["runs"])]:
         for name, value in part.items():
             if name in forms and not fits(value, forms[name]):
@@ -134,10 +133,10 @@ def log_fault(manifest: dict[str, Any]) -> str:
     if settings.get("method") not in METHODS:
         return f"names no method, one of {', '.join(METHODS)}"
     own = METHODS[settings["method"]][0].split()
-    foreign = [name for name in settings if name not in SETTINGS or name in ("attack", "against")]
-    foreign += [name for other, _ in METHODS.values() for name in other.split() if name in settings and name not in own]
-    lacking = [name for name in [*NEEDED.split(), *own] if name not in settings]
-    lacking += [name for name in ("images", "skip", "max", "image_shape") if name not in run]
+    others = {name for names, _ in METHODS.values() for name in names.split()}.difference(own) | {"attack", "against"}
+    foreign = [name for name in settings if name not in SETTINGS or name in others]
+    known, needed = {**settings, **run}, f"{NEEDED} images skip max image_shape".split()
+    lacking = [name for name in [*needed, *own] if name not in known]
     if lacking or foreign:
         return f"lacks {lacking[0]!r}" if lacking else f"states {foreign[0]!r}, which no such log has"
     whole, radii = images_of({}, run), settings.get("radii", [0])
@@ -158,8 +157,10 @@ def log_fault(manifest: dict[str, Any]) -> str:
 def columns_of(settings: dict[str, Any]) -> list[str]:
     """The columns of a certification log of one of METHODS, in their order."""
     columns = f"idx label predict radius correct time successes trials {METHODS[settings['method']][1]}".split()
-    columns += [f"rival_{number + 1}" for number in range(settings.get("top_k", 0))]
-    return columns + ["label_aware"] * settings.get("label_aware", False) + ["squared_radius"] * settings["sound"]
+    rivals = [f"rival_{number + 1}" for number in range(settings.get("top_k", 0))]
+    return (
+        columns + rivals + ["label_aware"] * settings.get("label_aware", False) + ["squared_radius"] * settings["sound"]
+    )
 
 
 def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, Any]:
@@ -188,14 +189,14 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
         & (0 <= others)
         & (others <= (classes - 1 - len(rivals)) * [trials, *rivals][-1]),
         "its rivals do not descend": sum((a < b) * 1 for a, b in zip(order, order[1:])) == 0,
-        "its class does not lead the rival": (claims & (settings["alpha"] <= 0.5)) <= (successes > sum(rivals[-1:])),
+        "its class does not lead the rival": (claims & (rivals != []) & (settings["alpha"] <= 0.5))
+        <= (successes > sum(rivals[-1:])),
         "it is a certificate of no trials, or of a number that decides nothing": claims
         <= ((trials == n) if grid is None else (trials > 0)),
         "squared_radius is not below (255 R)^2": ((0 <= m) & (m < (255 * radius) ** 2)) | ((m == 0) & (radius == 0)),
     }
     if grid is not None:
         drawn, looks, aware = row["samples"] - settings["N0"], row["looks"], row.get("label_aware", 0)
-        level = claims * sum((r <= radius * (1 + 1e-15)) * 1 for r in grid) - 1
         checks |= {
             "trials, samples and looks disagree": (trials <= drawn)
             & (drawn <= n)
@@ -203,7 +204,8 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
             & (0 <= looks)
             & (looks <= drawn)
             & ((looks > 0) == (drawn > 0)),
-            "level is not that of its radius": row["level"] == level,
+            "level is not that of its radius": row["level"] + 1
+            == claims * sum((r <= radius * (1 + 1e-15)) * 1 for r in grid),
             "label_aware is not whether its class was wrong": ((claims & settings["label_aware"]) <= (predict == label))
             & (((aware == 1) & (drawn == 0)) | (aware == 0)),
         }

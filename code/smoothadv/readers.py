@@ -161,10 +161,9 @@ def _checks(path: Path, table: _Rows, manifest: dict[str, Any]) -> dict[str, Any
     if {*table.names} <= {*records.CERTIFICATION_COLUMNS[:6]} or settings.get("method", "exact") not in METHODS:
         return {}
     if is_prediction:
-        of_attack = records.ATTACK_COLUMNS if settings.get("attack") else records.PREDICTION_COLUMNS
-        further = [name for name in table.names if name == records.TARGET_COLUMN]
-        expected = [*further, *records.numbered(table.names, records.CLASS)]
-        expected += records.FALSIFICATION_COLUMNS if "against" in settings else of_attack
+        kinds = records.PREDICTION_COLUMNS, records.ATTACK_COLUMNS, records.FALSIFICATION_COLUMNS
+        further = {records.TARGET_COLUMN, *records.numbered(table.names, records.CLASS)}.intersection(table.names)
+        expected = [*kinds[bool(settings.get("attack")) + ("against" in settings)], *further]
     elif fault := log_fault(manifest):
         raise UserError(f"{path} is left in doubt: its manifest {fault}")
     else:

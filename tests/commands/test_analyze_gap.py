@@ -37,6 +37,7 @@ def folder(workplace: Path) -> Path:
         "out/against.tsv",
         f"{HEADER}\tcertified\tradius\tflipped",
         ["0\t1\t1\t1\t1\t0:00:01\t0.1\t0.1\t0\t1\t0.4\t0"],
+        attack={"name": "PGD"},
         against={},
     )
     (workplace / "out/epsilon_0.5.npz").write_bytes(b"PK\x03\x04")

@@ -140,15 +140,15 @@ def _check_looks(path: Path, table: DataFrame, parameters: Parameters) -> None:
     drawn, decided = (table.samples - settings["N0"]).to_numpy(), np.zeros(len(table), bool)
     for distance in (0.0, _DISTANCE) if settings["sound"] else (0.0,):  # looks change little with it, if at all
         smoothing = Smoothing(settings["sigma"], settings["N0"], settings["N"], settings["alpha"], distance)
-        looks = np.array([0, *procedure(smoothing, **{name: settings[name] for name in fields}).looks])
+        looks = np.array([0, *procedure(smoothing, **{name: settings[name] for name in fields}).looks, -1])
         decided |= (np.take(looks, table.looks, mode="clip") == drawn) & np.isin(table.trials, looks)
-    steps = table.radius.to_numpy() / settings["sigma"] * LADDER
-    on_ladder = (np.abs(steps - np.round(steps)) < 0.01) & (RIVAL in table or settings.get("ladder", False))
-    decided &= np.isin(table.radius, settings["radii"]) | on_ladder
+    is_fine, beyond = RIVAL in table or settings["ladder"], table.radius.to_numpy() * LADDER / settings["sigma"] % 1
+    decided &= np.isin(table.radius, settings["radii"]) | (is_fine & (np.minimum(beyond, 1 - beyond) < 0.01))
     _check_radii_of_counts(path, table, parameters, settings["sigma"], TwoSided if RIVAL in table else Exact)
     if not decided.all():
-        first = table.idx[~decided].iloc[0]
-        raise UserError(f"{path} holds counts of no look, or a radius not on the grid, first at idx {first}")
+        raise UserError(
+            f"{path} holds counts of no look, or a radius not on the grid, first at idx {table.idx[~decided].iloc[0]}"
+        )
 
 
 def _check_partial_counts(path: Path, table: DataFrame, parameters: Parameters) -> None:
@@ -160,9 +160,9 @@ def _check_partial_counts(path: Path, table: DataFrame, parameters: Parameters) 
     at_best = fewer.assign(successes=n - (fewer.trials - fewer.successes), trials=n)
     wrong = fewer[(fewer.predict >= 0) | ~np.isnan(_radii_of_counts(path, at_best, parameters, 1.0))]
     if len(wrong):
-        trials, idx = wrong.trials.iloc[0], wrong.idx.iloc[0]
+        trials = wrong.trials.iloc[0]
         what = "mixes certificates of different n" if trials < n else "abstains although its counts certify"
-        raise UserError(f"{path} {what}: {trials} trials at idx {idx} where others have {n}")
+        raise UserError(f"{path} {what}: {trials} trials at idx {wrong.idx.iloc[0]} where others have {n}")
 
 
 def _sigma_of_counts(path: Path, table: DataFrame, parameters: Parameters) -> float | None:
