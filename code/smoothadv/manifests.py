@@ -25,7 +25,8 @@ number 5e-324 to 10: sigma
 number 5e-324 to 0.9999999999999999: alpha alpha_share
 list of number 0 to 1e300: radii
 list of number -1e300 to 1e300: mean std
-whole 1 to 4000000000: N0 N
+whole 1 to 4000000000: N0
+whole 1 to 1000000000000000000: N
 whole 1 to 1000000: batch attack_batch
 whole 1 to 100000: top_k
 whole 1 to 2000000000: num_classes threads
@@ -109,6 +110,7 @@ def log_fault(manifest: dict[str, Any]) -> str:
     contradictions = {
         "noise that is not that of its sound": settings["noise"] != "Rounded" * settings["sound"] + "GaussianNoise",
         "radii that do not ascend from 0": radii[:1] != [0] or any(a >= b for a, b in zip(radii, radii[1:])),
+        "an N above 4000000000": settings["N"] > 4 * 10**9,
         "a top_k of all its classes": settings.get("top_k", 0) >= max(2, settings["num_classes"]),
         "an impossible shard": lengths != {3}
         or not fits([index, count], "list of whole 0 to 1000000000")
