@@ -255,6 +255,9 @@ def test_looks_and_boundaries_are_those_of_the_package(script, n, alpha, radii):
     assert np.maximum.accumulate(found).tolist() == theirs._efficacy[1:].tolist()
     distance = script.noise_distance(ours.sigma, 3072) / script.ONE
     assert distance == pytest.approx(RoundedGaussianNoise(SIGMA, 0).distance(3072), rel=1e-9)
+    rounded, run = {"sound": True, "noise": "RoundedGaussianNoise"}, {"images": 1, "skip": 1, "max": None}
+    sound = script.Procedure({**settings, **rounded}, {**run, "image_shape": [3, 32, 32]})
+    assert all(sound.null(z) - ours.null(z) == sound.distance > 0 for z in (-1, 0, 1)), "in each hypothesis's test"
     ours.radii = []
     for ours.n in [*range(1, 600), 4_000_000_000]:
         assert ours.make_looks() == look_schedule([], ours.n, alpha, 0.5).tolist()
@@ -304,7 +307,7 @@ def is_possible(row: dict[str, str], settings: dict[str, Any]) -> bool:
     rivals = [count for name, count in counts.items() if name.startswith("rival")]
     classes, left = settings["num_classes"], counts["trials"] - counts["successes"] - sum(rivals)
     for _ in range(classes - 1 - len(rivals)):
-        left -= min(left, min(rivals, default=left))
+        left -= min(max(left, 0), min(rivals, default=left))
     if left or min(counts.values()) < 0 or rivals != sorted(rivals, reverse=True) or counts["trials"] > settings["N"]:
         return False
     name = "top-k" if "top_k" in settings else "two-sided" if "alpha_share" in settings else "exact"
