@@ -8,9 +8,9 @@ fails; the table names that test. First, all these tests must pass without a mut
 the list gives no reason for it is a hole in the tests: the exit code is then 1, as where one is killed in spite of its
 reason. All together take some minutes.
 
-In mutations.txt, "# FILE: TESTS" begins the mutations of a file in code/smoothadv, with test files in tests. Each is a
-line that says what is wrong, lines "- " with text that is there exactly once, lines "+ " with that in its place, and
-perhaps a line "survives: " with a reason why no test can or need notice it.
+In mutations.txt, "# FILE: TESTS" begins the mutations of a file in code/smoothadv, or of scripts/NAME, with test files
+in tests. Each is a line that says what is wrong, lines "- " with text that is there exactly once, lines "+ " with that
+in its place, and perhaps a line "survives: " with a reason why no test can or need notice it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LOADED = ("pytest", "torch", "torch.fx", "numpy", "scipy.stats", "scipy.signal",
 
 @dataclass(frozen=True)
 class Mutation:
-    """In ``file``, below code/smoothadv, ``new`` takes the place of ``old``; some of ``tests``, below tests, must fail.
+    """In ``file``, whose place is ``path``, ``new`` replaces ``old``; some of ``tests``, below tests, must fail.
 
     ``fault`` says what is wrong then. ``survives`` is the reason why no test can or need notice it, "" if one must.
     """
@@ -50,6 +50,11 @@ class Mutation:
     old: str
     new: str
     survives: str = ""
+
+    @property
+    def path(self) -> str:
+        """Below the clone: files are below code/smoothadv, but for those in scripts."""
+        return self.file if self.file.startswith("scripts/") else f"code/smoothadv/{self.file}"
 
     def applied(self, source: str) -> str:
         """The mutated source of the file; ValueError unless ``old`` is there exactly once."""
@@ -138,7 +143,7 @@ def unexpected_outcomes(mutations: Sequence[Mutation], clone: Path) -> list[Muta
     unexpected = []
     print("| file | what is wrong | killed by | seconds |\n|---|---|---|---|")
     for mutation in mutations:
-        path, began = clone / "code" / "smoothadv" / mutation.file, time.monotonic()
+        path, began = clone / mutation.path, time.monotonic()
         source = path.read_text()
         path.write_text(mutation.applied(source))
         try:

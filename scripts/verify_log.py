@@ -1,6 +1,7 @@
 """Verify a certification log: python scripts/verify_log.py logs/quickstart/gaussian.tsv
 
-Shares no code with smoothadv: Python's integers and mpmath only. A row "class c, radius R" is true if c has probability
+Shares no statistics with smoothadv, only the words on what a manifest and a row may hold: Python's integers and mpmath
+compute the rest. A row "class c, radius R" is true if c has probability
 p_A > t = Phi(R / sigma) under noise (Cohen et al., 2019, Theorem 1 with p_B = 1 - p_A). The row holds if its counts
 reject the hypothesis "p_A <= t" at the level alpha of the manifest:
   exact     all N draws were made, and P[Binomial(N, t) >= successes] <= alpha (Clopper and Pearson, 1934)
@@ -24,6 +25,7 @@ sequential logs take minutes. Exit code 0: all rows hold and no image is missing
 
 import argparse
 import json
+import math
 import re
 import sys
 from bisect import bisect_left
@@ -32,6 +34,7 @@ from itertools import accumulate, count, takewhile
 from math import ceil, floor, prod
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 from mpmath import iv, mp
 
@@ -39,9 +42,179 @@ BITS = 160
 ONE = 1 << BITS
 mp.prec = iv.prec = BITS + 64
 RESERVE = ONE // 10**12  # of its allowance, each look leaves this to those who compute boundaries in float64
-METHODS = ("exact", "adaptive", "two-sided", "sequential", "top-k")
 COARSE = Fraction(1, 2), Fraction(5, 4), 50  # of adaptive: the share spent before N; the growth and step of its looks
 FORMS = {"time": "[^\t]*", "radius": "[0-9]{1,9}([.][0-9]{1,60})?"}  # other columns have whole numbers
+
+
+# Here begins what code/smoothadv/manifests.py and scripts/verify_log.py both have, word for word: a test compares them.
+_SETTINGS = """
+text: dataset precision module_sha256 arch library noise device torch cpu_capability generator classifier_sha256
+text: noise_kernel method tables_sha256
+text or null: split dataset_fingerprint logits_sha256
+text or null or list of text or null: input_layer
+text or object: checkpoint_sha256
+object: denoiser against plugins shard
+object or null: attack
+object or null or list of object or null: training
+flag: compiled pretrained folded fused tf32 sound label_aware ladder images_saved base_attack
+number 5e-324 to 10: sigma
+number 5e-324 to 0.9999999999999999: alpha alpha_share
+list of number 0 to 1e300: radii
+list of number -1e300 to 1e300: mean std
+whole 1 to 4000000000: N0
+whole 1 to 1000000000000000000: N
+whole 1 to 1000000: batch attack_batch
+whole 1 to 100000: top_k
+whole 1 to 2000000000: num_classes threads
+whole 0 to 340282366920938463463374607431768211455: seed restarts
+whole 0 to 340282366920938463463374607431768211455 or null: num_noise_vec
+whole 0 to 2000000000 or text or null: target
+"""
+_RUN = """
+text: device started smoothadv python platform denoiser
+text or null: checkpoint git_commit logits_sha256
+list of text: command
+object: packages
+list of object: plugins
+whole 0 to 4000000000000000000: first_row images shard
+whole 1 to 2000000000: skip torch_threads
+whole 1 to 4000000000000000000 or null: max
+list of whole 1 to 2000000000: image_shape
+whole 1 to 1000000: batch attack_batch
+list of whole 0 to 340282366920938463463374607431768211455: seeds
+"""
+SETTINGS, RUN = (
+    {name: form for form, _, names in (line.partition(": ") for line in table.split("\n")) for name in names.split()}
+    for table in (_SETTINGS, _RUN)
+)
+KINDS = {"text": "str", "flag": "bool", "object": "dict", "null": "NoneType", "whole": "int", "number": "int float"}
+NEEDED = "dataset split dataset_fingerprint arch input_layer num_classes sigma alpha seed noise N0 N method sound"
+METHODS = {  # the settings and the columns of each procedure that not all have
+    "exact": ("", ""),
+    "two-sided": ("alpha_share", "rival"),
+    "top-k": ("alpha_share top_k", ""),
+    "adaptive": ("radii label_aware ladder tables_sha256", "samples level looks"),
+    "sequential": ("radii label_aware alpha_share tables_sha256", "samples level looks rival"),
+}
+
+
+def fits(value: Any, form: str) -> bool:
+    """Whether a value in a manifest has a form, like those above; true and false are no numbers."""
+    kinds, _, each = form.partition("list of ")
+    if type(value) is list:
+        return bool(each) and all(fits(one, each) for one in value)
+    for kind, *ends in map(str.split, filter(None, kinds.split(" or "))):
+        if type(value).__name__ in KINDS[kind].split():
+            number = int if kind == "whole" else float
+            return not ends or bool(number(ends[0]) <= value <= number(ends[2]))
+    return False
+
+
+def manifest_fault(manifest: Any) -> str:
+    """What is impossible in a manifest: no settings and runs, or a value of another form; "" if nothing is."""
+    parts = [manifest.get("settings"), manifest.get("runs")] if fits(manifest, "object") else [None, None]
+    if not fits(parts[0], "object") or not fits(parts[1], "list of object"):
+        return "holds no settings and runs"
+    for part, forms in [(manifest["settings"], SETTINGS), *((run, RUN) for run in manifest["runs"])]:
+        for name, value in part.items():
+            if name in forms and not fits(value, forms[name]):
+                return f"states the {name} {ascii(value)[:60]}, not {forms[name]}"
+    return ""
+
+
+def images_of(settings: dict[str, Any], run: dict[str, Any]) -> range:
+    """The indices of the images that a run selects, or of those in a shard."""
+    part = settings.get("shard", {"index": 0, "count": 1})
+    return range(0, run["images"], run["skip"])[: run["max"]][part["index"] :: part["count"]]
+
+
+def log_fault(manifest: dict[str, Any]) -> str:
+    """What a certification log's settings, or its last run, lack, have too much or contradict; "" if nothing."""
+    settings, run = manifest["settings"], (manifest["runs"] or [{}])[-1]
+    if settings.get("method") not in METHODS:
+        return f"names no method, one of {', '.join(METHODS)}"
+    own = METHODS[settings["method"]][0].split()
+    others = {name for names, _ in METHODS.values() for name in names.split()}.difference(own) | {"attack", "against"}
+    foreign = [name for name in settings if name not in SETTINGS or name in others]
+    known, needed = {**settings, **run}, f"{NEEDED} images skip max image_shape".split()
+    lacking = [name for name in [*needed, *own] if name not in known]
+    if lacking or foreign:
+        return f"lacks {lacking[0]!r}" if lacking else f"states {foreign[0]!r}, which no such log has"
+    whole, radii = images_of({}, run), settings.get("radii", [0])
+    part = {"index": 0, "count": 1, "examples": [whole.start, whole.stop, whole.step], **settings.get("shard", {})}
+    lengths, (index, count) = {len(part), len(settings.get("shard", part))}, (part["index"], part["count"])
+    contradictions = {
+        "noise that is not that of its sound": settings["noise"] != "Rounded" * settings["sound"] + "GaussianNoise",
+        "radii that do not ascend from 0": radii[:1] != [0] or any(a >= b for a, b in zip(radii, radii[1:])),
+        "an N above 4000000000": settings["N"] > 4 * 10**9,
+        "a top_k of all its classes": settings.get("top_k", 0) >= max(2, settings["num_classes"]),
+        "an impossible shard": lengths != {3}
+        or not fits([index, count], "list of whole 0 to 1000000000")
+        or index >= count,
+        "a shard of other images": part["examples"] != [whole.start, whole.stop, whole.step],
+    }
+    return next((f"has {fault}" for fault, holds in contradictions.items() if holds), "")
+
+
+def columns_of(settings: dict[str, Any]) -> list[str]:
+    """The columns of a certification log of one of METHODS, in their order."""
+    columns = f"idx label predict radius correct time successes trials {METHODS[settings['method']][1]}".split()
+    rivals = [f"rival_{number + 1}" for number in range(settings.get("top_k", 0))]
+    return (
+        columns + rivals + ["label_aware"] * settings.get("label_aware", False) + ["squared_radius"] * settings["sound"]
+    )
+
+
+def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, Any]:
+    """What must hold of a row, or of each row if ``row`` has arrays, by what is wrong else. A <= B is: if A, then B.
+
+    So much follows from the counts and the manifest without statistics, but for radii beyond what any counts show.
+    """
+    classes, n, grid = settings["num_classes"], settings["N"], settings.get("radii")
+    idx, label, predict, radius, correct, _, successes, trials = (row.get(name) for name in columns_of(settings)[:8])
+    claims, rivals = predict >= 0, [row[name] for name in columns_of(settings) if name.startswith("rival")]
+    others, order, m = trials - successes - sum(rivals), [trials - successes, *rivals], row.get("squared_radius", 0)
+    # All draws are successes; the sum of the bounds on the rivals of a set adds Phi^-1(1 - 1 / k) < 5 at most.
+    z = -NormalDist().inv_cdf(min(1 - 2**-53, -math.expm1(math.log(settings["alpha"]) / n))) + 5 * ("top_k" in settings)
+    checks = {
+        "its image is not among those selected": (images.start <= idx)
+        & (idx < images.stop)
+        & ((idx - images.start) % images.step == 0),
+        "its label or predict is no class": (0 <= label) & (label < classes) & (-1 <= predict) & (predict < classes),
+        "correct is not whether predict is the label": correct == (predict == label),
+        "an abstention has predict -1 and radius 0": (radius >= 0) & (claims | (radius == 0)),
+        "no draws show so large a radius": radius <= settings["sigma"] * max(0, z) * (1 + 1e-9),
+        # The pigeonhole principle: of the other classes, none has more votes than the last of the rivals.
+        "its counts are impossible": (0 <= successes)
+        & (0 <= order[-1])
+        & (trials <= n)
+        & (0 <= others)
+        & (others <= (classes - 1 - len(rivals)) * [trials, *rivals][-1]),
+        "its rivals do not descend": sum((a < b) * 1 for a, b in zip(order, order[1:])) == 0,
+        "its class does not lead the rival": (claims & (rivals != []) & (settings["alpha"] <= 0.5))
+        <= (successes > sum(rivals[-1:])),
+        "it is a certificate of no trials, or of a number that decides nothing": claims
+        <= ((trials == n) if grid is None else (trials > 0)),
+        "squared_radius is not below (255 R)^2": ((0 <= m) & (m < (255 * radius) ** 2)) | ((m == 0) & (radius == 0)),
+    }
+    if grid is not None:
+        drawn, looks, aware = row["samples"] - settings["N0"], row["looks"], row.get("label_aware", 0)
+        checks |= {
+            "trials, samples and looks disagree": (trials <= drawn)
+            & (drawn <= n)
+            & (claims | (trials == drawn))
+            & (0 <= looks)
+            & (looks <= drawn)
+            & ((looks > 0) == (drawn > 0)),
+            "level is not that of its radius": row["level"] + 1
+            == claims * sum((r <= radius * (1 + 1e-15)) * 1 for r in grid),
+            "label_aware is not whether its class was wrong": ((claims & settings["label_aware"]) <= (predict == label))
+            & (((aware == 1) & (drawn == 0)) | (aware == 0)),
+        }
+    return checks
+
+
+# Here ends it.
 
 
 def below(interval):
@@ -116,25 +289,18 @@ class Procedure:
     """What decides the rows of a log: the settings of its manifest, and its last run, which says of what images."""
 
     def __init__(self, settings, run):
+        self.settings, self.images = settings, images_of(settings, run)
         self.sigma, self.alpha, self.n = Fraction(settings["sigma"]), settings["alpha"], settings["N"]
-        self.adaptive, self.sound = settings["method"] in ("adaptive", "sequential"), settings["sound"] is True
-        dimension = prod(run["image_shape"]) if self.sound else 1
-        known = settings["method"] in METHODS and settings["noise"] == "Rounded" * self.sound + "GaussianNoise"
-        self.both = settings["method"] in ("two-sided", "sequential", "top-k")
-        self.rivals = ["rival"] * self.both
-        if settings["method"] == "top-k":
-            if not 1 <= settings["top_k"] <= 100_000:
-                raise ValueError(f"its manifest has top_k {settings['top_k']}, not 1 to 100000")
-            self.rivals = [f"rival_{number}" for number in range(1, settings["top_k"] + 1)]
+        self.adaptive, self.sound = settings["method"] in ("adaptive", "sequential"), settings["sound"]
+        self.both, dimension = "alpha_share" in settings, prod(run["image_shape"]) if self.sound else 1
+        if not 0 < dimension <= 10**9:
+            raise ValueError(f"its manifest has images of {dimension} numbers")
+        self.rivals = [name for name in columns_of(settings) if name.startswith("rival")]
         self.share = Fraction(settings["alpha_share"]) if self.both else Fraction(1)
-        in_range = 0 < self.sigma <= 10 and 0 < self.alpha < 1 and 0 < self.n <= 4 * 10**9 and 0 < dimension <= 10**9
-        if not known or not in_range or not (0 < self.share < 1 or not self.both):
-            raise ValueError("its manifest has an unknown method or noise, or numbers out of range")
         self.distance = noise_distance(self.sigma, dimension) if self.sound else 0
         # Phi(z) - 1/2 >= z phi(z) >= z (1 - z^2 / 2) / sqrt(2 pi) >= z / 2.52 = d for z far below 0.1.
         self.loss = Fraction(252, 100) * self.distance / ONE
         self.boundaries, self.edges = {}, {}
-        self.columns = "idx label predict radius correct time successes trials".split()
         self.looks = [self.n]
         if self.adaptive:
             self.radii, self.n0 = sorted(map(float, settings["radii"])), settings["N0"]
@@ -142,15 +308,9 @@ class Procedure:
             self.early, self.growth, self.step = (Fraction(9, 10), Fraction(27, 25), 10) if self.both else COARSE
             ladder = [float(self.sigma) * rung / (50 if self.both else 100) for rung in rungs]
             self.grid, self.looks = sorted({*self.radii, *ladder}), self.make_looks()
-            self.columns += ["samples", "level", "looks"]
         # Of each part of alpha, what may be spent by each look; one look has no use for the reserve.
         reserve, self.parts = 0 if self.adaptive else RESERVE, (self.share, (1 - self.share) / max(1, len(self.rivals)))
         self.allowances = [[below(self.spending(n, part)) + reserve for n in self.looks] for part in self.parts]
-        self.columns += self.rivals
-        self.columns += ["label_aware"] * (self.adaptive and settings["label_aware"])
-        self.columns += ["squared_radius"] * self.sound
-        part = settings.get("shard", {"index": 0, "count": 1})
-        self.images = range(0, run["images"], run["skip"])[: run["max"]][part["index"] :: part["count"]]
 
     def null(self, z):
         """Phi(z) + d, from above."""
@@ -176,25 +336,14 @@ class Procedure:
 
     def fault(self, row):
         """Why a row does not hold; None if it does."""
-        claims, radius, m = row["predict"] >= 0, row["radius"], row.get("squared_radius", 0)
-        checks = {
-            "its image is not among those selected": row["idx"] in self.images,
-            "correct is not whether predict is the label": row["correct"] == (row["predict"] == row["label"]),
-            "an abstention has predict -1 and radius 0": claims or (row["predict"], radius) == (-1, 0),
-            "its counts are impossible": 0 <= row["successes"] <= row["trials"] <= self.n,
-            "squared_radius is not below (255 R)^2": 0 <= m < (255 * radius) ** 2 or m == radius == 0 or not self.sound,
-            "no radius is decided after so many draws": not claims or row["trials"] in self.looks,
-        }
+        claims, radius, checks = row["predict"] >= 0, row["radius"], row_checks(row, self.settings, self.images)
         if self.adaptive:
-            drawn, level = row["samples"] - self.n0, sum(r <= float(radius) for r in self.radii) - 1
             made = [0, *self.looks][row["looks"] : row["looks"] + 1]
-            checks["trials, samples and looks disagree"] = row["trials"] <= drawn in made
-            checks["level is not that of its radius"] = row["level"] == (level if claims else -1)
+            checks["trials, samples and looks disagree"] &= row["samples"] - self.n0 in made
+            checks["it is a certificate of no trials, or of a number that decides nothing"] &= (
+                not claims or row["trials"] in self.looks
+            )
             checks["its radius is not on the grid"] = self.both or radius <= float(radius) in self.grid
-        if self.both:
-            rivals = [row[name] for name in self.rivals]
-            checks["its counts are impossible"] &= min(rivals) >= 0 and sum(rivals) <= row["trials"] - row["successes"]
-            checks["its rivals do not descend"] = rivals == sorted(rivals, reverse=True)
         if all(checks.values()) and claims:
             of_both = self.lacks_of_set if "rival_1" in row else self.lacks_of_two
             find = self.lacks_on_grid if self.adaptive and self.both else of_both if self.both else self.lacks
@@ -293,8 +442,10 @@ class Procedure:
 def verify(log):
     """Print a line for each row that does not hold, and a summary; return whether all rows hold and none is missing."""
     manifest = json.loads(log.with_name(f"{log.name}.manifest.json").read_text())
+    if fault := manifest_fault(manifest) or log_fault(manifest):
+        raise ValueError(f"its manifest {fault}")
     procedure, messages, seen = Procedure(manifest["settings"], manifest["runs"][-1]), [], set()
-    columns, (header, *lines) = procedure.columns, log.read_text().removesuffix("\n").split("\n")
+    columns, (header, *lines) = columns_of(procedure.settings), log.read_text().removesuffix("\n").split("\n")
     if header.split("\t") != columns:
         raise ValueError(f"its columns are not {' '.join(columns)}")
     form = "\t".join(FORMS.get(name, "-?[0-9]{1,15}") for name in columns)
@@ -319,4 +470,4 @@ if __name__ == "__main__":
     try:
         sys.exit(not verify(log))
     except (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
-        sys.exit(f"error: {log} cannot be verified: {'its manifest lacks ' * isinstance(error, KeyError)}{error}")
+        sys.exit(f"error: {log} cannot be verified: {error}")

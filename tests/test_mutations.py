@@ -50,7 +50,7 @@ def mutations() -> ModuleType:
 def test_every_mutation_changes_what_is_there_once_and_names_tests(mutations):
     listed = mutations.read_list(mutations.LIST.read_text())
     for each in listed:
-        source = (CODE / "smoothadv" / each.file).read_text()
+        source = (CODE.parent / each.path).read_text()
         assert ast.dump(ast.parse(each.applied(source))) != ast.dump(ast.parse(source)), each.fault
         assert each.tests and all((TESTS / name).is_file() for name in each.tests), each.fault
     assert len({(each.file, each.old, each.new) for each in listed}) == len(listed) >= 60

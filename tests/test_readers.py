@@ -82,7 +82,7 @@ def test_column_of_numbers_and_texts_is_a_fault_in_our_logs_and_left_out_of_othe
     table = read_certification_log(path)
     assert "draws" not in table and "share" in table
     assert table.attrs["notes"] == ["its column draws is left out: some of its fields are numbers, others are not"]
-    manifest_path(path).write_text("{}")
+    manifest_path(path).write_text('{"settings": {}, "runs": []}')
     with pytest.raises(UserError, match="not a number: draws is 'many' in row 1"):
         read_certification_log(path)
 

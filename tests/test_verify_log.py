@@ -7,7 +7,9 @@ radius or a larger sigma leave every claim supported: nobody can tell them from 
 import dataclasses
 import functools
 import importlib.util
+import itertools
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,11 +22,13 @@ import pytest
 import torch
 from scipy import stats
 
+from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.api.arguments import common_fields
 from smoothadv.bounds import certified_radius
-from smoothadv.certification import Smoothing
+from smoothadv.certification import PROCEDURES, Smoothing
 from smoothadv.certification.adaptive import Adaptive
 from smoothadv.certification.error_spending import look_schedule
+from smoothadv.errors import UserError
 from smoothadv.evaluation.certifying import certify
 from smoothadv.evaluation.requests import CertifyRequest
 from smoothadv.evaluation.shards import Shard, merge
@@ -68,6 +72,8 @@ def script() -> ModuleType:
     boundaries = functools.cache(module.boundaries)
     module.boundaries = lambda t, looks, allowances: boundaries(t, tuple(looks), tuple(allowances))
     module.noise_distance = functools.cache(module.noise_distance)
+    procedure = functools.cache(lambda *texts, make=module.Procedure: make(*map(json.loads, texts)))
+    module.Procedure = lambda *content: procedure(*map(json.dumps, content))
     return module
 
 
@@ -249,9 +255,129 @@ def test_looks_and_boundaries_are_those_of_the_package(script, n, alpha, radii):
     assert np.maximum.accumulate(found).tolist() == theirs._efficacy[1:].tolist()
     distance = script.noise_distance(ours.sigma, 3072) / script.ONE
     assert distance == pytest.approx(RoundedGaussianNoise(SIGMA, 0).distance(3072), rel=1e-9)
+    rounded, run = {"sound": True, "noise": "RoundedGaussianNoise"}, {"images": 1, "skip": 1, "max": None}
+    sound = script.Procedure({**settings, **rounded}, {**run, "image_shape": [3, 32, 32]})
+    assert all(sound.null(z) - ours.null(z) == sound.distance > 0 for z in (-1, 0, 1)), "in each hypothesis's test"
     ours.radii = []
     for ours.n in [*range(1, 600), 4_000_000_000]:
         assert ours.make_looks() == look_schedule([], ours.n, alpha, 0.5).tolist()
+
+
+ARGUED = {
+    "time": "nothing is computed from it",
+    "label": "the data set has it, and a class that is wrong for one label is wrong for another",
+    "predict": "which class got the votes is known to the model alone, and a wrong one stays wrong",
+    "radius": "a smaller one; in analyses one larger by 1e-6 of it, or a sequential one that one look alone would show",
+    "squared_radius": "a smaller one claims less",
+    "label_aware": "of an image that was given up without a draw, the votes that selected a class are not logged",
+    **dict.fromkeys(("successes", "trials", "rival", "rival_1", "rival_2"), "other votes, which show the same radius"),
+}
+"""Columns in which a change is accepted, if no reader without the model can see it: why."""
+DESCRIBING = "dataset split seed precision compiled dataset_fingerprint module_sha256 arch input_layer training folded"
+DESCRIBING += " device torch cpu_capability threads batch generator classifier_sha256 logits_sha256 tables_sha256 fused"
+DESCRIBING += (
+    " first_row checkpoint torch_threads started command smoothadv git_commit python platform packages plugins"
+)
+DESCRIBING += (
+    " seeds noise_kernel tf32 denoiser checkpoint_sha256 library pretrained mean std images_saved target restarts"
+)
+DESCRIBING += " num_noise_vec attack_batch base_attack against"
+"""Keys of a manifest that say how votes were counted, or by whom: no row depends on them but through the votes."""
+OF_SELECTION = {"images", "skip", "max"}
+"""Of the last run: other numbers may select the same images."""
+OF_LEVEL = {"sigma", "alpha", "alpha_share", "N", "N0", "num_classes", "top_k", "radii", "ladder", "image_shape"}
+"""What the radii follow from: accepted where the same counts show as much, so that it may have been so."""
+ODD = ["", "x", "1.5", "nan", "inf", "1e3", "0x1", "True", "\u0663", " 1", "1_0", "--1", "0.0.1", "-", "1\x0b"]
+WRONG = [None, True, False, -1, 0, 0.5, 1, 2**31, 2**70, 1e301, math.nan, math.inf, "", "0.25", "\u0663", [], [None]]
+WRONG += [["x"], [-1], [True], [[]], {}, {"x": 1}, [{"x": 1}]]
+
+
+def other_fields(text: str) -> list[str]:
+    """Twenty and more other fields: numbers nearby and far away, and what is no number."""
+    numbers = [int(float(text)) + more for more in (1, -1, 2, -2, 5, -5, 9, -9, 20, -20, 50, -50, 10**6, 10**14, 2**70)]
+    if "." in text:
+        numbers = [f"{float(text) * factor:.20f}" for factor in (0, 0.5, 0.99, 1 + 1e-7, 1.001, 1.5, 2, 100)]
+        numbers += ["0.001", "0.05", "0.1", "0.4", "1.0", "20000.0", "999999999.9", "-0.1"]
+    return [other for other in map(str, [*numbers, *ODD]) if other != text]
+
+
+def is_possible(row: dict[str, str], settings: dict[str, Any]) -> bool:
+    """Whether votes exist that give the row, and would certify its radius at one look: by trying to hand them out."""
+    counts = {name: int(row[name]) for name in row if name in ("successes", "trials") or name.startswith("rival")}
+    rivals = [count for name, count in counts.items() if name.startswith("rival")]
+    classes, left = settings["num_classes"], counts["trials"] - counts["successes"] - sum(rivals)
+    for _ in range(classes - 1 - len(rivals)):
+        left -= min(max(left, 0), min(rivals, default=left))
+    if left or min(counts.values()) < 0 or rivals != sorted(rivals, reverse=True) or counts["trials"] > settings["N"]:
+        return False
+    name = "top-k" if "top_k" in settings else "two-sided" if "alpha_share" in settings else "exact"
+    radius = PROCEDURES[name].radius_from(counts, settings) if int(row["predict"]) >= 0 else 0.0
+    fits = 0 <= int(row["label"]) < classes and -1 <= int(row["predict"]) < classes
+    hit = int(row["correct"]) == (row["label"] == row["predict"])
+    return fits and hit and radius is not None and float(row["radius"]) <= radius * (1 + 1e-6) + 1e-9
+
+
+def readers_that_accept(script: ModuleType, log: Path, capsys) -> list[str]:
+    """Of the verifier and the analyses: which take a log for whole and possible."""
+    verified = verdict(script, log, capsys)[0]
+    try:
+        (read,) = read_logs([str(log)]).certification
+        return ["verify_log.py"] * verified + ["analyses"] * (not read.progress)
+    except UserError as error:
+        assert str(error).count("\n") == 0 and str(log) in str(error)
+        return ["verify_log.py"] * verified
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_forged_rows_are_refused_or_show_the_same(script, logs, name, tmp_path, capsys):
+    """Each field of a certificate, and of an abstention, in twenty ways and more."""
+    table, settings = rows(logs[name]), json.loads(manifest_path(logs[name]).read_text())["settings"]
+    assert readers_that_accept(script, logs[name], capsys) == ["verify_log.py", "analyses"]
+    places = [
+        next(i for i, row in enumerate(table) if (row["predict"] == "-1") == abstains) for abstains in (False, True)
+    ]
+    for number, column in itertools.product(places, header(logs[name])):
+        before, others = table[number], other_fields("7" if column == "time" else table[number][column])
+        assert len(others) >= 20
+        for text in others:
+            accepting = readers_that_accept(
+                script, tampered(logs[name], tmp_path / "x.tsv", field(number, column, text)), capsys
+            )
+            if accepting:
+                assert column in ARGUED, (column, before, text)
+            if accepting and column != "time":
+                assert is_possible({**before, column: text}, settings), (column, before, text)
+                is_more = column in ("radius", "squared_radius") and float(text) > float(before[column])
+                tolerated = settings["method"] == "sequential" or float(text) < float(before[column]) * (1 + 1e-6)
+                assert not is_more or (accepting == ["analyses"] and tolerated), (before, text)
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_forged_manifests_are_refused_or_show_the_same(script, logs, name, tmp_path, capsys):
+    """Each key of the settings and of the last run in twenty ways and more, or left out."""
+    table, manifest = rows(logs[name]), json.loads(manifest_path(logs[name]).read_text())
+    for part, key in [(name, key) for name in ("settings", "runs") for key in _part(manifest, name)]:
+        old = _part(manifest, part)[key]
+        number = type(old) in (int, float)
+        for value in [*WRONG, *([old * 2, old / 2, old + 1, old - 1, old * 0.999] if number else []), ...]:
+            forged = json.loads(json.dumps(manifest))
+            _part(forged, part)[key] = value
+            if value is ...:
+                del _part(forged, part)[key]
+            fault = script.manifest_fault(forged) or script.log_fault(forged)
+            endless = (key, value) == ("N", 2**31)  # possible, but its looks take hours to verify
+            if fault or key in DESCRIBING.split() or value == old or endless:
+                continue
+            log = tampered(logs[name], tmp_path / "x.tsv", lambda _, content, forged=forged: content.update(forged))
+            if accepting := readers_that_accept(script, log, capsys):
+                run, settings = forged["runs"][-1], forged["settings"]
+                assert key in (*OF_SELECTION, *OF_LEVEL), (key, value, accepting)
+                assert {int(row["idx"]) for row in table} == {*range(0, run["images"], run["skip"])[: run["max"]]}
+                assert all(is_possible(row, settings) for row in table), (key, value, accepting)
+
+
+def _part(manifest: dict[str, Any], part: str) -> dict[str, Any]:
+    return manifest["settings"] if part == "settings" else manifest["runs"][-1]
 
 
 def test_what_cannot_be_verified_is_one_line(tmp_path, logs):
@@ -262,7 +388,7 @@ def test_what_cannot_be_verified_is_one_line(tmp_path, logs):
     huge = tampered(logs["top-k"], tmp_path / "y.tsv", lambda _, manifest: manifest["settings"].update(top_k=10**12))
     for log, word in (
         (lacking, "lacks 'N'"),
-        (huge, "has top_k 1000000000000, not 1 to"),
+        (huge, "states the top_k 1000000000000, not whole 1 to 100000"),
         (tmp_path / "released.tsv", "released.tsv.manifest.json"),
     ):
         answer = run(log)

@@ -12,13 +12,14 @@ import re
 import zipfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from smoothadv import records
 from smoothadv.errors import UserError, first_line, shown
 from smoothadv.files import read_array_header, read_regular, refuse_to_inflate
+from smoothadv.manifests import METHODS, columns_of, images_of, log_fault, prediction_checks, row_checks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,6 +118,13 @@ def read_training_log(path: Path) -> DataFrame:
     return _frame(columns, table.notes, "epoch")
 
 
+def read_fields(path: Path) -> dict[int, dict[str, str]]:
+    """The fields of a certification log as printed, by the index of the image and by column; UserError as above."""
+    table = _parse(path, "certification log", str, _CERTIFICATION)
+    rows = [dict(zip(table.columns, fields)) for fields in zip(*table.columns.values())]
+    return {int(row["idx"]): row for row in rows}
+
+
 READERS: dict[str, Callable[[Path], DataFrame]] = {
     "certification": read_certification_log,
     "prediction": read_prediction_log,
@@ -129,16 +137,43 @@ def _read_examples(path: Path, kind: str, required: Collection[str]) -> tuple[di
     """The numeric columns of a log with a row per example, and notes; checks what logs of both kinds must satisfy."""
     import pandas as pd
 
-    table = _parse(path, kind, str, required)
+    table, manifest = _parse(path, kind, str, required), records.manifest_beside(path)
     columns = {name: table.number(name) for name in required if name != "correct"}
-    columns |= table.further_numbers({*required, *_UNREAD}, is_ours=records.manifest_path(path).exists())
+    columns |= table.further_numbers({*required, *_UNREAD}, is_ours=manifest is not None)
     idx, label, predict = columns["idx"], columns["label"], columns["predict"]
     columns["correct"] = (predict == label).astype(np.int64)
     _check_correct(path, idx, table.columns["correct"], columns["correct"], table.notes)
     _refuse(path, idx, "an example that is there twice", pd.Series(idx).duplicated().to_numpy())
     negative = (idx < 0) | (label < 0) | (predict < -1)
     _refuse(path, idx, "an index or a label below 0, or a prediction below -1", negative)
+    if manifest is not None:
+        for fault, holds in _checks(path, table, manifest).items():
+            _refuse(path, idx, f"a row that cannot be: {fault}", ~np.broadcast_to(holds, len(idx)))
     return columns, table.notes
+
+
+def _checks(path: Path, table: _Rows, manifest: dict[str, Any]) -> dict[str, Any]:
+    """What must hold of the rows of a log of ours, by what is wrong else; UserError where its columns cannot be.
+
+    Nothing can be said of a log with the columns of a released one, and of the procedure of a plug-in.
+    """
+    settings, is_prediction = manifest["settings"], "basePredict" in table.names
+    if {*table.names} <= {*records.CERTIFICATION_COLUMNS[:6]} or settings.get("method", "exact") not in METHODS:
+        return {}
+    if is_prediction:
+        kinds = records.PREDICTION_COLUMNS, records.ATTACK_COLUMNS, records.FALSIFICATION_COLUMNS
+        further = {records.TARGET_COLUMN, *records.numbered(table.names, records.CLASS)}.intersection(table.names)
+        expected = [*kinds[bool(settings.get("attack")) + ("against" in settings)], *further]
+    elif fault := log_fault(manifest):
+        raise UserError(f"{path} is left in doubt: its manifest {fault}")
+    else:
+        expected = columns_of(settings)
+    if sorted(expected) != sorted(table.names):
+        raise UserError(f"{path} has not the columns that its manifest tells of, {shown(' '.join(expected), 200)}")
+    row = {name: table.number(name) for name in expected if name != "time"}
+    if is_prediction:
+        return prediction_checks(row, settings)
+    return row_checks(row, settings, images_of(settings, manifest["runs"][-1]))
 
 
 def _check_correct(path: Path, idx: np.ndarray, texts: list[str], hits: np.ndarray, notes: list[str]) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from smoothadv.errors import UserError, warn
 from smoothadv.files import append_whole, lock, read_json, refuse_to_replace, write_json
+from smoothadv.manifests import images_of, manifest_fault
 
 CHECKPOINT = "checkpoint.pth.tar"
 TRAINING_LOG = "log.txt"
@@ -125,28 +126,29 @@ def recorded_settings(log: Path) -> dict[str, Any]:
 
 
 def read_manifest_file(log: Path) -> dict[str, Any]:
-    """The manifest of a log: {"settings": ..., "runs": [...]}. UserError where it is missing or is something else."""
+    """The manifest of a log: {"settings": ..., "runs": [...]}. UserError where it is missing or cannot be one."""
     manifest = manifest_path(log)
     try:
-        match read_json(manifest):
-            case {"settings": dict(), "runs": [*runs]} as content if all(isinstance(run, dict) for run in runs):
-                return content
-        reason = "it holds no settings and runs"
+        content = read_json(manifest)
+        if not (fault := manifest_fault(content)):
+            return content
+        reason = f"it {fault}"
     except (OSError, ValueError) as error:
         reason = str(getattr(error, "strerror", None) or error)
     raise UserError(
-        f"the manifest of {log}, {manifest}, is missing or unreadable ({reason}), so it is unknown how its rows were "
-        "made"
+        f"{log} is left in doubt: its manifest {manifest} is missing or unreadable ({reason}), so it is unknown how "
+        "its rows were made"
     )
+
+
+def manifest_beside(log: Path) -> dict[str, Any] | None:
+    """The manifest of a log, None if it has none; UserError as above."""
+    return read_manifest_file(log) if manifest_path(log).exists() else None
 
 
 def images_selected(run: dict[str, Any]) -> int | None:
     """How many images a run selects: every ``skip``-th of ``images``, up to ``max``; None where it does not say."""
-    images, skip, most = (run.get(name, "") for name in _SELECTION)
-    most = images if most is None else most
-    if any(type(number) is not int or number < 0 for number in (images, skip, most)) or not skip:
-        return None
-    return min(-(-images // skip), most)
+    return len(images_of({}, run)) if {*_SELECTION} <= run.keys() else None
 
 
 def format_radius(radius: float) -> str:

@@ -275,7 +275,7 @@ def test_training_images_are_left_out_beside_test_images(workplace):
     put("noise_0.50/train/sigma_0.50")
     settings_ = json.loads(MANIFEST)["settings"] | {"split": "train"}
     ours = put("noise_0.50/ours.tsv", CERTIFICATION.replace("0.5", "0.25"))
-    manifest_path(ours).write_text(json.dumps({"settings": settings_}))
+    manifest_path(ours).write_text(json.dumps({"settings": settings_, "runs": []}))
     logs, warnings = read(".")
     assert [log.parameters.get("split") for log in logs.certification] == ["test"]
     reasons = [f"{path} certifies training images, the others do not" for path in (ours, "noise_0.50/train/sigma_0.50")]

@@ -17,6 +17,7 @@ from smoothadv.certification import PROCEDURES, Procedure, Voting
 from smoothadv.readers import read_certification_log
 from smoothadv.records import manifest_path, tsv
 from support import refusals
+from support.certified_logs import MANIFEST
 from support.commands import call
 
 SIGMA, N, ALPHA = 0.5, 1000, 0.001
@@ -41,8 +42,8 @@ def exact_row(idx: int, successes: int, predict: int = 3) -> dict:
 def adaptive_row(idx: int, level: int, predict: int = 3, trials: int = 400, **more: int) -> dict:
     """A row as adaptive writes it; level -1 abstains."""
     radius = 0.0 if level < 0 else RADII[level]
-    more = {"samples": 100 + trials, "level": level, "looks": 3 if trials else 0, **more}
-    return row(idx, predict if level >= 0 else -1, radius, trials // 2, trials, **more)
+    more = {"samples": 100 + trials, "level": level, "looks": 7 if trials else 0, **more}
+    return row(idx, predict if level >= 0 else -1, radius, trials, trials, **more)
 
 
 # 3 of 5 correct, 1 abstains: 0.5 + 0.25 + 0 over five images.
@@ -56,14 +57,23 @@ PARTIAL = row(4, -1, 0.0, 20, 20 + ALLOWED + 1)
 EXACT = [exact_row(0, 1000), exact_row(1, 900), exact_row(2, 700, 7), exact_row(3, 400), PARTIAL]
 
 
+OF_METHODS: dict[str, dict[str, Any]] = {
+    "exact": {},
+    "adaptive": {"radii": RADII, "ladder": False, "label_aware": False, "tables_sha256": ""},
+}
+
+
 def put(name: str, rows: list[dict], method: str = "exact", manifest: bool = True, **more: object) -> Path:
     path = Path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(tsv(rows[0], rows))
-    settings = {"sigma": SIGMA, "N": N, "alpha": ALPHA, "method": method, **more}
+    settings = {**MANIFEST["settings"], "sigma": SIGMA, "N": N, "alpha": ALPHA, "method": method, **more}
+    settings |= {**OF_METHODS.get(method, {}), **more}
+    settings |= {"label_aware": True} if "label_aware" in rows[0] else {}
     settings = {name: value for name, value in settings.items() if value is not None}
+    run = MANIFEST["runs"][0] | {"images": max(entry["idx"] for entry in rows) + 1}
     if manifest:
-        manifest_path(path).write_text(json.dumps({"settings": settings, "runs": []}))
+        manifest_path(path).write_text(json.dumps({"settings": settings, "runs": [run]}))
     return path
 
 
@@ -96,7 +106,7 @@ def refusal(path: Path | str) -> str:
 
 def test_columns_of_the_procedures_are_read_as_whole_numbers():
     grid, aware = read_certification_log(Path("grid/log.tsv")), read_certification_log(Path("aware/log.tsv"))
-    assert grid.level.tolist() == [2, 1, 0, 3, -1] and grid.looks.tolist() == [3, 3, 3, 3, 0]
+    assert grid.level.tolist() == [2, 1, 0, 3, -1] and grid.looks.tolist() == [7, 7, 7, 7, 0]
     assert grid.samples.tolist() == [500, 500, 500, 500, 100] and grid.trials.tolist() == [400] * 4 + [0]
     assert aware.label_aware.tolist() == [0, 0, 0, 1, 1] and "label_aware" not in grid
     assert {str(grid[name].dtype) for name in (*ADAPTIVE, "successes", "trials")} == {"int64"}
@@ -183,7 +193,9 @@ def test_counts_of_a_rival_are_checked_by_the_procedure_that_made_them(monkeypat
     assert [entry["predict"] for entry in rows[:3]] == [3, 3, -1] and certified_radius(480, N, SIGMA, ALPHA) is None
     path = put("both.tsv", rows, "both-sides", alpha_share=alpha_share)
     assert re.search(reason, refusal(path)) if reason else notes_of(str(path)) == ""
-    assert "counts do not certify" in refusal(put("both.tsv", rows[:3], "exact"))
+    assert "counts do not certify" in refusal(
+        put("both.tsv", [{name: entry[name] for name in COLUMNS} for entry in rows[:3]])
+    )
 
 
 @pytest.mark.parametrize("column", [*ADAPTIVE, "label_aware", "trials"])
@@ -276,12 +288,20 @@ def test_all_images_may_abstain_early():
     assert "abstains on every" in notes_of(str(put("log.tsv", stopped)))
 
 
-def test_counts_of_a_grid_need_not_certify_its_radii():
-    """A boundary was crossed earlier: what the last count says by itself is another matter."""
-    assert certified_radius(200, 400, SIGMA, ALPHA) is None and GRID[0]["radius"] == 0.5
+def test_counts_of_a_grid_must_certify_its_radii():
+    """They are those of the look that did, and without other looks no more would be needed."""
     assert len(read_logs(["grid/log.tsv"]).certification) == 1
+    for changes, said in [
+        ({"successes": 200}, "counts do not certify"),
+        ({"looks": 6}, "counts of no look, or a radius not on the grid, first at idx 0"),
+        ({"trials": 399, "successes": 399}, "counts of no look"),
+        ({"radius": 0.51}, "radius not on the grid"),
+    ]:
+        assert said in refusal(put("log.tsv", [GRID[0] | changes, *GRID[1:]], "adaptive")), changes
     without = [{name: entry[name] for name in COLUMNS} for entry in GRID]
-    assert "400 trials" in refusal(put("log.tsv", without)), "an exact log could not be like that"
+    assert "or of a number that decides nothing" in refusal(put("log.tsv", without)), (
+        "an exact log could not be like that"
+    )
 
 
 def test_grid_that_lost_its_manifest_is_still_one(analyze):

@@ -29,11 +29,17 @@ def folder(workplace: Path) -> Path:
     put("certified.tsv", "idx\tlabel\tpredict\tradius\tcorrect\ttime", rows, method="exact")
     for epsilon, predicted in [(0.25, [1, 0, 1, -1]), (0.5, [0, 0, 1, -1])]:
         rows = [
-            f"{i}\t1\t{p}\t{p}\t{int(p == 1)}\t0:00:01\t{epsilon}\t{epsilon}\t{int(p < 0)}"
+            f"{i}\t1\t{p}\t{max(p, 0)}\t{int(p == 1)}\t0:00:01\t{epsilon}\t{epsilon}\t{int(p < 0)}"
             for i, p in enumerate(predicted)
         ]
         put(f"out/epsilon_{epsilon}.tsv", HEADER, rows, attack={"name": "PGD", "epsilon": epsilon}, num_noise_vec=8)
-    put("out/against.tsv", f"{HEADER}\tcertified\tradius\tflipped", ["0\t1\t1\t1\t1\t0:00:01\t0.1\t0.1\t0\t1\t0.4\t0"])
+    put(
+        "out/against.tsv",
+        f"{HEADER}\tcertified\tradius\tflipped",
+        ["0\t1\t1\t1\t1\t0:00:01\t0.1\t0.1\t0\t1\t0.4\t0"],
+        attack={"name": "PGD"},
+        against={},
+    )
     (workplace / "out/epsilon_0.5.npz").write_bytes(b"PK\x03\x04")
     return workplace
 

@@ -102,7 +102,7 @@ def test_attacks_on_top_k_certificates_look_for_the_class_in_the_set(run, workpl
     (workplace / "forged.tsv").write_text("".join("\t".join(line) + "\n" for line in forged))
     false = call(capsys, *[{"log.tsv": "forged.tsv", "lost": "false"}.get(word, word) for word in lost])
     assert re.search(r"flipped: .* certified as (\d) within 1.695, is predicted as (?!\1)\d, (?!\1)\d at", false.out)
-    for k, said in ((12, "'rival_3'"), ("2", "top_k"), (None, "top_k")):
+    for k, said in ((3, "rival_3"), (12, "top_k"), ("2", "top_k"), (None, "top_k")):
         content["settings"]["top_k"] = k
         manifest.write_text(json.dumps(content))
         outcome = call(capsys, *lost)

@@ -33,10 +33,11 @@ def logs(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 def changed(logs, tmp_path):
     """A copy of the log of integers, changed by a function of its lines, and of its manifest by keys and values."""
 
-    def change(edit=lambda lines: lines, **settings: object) -> Path:
+    def change(edit=lambda lines: lines, run=(), **settings: object) -> Path:
         log = logs["integers"]
         manifest = json.loads(log.with_name(f"{log.name}.manifest.json").read_text())
         manifest["settings"] |= settings
+        manifest["runs"][-1] |= dict(run)
         copy = tmp_path / "copy.tsv"
         copy.write_text("".join(edit(log.read_text().splitlines(keepends=True))))
         copy.with_name(f"{copy.name}.manifest.json").write_text(json.dumps(manifest))
@@ -55,22 +56,35 @@ def test_all_rows_are_equal_where_the_log_was_made(logs, kind, capsys):
     assert snapshot(logs[kind].parent) == before, "the log and its folder stay as they were"
 
 
-def planted(lines: list[str]) -> list[str]:
-    """One success less, or one more, in each of twenty rows, and the radius as it was: no reader can see it."""
-    rows = [line.split("\t") for line in lines]
-    place = rows[0].index("successes")
-    for fields in [row for row in rows[1:] if row[2] != "-1"][:PLANTED]:
-        fields[place] = str(int(fields[place]) + (-1 if int(fields[place]) > 1 else 1))
-    return ["\t".join(fields) for fields in rows]
+@pytest.mark.parametrize("name", ["successes", "radius"])
+def test_every_planted_fault_is_found(changed, capsys, name):
+    """A vote for the rival instead, or one more digit, in each of twenty rows: none that its reader can see."""
 
+    def planted(lines: list[str]) -> list[str]:
+        rows = [line.split("\t") for line in lines]
+        successes, rival, radius = map(rows[0].index, ("successes", "rival", "radius"))
+        for fields in [row for row in rows[1:] if row[2] != "-1"][:PLANTED]:
+            if name == "radius":
+                fields[radius] += "1"
+            else:
+                fields[successes], fields[rival] = str(int(fields[successes]) - 1), str(int(fields[rival]) + 1)
+        return ["\t".join(fields) for fields in rows]
 
-def test_every_planted_count_is_found(changed, capsys):
     copy = changed(planted)
     before = [line for line in copy.read_text().splitlines()]
     outcome = call(capsys, "certify", "verify", copy, "--rows", EXAMPLES, "--device", "cpu")
     assert sum(line not in before for line in changed().read_text().splitlines()) == PLANTED
-    assert outcome.code == 1 and outcome.out.count("successes was") == PLANTED == outcome.out.count("image ")
+    assert outcome.code == 1 and outcome.out.count(f"{name} was") == PLANTED == outcome.out.count("image ")
     assert f"{PLANTED} differ" in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_images_without_a_row_are_named_and_lines_end_as_for_all_readers(changed, capsys):
+    """Line separators of Unicode and of typewriters are characters like others: here in a time."""
+    command = ("certify", "verify", "--rows", EXAMPLES, "--device", "cpu")
+    odd = changed(lambda lines: [line.replace("0:00:0", "0:\x0b00:\u20280", 1) for line in lines])
+    assert "\u2028" in odd.read_text() and call(capsys, *command, odd).code == 0
+    outcome = call(capsys, *command, changed(lambda lines: lines[:3] + lines[4:-1]))
+    assert outcome.code == 1 and f"unfinished: 2 of {EXAMPLES} images are missing, 2, {EXAMPLES - 1}" in outcome.err
 
 
 def test_few_rows_are_chosen_at_random(logs, capsys):
@@ -94,7 +108,13 @@ def test_another_checkpoint_is_refused(logs, checkpoints, capsys):
         ({"method": "unknown"}, "names no certification procedure"),
         ({"device": "a GPU"}, "device was 'a GPU', now 'cpu'"),
         ({"split": None}, "images that a program handed over"),
-        ({"N": "many"}, "expected a whole number"),
+        ({"N": "many"}, "states the N 'many', not whole 1 to"),
+        *(({"dataset": value}, f"states the dataset {value}, not text") for value in (1, True, None, [], {})),
+        *(({"run": {"checkpoint": value}}, f"states the checkpoint {value}, not text") for value in (1, [1])),
+        ({"run": {"checkpoint": "a\0b"}}, "a\\x00b"),
+        *(({name: 2**70}, f"states the {name} {2**70}, not whole 1 to") for name in ("N0", "batch", "num_classes")),
+        ({"sigma": None}, "states the sigma None"),
+        ({"dataset": "a\0b"}, "a\\x00b"),
     ],
 )
 def test_settings_that_cannot_be_had_are_refused(changed, settings, word, capsys):
@@ -114,11 +134,14 @@ def test_log_without_checkpoint_or_manifest_is_refused(changed, capsys):
 
 def test_row_of_no_image_is_refused(changed, capsys):
     copy = changed(lambda lines: [*lines, lines[-1].replace(lines[-1].split("\t")[0], "99999", 1)])
-    assert refused(call(capsys, "certify", "verify", copy, "--device", "cpu"), "image 99999")
+    assert refused(call(capsys, "certify", "verify", copy, "--device", "cpu"), "idx 99999")
 
 
 def test_log_of_another_sigma_comes_out_differently(changed, capsys):
-    """In all radii; an abstention has none, and its counts may be equal by chance."""
+    """In all radii; an abstention has none, and its counts may be equal by chance. Rows of all parts are among them."""
     copy = changed(lambda lines: [line for line in lines if line.split("\t")[2] != "-1"], sigma=0.5)
-    outcome = call(capsys, "certify", "verify", copy, "--device", "cpu")
-    assert outcome.code == 1 and "20 differ" in outcome.err
+    command = ("certify", "verify", copy, "--device", "cpu", "--seed")
+    outcomes = [call(capsys, *command, seed) for seed in (1, 2)]
+    assert all(outcome.code == 1 and "20 differ" in outcome.err for outcome in outcomes)
+    images = {line.split(":")[0] for outcome in outcomes for line in outcome.out.splitlines()}
+    assert len(images) > 25, "ten of the other twenty rows, to be expected"

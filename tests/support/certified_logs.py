@@ -10,6 +10,23 @@ from matplotlib.text import Text
 from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.logs import Log
 
+MANIFEST = {
+    "settings": {
+        **{"dataset": "digits", "split": "test", "dataset_fingerprint": "ab", "arch": "digits_resnet8"},
+        **{
+            "input_layer": "normalize",
+            "num_classes": 10,
+            "sigma": 0.5,
+            "alpha": 0.001,
+            "seed": 0,
+            "N0": 100,
+            "N": 1000,
+        },
+        **{"noise": "GaussianNoise", "method": "exact", "sound": False},
+    },
+    "runs": [{"images": 1797, "skip": 1, "max": None, "image_shape": [1, 8, 8]}],
+}
+"""What the manifest of a log must have, of ``exact``."""
 LETTERS = {"R": 1, "W": 0, "A": -1}
 """What an image of class 1 is taken for: it is right, wrong, or an abstention."""
 

@@ -133,6 +133,12 @@ def _verify(parser: Parser, options: argparse.Namespace, command: Sequence[str])
         print(f"image {index}: {difference}", flush=True)
     if found.differences:
         raise UserError(f"{rows}: {len(found.differences)} differ")
+    if found.missing:
+        some = ", ".join(map(str, found.missing[:8])) + ", ..." * (len(found.missing) > 8)
+        count = len(found.missing) + found.of
+        raise UserError(
+            f"{rows}, and are equal; unfinished: {len(found.missing)} of {count} images are missing, {some}"
+        )
     print(f"{rows}: all are equal")
 
 

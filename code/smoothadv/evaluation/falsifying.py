@@ -86,8 +86,7 @@ class Certificates:
     @property
     def batch(self) -> int | None:
         """The noisy images per forward pass that made the log; None if unknown."""
-        batch = (self.settings or {}).get("batch")
-        return batch if isinstance(batch, int) and batch >= 1 else None
+        return (self.settings or {}).get("batch")
 
     def check_job(self, job: SmoothingJob) -> None:
         """UserError unless the certificates were made for the classifier and the images that are to be attacked."""

@@ -317,8 +317,7 @@ def _run(base: BaseClassifier, job: SmoothingJob) -> dict[str, Any]:
 
 def recorded_number(request: EvaluationRequest, log: Path, setting: str) -> int | None:
     """A setting, a whole number >= 1, that the log to be continued or one of its shards records; None if none does."""
-    recorded = _recorded(request, log, setting)
-    return recorded if isinstance(recorded, int) and recorded >= 1 else None
+    return _recorded(request, log, setting)
 
 
 def _recorded(request: EvaluationRequest, log: Path, setting: str) -> Any:

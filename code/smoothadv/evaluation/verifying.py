@@ -18,9 +18,9 @@ from smoothadv.evaluation.log_writing import write_log
 from smoothadv.evaluation.named_networks import is_named
 from smoothadv.evaluation.requests import CertifyRequest
 from smoothadv.evaluation.smoothing_job import prepare
-from smoothadv.files import read_regular
+from smoothadv.manifests import METHODS, images_of, log_fault
 from smoothadv.plugins import names_function
-from smoothadv.readers import read_certification_log
+from smoothadv.readers import read_certification_log, read_fields
 from smoothadv.records import DENOISER, differing_settings, read_manifest_file, settings_and_logits
 
 if TYPE_CHECKING:
@@ -66,11 +66,15 @@ class VerifyRequest:
 
 @dataclass(frozen=True)
 class Verification:
-    """How many of the log's rows were ``repeated``, and how each of the others differs, by index of the image."""
+    """How many of the log's rows were ``repeated``, and how some of them differ, by index of the image.
+
+    ``missing`` are the indices of the images that were selected for the log and have no row.
+    """
 
     repeated: int
     of: int
     differences: dict[int, str]
+    missing: list[int]
 
 
 def verify(request: VerifyRequest) -> Verification:
@@ -79,6 +83,8 @@ def verify(request: VerifyRequest) -> Verification:
     UserError where the log's settings cannot be had here: those of a float network name the machine.
     """
     table, manifest = read_certification_log(request.log), read_manifest_file(request.log)
+    if (fault := log_fault(manifest)) and manifest["settings"].get("method", "exact") in METHODS:
+        raise UserError(f"{request.log} is left in doubt: its manifest {fault}")
     settings = {name: value for name, value in settings_and_logits(manifest).items() if name != "shard"}
     certify_request, device = _request(request, manifest), device_name(request.device or default_device())
     if (was := settings.get("device")) not in (None, device):
@@ -88,15 +94,18 @@ def verify(request: VerifyRequest) -> Verification:
     plan = plan_of(certify_request, job, procedure)
     if difference := differing_settings(settings, {**job.settings, **plan.settings}):
         raise UserError(f"{request.log} cannot be repeated here: {difference}")
-    if (last := int(table.idx.max())) >= len(job.dataset):
-        raise UserError(f"{request.log} has a row of image {last}, and there are {len(job.dataset)} images")
+    run = {"skip": 1, "max": None, **(manifest["runs"] or [{}])[-1], "images": len(job.dataset)}
+    expected = images_of(manifest["settings"], run)
+    if foreign := sorted({*table.idx.tolist()}.difference(expected)):
+        raise UserError(f"{request.log} has a row of image {foreign[0]}, and there are {len(job.dataset)} images")
+    missing = sorted({*expected}.difference(table.idx.tolist()))
     chosen = sorted(random.Random(request.seed).sample(table.idx.tolist(), min(request.rows, len(table))))
     with tempfile.TemporaryDirectory() as folder:
         again = Path(folder) / "again.tsv"
         write_log(dataclasses.replace(job, log=again, indices=chosen), plan)
-        before, now = _rows(request.log), _rows(again)
+        before, now = read_fields(request.log), read_fields(again)
     differences = {index: _difference(before[index], now[index]) for index in chosen}
-    return Verification(len(chosen), len(table), {index: text for index, text in differences.items() if text})
+    return Verification(len(chosen), len(table), {index: text for index, text in differences.items() if text}, missing)
 
 
 def _request(request: VerifyRequest, manifest: dict[str, Any]) -> CertifyRequest:
@@ -136,12 +145,6 @@ def _request(request: VerifyRequest, manifest: dict[str, Any]) -> CertifyRequest
         device=request.device,
         outfile=request.log,
     )
-
-
-def _rows(log: Path) -> dict[int, dict[str, str]]:
-    """The rows of a log by the index of their image, each by column."""
-    header, *lines = (line.split("\t") for line in read_regular(log).decode().splitlines())
-    return {int(line[0]): dict(zip(header, line)) for line in lines}
 
 
 def _difference(before: dict[str, str], now: dict[str, str]) -> str:

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.errors import UserError
-from smoothadv.files import read_json
-from smoothadv.records import DENOISER, manifest_path
+from smoothadv.records import DENOISER, manifest_beside
 
 ParameterValue = str | float | int | bool | None
 
@@ -100,13 +99,12 @@ class Parameters:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings in the manifest; empty without one."""
-        return _mapping((self.manifest or {}).get("settings"))
+        return (self.manifest or {}).get("settings", {})
 
     @property
     def runs(self) -> list[dict[str, Any]]:
         """The runs that wrote the log, as the manifest describes them."""
-        runs = (self.manifest or {}).get("runs")
-        return [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
+        return (self.manifest or {}).get("runs", [])
 
     def replaced(self, name: str, value: ParameterValue, source: str) -> Parameters:
         """A copy in which one hyper-parameter has another value, from another source."""
@@ -118,14 +116,8 @@ class Parameters:
         stated = self.number("dimension")
         if stated:
             return int(stated)
-        sizes = [size for run in self.runs if (size := _size(run.get("image_shape")))]
+        sizes = [math.prod(shape) for run in self.runs if (shape := run.get("image_shape"))]
         return sizes[-1] if sizes else _DIMENSIONS.get(str(self.get("dataset")))
-
-
-def _size(shape: Any) -> int | None:
-    """The number of coordinates of an image of this shape [C, H, W]; None if a manifest holds something else there."""
-    is_shape = isinstance(shape, list) and shape and all(type(length) is int and length >= 1 for length in shape)
-    return math.prod(shape) if is_shape else None
 
 
 def parameters_of(kind: str, path: Path, stated: Mapping[str, ParameterValue]) -> Parameters:
@@ -175,21 +167,11 @@ def _is_sensible(name: str, value: Any) -> bool:
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
-    """The manifest of a log, None if it has none; UserError if it cannot be read."""
-    manifest = manifest_path(path)
-    try:
-        content = read_json(manifest)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is left in doubt: its manifest {manifest} cannot be read ({error})") from error
-    if not isinstance(content, dict) or not isinstance(content.get("settings"), dict):
-        raise UserError(f"{path} is left in doubt: its manifest {manifest} states no settings")
-    for name in _SENSIBLE:
-        value = content["settings"].get(name)
-        if not _is_sensible(name, value):
-            raise UserError(f"{path} is left in doubt: its manifest {manifest} states the {name} {value!r}")
-    return content
+    """The manifest of a log, None if it has none; UserError if it cannot be one, or lacks what certificates need."""
+    manifest = manifest_beside(path)
+    if manifest and (missing := [name for name in _SENSIBLE if name not in manifest["settings"]]):
+        raise UserError(f"{path} is left in doubt: its manifest states no {missing[0]}")
+    return manifest
 
 
 def _from_certification_manifest(settings: dict[str, Any]) -> dict[str, ParameterValue]:

@@ -1,5 +1,6 @@
 """Whether the radii of a certification log can be true: compared with its counts and with the largest that n allows."""
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import cast
@@ -9,13 +10,18 @@ import numpy as np
 from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.procedure import is_on_grid, procedure_of, radii_follow_from_counts
 from smoothadv.bounds import maximum_radius
-from smoothadv.certification import ABSTAIN, Procedure
-from smoothadv.certification.on_grid import LABEL_AWARE
+from smoothadv.certification import ABSTAIN, Procedure, Smoothing
+from smoothadv.certification.adaptive import LADDER
+from smoothadv.certification.exact import Exact
+from smoothadv.certification.on_grid import GRID_COLUMNS, LABEL_AWARE, GridProcedure
+from smoothadv.certification.two_sided import RIVAL, TwoSided
 from smoothadv.errors import UserError
+from smoothadv.manifests import METHODS
 from smoothadv.readers import DataFrame
 
 _OTHER_ALPHA = 0.01
 _FEWEST_TO_JUDGE = 20
+_DISTANCE = 1e-6  # far more than noise in grey levels has from a Gaussian, on any image
 _MATCH = 1e-6  # relative: our radii agree with their counts to 1e-8, another sigma or alpha does not
 
 
@@ -29,6 +35,8 @@ def check_certificates(path: Path, table: DataFrame, parameters: Parameters) -> 
     counted = radii_follow_from_counts(table, parameters)
     if counted:
         parameters = _check_counts(path, table, parameters)
+    elif parameters.settings.get("method") in METHODS and set(GRID_COLUMNS) <= set(table):
+        _check_looks(path, table, parameters)
     sigma, n, alpha = parameters.number("sigma"), parameters.n, parameters.alpha
     if sigma is None:
         notes.append("its sigma is unknown, so its radii could not be checked: --sigma states it")
@@ -103,9 +111,14 @@ def _check_counts(path: Path, table: DataFrame, parameters: Parameters) -> Param
     return parameters
 
 
-def _radii_of_counts(path: Path, table: DataFrame, parameters: Parameters, sigma: float) -> np.ndarray:
-    """The radius that the counts of each row certify, nan if none: float64 [rows]; computes one per distinct counts."""
-    procedure = cast(type[Procedure], procedure_of(table, parameters))
+def _radii_of_counts(
+    path: Path, table: DataFrame, parameters: Parameters, sigma: float, procedure: type[Procedure] | None = None
+) -> np.ndarray:
+    """The radius that the counts of each row certify, nan if none: float64 [rows]; computes one per distinct counts.
+
+    By the log's procedure, where none is given.
+    """
+    procedure = procedure or cast(type[Procedure], procedure_of(table, parameters))
     settings = {**parameters.settings, "sigma": sigma, "alpha": parameters.alpha}
     try:
         columns = procedure.counts(settings)
@@ -117,16 +130,39 @@ def _radii_of_counts(path: Path, table: DataFrame, parameters: Parameters, sigma
     return np.array([math.nan if radius is None else radius for radius in radii], dtype=float)[inverse.reshape(-1)]
 
 
+def _check_looks(path: Path, table: DataFrame, parameters: Parameters) -> None:
+    """UserError unless rows on a grid have the looks of their procedure, and counts that would certify without others.
+
+    A procedure that looks several times needs at each look as many votes as one that looks there alone, or more.
+    """
+    settings, procedure = parameters.settings, cast(type[GridProcedure], procedure_of(table, parameters))
+    fields = {field.name for field in dataclasses.fields(procedure)} & settings.keys()
+    drawn, decided = (table.samples - settings["N0"]).to_numpy(), np.zeros(len(table), bool)
+    for distance in (0.0, _DISTANCE) if settings["sound"] else (0.0,):  # looks change little with it, if at all
+        smoothing = Smoothing(settings["sigma"], settings["N0"], settings["N"], settings["alpha"], distance)
+        looks = np.array([0, *procedure(smoothing, **{name: settings[name] for name in fields}).looks, -1])
+        decided |= (np.take(looks, table.looks, mode="clip") == drawn) & np.isin(table.trials, looks)
+    is_fine, beyond = RIVAL in table or settings["ladder"], table.radius.to_numpy() * LADDER / settings["sigma"] % 1
+    decided &= np.isin(table.radius, settings["radii"]) | (is_fine & (np.minimum(beyond, 1 - beyond) < 0.01))
+    _check_radii_of_counts(path, table, parameters, settings["sigma"], TwoSided if RIVAL in table else Exact)
+    if not decided.all():
+        raise UserError(
+            f"{path} holds counts of no look, or a radius not on the grid, first at idx {table.idx[~decided].iloc[0]}"
+        )
+
+
 def _check_partial_counts(path: Path, table: DataFrame, parameters: Parameters) -> None:
-    """UserError unless every row has n trials, or fewer, after which not even further successes alone would certify."""
-    n, fewer = parameters.n, table[table.trials < parameters.n]
+    """UserError unless every row has n trials, or fewer, after which not even further successes alone would certify.
+
+    Nor do those of an abstention.
+    """
+    n, fewer = parameters.n, table[(table.trials < parameters.n) | (table.predict < 0)]
     at_best = fewer.assign(successes=n - (fewer.trials - fewer.successes), trials=n)
     wrong = fewer[(fewer.predict >= 0) | ~np.isnan(_radii_of_counts(path, at_best, parameters, 1.0))]
     if len(wrong):
-        raise UserError(
-            f"{path} mixes certificates of different n: {wrong.trials.iloc[0]} trials at idx {wrong.idx.iloc[0]} "
-            f"where others have {n}"
-        )
+        trials = wrong.trials.iloc[0]
+        what = "mixes certificates of different n" if trials < n else "abstains although its counts certify"
+        raise UserError(f"{path} {what}: {trials} trials at idx {wrong.idx.iloc[0]} where others have {n}")
 
 
 def _sigma_of_counts(path: Path, table: DataFrame, parameters: Parameters) -> float | None:
@@ -140,11 +176,14 @@ def _sigma_of_counts(path: Path, table: DataFrame, parameters: Parameters) -> fl
     return rounded if math.isclose(sigma, rounded, rel_tol=1e-9) else sigma
 
 
-def _check_radii_of_counts(path: Path, table: DataFrame, parameters: Parameters, sigma: float) -> None:
-    """UserError unless each radius is the one that its counts certify: none that abstain certify any."""
+def _check_radii_of_counts(
+    path: Path, table: DataFrame, parameters: Parameters, sigma: float, at_most: type[Procedure] | None = None
+) -> None:
+    """UserError unless each radius is the one that its counts certify, or no larger than they do by ``at_most``."""
     certified = table[table.predict >= 0]
-    expected = _radii_of_counts(path, certified, parameters, sigma)
-    wrong = ~np.isclose(certified.radius.to_numpy(), expected, rtol=_MATCH, atol=1e-9)
+    expected = _radii_of_counts(path, certified, parameters, sigma, at_most)
+    smaller = (certified.radius.to_numpy() <= expected) & (at_most is not None)
+    wrong = ~(smaller | np.isclose(certified.radius.to_numpy(), expected, rtol=_MATCH, atol=1e-9))
     if wrong.any():
         row = certified[wrong].iloc[0]
         raise UserError(
