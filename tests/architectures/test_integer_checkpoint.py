@@ -165,6 +165,8 @@ def test_undamaged_checkpoint_is_read(content, tmp_path, mean, multiplier):
     assert stored["integer"] == content["integer"]
     network = load_classifier(tmp_path / "integers.pth.tar", "digits")
     assert network.stored()[0] == content["integer"]
+    with pytest.raises(ValueError, match="of another integer network"):
+        network.set_extra_state(network.get_extra_state() + " ")
     assert {name: tensor.dtype for name, tensor in network.stored()[1].items()} == {
         name: tensor.dtype for name, tensor in content["state_dict"].items()
     }

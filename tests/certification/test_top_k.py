@@ -120,8 +120,7 @@ def test_the_radius_is_that_of_the_theorem_in_sixty_digits_and_not_above_it(succ
     def found(level: float) -> float | None:
         return top_k_radius(successes, rivals, trials, 1.0, level, SHARE, distance)
 
-    alpha = least_level(found) if is_least else ALPHA
-    radius = found(alpha)
+    radius = found(alpha := least_level(found) if is_least else ALPHA)
     with mpmath.workdps(60):
         z = quantile(1 - mpmath.mpf(failure_upper_bound(successes, trials, SHARE * alpha)) - distance)
         level = (1 - SHARE) * alpha / len(rivals)

@@ -303,8 +303,7 @@ def test_radii_that_were_rounded_are_attacked_as_if_they_were_rounded_up(workpla
     radii = [claim.radius for claim in certificates.claims.values()]
     assert radii == pytest.approx(least, rel=1e-12)
     polls, example = CertificatePolls(None, None, certificates=certificates), Example(0, torch.zeros(1, 8, 8), 1)
-    cases = [(2, np.nextafter(radii[0], 0), 1), (2, radii[0], 0), (1, 0.0, 0), (-1, 0.0, 0)]
-    for answer, norm, flipped in cases:
+    for answer, norm, flipped in [(2, np.nextafter(radii[0], 0), 1), (2, radii[0], 0), (1, 0.0, 0), (-1, 0.0, 0)]:
         assert polls.outcome(example, answer, {"attack_norm": norm})["flipped"] == flipped
 
 
