@@ -15,14 +15,14 @@ from PIL import Image
 from support.commands import call, run_process, script, start_process
 from support.patience import HANG_SECONDS
 
-# By a procedure of a plug-in: full precision, further columns after the released ones. 3 of 6 correct, 1 of 6 abstains.
-OURS = """idx\tlabel\tpredict\tradius\tcorrect\ttime\tvotes\tdraws
-0\t3\t3\t0.25\t1\t0:00:00.080910\t98\t100
-1\t8\t-1\t0.0\t0\t0:00:00.078819\t46\t100
-2\t0\t0\t0.61581565369520011\t1\t0:00:00.073724\t100\t100
-3\t2\t7\t0.75\t0\t0:00:00.090568\t100\t100
-4\t1\t1\t0.12499999999999999\t1\t0:00:00.099749\t93\t100
-5\t7\t9\t0.1\t0\t0:00:00.099749\t93\t100
+# Ours: full precision. 3 of 6 correct, 1 of 6 abstains.
+OURS = """idx\tlabel\tpredict\tradius\tcorrect\ttime
+0\t3\t3\t0.25\t1\t0:00:00.080910
+1\t8\t-1\t0.0\t0\t0:00:00.078819
+2\t0\t0\t0.61581565369520011\t1\t0:00:00.073724
+3\t2\t7\t0.75\t0\t0:00:00.090568
+4\t1\t1\t0.12499999999999999\t1\t0:00:00.099749
+5\t7\t9\t0.1\t0\t0:00:00.099749
 """
 # Released: six columns, few digits, gaps in idx. 3 of 4 correct, nobody abstains.
 RELEASED = """idx\tlabel\tpredict\tradius\tcorrect\ttime
@@ -31,7 +31,7 @@ RELEASED = """idx\tlabel\tpredict\tradius\tcorrect\ttime
 40\t4\t2\t0.0513\t0\t0:00:15.123456
 60\t5\t5\t9.76e-05\t1\t0:00:15.123456
 """
-MANIFEST = '{"settings": {"sigma": 0.25, "N": 100000, "alpha": 0.001, "method": "mine"}, "runs": []}'
+MANIFEST = '{"settings": {"sigma": 0.25, "N": 100000, "alpha": 0.001, "method": "exact"}, "runs": []}'
 DIFFERENT_IMAGES = (
     "warning: the logs are not all on the same test images (4 to 6 examples): they differ by chance too\n"
 )

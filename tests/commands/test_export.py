@@ -141,7 +141,8 @@ def test_only_a_model_is_replaced_and_only_if_asked(digits, checkpoint, tmp_path
     assert call(capsys, "quantize", "export", digits, out, "--overwrite").code == 0 and out.read_bytes() == written
     other.write_text("dear diary")
     os.mkfifo(pipe)
-    for path in (other, pipe, tmp_path, digits):
+    for path in (other, pipe, tmp_path):
         assert refused(call(capsys, "quantize", "export", digits, path, "--overwrite"), path)
+    assert refused(call(capsys, "quantize", "export", digits, digits, "--overwrite"), digits, code=2)
     assert refused(call(capsys, "quantize", "export", checkpoint, out, "--overwrite"), "lacks the fields integer")
     assert other.read_text() == "dear diary" and set(tmp_path.iterdir()) == {out, other, pipe}

@@ -143,7 +143,7 @@ def _check_looks(path: Path, table: DataFrame, parameters: Parameters) -> None:
         looks = np.array([0, *procedure(smoothing, **{name: settings[name] for name in fields}).looks, -1])
         decided |= (np.take(looks, table.looks, mode="clip") == drawn) & np.isin(table.trials, looks)
     is_fine, beyond = RIVAL in table or settings["ladder"], table.radius.to_numpy() * LADDER / settings["sigma"] % 1
-    decided &= np.isin(table.radius, settings["radii"]) | (is_fine & (np.minimum(beyond, 1 - beyond) < 0.01))
+    decided &= np.isin(table.radius, settings["radii"]) | (is_fine & (np.minimum(beyond, 1 - beyond) < _MATCH))
     _check_radii_of_counts(path, table, parameters, settings["sigma"], TwoSided if RIVAL in table else Exact)
     if not decided.all():
         raise UserError(
