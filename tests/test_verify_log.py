@@ -267,7 +267,7 @@ ARGUED = {
     "time": "nothing is computed from it",
     "label": "the data set has it, and a class that is wrong for one label is wrong for another",
     "predict": "which class got the votes is known to the model alone, and a wrong one stays wrong",
-    "radius": "a smaller one; in analyses one larger by 1e-6 of it, or another one of a grid that one look alone would show",
+    "radius": "a smaller one; in analyses one larger by 1e-6, or another one of a grid that one look alone would show",
     "squared_radius": "a smaller one claims less",
     "label_aware": "of an image that was given up without a draw, the votes that selected a class are not logged",
     **dict.fromkeys(("successes", "trials", "rival", "rival_1", "rival_2"), "other votes, which show the same radius"),
