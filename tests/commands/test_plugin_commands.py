@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv import plugins
 from smoothadv.checkpoints import read_checkpoint
-from support.commands import call, header, place_of, refused, rows, succeed, timeless
+from support.commands import call, forget_plugins, header, place_of, refused, rows, succeed, timeless
 from support.plugin_page import COMMANDS, GRID, SHAPES, words
 from support.sharding import manifest_of
 from support.sweeping import jobs_of
@@ -28,8 +27,7 @@ def learned(tmp_path_factory) -> Path:
         patch.chdir(folder)
         succeed("train", *words("train"), "--device", "cpu")
         succeed("certify", *words("certify"), *FAST)
-    for plugin in plugins.loaded():
-        plugins.unload(plugin)
+    forget_plugins()
     return folder
 
 
@@ -137,8 +135,7 @@ def test_jobs_reach_other_machines_without_the_plugin_and_have_its_name_in_each_
     """Slurm and Ray get pickled jobs, in processes that have not loaded the plug-in."""
     Path("tiny.toml").write_text(GRID)
     jobs = jobs_of(Path("tiny.toml"))
-    for plugin in plugins.loaded():
-        plugins.unload(plugin)
+    forget_plugins()
     arrived = pickle.loads(pickle.dumps(jobs))
     assert arrived == jobs and len(jobs) == 2
     for stage in [stage for job in arrived for stage in job.stages]:
