@@ -6,7 +6,6 @@ each with a digest of its source code. No torch, unless a plug-in imports it.
 """
 
 import dataclasses
-import hashlib
 import importlib
 import importlib.util
 import os
@@ -20,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from smoothadv.digests import digest
 from smoothadv.errors import UsageError, UserError, warn
 from smoothadv.files import read_regular
 from smoothadv.registry import REGISTRATIONS, Registration, Registry
@@ -199,7 +199,7 @@ def _found_module(name: str) -> _Found:
         files = [(folder, file) for folder in folders for file in sorted(folder.rglob("*.py"))]
         contents = [(file.relative_to(folder).as_posix(), file.read_bytes()) for folder, file in files]
         code = b"".join(f"{path} {len(content)}\n".encode() + content for path, content in contents)
-    return name, hashlib.sha256(code).hexdigest(), name, lambda: importlib.import_module(name)
+    return name, digest([code]), name, lambda: importlib.import_module(name)
 
 
 def _found_file(name: str) -> _Found:
@@ -219,14 +219,14 @@ def _found_file(name: str) -> _Found:
     def run() -> None:
         sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
         sys.path.append(str(path.parent))  # where processes that this one spawns look for it
-        exec(compile(content, path, "exec"), vars(module))
+        exec(compile(content, path, "exec", dont_inherit=True), vars(module))
         if named:
             function = getattr(module, named[2], None)
             if not callable(function):
                 raise UserError(f"plug-in {display} cannot be loaded: the file defines no such function")
             FUNCTIONS.register(display)(function)
 
-    return display, hashlib.sha256(content).hexdigest(), module.__name__, run
+    return display, digest([content]), module.__name__, run
 
 
 def _is_foreign(one: Registration) -> bool:
