@@ -35,11 +35,13 @@ def settings_of_torch() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_plugins() -> Iterator[None]:
-    """No plug-in that a test loads is there in those after it."""
+    """No plug-in that a test loads is there in those after it, nor its folder on Python's path."""
+    from support.commands import forget_plugins  # which keeps the environment as it is from here on
+
+    path = sys.path[:]
     yield
-    if plugins := sys.modules.get("smoothadv.plugins"):
-        for plugin in plugins.loaded():
-            plugins.unload(plugin)
+    forget_plugins()
+    sys.path[:] = path
 
 
 @pytest.fixture(scope="session", autouse=True)

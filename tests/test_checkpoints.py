@@ -12,8 +12,9 @@ from torch import nn
 from torchvision.models import resnet50
 
 from smoothadv.architectures import get_architecture
-from smoothadv.checkpoints import file_digest, load_classifier, save_checkpoint
+from smoothadv.checkpoints import load_classifier, save_checkpoint
 from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
+from smoothadv.digests import file_digest
 from smoothadv.errors import UserError
 from support import refusals, released
 from support.released import InputLayer, blocky_images, cifar_classifier, save_released_checkpoint

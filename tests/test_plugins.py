@@ -39,14 +39,12 @@ def written(path: str, text: str = OBJECTIVE) -> Path:
     return Path(path)
 
 
-def test_file_is_loaded_under_the_digest_of_its_bytes_and_forgotten_when_unloaded():
+def test_file_is_loaded_under_the_digest_of_its_bytes():
     plugin = plugins.load(written("mine.py"))
     assert (plugin.name, plugin.source) == ("mine.py", "mine.py")
     assert plugin.sha256 == hashlib.sha256(OBJECTIVE.encode()).hexdigest()
     assert plugin.record["provides"] == ["objective 'mine'"]
     assert plugins.loaded() == (plugin,) and "mine" in OBJECTIVES
-    plugins.unload(plugin)
-    assert plugins.loaded() == () and "mine" not in OBJECTIVES
 
 
 @pytest.mark.parametrize("again", ["mine.py", "./mine.py", "../{folder}/mine.py"])
@@ -56,22 +54,27 @@ def test_loading_twice_is_harmless(workplace, again):
     assert len(plugins.loaded()) == 1
 
 
-def test_file_that_has_changed_is_loaded_again():
-    before = plugins.load(written("mine.py"))
-    after = plugins.load(written("mine.py", OBJECTIVE.replace('"mine"', '"newer"')))
-    assert after.sha256 != before.sha256 and plugins.loaded() == (after,)
-    assert "newer" in OBJECTIVES and "mine" not in OBJECTIVES
-
-
 def test_module_of_a_package_has_the_digest_of_the_whole_package():
-    written("pack_of_mine/__init__.py", "")
-    helper = written("pack_of_mine/helper.py", "NAME = 'mine'")
-    written("pack_of_mine/smoothing.py", "from pack_of_mine.helper import NAME\n" + OBJECTIVE.replace('"mine"', "NAME"))
-    before = plugins.load("pack_of_mine.smoothing")
-    assert (before.name, before.source) == ("pack_of_mine.smoothing", "pack_of_mine.smoothing")
-    helper.write_text("NAME = 'other'")
-    after = plugins.load("pack_of_mine.smoothing")
-    assert after.sha256 != before.sha256 and "other" in OBJECTIVES and "mine" not in OBJECTIVES
+    contents = {"__init__.py": "", "part/helper.py": "NAME = 'mine'"}
+    contents["smoothing.py"] = "from pack_of_mine.part.helper import NAME\n" + OBJECTIVE.replace('"mine"', "NAME")
+    for path, text in contents.items():
+        written(f"pack_of_mine/{path}", text)
+    plugin = plugins.load("pack_of_mine.smoothing")
+    assert (plugin.name, plugin.source) == ("pack_of_mine.smoothing", "pack_of_mine.smoothing")
+    listed = "".join(f"{path} {len(text)}\n{text}" for path, text in contents.items())
+    assert plugin.sha256 == hashlib.sha256(listed.encode()).hexdigest() and "mine" in OBJECTIVES
+
+
+@pytest.mark.parametrize("name, changed", [("mine.py", "mine.py"), ("one/mine.py", "two/mine.py"), ("mine", "mine.py")])
+def test_other_code_under_a_name_that_is_loaded_is_refused(name, changed):
+    """The same file after a change, and another file; that of a module is read again, too."""
+    written(name if name.endswith(".py") else f"{name}.py")
+    plugin = plugins.load(name)
+    written(changed, OBJECTIVE.replace('"mine"', '"newer"'))
+    again = changed if name.endswith(".py") else name
+    with pytest.raises(UserError, match=f"plug-in {again} cannot be loaded: {name} is loaded, whose name is the same"):
+        plugins.load(again)
+    assert plugins.loaded() == (plugin,) and "newer" not in OBJECTIVES
 
 
 def test_those_are_used_whose_names_or_components_take_part():
@@ -128,29 +131,23 @@ def test_plugin_that_does_not_exist_is_a_usage_error(monkeypatch, name, word):
     assert word in str(error.value)
 
 
-def test_module_that_was_imported_before_is_refused_since_what_it_registered_is_unknown():
+@pytest.mark.parametrize("name", ["early_plugin", "early_plugin.py"])
+def test_module_that_was_imported_before_is_refused_since_what_it_registered_is_unknown(name):
     written("early_plugin.py", "x = 1")
-    __import__("early_plugin")
+    early = __import__("early_plugin")
     with pytest.raises(UserError, match="registers nothing: it was imported before"):
-        plugins.load("early_plugin")
-    assert "early_plugin" in sys.modules
+        plugins.load(name)
+    assert sys.modules.pop("early_plugin") is early
 
 
-def test_two_plugins_of_one_name_are_refused():
-    plugins.load(written("one/mine.py"))
-    with pytest.raises(UserError, match="one/mine.py and two/mine.py have the same name"):
-        plugins.load(written("two/mine.py"))
-
-
-def declare(monkeypatch, workplace: Path, module: str) -> None:
+def declare(module: str) -> None:
     """A distribution that declares a plug-in, installed in the working folder."""
     written("mine-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
     written("mine-1.0.dist-info/entry_points.txt", f"[smoothadv.plugins]\nmine = {module}\n")
-    monkeypatch.setattr(plugins, "_entry_points", [])
 
 
-def test_entry_points_are_loaded_once_and_need_no_option(monkeypatch, workplace):
-    declare(monkeypatch, workplace, "installed_plugin")
+def test_entry_points_are_loaded_once_and_need_no_option():
+    declare("installed_plugin")
     written("installed_plugin.py")
     plugins.load_installed()
     plugins.load_installed()
@@ -160,8 +157,8 @@ def test_entry_points_are_loaded_once_and_need_no_option(monkeypatch, workplace)
 
 
 @pytest.mark.parametrize("text", [None, "1 / 0"], ids=["missing", "exception"])
-def test_entry_point_that_cannot_be_loaded_is_a_warning(monkeypatch, workplace, text):
-    declare(monkeypatch, workplace, "broken_plugin")
+def test_entry_point_that_cannot_be_loaded_is_a_warning(text):
+    declare("broken_plugin")
     if text is not None:
         written("broken_plugin.py", text)
     with pytest.warns(DoubtfulWarning, match="broken_plugin.*an installed distribution declares"):

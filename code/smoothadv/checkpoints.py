@@ -6,7 +6,6 @@ dataset, the recipe and the history of the run.
 """
 
 import dataclasses
-import hashlib
 import io
 import re
 import warnings
@@ -28,8 +27,9 @@ from smoothadv.checkpoint_fields import checked
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.pickles import CarefulUnpickler
+from smoothadv.digests import digest, file_digest
 from smoothadv.ensembles import Members, members_of
-from smoothadv.errors import UserError, first_line, warn
+from smoothadv.errors import UserError, first_line, shown, warn
 from smoothadv.files import refuse_to_inflate, write_atomically
 from smoothadv.registry import Registry, UnknownNameError
 
@@ -163,29 +163,17 @@ def is_module(content: dict[str, Any]) -> bool:
     return str(content["arch"]).startswith(MODULE_PREFIX)
 
 
-def file_digest(path: str | Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def digest_of(value: Any) -> str:
     """A SHA-256 of tensors, arrays, text and numbers, also in dicts and lists."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         value = torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, torch.Tensor):
-        digest = hashlib.sha256(f"tensor {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(bytes_of(value))
-    elif isinstance(value, (Mapping, list, tuple)):
+        return digest([f"tensor {value.dtype} {tuple(value.shape)}\n", bytes_of(value)])
+    if isinstance(value, (Mapping, list, tuple)):
         pairs = sorted(value.items()) if isinstance(value, Mapping) else enumerate(value)
         parts = " ".join(f"{name!r} {digest_of(part)}" for name, part in pairs)
-        digest = hashlib.sha256(f"parts {parts}".encode())
-    else:
-        digest = hashlib.sha256(f"{type(value).__name__} {ADDRESS.sub('', repr(value))}".encode())
-    return digest.hexdigest()
+        return digest([f"parts {parts}"])
+    return digest([f"{type(value).__name__} {ADDRESS.sub('', repr(value))}"])
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -341,15 +329,11 @@ def _check_recorded_images(content: dict[str, Any], path: str | Path, descriptio
     for field, found in (("image_shape", description.image_shape), ("classes", description.class_names)):
         recorded = content.get(field)
         if recorded is not None and list(recorded) != list(found):
+            trained, has = (shown(f"[{', '.join(map(str, values))}]", 200) for values in (recorded, found))
             raise UserError(
                 f"checkpoint {path} does not fit dataset '{description.name}': it was trained with {field} "
-                f"{_shortened(recorded)}, the dataset has {_shortened(found)}"
+                f"{trained}, the dataset has {has}"
             )
-
-
-def _shortened(values: Sequence[Any]) -> str:
-    text = ", ".join(map(str, values[:12]))
-    return f"[{text}, ... ({len(values)} in all)]" if len(values) > 12 else f"[{text}]"
 
 
 def with_recorded_constants(

@@ -6,10 +6,8 @@ each with a digest of its source code. No torch, unless a plug-in imports it.
 """
 
 import dataclasses
-import hashlib
 import importlib
 import importlib.util
-import json
 import os
 import re
 import sys
@@ -17,11 +15,11 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from smoothadv.digests import digest
 from smoothadv.errors import UsageError, UserError, warn
 from smoothadv.files import read_regular
 from smoothadv.registry import REGISTRATIONS, Registration, Registry
@@ -31,10 +29,6 @@ GROUP = "smoothadv.plugins"
 FUNCTIONS: Registry[Callable[..., Any]] = Registry("architecture")
 """The functions that plug-ins called FILE.py:FUNCTION are, by these names, in which FILE is without folders."""
 _FUNCTION = re.compile(r"(.+\.py):([^\W\d]\w*)")
-# File by module name, as JSON: processes that this one spawns import from there what they unpickle.
-_FILES = "SMOOTHADV_PLUGIN_FILES"
-# Python imports the modules of plug-in files as submodules of this one, and so loads this one first.
-__path__: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -43,7 +37,7 @@ class Plugin:
 
     ``name`` is that of the file, like "mine.py", or of the module; ``source`` is the path of the file as given, or the
     module. ``sha256`` is that of the file; for a module in a package, of all Python files of the package.
-    ``is_installed`` if an entry point names it. ``provides`` has what it registered, ``modules`` what it imported.
+    ``is_installed`` if an entry point names it. ``provides`` has what it registered.
     """
 
     name: str
@@ -51,7 +45,6 @@ class Plugin:
     sha256: str
     is_installed: bool
     provides: tuple[Registration, ...]
-    modules: frozenset[str]
 
     @property
     def record(self) -> dict[str, Any]:
@@ -60,8 +53,7 @@ class Plugin:
         return {"name": self.name, "sha256": self.sha256, "provides": provides}
 
 
-_loaded: dict[str, Plugin] = {}  # by module name
-_entry_points: list[str] = []
+_loaded: dict[str, Plugin] = {}  # by its name
 
 
 def load(name: str | Path, is_installed: bool = False) -> Plugin:
@@ -69,45 +61,45 @@ def load(name: str | Path, is_installed: bool = False) -> Plugin:
 
     FILE.py:FUNCTION is a plug-in, too, which registers this function as the architecture of this name.
 
-    A plug-in that is loaded already is not imported again unless its code has changed. UsageError if there is no such
-    file or module; UserError, and nothing stays registered, if it raises an exception, registers nothing or takes a
-    name that is taken.
+    A plug-in that is loaded already is not imported again. UsageError if there is no such file or module; UserError,
+    and nothing stays registered, if it raises an exception, registers nothing, takes a name that is taken, or if
+    another plug-in of its name is loaded, or another version of it.
     """
-    spec, source, display = _found(str(name))
-    sha256 = _digest(spec, display)
-    if known := _loaded.get(spec.name):
-        if known.sha256 == sha256:
-            return known
-        unload(known)
-    if twin := next((plugin for plugin in _loaded.values() if plugin.name == display), None):
-        raise UserError(f"plug-ins {twin.source} and {source} have the same name, by which records know them")
-    _loaded[spec.name] = Plugin(display, source, sha256, is_installed, *_imported(spec, display))
-    _share_files()
-    return _loaded[spec.name]
+    source, registered = str(name), len(REGISTRATIONS)
+    called, sha256, module, run = _found_file(source) if is_file_name(source) else _found_module(source)
+    if known := _loaded.get(called):
+        if known.sha256 != sha256:
+            reason = f"{known.source} is loaded, whose name is the same and whose code is not"
+            raise UserError(f"plug-in {source} cannot be loaded: {reason}; start Python again, or rename the file")
+        return known
+    if module in sys.modules:
+        reason = f"it was imported before, or another module '{module}' was"
+        raise UserError(f"plug-in {called} registers nothing: {reason}")
+    try:
+        run()
+        provides = tuple(filter(_is_foreign, REGISTRATIONS[registered:]))
+        if not provides:
+            raise UserError(f"plug-in {called} registers nothing; docs/plugins.md shows what it must hold")
+    except (Exception, SystemExit) as error:
+        for one in filter(_is_foreign, REGISTRATIONS[registered:]):
+            one.registry.remove(one.name)
+        sys.modules.pop(module, None)
+        raise _failure(called, error) from error
+    return _loaded.setdefault(called, Plugin(called, source, sha256, is_installed, provides))
 
 
 def load_installed() -> None:
-    """Load the plug-ins of installed distributions, once per process; a warning for each that cannot be loaded."""
+    """Load the plug-ins of installed distributions; a warning for each that cannot be loaded."""
     for entry in metadata.entry_points(group=GROUP):
-        if entry.module not in _entry_points:
-            _entry_points.append(entry.module)
-            try:
-                load(entry.module, is_installed=True)
-            except UserError as error:
-                warn(f"{error} (an installed distribution declares this plug-in)")
+        try:
+            load(entry.module, is_installed=True)
+        except UserError as error:
+            warn(f"{error} (an installed distribution declares this plug-in)")
 
 
 def loaded() -> tuple[Plugin, ...]:
     """The plug-ins that are loaded, in the order of their loading."""
     return tuple(_loaded.values())
-
-
-def unload(plugin: Plugin) -> None:
-    """Forget a plug-in and what it registered."""
-    module = next(module for module, other in _loaded.items() if other is plugin)
-    _withdraw(plugin.provides, plugin.modules)
-    del _loaded[module]
-    _share_files()
 
 
 def used(names: Mapping[str, str | None], components: Iterable[Any] = ()) -> list[Plugin]:
@@ -182,129 +174,64 @@ def _parts(component: Any) -> Iterator[Any]:
             yield from _parts(getattr(component, field.name))
 
 
-class _FileLoader(SourceFileLoader):
-    """Reads a plug-in's file once, so that its digest is that of the code that runs; leaves no compiled file."""
-
-    def __init__(self, module: str, path: str) -> None:
-        super().__init__(module, path)
-        self.content = read_regular(Path(path))
-
-    def get_code(self, fullname: str) -> Any:
-        return self.source_to_code(self.content, self.path)
+_Found = tuple[str, str, str, Callable[[], object]]
+"""A plug-in before its import: its name, the digest of its code, its module's name, and what imports it."""
 
 
-class _Finder(MetaPathFinder):
-    """Finds the modules of plug-in files in processes that were spawned, where nothing has loaded them."""
+def _found_module(name: str) -> _Found:
+    """A module by its dotted name; UsageError if there is none."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    except Exception as error:  # of the package around the module
+        raise _failure(name, error) from error
+    if spec is None:
+        hint = f"; for the file write {name}.py" if os.path.isfile(f"{name}.py") else ""
+        raise UsageError(f"--plugin: there is no module '{name}' on Python's path{hint}")
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    if not folders and (not spec.has_location or spec.origin is None):
+        raise UsageError(f"--plugin: {name} is a part of Python")
+    if not folders and "." not in name:
+        code = Path(str(spec.origin)).read_bytes()
+    else:
+        folders = folders or [Path(str(spec.origin)).parent]
+        files = [(folder, file) for folder in folders for file in sorted(folder.rglob("*.py"))]
+        contents = [(file.relative_to(folder).as_posix(), file.read_bytes()) for folder, file in files]
+        code = b"".join(f"{path} {len(content)}\n".encode() + content for path, content in contents)
+    return name, digest([code]), name, lambda: importlib.import_module(name)
 
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if not fullname.startswith(f"{__name__}."):
-            return None
-        file = json.loads(os.environ.get(_FILES, "{}")).get(fullname)
-        return None if file is None else _file_spec(fullname, file)
 
-
-sys.meta_path.append(_Finder())
-
-
-def _share_files() -> None:
-    files = {module: sys.modules[module].__file__ for module in _loaded if module.startswith(f"{__name__}.")}
-    os.environ[_FILES] = json.dumps(files)
-
-
-def _file_spec(module: str, path: str) -> ModuleSpec:
-    spec = importlib.util.spec_from_file_location(module, path, loader=_FileLoader(module, path))
-    assert spec is not None, "it has a loader"
-    return spec
-
-
-def _found(name: str) -> tuple[ModuleSpec, str, str]:
-    """Where the module of a plug-in is, what ``--plugin`` names it by, and its name; UsageError if there is none."""
-    if not is_file_name(name):
-        try:
-            spec = importlib.util.find_spec(name)
-        except (ImportError, ValueError):
-            spec = None
-        except Exception as error:  # of the package around the module
-            raise _failure(name, error) from error
-        if spec is None:
-            hint = f"; for the file write {name}.py" if os.path.isfile(f"{name}.py") else ""
-            raise UsageError(f"--plugin: there is no module '{name}' on Python's path{hint}")
-        return spec, name, name
+def _found_file(name: str) -> _Found:
+    """A file, read once, so that its digest is that of the code that runs; UsageError if there is none."""
     named = _FUNCTION.fullmatch(name)
-    path, function = Path(named[1] if named else name).resolve(), f":{named[2]}" if named else ""
+    path = Path(named[1] if named else name).resolve()
     if os.path.isdir(path):  # unlike Path's, no OSError for a name that is too long
         raise UsageError(f"--plugin: {name} is a folder: name a file in it, or a module")
-    stem = re.sub(r"\W", "_", path.stem)
-    module = f"{__name__}.{stem}_{hashlib.sha256(os.fsencode(str(path) + function)).hexdigest()[:8]}"
     try:
-        return _file_spec(module, str(path)), name, f"{path.name}{function}"
+        content = read_regular(path)
     except OSError as error:
         raise UsageError(f"{'' if named else '--plugin: '}{name} cannot be read: {error.strerror}") from error
+    display = f"{path.name}:{named[2]}" if named else path.name
+    module = ModuleType(display if named else path.stem)
+    module.__file__ = str(path)
 
+    def run() -> None:
+        sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
+        sys.path.append(str(path.parent))  # where processes that this one spawns look for it
+        exec(compile(content, path, "exec", dont_inherit=True), vars(module))
+        if named:
+            function = getattr(module, named[2], None)
+            if not callable(function):
+                raise UserError(f"plug-in {display} cannot be loaded: the file defines no such function")
+            FUNCTIONS.register(display)(function)
 
-def _digest(spec: ModuleSpec, name: str) -> str:
-    """The SHA-256 of a plug-in's file; of a module in a package, of all Python files of the package."""
-    if isinstance(spec.loader, _FileLoader):
-        return hashlib.sha256(spec.loader.content).hexdigest()
-    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-    if not folders:
-        if not spec.has_location or spec.origin is None:
-            raise UsageError(f"--plugin: {name} is a part of Python")
-        if "." not in name:
-            return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
-        folders = [Path(spec.origin).parent]
-    digest = hashlib.sha256()
-    for folder in folders:
-        for file in sorted(folder.rglob("*.py")):
-            content = file.read_bytes()
-            digest.update(f"{file.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
-    return digest.hexdigest()
-
-
-def _imported(spec: ModuleSpec, name: str) -> tuple[tuple[Registration, ...], frozenset[str]]:
-    """Import a plug-in; returns what it registered, and its modules."""
-    before, package, registered = set(sys.modules), spec.name.partition(".")[0], len(REGISTRATIONS)
-    try:
-        if isinstance(spec.loader, _FileLoader):
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[spec.name] = module  # where dataclasses and pickle look for it
-            spec.loader.exec_module(module)
-            if names_function(name):
-                function = getattr(module, name.rpartition(":")[2], None)
-                if not callable(function):
-                    raise UserError(f"plug-in {name} cannot be loaded: the file defines no such function")
-                FUNCTIONS.register(name)(function)
-        else:
-            importlib.import_module(spec.name)
-        if not any(map(_is_foreign, REGISTRATIONS[registered:])):
-            reason = ": it was imported before" if spec.name in before else ""
-            raise UserError(f"plug-in {name} registers nothing{reason}; docs/plugins.md shows what it must hold")
-    except BaseException as error:
-        _withdraw(filter(_is_foreign, REGISTRATIONS[registered:]), _of_package(package, before))
-        if isinstance(error, (Exception, SystemExit)):
-            raise _failure(name, error) from error
-        raise
-    return tuple(filter(_is_foreign, REGISTRATIONS[registered:])), _of_package(package, before)
+    return display, digest([content]), module.__name__, run
 
 
 def _is_foreign(one: Registration) -> bool:
     """Whether a plug-in registered it, not a part of this package that the plug-in was the first to import."""
-    package = __name__.partition(".")[0]
-    return one.registry is FUNCTIONS or one.module.startswith(f"{__name__}.") or one.module.partition(".")[0] != package
-
-
-def _of_package(package: str, before: set[str]) -> frozenset[str]:
-    """The modules of a package that were imported since; of this package, those of plug-in files."""
-    prefix = f"{__name__}." if package == __name__.partition(".")[0] else f"{package}."
-    return frozenset(name for name in sys.modules.keys() - before if f"{name}.".startswith(prefix))
-
-
-def _withdraw(registrations: Iterable[Registration], modules: Iterable[str]) -> None:
-    """Undo the import of a plug-in, so that it can be imported again."""
-    for one in registrations:
-        one.registry.remove(one.name)
-    for name in modules:
-        del sys.modules[name]
+    return one.registry is FUNCTIONS or one.module.partition(".")[0] != __name__.partition(".")[0]
 
 
 def _failure(name: str, error: BaseException) -> UserError:

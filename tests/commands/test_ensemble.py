@@ -8,7 +8,7 @@ import pytest
 import smoothadv
 from smoothadv.analysis.empirical import model_of
 from smoothadv.analysis.shared.logs import read_logs
-from smoothadv.checkpoints import file_digest
+from smoothadv.digests import file_digest
 from support.attack_runs import SIGMA
 from support.commands import call, refused, rows, succeed, timeless
 from support.sharding import manifest_of

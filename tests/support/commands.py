@@ -99,8 +99,19 @@ def succeed(name: str, *arguments: object) -> None:
     assert command_main(name)([str(argument) for argument in arguments]) == 0
 
 
+def forget_plugins() -> None:
+    """As in a process that has just started, no plug-in is loaded."""
+    if plugins := sys.modules.get("smoothadv.plugins"):
+        for plugin in plugins.loaded():
+            for one in plugin.provides:
+                one.registry.remove(one.name)
+            sys.modules.pop(plugin.name.removesuffix(".py"))
+        plugins._loaded.clear()
+
+
 def command_main(name: str) -> Callable[[list[str]], int]:
-    """The main function of a command."""
+    """The main function of a command, which finds no plug-in loaded."""
+    forget_plugins()
     return importlib.import_module(f"smoothadv.commands.{name}").main
 
 

@@ -286,7 +286,11 @@ def _part(caption: str, made: "Table | Figure") -> Part:
     shown = made.shown or made
     order = sorted(range(len(shown.columns)), key=lambda index: shown.columns[index].key != "log")  # it stays in sight
     shown = Table([shown.columns[index] for index in order], [[row[index] for index in order] for row in shown.rows])
-    markup = Markup(lambda text: f"<b>{text}</b>", lambda text: f"<sup>({text})</sup>", _escape)
+    markup = Markup(
+        bold=lambda text: f"<b>{text}</b>",
+        raise_=lambda text: f"<sup>({text})</sup>",
+        escape=lambda text: html.escape(text).replace("/", "/<wbr>"),  # which may break a long path after each folder
+    )
     rows = [
         [
             (text, getattr(value, "value", value), column.kind, getattr(value, "full", None))
@@ -296,8 +300,3 @@ def _part(caption: str, made: "Table | Figure") -> Part:
     ]
     headings = [{"title": title, "kind": column.kind} for title, column in zip(titles(shown), shown.columns)]
     return {"kind": "table", "caption": caption, "headings": headings, "rows": rows}
-
-
-def _escape(text: str) -> str:
-    """Text as HTML, which may break a long path after each folder."""
-    return html.escape(text).replace("/", "/<wbr>")

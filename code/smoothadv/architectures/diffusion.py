@@ -1,6 +1,5 @@
 """One-step denoising by a diffusion model (Carlini et al., 2023): a UNet2DModel of diffusers, in a folder."""
 
-import hashlib
 import math
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from smoothadv.digests import digest, file_digest
 from smoothadv.errors import UserError, first_line, warn
 
 PREFIX = "diffusers:"
@@ -106,5 +106,4 @@ def _digest(*folders: Path) -> str:
     """A SHA-256, in hexadecimal, of the weights and configurations in folders."""
     files = [path for folder in dict.fromkeys(folders) for path in sorted(folder.glob("*"))]
     files = [path for path in files if path.suffix in (".json", ".safetensors")]
-    digests = [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for path in files]
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
+    return digest(f"{path.name} {file_digest(path)}\n" for path in files)

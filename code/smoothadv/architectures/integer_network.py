@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 
 from smoothadv.architectures.integer_layers import EXACT, LAYERS, Convolution, IntegerLayer, in_float64, rounded
+from smoothadv.digests import digest
 from smoothadv.errors import first_line
 
 DEFINITION = 1
@@ -224,4 +224,4 @@ def random_integers(number: int, x: torch.Tensor, low: float, high: float) -> to
 
 def digest_of_logits(logits: torch.Tensor) -> str:
     """A SHA-256, in hexadecimal, of float32 logits."""
-    return hashlib.sha256(logits.cpu().contiguous().numpy().astype("<f4").tobytes()).hexdigest()
+    return digest([logits.cpu().contiguous().numpy().astype("<f4")])

@@ -11,7 +11,8 @@ import numpy as np
 
 from smoothadv.certification import PROCEDURES
 from smoothadv.certification.error_spending import futility_table, look_schedule, success_upper_bound
-from smoothadv.certification.on_grid import GridProcedure, cached_tables, digest_of
+from smoothadv.certification.on_grid import GridProcedure, cached_tables
+from smoothadv.digests import digest
 from smoothadv.settings import setting
 
 LADDER = 100
@@ -54,7 +55,7 @@ class Adaptive(GridProcedure):
 
     @property
     def settings(self) -> dict[str, str]:
-        return {"tables_sha256": digest_of(self.looks, self._efficacy, self._futility)}
+        return {"tables_sha256": digest([self.looks, self._efficacy, self._futility])}
 
     @cached_property
     def _grid(self) -> np.ndarray:

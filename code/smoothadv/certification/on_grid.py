@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 from abc import abstractmethod
@@ -16,6 +15,7 @@ from smoothadv.bounds import radius_probability
 from smoothadv.certification import ABSTAIN, Certificate, Draws, Procedure, Voting
 from smoothadv.certification.error_spending import efficacy_table
 from smoothadv.certification.two_sided import RIVAL, strongest_rival
+from smoothadv.digests import digest
 from smoothadv.files import cached
 from smoothadv.settings import non_negative_float, setting
 
@@ -120,11 +120,6 @@ def cached_tables(
         return content.getvalue()
 
     parameters = json.dumps([_VERSION, nulls, looks.tolist(), levels, early])
-    name = "tables-" + hashlib.sha256(parameters.encode()).hexdigest()[:32]
+    name = "tables-" + digest([parameters])[:32]
     rows = np.load(io.BytesIO(cached(name, built)), allow_pickle=False)
     return np.split(rows, np.cumsum([len(each) for each in nulls])[:-1])
-
-
-def digest_of(*arrays: np.ndarray) -> str:
-    """A SHA-256, in hexadecimal, of the values of arrays."""
-    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()

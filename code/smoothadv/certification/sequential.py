@@ -13,8 +13,9 @@ from scipy import special
 
 from smoothadv.bounds import quantile_loss
 from smoothadv.certification import PROCEDURES, error_spending
-from smoothadv.certification.on_grid import GridProcedure, cached_tables, digest_of
+from smoothadv.certification.on_grid import GridProcedure, cached_tables
 from smoothadv.certification.two_sided import RIVAL, check_share, share_setting, strongest_rival
+from smoothadv.digests import digest
 
 STEPS = 50
 """Hypotheses per unit of Phi^-1(p): sums of two are radii sigma / 100 apart."""
@@ -52,7 +53,7 @@ class Sequential(GridProcedure):
 
     @property
     def settings(self) -> dict[str, str]:
-        return {"tables_sha256": digest_of(self.looks, *self._tables, np.array([_GAMMA, *_FUTILITY]))}
+        return {"tables_sha256": digest([self.looks, *self._tables, np.array([_GAMMA, *_FUTILITY])])}
 
     def certified(self, votes: np.ndarray, candidate: int, look: int) -> float:
         others = int(votes.sum()) - strongest_rival(votes, candidate)

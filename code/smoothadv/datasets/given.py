@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, Wei
 from smoothadv.datasets.augmentation import augmented, draw_augmentation, pixels_of
 from smoothadv.datasets.description import DatasetDescription, TrainingDefaults
 from smoothadv.datasets.images import Batches, Indices, fingerprint_of
+from smoothadv.digests import digest
 from smoothadv.errors import UserError, first_line
 
 _DEFAULTS = TrainingDefaults(batch=256, epochs=30, learning_rate=0.1, learning_rate_step=10)
@@ -85,11 +86,8 @@ class GivenImages:
         """
         if isinstance(self.items, Arrays):
             return fingerprint_of(self.items.images, self.items.labels)
-        digest = hashlib.sha256(f"{len(self)} {self.description.image_shape}\n".encode())
-        for image, label in self._sample():
-            digest.update(f"{label}\n".encode())
-            digest.update(image.contiguous().numpy().data)
-        return digest.hexdigest()
+        pairs = ((f"{label}\n", image.contiguous().numpy()) for image, label in self._sample())
+        return digest(chain([f"{len(self)} {self.description.image_shape}\n"], *pairs))
 
 
 class Arrays:

@@ -1,6 +1,5 @@
 """Images of the package datasets: hf-dataset:FOLDER that it has saved, or hf-dataset:NAME of its hub."""
 
-import hashlib
 import importlib
 import io
 import logging
@@ -16,6 +15,7 @@ from smoothadv.datasets import DATASETS, ImageDataset, Source
 from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription, constants, photographs, spread
 from smoothadv.datasets.image_files import File, Image, Made, read_image, read_pixels
 from smoothadv.datasets.preparation import split_location
+from smoothadv.digests import digest
 from smoothadv.errors import UserError, first_line
 
 _SPLITS = {"train": ("train",), "test": ("test", "validation")}
@@ -49,12 +49,9 @@ class _Rows:
         return read_image(self.file(row), make, f"{self.name}, row {row}", turned=True)
 
     def digest(self) -> str:
-        digest = hashlib.sha256()
-        for row, label in enumerate(self.labels):
-            file = self.file(row)
-            content = file.read_bytes() if isinstance(file, Path) else file.getvalue()
-            digest.update(f"{hashlib.sha256(content).hexdigest()}\t{label}\n".encode())
-        return digest.hexdigest()
+        files = map(self.file, range(len(self.labels)))
+        contents = (file.read_bytes() if isinstance(file, Path) else file.getvalue() for file in files)
+        return digest(f"{digest([content])}\t{label}\n" for content, label in zip(contents, self.labels))
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import threading
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
+from smoothadv.digests import digest
 from smoothadv.errors import UserError
 from smoothadv.files import cached, check_regular
 
@@ -122,5 +122,5 @@ def remembered(what: str, files: list[tuple[Path, int]], compute: Callable[[], s
     import PIL
 
     key = [what, PIL.__version__, *(f"{os.path.abspath(path)} {label} {stamp(path)}" for path, label in files)]
-    name = f"imagefolder-{hashlib.sha256(repr(key).encode()).hexdigest()}"
+    name = f"imagefolder-{digest([repr(key)])}"
     return cached(name, lambda: compute().encode()).decode()

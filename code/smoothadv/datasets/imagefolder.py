@@ -1,6 +1,5 @@
 """The user's images: PATH/train/CLASS/* and PATH/test/CLASS/*, or PATH/CLASS/* to test on; of one size or prepared."""
 
-import hashlib
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from smoothadv.datasets import DATASETS, SPLITS, ImageDataset, Source
 from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription, constants, photographs, spread
 from smoothadv.datasets.image_files import Image, Made, read_image, read_pixels, remembered, stamp
 from smoothadv.datasets.preparation import split_location
+from smoothadv.digests import digest
 from smoothadv.errors import UserError
 from smoothadv.files import read_regular
 from smoothadv.progress import Progress
@@ -134,12 +134,10 @@ def _read_prepared(file: tuple[Path, str], make: Callable[[Image], Made]) -> Mad
 
 def _digest(files: list[tuple[Path, int]]) -> str:
     """A hash of the content, the relative names and the labels of all files."""
-    digest = hashlib.sha256()
     with ThreadPoolExecutor(usable_cpus()) as pool:  # hashing releases the interpreter lock
-        hashed = pool.map(lambda file: hashlib.sha256(read_regular(file[0])).hexdigest(), files)
-        for (path, label), content in zip(files, Progress(hashed, "hashing images", len(files), delay=2)):
-            digest.update(f"{path.parent.name}/{path.name}\t{label}\t{content}\n".encode(errors="surrogateescape"))
-    return digest.hexdigest()
+        hashed = pool.map(lambda file: digest([read_regular(file[0])]), files)
+        pairs = zip(files, Progress(hashed, "hashing images", len(files), delay=2))
+        return digest(f"{file.parent.name}/{file.name}\t{label}\t{content}\n" for (file, label), content in pairs)
 
 
 DATASETS.register("imagefolder")(Source(_describe, _load, takes_location=True, takes_preparation=True))

@@ -1,7 +1,5 @@
 """The interface of datasets: single images, and batches for training and evaluation."""
 
-import hashlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +14,7 @@ from smoothadv.datasets.augmentation import augmented, draw_augmentation, pixels
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.image_files import Image, read_image
 from smoothadv.datasets.preparation import Preparation
+from smoothadv.digests import digest
 from smoothadv.errors import UserError
 from smoothadv.noise import Purpose, derive_generator
 
@@ -56,10 +55,8 @@ class ImageDataset(Protocol):
 
 def fingerprint_of(images: torch.Tensor, labels: torch.Tensor) -> str:
     """A hash of images [N, C, H, W] and labels [N] in memory."""
-    digest = hashlib.sha256(repr(tuple(images.shape)).encode())
-    digest.update(images.cpu().contiguous().numpy().data)
-    digest.update(labels.cpu().contiguous().numpy().data)
-    return digest.hexdigest()
+    arrays = (part.cpu().contiguous().numpy() for part in (images, labels))
+    return digest([repr(tuple(images.shape)), *arrays])
 
 
 class InMemoryImages(Dataset[Item]):
@@ -245,9 +242,6 @@ class StreamedImages(Dataset[Item]):
             import PIL
 
             made = f"{self._content()}\n{self._preparation}\nPillow {PIL.__version__}"  # whose versions differ
-            return hashlib.sha256(made.encode()).hexdigest()
-        digest = hashlib.sha256()
-        for path, label in self._evaluation.files:
-            name = "/".join(path.replace(os.sep, "/").split("/")[-2:])
-            digest.update(f"{name}\t{os.path.getsize(path)}\t{label}\n".encode())
-        return digest.hexdigest()
+            return digest([made])
+        files = ((Path(path), label) for path, label in self._evaluation.files)
+        return digest(f"{file.parent.name}/{file.name}\t{file.stat().st_size}\t{label}\n" for file, label in files)

@@ -1,12 +1,12 @@
 """Images under the classes of a network that knows others, or knows them in another order."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from smoothadv.datasets.images import Batches, ImageDataset, Indices, Item
+from smoothadv.digests import digest
 from smoothadv.errors import UserError
 
 
@@ -38,7 +38,7 @@ class RelabelledImages:
 
     def fingerprint(self) -> str:
         """See ``ImageDataset``; it changes with the labels, too."""
-        return hashlib.sha256(f"{self.images.fingerprint()} {self.labels.tolist()}".encode()).hexdigest()
+        return digest([f"{self.images.fingerprint()} {self.labels.tolist()}"])
 
 
 def matched_classes(folders: Sequence[str], names: Sequence[Sequence[str]], count: int, who: str) -> list[int]:

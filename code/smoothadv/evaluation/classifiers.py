@@ -1,7 +1,6 @@
 """The base classifier of a request, from a checkpoint or a module, and what a log's manifest records about it."""
 
 import copy
-import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,10 +16,10 @@ from smoothadv.checkpoints import (
     classifier_from_members,
     denoised_classifier,
     digest_of,
-    file_digest,
     recorded_input_layer,
 )
 from smoothadv.datasets.description import DatasetDescription
+from smoothadv.digests import digest, file_digest
 from smoothadv.ensembles import Members
 from smoothadv.errors import UserError, warn
 from smoothadv.records import DENOISER
@@ -109,14 +108,13 @@ def from_module(module: torch.nn.Module, description: DatasetDescription) -> Bas
 
 def module_digest(module: torch.nn.Module) -> str:
     """A SHA-256, in hexadecimal, of a module's structure as printed, weights and buffers; its code is not covered."""
-    digest = hashlib.sha256(ADDRESS.sub("", repr(module)).encode())
+    parts: list[str | memoryview] = [ADDRESS.sub("", repr(module))]
     for name, value in module.state_dict().items():
-        if not isinstance(value, torch.Tensor):  # what a module's get_extra_state returns
-            digest.update(f"{name} {ADDRESS.sub('', repr(value))}\n".encode())
-            continue
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(bytes_of(value))
-    return digest.hexdigest()
+        if isinstance(value, torch.Tensor):
+            parts += [f"{name} {value.dtype} {tuple(value.shape)}\n", bytes_of(value)]
+        else:  # what a module's get_extra_state returns
+            parts.append(f"{name} {ADDRESS.sub('', repr(value))}\n")
+    return digest(parts)
 
 
 def classifier_digest(module: torch.nn.Module, settings: Mapping[str, Any]) -> str:

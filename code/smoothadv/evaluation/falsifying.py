@@ -24,7 +24,7 @@ from smoothadv.analysis.shared.plausibility import rounded_by
 from smoothadv.analysis.shared.procedure import top_k_of
 from smoothadv.bounds import tolerated_false_statements
 from smoothadv.certification import ABSTAIN
-from smoothadv.checkpoints import file_digest
+from smoothadv.digests import file_digest
 from smoothadv.errors import UserError, warn
 from smoothadv.evaluation.attacking import chosen_images, refuse_file_as_folder
 from smoothadv.evaluation.log_writing import Example, write_log

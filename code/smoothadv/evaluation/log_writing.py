@@ -1,7 +1,6 @@
 """Writes the log of a smoothing job: whole, one shard of it, or together with the other processes of torchrun."""
 
 import contextlib
-import hashlib
 import itertools
 import re
 import shutil
@@ -15,6 +14,7 @@ import torch
 
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.devices import to_host
+from smoothadv.digests import digest
 from smoothadv.errors import UserError, shown, warn
 from smoothadv.evaluation.saved_examples import Spool, pack
 from smoothadv.evaluation.shards import Shard, WrittenLog, check_siblings, is_merged, merge, shard_count, shards_of
@@ -292,7 +292,7 @@ def _used_seeds(key: NoiseKey) -> list[int]:
 
 
 def _seeds_of(key: NoiseKey) -> str:
-    return f"seeds/{hashlib.sha256(repr(replace(key, seed=0)).encode()).hexdigest()[:32]}"
+    return f"seeds/{digest([repr(replace(key, seed=0))])[:32]}"
 
 
 def _append(result: Result) -> Row:

@@ -16,7 +16,8 @@ import torch
 
 from smoothadv.architectures.integer_layers import Convolution, Maximum, Rescaling, Sum, Total
 from smoothadv.architectures.integer_network import DEFINITION, WHITE, IntegerNetwork, digest_of_logits
-from smoothadv.checkpoints import INTEGER, file_digest, integer_network, read_checkpoint
+from smoothadv.checkpoints import INTEGER, integer_network, read_checkpoint
+from smoothadv.digests import file_digest
 from smoothadv.errors import UserError, first_line
 from smoothadv.files import refuse_to_replace, reserved, write_atomically
 from smoothadv.version import __version__

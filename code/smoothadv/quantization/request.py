@@ -15,13 +15,13 @@ from smoothadv.bounds import certified_radius
 from smoothadv.checkpoints import (
     INTEGER,
     classifier_from_members,
-    file_digest,
     read_members,
     recorded_input_layer,
     save_checkpoint,
 )
 from smoothadv.datasets import get_dataset
 from smoothadv.datasets.images import ImageDataset
+from smoothadv.digests import file_digest
 from smoothadv.errors import UserError
 from smoothadv.files import refuse_to_replace, reserved
 from smoothadv.noise import Purpose, RoundedGaussianNoise

@@ -6,7 +6,6 @@ too few draws. Then it does not matter which draws share a batch: an image's vot
 
 from __future__ import annotations
 
-import hashlib
 import time
 from bisect import bisect_left
 from collections import deque
@@ -20,6 +19,7 @@ import torch
 from smoothadv.architectures.integer_network import IntegerNetwork, digest_of_logits
 from smoothadv.certification import Draws
 from smoothadv.devices import to_device, to_host
+from smoothadv.digests import digest
 from smoothadv.errors import NonFiniteError, UserError
 from smoothadv.memory import within_memory
 from smoothadv.noise import NoiseStream, Purpose, Rows, derive_generator
@@ -222,7 +222,7 @@ class VoteCounter:
                 rows.copy_(grey.float().div_(255))
             return self.classifier(buffer).float().cpu().contiguous()
 
-        return hashlib.sha256(within_memory(logits, self._halve).numpy().data).hexdigest()
+        return digest([within_memory(logits, self._halve).numpy()])
 
     @torch.inference_mode()
     def _forward(self, shares: list[_Share], start: int, rows: int) -> torch.Tensor:

@@ -4,7 +4,6 @@ A stage is one command. A training is complete when its log has a row for every 
 a row for every selected image. Files that were made with other settings than the stage's never count as its result.
 """
 
-import hashlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv import records
+from smoothadv.digests import digest as digest_of
 from smoothadv.ensembles import Members
 from smoothadv.errors import UserError
 from smoothadv.files import read_json, read_regular, write_text
@@ -178,7 +178,7 @@ def digest(path: Path) -> str | None:
         stat = path.stat()
         key = (path.resolve(), stat.st_size, stat.st_mtime_ns)
         if key not in _digests:
-            _digests[key] = hashlib.sha256(read_regular(path)).hexdigest()
+            _digests[key] = digest_of([read_regular(path)])
         return _digests[key]
     except OSError:
         return None

@@ -14,7 +14,6 @@ from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.checkpoints import (
     INTEGER,
     digest_of,
-    file_digest,
     read_checkpoint,
     recorded_input_layer,
     start_from,
@@ -26,6 +25,7 @@ from smoothadv.datasets.images import ImageDataset
 from smoothadv.datasets.preparation import split_location
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
 from smoothadv.devices import default_device, device_name, device_of_process
+from smoothadv.digests import file_digest
 from smoothadv.errors import UsageError, UserError, warn
 from smoothadv.noise import derive_generator
 from smoothadv.provenance import provenance

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ from torch import nn
 from smoothadv.architectures.libraries import library_network
 from smoothadv.architectures.libraries.onnx import OnnxNetwork
 from smoothadv.architectures.logits import try_on
-from smoothadv.checkpoints import digest_of, file_digest, load_classifier
+from smoothadv.checkpoints import digest_of, load_classifier
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.datasets.relabelled import matched_classes
+from smoothadv.digests import digest, file_digest
 from smoothadv.ensembles import members_of
 from smoothadv.errors import UserError
 from smoothadv.files import cached
@@ -50,8 +50,8 @@ class Teacher:
         checkpoint, the images, ``noise_sd`` and ``draws``.
         """
         key = "\n".join([self.sha256, images.fingerprint(), repr(float(noise_sd)), str(draws)])
-        digest = hashlib.sha256(key.encode()).hexdigest()
-        noise = GaussianNoise(noise_sd, int(digest[:16], 16))
+        identity = digest([key])
+        noise = GaussianNoise(noise_sd, int(identity[:16], 16))
 
         def compute() -> bytes:
             everything, alone = np.arange(len(images)), Processes()
@@ -62,7 +62,7 @@ class Teacher:
         payload = b""
         with processes.first_goes_first():
             if processes.is_first:
-                payload = cached(f"teacher_votes/{digest}", compute)
+                payload = cached(f"teacher_votes/{identity}", compute)
         votes = np.frombuffer(processes.received(payload), "<u4").reshape(len(images), -1)
         return replace(self, shares=torch.from_numpy(votes / np.float32(draws)).float().to(device))
 

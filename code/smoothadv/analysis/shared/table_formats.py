@@ -75,6 +75,10 @@ class Markup:
 
 
 FORMATS: Registry[Callable[..., str]] = Registry("format")
+_WORDS = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater", "|": "bar"}
+_LATEX = str.maketrans(
+    {character: rf"\text{word}{{}}" for character, word in _WORDS.items()} | {one: f"\\{one}" for one in "&%$#_{}"}
+)
 
 
 def _number(value: float, kind: str, decimals: int) -> str:
@@ -150,26 +154,21 @@ def markdown(table: Table, decimals: int = 1) -> str:
 def latex(table: Table, decimals: int = 1) -> str:
     """A tabular with the rules of booktabs."""
     table = table.shown or table
-    markup = Markup(lambda text: rf"\textbf{{{text}}}", lambda text: rf"$^{{({text})}}$", _latex_escape)
+    markup = Markup(
+        lambda text: rf"\textbf{{{text}}}", lambda text: rf"$^{{({text})}}$", lambda text: text.translate(_LATEX)
+    )
     alignment = "".join("l" if column.kind == "text" else "r" for column in table.columns)
     rows = [" & ".join(cells) + r" \\" for cells in display_cells(table, decimals, markup)]
     lines = [
         rf"\begin{{tabular}}{{{alignment}}}",
         r"\toprule",
-        " & ".join(map(_latex_escape, titles(table))) + r" \\",
+        " & ".join(map(markup.escape, titles(table))) + r" \\",
         r"\midrule",
         *rows,
         r"\bottomrule",
         r"\end{tabular}",
     ]
     return "\n".join(lines).replace("–", "--") + "\n"
-
-
-def _latex_escape(text: str) -> str:
-    words = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater", "|": "bar"}
-    special = {character: rf"\text{word}{{}}" for character, word in words.items()}
-    special |= {character: "\\" + character for character in "&%$#_{}"}
-    return "".join(special.get(character, character) for character in text)
 
 
 @FORMATS.register("csv")

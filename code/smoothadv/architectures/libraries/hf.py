@@ -1,11 +1,11 @@
 """``hf:PATH_OR_NAME``: image classifiers of the library transformers, from a folder or from the Hugging Face hub."""
 
-import hashlib
 from typing import Any
 
 from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, fetched
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.preparation import SQUASH, Preparation
+from smoothadv.digests import digest
 from smoothadv.errors import UserError, warn
 
 _FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's numbers
@@ -47,11 +47,11 @@ def hf_network(location: str, pretrained: bool, images: DatasetDescription | Non
     if pretrained and any(map(processor.get, ("do_flip_channel_order", "rescale_offset", "include_top"))):
         raise UserError(f"{name} needs channels in another order or on another scale, which is not offered")
     facts = {field: value for field, value in config.to_dict().items() if field not in _NOT_OF_THE_FUNCTION}
-    digest = hashlib.sha256(repr(sorted(facts.items())).encode()).hexdigest()
+    facts_digest = digest([repr(sorted(facts.items()))])
     known = not all(text == f"LABEL_{number}" for number, text in enumerate(names))
     return LibraryNetwork(
         module=module.float(),
-        version=f"transformers {transformers.__version__}, configuration {digest}",
+        version=f"transformers {transformers.__version__}, configuration {facts_digest}",
         class_names=tuple((text,) for text in names) if known else (),
         mean=_constants(processor, "image_mean"),
         std=_constants(processor, "image_std"),
