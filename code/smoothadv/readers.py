@@ -162,7 +162,8 @@ def _checks(path: Path, table: _Rows, manifest: dict[str, Any]) -> dict[str, Any
         return {}
     if is_prediction:
         kinds = records.PREDICTION_COLUMNS, records.ATTACK_COLUMNS, records.FALSIFICATION_COLUMNS
-        further = {records.TARGET_COLUMN, *records.numbered(table.names, records.CLASS)}.intersection(table.names)
+        target = [name for name in table.names if name == records.TARGET_COLUMN]
+        further = *target, *records.numbered(table.names, records.CLASS)
         expected = [*kinds[bool(settings.get("attack")) + ("against" in settings)], *further]
     elif fault := log_fault(manifest):
         raise UserError(f"{path} is left in doubt: its manifest {fault}")
