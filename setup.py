@@ -71,7 +71,7 @@ setup(
         **OPTIONAL,
         "test": [
             *["pytest>=7.4", "pytest-timeout>=2.2", "pytest-xdist>=3.7", "hypothesis>=6.90"],
-            *["pytest-random-order>=1.2", "setuptools>=70.1", "timm>=1.0.10"],
+            *["pytest-random-order>=1.2", "timm>=1.0.10"],
             *["mypy>=1.18,<2.5", "ruff>=0.15,<0.18", "pyyaml>=6.0"],
             *(requirement for requirements in OPTIONAL.values() for requirement in requirements),
         ],

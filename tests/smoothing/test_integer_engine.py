@@ -87,7 +87,7 @@ def test_sums_in_parts_are_bytes_and_wide_weights_are_not(channels, weight, part
     """The sums of flat images reach 57 or 58 * 9 * 127 * 255, beside 2^24."""
 
     def step(number: int, weight: torch.Tensor, scale: float, high: int) -> Step:
-        tensors = {"multiplier": torch.full((len(weight),), scale), "bias": torch.arange(len(weight)) % 4}
+        tensors = {"multiplier": torch.full((len(weight),), float(scale)), "bias": torch.arange(len(weight)) % 4}
         return Step(Convolution({"high": high}, {"weight": weight, **tensors}), (number,))
 
     spread = torch.arange(weight - 3, weight + 1).view(4, 1, 1, 1).expand(4, channels, 3, 3)
