@@ -115,6 +115,9 @@ CERTIFICATION_FAULTS = {
     "abstention counted as correct": ("40 1 -1 0.0 1 0:00:01", "correct.*idx 40"),
     "label that is text": ("40 cat 1 0.3 0 0:00:01", "not a number.*cat"),
     "idx with a fraction": ("40.5 1 1 0.3 1 0:00:01", "not a number.*idx is .40.5. in row 2"),
+    "index below 0": ("-40 1 1 0.3 1 0:00:01", "below 0.*idx -40"),
+    "label below 0": ("40 -1 1 0.3 0 0:00:01", "below 0.*idx 40"),
+    "prediction below -1": ("40 1 -2 0.3 0 0:00:01", "below 0.*idx 40"),
     "torn row before another": ("40 1 1 0.3\n60 1 1 0.3 1 0:00:01", "lacks fields.*idx 40"),
     "too many fields": ("40 1 1 0.3 1 0:00:01 9 9 9", "more fields.*idx 40"),
 }
@@ -125,6 +128,11 @@ PREDICTION_FAULTS = {
     "one example twice": ("20 7 7 7 1 0:00:01", "twice.*idx 20"),
     "prediction that is text": ("40 1 two 1 0 0:00:01", "not a number.*two"),
     "torn row before another": ("40 1\n60 1 1 1 1 0:00:01", "lacks fields.*idx 40"),
+}
+COUNT_FAULTS = {
+    "fewer successes than none": ("40 1 1 0.3 1 0:00:01 -1 10", "between 0 and trials.*idx 40"),
+    "more successes than trials": ("40 1 1 0.3 1 0:00:01 11 10", "between 0 and trials.*idx 40"),
+    "a certificate of no trials": ("40 1 1 0.3 1 0:00:01 0 0", "between 0 and trials.*idx 40"),
 }
 TRAINING_FAULTS = {
     "a loss that is no number": ("1 11 0.1 0 nan 0.5 1 0.5", "not finite"),
@@ -150,11 +158,15 @@ FAULTS = [(read_certification_log, RELEASED_HEADER, GOOD, *fault) for fault in C
 FAULTS += [
     (read_prediction_log, PREDICTION_HEADER, "20 7 7 7 1 0:00:01", *fault) for fault in PREDICTION_FAULTS.values()
 ]
+COUNTS = (read_certification_log, f"{RELEASED_HEADER} successes trials", f"{GOOD} 10 10")
+FAULTS += [(*COUNTS, *fault) for fault in COUNT_FAULTS.values()]
 FAULTS += [(read_training_log, TRAINING_HEADER, EPOCH, *fault) for fault in TRAINING_FAULTS.values()]
 
 
 @pytest.mark.parametrize(
-    "read, header, good, row, words", FAULTS, ids=[*CERTIFICATION_FAULTS, *PREDICTION_FAULTS, *TRAINING_FAULTS]
+    "read, header, good, row, words",
+    FAULTS,
+    ids=[*CERTIFICATION_FAULTS, *PREDICTION_FAULTS, *COUNT_FAULTS, *TRAINING_FAULTS],
 )
 def test_faulty_log_is_refused_with_its_name_and_fault(tmp_path, read, header, good, row, words):
     assert len(read(write(tmp_path / "good", f"{header}\n{good}"))) == 1

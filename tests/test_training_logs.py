@@ -129,7 +129,8 @@ def test_percent_above_a_hundred_is_refused(tmp_path, text):
 
 def test_two_runs_in_one_file_are_refused(tmp_path):
     header, *rows = OURS.splitlines()
-    assert "two runs" in refusal(write(tmp_path / "log.txt", "\n".join([header, *rows, *rows])))
+    for epochs in ([*rows, *rows], [*rows, rows[-1]], ["-1" + rows[0][1:], *rows]):
+        assert "two runs" in refusal(write(tmp_path / "log.txt", "\n".join([header, *epochs])))
 
 
 def test_epochs_may_start_late_and_leave_gaps(tmp_path):

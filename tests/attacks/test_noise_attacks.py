@@ -105,3 +105,4 @@ def test_nothing_to_follow_and_nothing_to_move_give_no_nan(attack, slow, goals, 
     torch.testing.assert_close(still, noise, rtol=1e-6, atol=1e-6)
     zero = attack(random_linear_classifier(16, CLASSES, seed=1).to(dtype), images, goals, 0 * noise, STEPS, SIZE)
     assert zero.abs().max() < 1e-20 and zero.dtype == dtype
+    assert not attack(ConstantClassifier(1, CLASSES), images, goals, 0 * noise, STEPS, SIZE).any(), "nan counts as any"

@@ -116,6 +116,7 @@ def test_integers_come_within_2_percent_of_the_float_network(made):
     scale = (expected * found).sum() / found.square().sum()  # logits are up to a factor
     assert (found * scale - expected).abs().max() < 0.02 * expected.abs().max()
     assert torch.equal(found[:4], torch.from_numpy(slow_logits(network, IMAGES[:4])))
+    assert network.layers[-1].weight.abs().max() <= 255
 
 
 def overwriting(n: Small, x: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ The classifiers compute in whole numbers, so that equal means equal.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import count, islice
 from types import SimpleNamespace
@@ -187,6 +188,12 @@ def test_polls_are_asked_for_only_when_there_is_room(batch, draws, depth):
 def test_without_polls_nothing_is_run():
     recorder = Recorder(CLASSIFIER)
     assert list(counter_of(recorder, 8).run([])) == [] == recorder.batches
+
+
+def test_images_of_several_shapes_are_refused():
+    other = replace(asking(1, Draws(3)), image=torch.zeros(1, 4, 1))
+    with pytest.raises(ValueError, match="images of shapes"):
+        list(counter_of(CLASSIFIER, 8).run([asking(0, Draws(3)), other]))
 
 
 def test_a_voting_that_asks_for_nothing_is_a_result():
