@@ -132,9 +132,11 @@ def test_log_without_checkpoint_or_manifest_is_refused(changed, capsys):
     assert refused(call(capsys, "certify", "verify", copy, "--device", "cpu"), "manifest", copy)
 
 
-def test_row_of_no_image_is_refused(changed, capsys):
-    copy = changed(lambda lines: [*lines, lines[-1].replace(lines[-1].split("\t")[0], "99999", 1)])
-    assert refused(call(capsys, "certify", "verify", copy, "--device", "cpu"), "idx 99999")
+@pytest.mark.parametrize(("run", "words"), [({}, "idx 99999"), ({"images": 10**6, "max": None}, "row of image 99999")])
+def test_row_of_no_image_is_refused(changed, capsys, run, words):
+    """Also where the manifest tells of more images than there are."""
+    copy = changed(lambda lines: [*lines, lines[-1].replace(lines[-1].split("\t")[0], "99999", 1)], run)
+    assert refused(call(capsys, "certify", "verify", copy, "--device", "cpu"), words)
 
 
 def test_log_of_another_sigma_comes_out_differently(changed, capsys):
