@@ -243,6 +243,8 @@ def test_wrong_counts_shares_and_numbers_of_classes_are_refused():
     for top_k in (0, True, 100_001):
         with pytest.raises(ValueError, match="top_k"):
             TopK(Smoothing(1.0, 1, 1, ALPHA), top_k=top_k)
+        with pytest.raises(ValueError, match="top_k"):
+            TopK.counts({"top_k": top_k})
     with pytest.raises(ValueError, match="alpha_share"):  # a fourth of its rest is 0 in float64
         TopK(Smoothing(1.0, 1, 1, 1e-322), top_k=4)
     assert stats.binom.cdf(0, 10, failure_upper_bound(10, 10, ALPHA)) <= ALPHA
